@@ -1,0 +1,410 @@
+"""The contracts a plugin author writes against.
+
+Every component of every kind is built in one way, ``Class(cfg, ctx)``: ``cfg`` is its validated
+``Config``, ``ctx`` a ``Context`` with what the run knows. docs/contracts.md walks through one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rlplug.types import Batch, EnvSpec, Mode, Progress, Role, Tree, Weights
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+Clip: TypeAlias = Literal["value", "norm", "global_norm"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an algorithm tells buffer, collector and learner that it lives on."""
+
+    window: int = 1
+    """transitions per sample"""
+    burn_in: int = 0
+    """transitions in front of the window that only warm up a recurrent state"""
+    carry_every: int = 0
+    """how often, in rows, the recurrent state is stored; 0: never"""
+    episodes: bool = False
+    """whole episodes only"""
+    stale: bool = False
+    """may learn from data of other policies"""
+    perturbed: bool = False
+    """its action may be changed after ``act``"""
+    keys: tuple[str, ...] = ()
+    """what reaches ``prepare`` and ``forward``: nothing else is stored or moved"""
+
+
+@dataclass
+class Losses:
+    """What ``forward`` returns."""
+
+    terms: dict[str, Tensor]
+    """Added up to the loss. Per row (``[..., B]``, as ``batch["valid"]``, or one row less): averaged over the
+    GLOBAL count of valid rows; 0-d: as it is."""
+    metrics: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Detached; per row or 0-d, averaged over ranks in the same way."""
+    feedback: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Back to the buffer: ``priority [B]``, a new ``carry``."""
+
+
+@dataclass
+class Optim:
+    """One optimizer of a ``Trainable``; its name in ``optimizers()`` is the name of a part."""
+
+    optimizer: Optimizer
+    grad_clip: float | None = None
+    grad_clip_by: Clip = "global_norm"
+    """``value``: every element; ``norm``: every tensor; ``global_norm``: all of this optimizer's together"""
+    every: int = 1
+    """stepped on every n-th call of ``minimise`` that names the part (TD3's actor: 2)"""
+    lr: Tensor | None = None
+    """a schedule's 0-d tensor"""
+
+
+class Context(Protocol):
+    """What the run knows, offered to every component."""
+
+    spec: EnvSpec
+    needs: Needs
+    role: Role
+    device: torch.device
+    num_envs: int
+    """environments of the whole run"""
+    env_ids: Sequence[int]
+    """global numbers of the environments of this process"""
+    total_steps: int
+    rows: int
+    """transitions per column of a collected segment"""
+    batch_size: int
+    """transitions per sample, of the whole run"""
+    world_size: int
+    seed: int
+    deterministic: bool
+    space: Space[Any] | None
+    """for a component built inside another one: the space of its input"""
+    copies: int
+    """how many independent members the component should hold, as a leading axis; see ``nn.Ensemble``"""
+
+    def build(self, slot: str, space: Space[Any], copies: int = 1) -> Any:
+        """Build the component of a slot: ``model``, ``critic_model`` (empty means ``model``) ..."""
+        ...
+
+    def child(self, spec: EnvSpec) -> Context:
+        """A context for an algorithm inside an algorithm."""
+        ...
+
+    def schedule(self, node: Any) -> Tensor:
+        """A 0-d tensor that follows a ``Scheduled`` option; refreshed in place before every update."""
+        ...
+
+    def randn(self, *shape: int, rows: bool = True) -> Tensor:
+        """Standard normal noise. With ``rows`` the first axis is this process's share of one global draw."""
+        ...
+
+    def rand(self, *shape: int, rows: bool = True) -> Tensor:
+        """Uniform noise in [0, 1), shared out like ``randn``."""
+        ...
+
+
+class Learner(Protocol):
+    """The only backward and the only collectives of the project."""
+
+    progress: Progress
+
+    def minimise(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
+        """One gradient step of the parts that are due; ``after_step`` follows.
+
+        Args:
+            batch: ``valid`` in it says which rows count.
+            who: whose ``forward`` and ``optimizers``.
+            parts: names out of ``who.optimizers()``; None means all.
+
+        Returns:
+            Terms and metrics as global 0-d means, the same number on every rank; feedback as it came.
+        """
+        ...
+
+    def gradients(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Weights:
+        """The averaged gradients that ``minimise`` would apply, by parameter name."""
+        ...
+
+    def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
+        """Clip and step with gradients from elsewhere."""
+        ...
+
+    def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
+        """Cut a segment ``[T+1, B]`` into shuffled parts.
+
+        ``row``: flat batches of ``size`` valid rows over all ranks. ``column``: ``[T+1, size]``.
+        Every rank yields the same number of them.
+        """
+        ...
+
+    def sample(self) -> Batch:
+        """A further sample of the run's buffer, on this rank's device."""
+        ...
+
+    def reduce(self, x: Tensor, op: Literal["mean", "std", "sum", "max", "min"], where: Tensor | None = None) -> Tensor:
+        """One 0-d number over all rows of all ranks, where ``where`` holds."""
+        ...
+
+
+class Trainable(nn.Module):
+    """Whatever learns: an algorithm, its children, exploration, a normaliser."""
+
+    Config: ClassVar[type[Any]]
+
+    def observe(self, segment: Batch, learner: Learner) -> None:
+        """See each collected row once, in time order: running statistics."""
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """THE gradient boundary: pure, draws nothing, computes only the parts that are named."""
+        raise NotImplementedError(f"{type(self).__name__}.forward")
+
+    def optimizers(self) -> dict[str, Optim]:
+        """The parts. Each parameter belongs to one of them. Called once."""
+        return {}
+
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        """One update from one prepared sample. Epochs and minibatches live here (PPO).
+
+        Returns what is logged and fed back.
+        """
+        return learner.minimise(batch, self)
+
+    def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
+        """After every ``minimise``: target networks, adaptive coefficients. ``parts`` are those that moved."""
+
+    def actor_keys(self) -> tuple[str, ...]:
+        """Names in ``state_dict()`` that an actor needs."""
+        return tuple(self.state_dict())
+
+
+class Algorithm(Trainable):
+    """Knows no environment, loop, Fabric, Ray or file."""
+
+    ctx: Context
+
+    @classmethod
+    def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
+        """What it lives on.
+
+        Raises:
+            ConfigError: it cannot serve these spaces. Called before anything is built.
+        """
+        raise NotImplementedError(f"{cls.__name__}.needs")
+
+    def initial_carry(self, n: int) -> Batch:
+        """Recurrent state of ``n`` columns; leaves ``[n, ...]``."""
+        return {}
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        """Act on one row of every column.
+
+        Args:
+            step: ``obs``, ``is_first``, and where the environment says them ``mask`` and the like; ``[B, ...]``.
+            carry: the recurrent state before the row.
+            mode: ``explore`` to learn, ``greedy`` to be judged, ``random`` before learning starts.
+
+        Returns:
+            What is stored with the row (``action`` and, say, ``logp`` and ``value``), and the new carry.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.act")
+
+    def package(self, data: Batch) -> Batch:
+        """On the actor, before a segment leaves: initial priorities, ranked rewards."""
+        return data
+
+    def prepare(self, batch: Batch) -> Batch:
+        """On the learner, without gradient: advantages, n-step targets, the noise that ``forward`` uses."""
+        return batch
+
+
+class Exploration(Trainable):
+    """Changes what is done (``perturb``, ``weights``) or what is wanted (``reward``)."""
+
+    def initial_carry(self, n: int) -> Batch:
+        """Its own recurrent state, such as the state of a noise process."""
+        return {}
+
+    def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
+        """Change ``out["action"]`` in explore mode; the new carry comes second."""
+        return out, carry
+
+    def weights(self, w: Weights) -> Weights:
+        """Parameter noise."""
+        return w
+
+    def reward(self, batch: Batch) -> Tensor | None:
+        """Intrinsic reward of every row, ``[T+1, B]``, on the unshuffled sample."""
+        return None
+
+
+class Buffer(Protocol):
+    """Keeps rows. ``Class(cfg, ctx)`` allocates nothing: leaves are known at the first ``add``."""
+
+    def add(self, segment: Batch) -> None:
+        """Store a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
+        ...
+
+    def ready(self) -> bool:
+        """Is there enough for a sample?"""
+        ...
+
+    def sample(self) -> Batch:
+        """Rows ``[burn_in + window + 1, B]`` with ``index`` and ``prob``; a rollout gives all it has, once."""
+        ...
+
+    def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
+        """New priorities or carries; insertion ids that were overwritten meanwhile are ignored."""
+        ...
+
+    def nbytes(self, row: Batch) -> int:
+        """Bytes this buffer will take for rows whose leaves look like those of ``row`` (``[B, ...]``)."""
+        ...
+
+    def handle(self) -> Buffer:
+        """Picklable: actors add, any rank samples."""
+        ...
+
+    def save(self, store: Any) -> None:
+        """Append what is new since the last ``save``."""
+        ...
+
+    def load(self, store: Any) -> None: ...
+
+
+class VecEnv(Protocol):
+    """``B`` environments stepped together, whatever they are made of.
+
+    A column whose row is a final observation is reset by the next ``step``, which ignores its action.
+    """
+
+    spec: EnvSpec
+
+    def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
+        """Begin an episode in every column. ``seeds``: one a column, from which all its episodes' seeds derive.
+
+        Returns:
+            ``obs`` and extras of the first row, ``[B, ...]``.
+        """
+        ...
+
+    def step(self, action: Any) -> Batch:
+        """Execute ``action [B, ...]``.
+
+        Returns:
+            ``obs`` and extras of the next row; ``reward``, ``terminated``, ``truncated`` of the row acted on.
+        """
+        ...
+
+    def state(self) -> Tree | None:
+        """None: restored from the episode's seed and its action log."""
+        ...
+
+    def load(self, state: Tree) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """Where segments come from: this process, Ray actors, an evaluation."""
+
+    def collect(
+        self,
+        rows: int,
+        weights: Mapping[str, Weights] | None = None,
+        tasks: Tree = None,
+        stop: Any = None,
+        mode: Mode = "explore",
+    ) -> Iterable[Batch]:
+        """Segments of ``rows`` transitions a column. ``weights=None``: the source shares the learner's module."""
+        ...
+
+    def state(self) -> Tree:
+        """Observations, carries, environments, generators, episode counters."""
+        ...
+
+    def load(self, state: Tree) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Model(Protocol):
+    """A network from ``ctx.space`` to features; input ``[B, ...]`` or ``[T, B, ...]``."""
+
+    out_dim: int
+
+    def initial_carry(self, n: int) -> Batch: ...
+
+    def __call__(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
+        """Clears its carry where ``is_first``. With ``ctx.copies > 1`` the features have a leading axis of members."""
+        ...
+
+
+class Run(Protocol):
+    """What a loop drives, and what the hooks of a run see."""
+
+    config: Any
+    """the validated run configuration, ``rlplug.config.RunConfig``"""
+    folder: Path
+    progress: Progress
+    algorithm: Algorithm
+
+    @property
+    def done(self) -> bool:
+        """The run has its steps, or was asked to stop."""
+        ...
+
+    def collect(self, mode: Mode = "explore") -> None:
+        """Collect one round of segments: observed, counted, stored."""
+        ...
+
+    def ready(self) -> bool:
+        """Has the buffer enough for an update?"""
+        ...
+
+    def update(self) -> Losses:
+        """One learner step from one sample of the buffer."""
+        ...
+
+
+class Loop(Protocol):
+    """The regime: who collects, and when to update."""
+
+    def run(self, run: Run) -> None:
+        """Drive ``run`` until it is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a hardware plugin decides. Nothing in it changes what is learned."""
+
+    accelerator: Literal["cpu", "cuda"] = "cpu"
+    devices: int = 1
+    num_nodes: int = 1
+    precision: str = "32-true"
+    microbatches: int = 1
+    threads: int = 1
+    """threads of torch per process"""
+    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
+
+
+class Hardware(Protocol):
+    def plan(self) -> Plan:
+        """Look at the machine and decide.
+
+        Raises:
+            ConfigError: the devices are not there; says what was found and what would work.
+        """
+        ...

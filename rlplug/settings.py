@@ -1,0 +1,48 @@
+"""Typed settings: how a component declares its options.
+
+    @settings
+    class Config:
+        gamma: UnitFloat = option("Discount factor.")
+        lr: Scheduled[PositiveFloat] = option("Step size of Adam.")
+
+The class holds types, ranges and one doc line a field, and no defaults: those stand in the
+component's YAML, where a person reads them. Validation is pydantic's.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias, TypeVar, dataclass_transform
+
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass
+
+__all__ = [
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
+    "Scheduled",
+    "UnitFloat",
+    "option",
+    "settings",
+]
+
+T = TypeVar("T")
+C = TypeVar("C", bound=type[Any])
+
+UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
+"""A float in [0, 1]."""
+
+Scheduled: TypeAlias = T | list[tuple[NonNegativeInt, T]]
+"""A number, or ``[[env_step, value], ...]``: linear in between, constant before and after."""
+
+
+def option(doc: str) -> Any:
+    """A required field with its doc line."""
+    return Field(description=doc)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
+def settings(cls: C) -> C:
+    """Class decorator: a frozen, validated, keyword-only dataclass that refuses unknown fields."""
+    return dataclass(kw_only=True, frozen=True, config=ConfigDict(extra="forbid"))(cls)  # type: ignore[return-value]

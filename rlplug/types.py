@@ -1,0 +1,132 @@
+"""The data that flows through rlplug: plain dicts of tensors that obey one rule.
+
+The stream rule
+    A row is one observation. Transition ``t`` is rows ``t`` and ``t + 1`` of one column, always.
+    A segment of ``T`` transitions has leaves ``[T + 1, B]`` (``[T + 1, B, N]`` with ``N`` agents).
+    An episode of ``L`` steps has ``L + 1`` rows; its last row, the final observation, has
+    ``valid=False``: it bootstraps, and carries no loss. ``reward_t``, ``terminated_t`` and
+    ``truncated_t`` result from ``action_t``. Environment steps are ``sum(valid)``. Row ``T``
+    reopens the next segment.
+
+Shapes use ``T`` for time, ``B`` for columns (environments, or samples of a batch), ``A`` for the
+size of an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+    from torch import Tensor
+
+# A value is a Tensor or again a Batch. ``Any`` because a recursive union would have to be narrowed
+# at every ``batch["obs"]``, which makes algorithms unreadable and finds no bug.
+Batch: TypeAlias = dict[str, Any]
+Tree: TypeAlias = Any
+Weights: TypeAlias = dict[str, "Tensor"]
+
+Role = Literal["learner", "actor", "eval"]
+Mode = Literal["explore", "greedy", "random"]
+
+
+class Key(NamedTuple):
+    """Shape, dtype and meaning of one key of a batch."""
+
+    shape: str
+    dtype: str
+    meaning: str
+
+
+KEYS: Mapping[str, Key] = {
+    "obs": Key("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
+    "action": Key("[T+1, B, ...]", "float32 or int64", "executed action; bounded Box actions lie in [-1, 1]"),
+    "reward": Key("[T+1, B]", "float32", "reward that followed the row's action"),
+    "terminated": Key("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
+    "truncated": Key("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
+    "is_first": Key("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
+    "valid": Key("[T+1, B]", "bool", "the row begins a transition of this batch; False on final observations and row T"),
+    "mask": Key("[T+1, B, A]", "bool", "actions allowed in the row"),
+    "alive": Key("[T+1, B, N]", "bool", "agents that take part in the row"),
+    "state": Key("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
+    "task": Key("[T+1, B, ...]", "as the space", "task that the episode is played on"),
+    "logp": Key("[T+1, B]", "float32", "log-probability of the action under the policy that acted"),
+    "value": Key("[T+1, B]", "float32", "value estimate of the policy that acted; present on row T too"),
+    "dist": Key("[T+1, B, ...]", "float32", "parameters of the policy that acted, for KL terms"),
+    "carry": Key("[K, B, ...]", "float32", "recurrent state before rows 0, k, 2k, ... with k = needs.carry_every"),
+    "prev_action": Key("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
+    "version": Key("[T+1, B]", "int64", "number of the weights that acted"),
+    "env_id": Key("[T+1, B]", "int64", "global number of the environment that the column belongs to"),
+    "index": Key("[B]", "int64", "insertion id of the sample in its buffer"),
+    "prob": Key("[B]", "float32", "probability with which the buffer drew the sample"),
+    "reward_int": Key("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
+    "advantage": Key("[T+1, B]", "float32", "advantage estimate (prepare)"),
+    "ret": Key("[T+1, B]", "float32", "return estimate, the value's target (prepare)"),
+    "discount": Key("[B]", "float32", "factor of the bootstrap value: gamma^k, 0 after termination (prepare)"),
+    "next_obs": Key("[B, ...]", "as obs", "observation that the n-step target bootstraps from (prepare)"),
+    "noise": Key("[B, A]", "float32", "standard normal noise for the reparameterised action (prepare)"),
+    "next_noise": Key("[B, A]", "float32", "the same for the bootstrap observation (prepare)"),
+}
+"""The one table of batch keys. Plugins add their own keys freely; these names mean this."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Agents with equal spaces. ``agents=()`` is the single agent: its leaves have no agent axis."""
+
+    obs: Space[Any]
+    action: Space[Any]
+    agents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an environment offers, read once before anything is built."""
+
+    groups: dict[str, Group]
+    extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
+    max_episode_steps: int | None = None
+    offers: frozenset[str] = frozenset()
+
+    @property
+    def sole(self) -> Group:
+        """The only group of a single-agent environment.
+
+        Raises:
+            ConfigError: the environment has several groups, or agents.
+        """
+        (group, *others) = self.groups.values()
+        if others or group.agents:
+            raise ConfigError(
+                "env", "this algorithm plays one agent, but the environment has " + ", ".join(self.groups)
+            )
+        return group
+
+
+@dataclass
+class Progress:
+    """Counters of a run; part of every checkpoint."""
+
+    env_steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    version: int = 0
+
+
+class ConfigError(Exception):
+    """The run cannot start as configured. Shown to the user as one message, without a traceback.
+
+    Args:
+        key: the full config key that is wrong, ``algo.gamma``; empty when no single key is.
+        message: what is wrong and what would be right.
+    """
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}" if key else message)
+        self.key = key
+        self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.key, self.message))
