@@ -1,0 +1,81 @@
+"""Reinforcement learning in which everything is a plugin and a run is one line.
+
+The names below are the public API. They are imported on first use: ``import rlplug`` imports no torch.
+Options of a component are declared with ``rlplug.settings``, tensors travel by the table in ``rlplug.types``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlplug.api import (
+        Algorithm,
+        Buffer,
+        Context,
+        Exploration,
+        Hardware,
+        Learner,
+        Loop,
+        Losses,
+        Model,
+        Needs,
+        Optim,
+        Plan,
+        Run,
+        Trainable,
+        VecEnv,
+    )
+    from rlplug.cli.train import train
+    from rlplug.config import RunConfig, compose
+    from rlplug.registry import Component, hookimpl
+    from rlplug.types import Batch, ConfigError, EnvSpec, Group
+
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "Buffer",
+    "Component",
+    "ConfigError",
+    "Context",
+    "EnvSpec",
+    "Exploration",
+    "Group",
+    "Hardware",
+    "Learner",
+    "Loop",
+    "Losses",
+    "Model",
+    "Needs",
+    "Optim",
+    "Plan",
+    "Run",
+    "RunConfig",
+    "Trainable",
+    "VecEnv",
+    "compose",
+    "hookimpl",
+    "train",
+]
+
+_HOMES = {
+    "rlplug.types": ("Batch", "ConfigError", "EnvSpec", "Group"),
+    "rlplug.registry": ("Component", "hookimpl"),
+    "rlplug.config": ("RunConfig", "compose"),
+    "rlplug.cli.train": ("train",),
+}
+"""where a public name lives; the others are of ``rlplug.api``"""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'rlplug' has no attribute {name!r}")
+    home = next((module for module, names in _HOMES.items() if name in names), "rlplug.api")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -75,12 +75,7 @@ class Context(Protocol):
 
     spec: EnvSpec
     needs: Needs
-    role: Role
     device: torch.device
-    num_envs: int
-    """environments of the whole run"""
-    env_ids: Sequence[int]
-    """global numbers of the environments of this process"""
     total_steps: int
     rows: int
     """transitions per column of a collected segment"""
@@ -93,6 +88,19 @@ class Context(Protocol):
     """for a component built inside another one: the space of its input"""
     copies: int
     """how many independent members the component should hold, as a leading axis; see ``nn.Ensemble``"""
+
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of the whole run (of the evaluation, while it runs)."""
+        ...
+
+    @property
+    def env_ids(self) -> Sequence[int]:
+        """Global numbers of the environments of this process."""
+        ...
 
     def build(self, slot: str, space: Space[Any], copies: int = 1) -> Any:
         """Build the component of a slot: ``model``, ``critic_model`` (empty means ``model``) ..."""
@@ -112,6 +120,10 @@ class Context(Protocol):
 
     def rand(self, *shape: int, rows: bool = True) -> Tensor:
         """Uniform noise in [0, 1), shared out like ``randn``."""
+        ...
+
+    def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor:
+        """Uniform integers in [0, high), shared out like ``randn``."""
         ...
 
 
@@ -286,10 +298,13 @@ class Buffer(Protocol):
 class VecEnv(Protocol):
     """``B`` environments stepped together, whatever they are made of.
 
-    A column whose row is a final observation is reset by the next ``step``, which ignores its action.
+    In lock step, a column whose row is a final observation is reset by the next ``step``, which ignores its
+    action. Vector environments that reset within the ending step are not in lock step: there ``step`` returns
+    the new episode's first observation in ``obs`` and, whenever a column ended, ``final_obs`` beside it.
     """
 
     spec: EnvSpec
+    lockstep: bool
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin an episode in every column. ``seeds``: one a column, from which all its episodes' seeds derive.
@@ -380,6 +395,15 @@ class Run(Protocol):
 
 class Loop(Protocol):
     """The regime: who collects, and when to update."""
+
+    rows: int
+    """transitions per column of a collected segment"""
+    batch_size: int
+    """samples per update, of the whole run"""
+
+    def updates(self, env_steps: int) -> int:
+        """Updates that will have been made after so many environment steps."""
+        ...
 
     def run(self, run: Run) -> None:
         """Drive ``run`` until it is done."""

@@ -14,7 +14,7 @@ size of an action.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -130,3 +130,20 @@ class ConfigError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.key, self.message))
+
+
+def leaves(batch: Batch) -> Iterator[Any]:
+    """The leaves of a nested batch, depth first."""
+    for value in batch.values():
+        if isinstance(value, dict):
+            yield from leaves(value)  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            yield value
+
+
+def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
+    """A batch of the same shape with ``function`` applied to every leaf."""
+    return {
+        key: map_leaves(function, value) if isinstance(value, dict) else function(value)  # pyright: ignore[reportUnknownArgumentType]
+        for key, value in batch.items()
+    }

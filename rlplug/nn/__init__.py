@@ -1,0 +1,40 @@
+"""Building blocks for networks. They know no algorithm and no run."""
+
+from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
+from rlplug.nn.ensemble import Ensemble
+from rlplug.nn.heads import (
+    BernoulliHead,
+    CategoricalHead,
+    DiagGaussianHead,
+    Head,
+    MultiCategoricalHead,
+    TanhGaussianHead,
+    head_for,
+)
+from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear
+from rlplug.nn.spaces import Flatten, flat_size, flatten
+
+__all__ = [
+    "MLP",
+    "Activation",
+    "Bernoulli",
+    "BernoulliHead",
+    "Categorical",
+    "CategoricalHead",
+    "DiagGaussian",
+    "DiagGaussianHead",
+    "Distribution",
+    "Ensemble",
+    "Flatten",
+    "Head",
+    "Init",
+    "LayerNorm",
+    "Linear",
+    "MultiCategorical",
+    "MultiCategoricalHead",
+    "TanhGaussian",
+    "TanhGaussianHead",
+    "flat_size",
+    "flatten",
+    "head_for",
+]

@@ -18,11 +18,21 @@ class Component:
         kind: what it is; one of ``KINDS``.
         name: what a config writes into ``name:``.
         target: ``"package.module:Class"``, imported when a config selects the component.
+
+    Raises:
+        ValueError: no such kind, or the target has another form.
     """
 
     kind: Kind
     name: str
     target: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"component {self.name!r}: kind {self.kind!r} is none of {', '.join(KINDS)}")
+        module, _, attribute = self.target.partition(":")
+        if not module or not attribute.isidentifier():
+            raise ValueError(f"{self.kind} {self.name!r}: target {self.target!r} is not 'package.module:Class'")
 
     def load(self) -> type[Any]:
         """Import the class.

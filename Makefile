@@ -1,0 +1,22 @@
+# `make check PYTHON=python` uses another interpreter than the one of .venv.
+PYTHON ?= .venv/bin/python
+.PHONY: install check test slow golden wheel
+
+install:  ## everything that developing needs, in .venv
+	python3 -m venv .venv
+	.venv/bin/python -m pip install -c constraints.txt -e '.[dev]' -e plugins/rlplug-reinforce
+
+check:  ## style, spelling, types, dependency rule
+	$(PYTHON) -m pytest tests/test_quality.py
+
+test:  ## all but the tests that take minutes
+	$(PYTHON) -m pytest
+
+slow:  ## the tests that take minutes: published thresholds
+	$(PYTHON) -m pytest -m slow
+
+golden:  ## rewrite the golden curves; look at the difference before you commit it
+	$(PYTHON) -m pytest tests/golden --update-golden
+
+wheel:  ## dist/*.whl
+	$(PYTHON) -m build --wheel

@@ -1,0 +1,27 @@
+"""``check``: what a command line would run, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlplug.config import compose
+from rlplug.types import ConfigError
+
+USAGE = """rlplug check [key=value ...]
+
+Composes and checks the run that `rlplug train` would start, and shows it: spaces, modules with
+their parameters, memory, devices, updates to come. Trains nothing and writes nothing."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    if flags := [argument for argument in arguments if argument.startswith("-")]:
+        raise ConfigError("", f"check takes no flag {flags[0]}; settings are written key=value")
+    config = compose(arguments)
+
+    from rlplug.trainer import launch  # here: torch takes seconds to import
+
+    print(launch.check(config))
+    return 0

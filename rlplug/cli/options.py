@@ -1,0 +1,71 @@
+"""What a component's ``Config`` says about each option: type, default, range and doc line."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from rlplug.config.messages import show
+
+BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
+
+
+class Option(NamedTuple):
+    """One row of a table of options, all text."""
+
+    name: str
+    type: str
+    default: str
+    range: str
+    doc: str
+
+
+def options(config: Any, defaults: Mapping[str, Any]) -> list[Option]:
+    """The options of a component.
+
+    Args:
+        config: its ``Config``, made by ``rlplug.settings.settings``.
+        defaults: its node of the YAML; what it lacks is shown without a default.
+    """
+    rows: list[Option] = []
+    for name, field in config.__pydantic_fields__.items():
+        annotation = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        default = show(defaults[name]).strip("'") if name in defaults else ""
+        rows.append(Option(name, type_text(annotation), default, range_text(annotation), field.description or ""))
+    return rows
+
+
+def type_text(annotation: Any) -> str:
+    """``float``, ``float or schedule``, ``int or null``, ``'relu' or 'tanh'``, ``list[int]``."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join("schedule" if _is_schedule(member) else type_text(member) for member in arguments)
+    if origin is Annotated:
+        return type_text(arguments[0])
+    if origin is Literal:
+        return " or ".join(map(show, arguments))
+    if arguments:
+        return f"{origin.__name__}[{', '.join(map(type_text, arguments))}]"
+    return "null" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
+
+
+def range_text(annotation: Any) -> str:
+    """``>= 0, <= 1``: of the value itself, of the values of a schedule, of the items of a list."""
+    found: list[str] = []
+    for member in get_args(annotation) if get_origin(annotation) is not Literal else ():
+        if not _is_schedule(member):
+            found += [text for text in range_text(member).split(", ") if text]
+    for bound in getattr(annotation, "__metadata__", ()):
+        found += [f"{sign} {getattr(bound, name):g}" for name, sign in BOUNDS.items() if _bounds(bound, name)]
+    return ", ".join(dict.fromkeys(found))
+
+
+def _bounds(bound: Any, name: str) -> bool:
+    return getattr(bound, name, None) is not None
+
+
+def _is_schedule(annotation: Any) -> bool:
+    """``[[env_step, value], ...]``, the second form of ``Scheduled``."""
+    (item,) = get_args(annotation) if get_origin(annotation) is list else (None,)
+    return get_origin(item) is tuple

@@ -1,0 +1,139 @@
+"""``train``: composes with Hydra, so that its flags, sweepers, launchers and completion work, and trains."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from rlplug.config import composed, parse, plain
+from rlplug.registry import warn_broken
+from rlplug.types import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Hand a command line to Hydra.
+
+    Raises:
+        ConfigError: Hydra refuses it.
+    """
+    import hydra
+
+    from rlplug.config.refusals import explain
+    from rlplug.config.session import PRIMARY, VERSION_BASE
+    from rlplug.config.sweeps import check_sweep
+    from rlplug.registry import search_path
+
+    warn_broken()
+    search_path.register()
+    flags = _flags(arguments)
+    if flags.multirun:
+        check_sweep(flags.overrides)
+    with _hydra_program(arguments):
+        try:
+            hydra.main(config_path=None, config_name=PRIMARY, version_base=VERSION_BASE)(job)()
+        except SystemExit as end:  # after --help, or from `job`
+            return int(end.code or 0)
+        except Exception as error:
+            if _from_hydra(error):
+                raise explain(error, arguments) from None
+            raise
+    return 0
+
+
+def train(overrides: Sequence[str] = ()) -> float:
+    """Train from Python as the command line does: ``train(["algo=sac", "env=pendulum"])``.
+
+    Returns:
+        The mean return of the final evaluation.
+
+    Raises:
+        ConfigError: the run cannot start as configured.
+    """
+    warn_broken()
+    config = composed(overrides)
+    run = parse(plain(config))
+
+    from rlplug.trainer import launch
+
+    return launch.train(run, Path(config.hydra.run.dir), _command(overrides))
+
+
+def job(config: DictConfig) -> float:
+    """One run of Hydra, maybe of many and in a process of its own. Returns the score that a sweeper maximises."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from rlplug.cli import refuse
+
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    try:
+        run = parse(plain(config))
+
+        from rlplug.trainer import launch
+
+        return launch.train(run, folder, _command(hydra.overrides.task))
+    except ConfigError as error:
+        _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
+        raise SystemExit(refuse(error)) from None  # no Exception: Hydra would report it in its own way
+
+
+def _flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line as Hydra reads it.
+
+    Raises:
+        ConfigError: for a flag that does not exist.
+    """
+    from hydra._internal.utils import get_args_parser  # the only one that knows Hydra's flags
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError("", f"{message}; see --help")
+
+    parser = get_args_parser()
+    parser.error = refuse
+    return parser.parse_args(list(arguments))
+
+
+def _command(overrides: Sequence[str]) -> list[str]:
+    return ["python", "-m", "rlplug", "train", *overrides]
+
+
+def _remove_empty(folder: Path, sweep: Path) -> None:
+    """Hydra makes the folder before the job is checked. A refused job leaves none, nor empty ones above it."""
+    above = [parent for parent in folder.parents if Path.cwd() in parent.parents]
+    with suppress(OSError):
+        for empty in (folder, *above):
+            if empty == sweep and [file.name for file in empty.iterdir()] == ["multirun.yaml"]:
+                (empty / "multirun.yaml").unlink()
+            empty.rmdir()
+
+
+def _from_hydra(error: Exception) -> bool:
+    """Did Hydra refuse the command line? Not so when the error comes from inside a job."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    thrower = frames[-1].f_globals.get("__name__", "")
+    return thrower.startswith(("hydra.", "omegaconf.", "yaml.")) and job.__code__ not in [f.f_code for f in frames]
+
+
+@contextmanager
+def _hydra_program(arguments: Sequence[str]) -> Iterator[None]:
+    """Hydra reads ``sys.argv``; asked for full errors, it raises them instead of printing them."""
+    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["rlplug", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error

@@ -1,0 +1,19 @@
+"""What a run is made of: composed by Hydra, checked and typed here."""
+
+from rlplug.config.composition import compose, composed, plain
+from rlplug.config.defaults import default_node, option_names
+from rlplug.config.run import Chosen, Core, RunConfig, choose, parse, typed
+
+__all__ = [
+    "Chosen",
+    "Core",
+    "RunConfig",
+    "choose",
+    "compose",
+    "composed",
+    "default_node",
+    "option_names",
+    "parse",
+    "plain",
+    "typed",
+]

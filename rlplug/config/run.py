@@ -1,0 +1,160 @@
+"""A resolved configuration -> typed settings, each node checked against its component's ``Config``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from rlplug import registry
+from rlplug.config.messages import explain, show, together, unknown_key
+from rlplug.registry import Component, Kind
+from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
+from rlplug.types import ConfigError
+
+T = TypeVar("T")
+
+SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")
+"""kinds of which a run has exactly one"""
+SEVERAL: tuple[Kind, ...] = ("exploration", "logger")
+"""kinds of which a run has any number, by name"""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A component that the configuration selects, with its validated settings."""
+
+    kind: Kind
+    key: str
+    """where its node stands: ``algo``, ``exploration.gaussian``, ``critic_model``"""
+    name: str
+    component: Component
+    cls: type[Any]
+    cfg: Any
+    """an instance of ``cls.Config``"""
+
+    def build(self, ctx: Any) -> Any:
+        """Make the component for a ``Context``."""
+        return self.cls(self.cfg, ctx)
+
+
+@settings
+class Eval:
+    every: NonNegativeInt = option("Environment steps between evaluations; 0: only at the end.")
+    episodes: PositiveInt = option("Episodes of one evaluation.")
+
+
+@settings
+class Log:
+    every: PositiveInt = option("Environment steps between two rows of metrics.")
+
+
+@settings
+class Core:
+    """The settings of a run that belong to no component."""
+
+    seed: NonNegativeInt = option("Everything random follows from it.")
+    total_steps: PositiveInt = option("Environment steps of the whole run.")
+    num_envs: PositiveInt = option("Environments of the whole run.")
+    eval: Eval = option("Evaluation during and after training.")
+    log: Log = option("Rows of metrics.")
+    compile: bool = option("Use torch.compile.")
+    deterministic: bool = option("Use deterministic kernels only.")
+
+
+@settings
+class RunConfig(Core):
+    """Everything that a run is made of."""
+
+    algo: Chosen = option("What learns.")
+    env: Chosen = option("What is played.")
+    buffer: Chosen = option("Where data is kept.")
+    loop: Chosen = option("Who collects, and when to update.")
+    hardware: Chosen = option("Where it runs.")
+    models: dict[str, Chosen] = option("Networks by slot, 'model' or '<part>_model'; an empty slot holds 'model'.")
+    exploration: dict[str, Chosen] = option("Exploration modules by name.")
+    logger: dict[str, Chosen] = option("Loggers by name.")
+    raw: dict[str, Any] = option("The resolved configuration; parse(raw) gives the same again.")
+
+
+CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
+
+
+def parse(raw: dict[str, Any]) -> RunConfig:
+    """Check a resolved configuration and type it. Imports the selected components.
+
+    Raises:
+        ConfigError: with one line for each mistake.
+    """
+    errors: list[ConfigError] = []
+    slots = ["model", *(key for key in raw if key.endswith("_model"))]
+    known = [*CORE, *SINGLE, *SEVERAL, *slots]
+    errors += [unknown_key(key, known) for key in raw if key not in known]
+
+    def chosen(kind: Kind, key: str, node: Any) -> Chosen | None:
+        try:
+            return choose(kind, key, node)
+        except ConfigError as error:
+            errors.append(error)
+            return None
+
+    components: dict[str, Any] = {kind: chosen(kind, kind, raw.get(kind)) for kind in SINGLE}
+    for kind in SEVERAL:
+        nodes = raw.get(kind) or {}
+        if not isinstance(nodes, dict):
+            errors.append(ConfigError(kind, f"{show(nodes)} has the wrong type: should map names to settings"))
+            continue
+        components[kind] = {name: chosen(kind, f"{kind}.{name}", node) for name, node in nodes.items()}
+    models = {slot: chosen("model", slot, raw.get(slot)) for slot in slots if slot == "model" or raw[slot] is not None}
+    components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
+
+    core = {key: raw[key] for key in CORE if key in raw}
+    try:
+        typed(Core, core)
+    except ConfigError as error:
+        errors.insert(0, error)
+    if errors:
+        raise together(errors)
+    return RunConfig(**core, **components, raw=raw)
+
+
+def choose(kind: Kind, key: str, node: Any) -> Chosen:
+    """The component that a node selects: ``name`` says which, the other keys are its settings.
+
+    Raises:
+        ConfigError: no such component, it cannot be imported, or its settings are wrong.
+    """
+    if node is None:
+        raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(registry.names(kind))}")
+    if not isinstance(node, dict):
+        raise ConfigError(key, f"{show(node)} has the wrong type: should be a mapping with 'name' and settings")
+    if not isinstance(name := node.get("name"), str):
+        names = ", ".join(registry.names(kind))
+        raise ConfigError(f"{key}.name", f"should name one of the components of kind {kind}: {names}")
+    cls = registry.load(kind, name, f"{key}.name")
+    if not hasattr(cls, "Config"):
+        raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
+    cfg = typed(cls.Config, {option: value for option, value in node.items() if option != "name"}, key)
+    return Chosen(kind, key, name, registry.get(kind, name), cls, cfg)
+
+
+def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
+    """Validate a node.
+
+    Args:
+        config: a class made by ``rlplug.settings.settings``.
+        key: where the node stands.
+
+    Raises:
+        ConfigError: with one line for each mistake.
+    """
+    try:
+        cfg = config(**node)
+    except ValidationError as error:
+        raise together(explain(error, node, config, key)) from None
+    for name, value in node.items():
+        # pydantic takes true for the number 1
+        if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool):
+            raise ConfigError(f"{key}.{name}" if key else name, f"{show(value)} has the wrong type: should be a number")
+    return cfg

@@ -1,0 +1,102 @@
+"""The state of a vector environment, read out of its attributes, where that is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Space
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from rlplug.types import Tree
+
+_CONSTANT = (Space, EnvSpec, Enum, type, ModuleType, FunctionType, BuiltinFunctionType)
+"""What an environment holds beside its state: it is as its constructor made it."""
+_PLAIN = (bool, int, float, str, bytes, type(None), np.generic)
+
+
+class _UnreadableError(Exception):
+    """An attribute may hold state, and is no number, array or generator."""
+
+
+def snapshot(env: VectorEnv[Any, Any, Any]) -> Tree | None:
+    """Attributes of ``env`` and of its wrappers, outermost first: a list of dicts.
+
+    A generator is the dict ``bit_generator.state``. None where an attribute cannot be read exactly: an
+    object of another kind, or two attributes that share memory, which a copy would tear apart.
+    """
+    layers = [_attributes(layer) for layer in _layers(env)]
+    leaves = list(_leaves(layers))
+    arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+    generators = {id(leaf) for leaf in leaves if not isinstance(leaf, np.ndarray)}
+    if len(arrays) + len(generators) < len(leaves):
+        return None
+    if any(np.may_share_memory(a, b) for k, a in enumerate(arrays) for b in arrays[:k]):
+        return None
+    try:
+        return _read(layers)
+    except _UnreadableError:
+        return None
+
+
+def restore(env: VectorEnv[Any, Any, Any], state: Tree) -> None:
+    """Give ``env``, made by the same constructor call, the attributes of a snapshot."""
+    for layer, saved in zip(_layers(env), state, strict=True):
+        vars(layer).update(_write(saved))
+
+
+def _layers(env: VectorEnv[Any, Any, Any]) -> Iterator[VectorEnv[Any, Any, Any]]:
+    while isinstance(env, VectorWrapper):
+        yield env
+        env = env.env
+    yield env
+
+
+def _attributes(layer: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+    inner = layer.env if isinstance(layer, VectorWrapper) else None
+    return {k: v for k, v in vars(layer).items() if not isinstance(v, _CONSTANT) and (inner is None or v is not inner)}
+
+
+def _read(value: Any) -> Tree:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.copy()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if type(value) is dict:
+        return {key: _read(part) for key, part in value.items()}
+    if type(value) is list:
+        return [_read(part) for part in value]
+    if type(value) is tuple:
+        return tuple(_read(part) for part in value)
+    if isinstance(value, _PLAIN):
+        return value
+    raise _UnreadableError
+
+
+def _write(saved: Tree) -> Any:
+    if isinstance(saved, np.ndarray):
+        return saved.copy()
+    if type(saved) is dict and isinstance(saved.get("bit_generator"), str):
+        bits = getattr(np.random, saved["bit_generator"])()
+        bits.state = saved
+        return np.random.Generator(bits)
+    if type(saved) is dict:
+        return {key: _write(part) for key, part in saved.items()}
+    if type(saved) is list:
+        return [_write(part) for part in saved]
+    if type(saved) is tuple:
+        return tuple(_write(part) for part in saved)
+    return saved
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Arrays and generators in a tree."""
+    if isinstance(value, np.ndarray | np.random.Generator):
+        yield value
+    elif type(value) in (dict, list, tuple):
+        for part in value.values() if type(value) is dict else value:
+            yield from _leaves(part)

@@ -1,0 +1,141 @@
+"""Between an environment's spaces and the ones that rlplug sees ("inside").
+
+Inside, floats are float32, Discrete spaces count from 0, and bounded Box actions lie in [-1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+
+from rlplug.types import ConfigError, EnvSpec, Group
+
+
+def single_agent(obs: Space[Any], action: Space[Any], max_episode_steps: int | None) -> EnvSpec:
+    """The spec of an environment with one agent.
+
+    Raises:
+        ConfigError: a space has no counterpart inside.
+    """
+    return EnvSpec({"agent": Group(inside_obs(obs), inside_action(action))}, max_episode_steps=max_episode_steps)
+
+
+def inside_obs(space: Space[Any]) -> Space[Any]:
+    """The inside counterpart of an observation space.
+
+    Raises:
+        ConfigError: the space is none of Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them.
+    """
+    match space:
+        case Box():
+            dtype = np.float32 if np.issubdtype(space.dtype, np.floating) else space.dtype
+            with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite
+                return Box(space.low.astype(dtype), space.high.astype(dtype), dtype=dtype)
+        case Discrete():
+            return Discrete(int(space.n))
+        case MultiDiscrete():
+            return MultiDiscrete(space.nvec)
+        case MultiBinary():
+            return space
+        case Dict():
+            return Dict({key: inside_obs(sub) for key, sub in space.spaces.items()})
+    raise ConfigError(
+        "env.id",
+        f"its observation space is {space}; served are Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them",
+    )
+
+
+def inside_action(space: Space[Any]) -> Space[Any]:
+    """The inside counterpart of an action space; a Box that is bounded everywhere becomes ``Box(-1, 1)``.
+
+    Raises:
+        ConfigError: the space is none of float Box, Discrete, MultiDiscrete and MultiBinary.
+    """
+    match space:
+        case Box() if np.issubdtype(space.dtype, np.floating):
+            bound = 1.0 if space.is_bounded() else np.inf
+            return Box(-bound, bound, space.shape, np.float32)
+        case Discrete() | MultiDiscrete() | MultiBinary():
+            return inside_obs(space)
+    raise ConfigError(
+        "env.id", f"its action space is {space}; served are float Box, Discrete, MultiDiscrete and MultiBinary"
+    )
+
+
+def observe(space: Space[Any]) -> Callable[[Any], Any]:
+    """Function from a batch of the environment's observations to the inside ones: an array, or a dict of them.
+
+    It copies only what has to change: the result may be the environment's own memory.
+    """
+    if isinstance(space, Dict):
+        parts = {key: observe(sub) for key, sub in space.spaces.items()}
+        return lambda obs: {key: part(obs[key]) for key, part in parts.items()}
+    dtype = inside_obs(space).dtype
+    start: Any = getattr(space, "start", 0)
+    if np.any(start):
+        return lambda obs: np.asarray(obs, dtype) - start
+    return lambda obs: np.asarray(obs, dtype)
+
+
+def execute(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
+    """Function from inside actions ``[B, ...]`` to the environment's own.
+
+    Bounded Box actions are rescaled from [-1, 1], and clipped to their range. The result never
+    shares memory with the argument: environments keep the actions they are given.
+    """
+    dtype: Any = space.dtype
+    if isinstance(space, Box) and space.is_bounded():
+        low, high = space.low, space.high
+        half_low, half_high = low.astype(np.float64) / 2, high.astype(np.float64) / 2  # high - low may overflow
+        scale, middle = (half_high - half_low).astype(dtype), (half_high + half_low).astype(dtype)
+        centred = not middle.any()
+
+        def rescale(action: np.ndarray) -> np.ndarray:
+            out = np.multiply(action, scale, dtype=dtype)
+            if not centred:
+                out += middle
+            np.maximum(out, low, out=out)
+            return np.minimum(out, high, out=out)
+
+        return rescale
+    start: Any = getattr(space, "start", 0)
+    if np.any(start):
+        return lambda action: (action + start).astype(dtype, copy=False)
+    return lambda action: action.astype(dtype)
+
+
+def allocate(space: Space[Any], n: int) -> Any:
+    """Zeros for ``n`` observations of an inside space, ``[n, ...]``."""
+    if isinstance(space, Dict):
+        return {key: allocate(sub, n) for key, sub in space.spaces.items()}
+    assert space.shape is not None
+    return np.zeros((n, *space.shape), space.dtype)
+
+
+def write(out: Any, i: int, obs: Any) -> None:
+    """Put one observation into row ``i`` of a batch."""
+    if isinstance(out, dict):
+        for key, part in out.items():
+            write(part, i, obs[key])
+    else:
+        out[i] = obs
+
+
+def row(obs: Any, i: Any) -> Any:
+    """Row ``i`` of a batch of observations."""
+    return {key: row(part, i) for key, part in obs.items()} if isinstance(obs, dict) else obs[i]
+
+
+def copy(obs: Any) -> Any:
+    """A batch of observations in memory of its own."""
+    return {key: copy(part) for key, part in obs.items()} if isinstance(obs, dict) else np.array(obs)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Are two batches of observations the same, bit for bit (NaN equals NaN)?"""
+    if isinstance(a, dict):
+        return all(equal(part, b[key]) for key, part in a.items())
+    return np.array_equal(a, b, equal_nan=np.issubdtype(np.asarray(a).dtype, np.floating))

@@ -1,0 +1,87 @@
+"""Returns and advantages over stream rows (see ``rlplug.types``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def reverse_scan(decay: Tensor, x: Tensor) -> Tensor:
+    """Solve ``y_t = x_t + decay_t * y_{t+1}`` with ``y_T = 0``, in ``log2(T)`` vectorised steps.
+
+    After the step with stride ``d``, ``y_t`` holds its first ``2 d`` summands (Hillis & Steele 1986).
+
+    Args:
+        decay: ``[T, ...]``.
+        x: ``[T, ...]``.
+
+    Returns:
+        ``y [T, ...]``.
+    """
+    length, stride = len(x), 1
+    while stride < length:
+        x = torch.cat((torch.addcmul(x[:-stride], decay[: length - stride], x[stride:]), x[-stride:]))
+        decay = decay[:-stride] * decay[stride:]
+        stride *= 2
+    return x
+
+
+def gae(
+    reward: Tensor, value: Tensor, terminated: Tensor, valid: Tensor, gamma: float, lambda_: float
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation, Schulman et al. 2016 (arXiv:1506.02438), equations 11, 12 and 16.
+
+    ``delta_t = r_t + gamma * V_{t+1} - V_t`` and ``A_t = delta_t + gamma * lambda * A_{t+1}``, where both
+    ``t + 1`` terms vanish after termination. There is no argument for truncation: the row behind a
+    truncated one is the episode's final observation, so its value is there to bootstrap from, and it is
+    not valid, so its advantage is zero and nothing of the next episode reaches back. The same holds for
+    row T, where the segment ends within an episode.
+
+    Args:
+        reward: ``[T+1, B]``; rows that are not valid are ignored.
+        value: ``[T+1, B]``, of every row's observation, final observations and row T too.
+        terminated: ``[T+1, B]`` bool.
+        valid: ``[T+1, B]`` bool; row T begins no transition, whatever it says.
+        gamma: discount factor.
+        lambda_: weight of longer returns; 0: one-step TD error, 1: Monte Carlo.
+
+    Returns:
+        ``advantage [T+1, B]``, zero on rows that are not valid, and ``advantage + value``, the target
+        of the value function.
+    """
+    valid = valid[:-1]
+    discount = (~terminated[:-1]).to(value.dtype) * gamma
+    delta = torch.addcmul(reward[:-1], discount, value[1:]) - value[:-1]
+    advantage = reverse_scan(discount * valid * lambda_, torch.where(valid, delta, 0.0))
+    advantage = torch.cat((advantage, torch.zeros_like(advantage[:1])))
+    return advantage, advantage + value
+
+
+def n_step(reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Fold the rewards of a window until its episode ends, or the window does.
+
+    ``G = sum_{i<k} gamma^i r_i``, to be continued by ``gamma^k V(row k)``: Watkins 1989; Sutton & Barto
+    2018, equation 7.1. Of a window's rows, the first ``k <= n`` are valid; row ``k`` is a final
+    observation or the window's last row. A column whose row 0 is not valid holds no transition: k = 0.
+
+    Args:
+        reward: ``[n+1, B]``; rows that are not valid are ignored.
+        terminated: ``[n+1, B]`` bool.
+        valid: ``[n+1, B]`` bool; the last row's is not read.
+        gamma: discount factor.
+
+    Returns:
+        ``ret [B]``, the folded rewards; ``discount [B]``, ``gamma^k`` or 0 after termination;
+        ``last [B]`` int64, ``k``: the row to bootstrap from.
+    """
+    n = len(reward) - 1
+    if n == 1:
+        begins = valid[0]
+        discount = torch.where(begins, (~terminated[0]).to(reward.dtype) * gamma, 1.0)
+        return torch.where(begins, reward[0], 0.0), discount, begins.long()
+    length = valid[:-1].long().cumprod(0)
+    running, last = length > 0, length.sum(0)
+    power = torch.pow(gamma, torch.arange(n + 1, device=reward.device, dtype=reward.dtype))
+    folded = torch.where(running, reward[:-1], 0.0) * power[:-1].view(-1, *(1,) * (reward.ndim - 1))
+    ended = (terminated[:-1] & running).any(0)
+    return folded.sum(0), power[last] * ~ended, last

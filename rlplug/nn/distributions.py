@@ -1,0 +1,263 @@
+"""Action distributions: a few tensor operations each, and no hidden randomness.
+
+Samples are made from noise that the caller draws (``rlplug.nn.heads`` says which), so that a run's
+generators stay in one place. ``params`` is one flat tensor that a batch stores as ``dist``; another
+distribution of the same kind is rebuilt from it. Events may have any shape; parameters are flat.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+ATANH_BOUND = 1.0 - 1e-6
+
+
+class Distribution(Protocol):
+    """What every distribution offers. ``[...]`` are leading axes, ``event`` the shape of one action."""
+
+    @property
+    def params(self) -> Tensor:
+        """``[..., P]``; ``rebuild`` understands it."""
+        ...
+
+    def rebuild(self, params: Tensor) -> Self:
+        """The distribution of the same kind with these parameters."""
+        ...
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Action ``[..., *event]`` from noise ``[..., noise_size]``."""
+        ...
+
+    def mode(self) -> Tensor:
+        """The most probable action, ``[..., *event]``."""
+        ...
+
+    def logp(self, action: Tensor) -> Tensor:
+        """Log-probability or log-density, ``[...]``."""
+        ...
+
+    def entropy(self) -> Tensor:
+        """``[...]``."""
+        ...
+
+    def kl_from(self, params: Tensor) -> Tensor:
+        """``KL(old || self)`` where ``params`` are those of the old distribution, ``[...]``."""
+        ...
+
+
+def _event(x: Tensor, event: tuple[int, ...]) -> Tensor:
+    """``[..., A]`` to ``[..., *event]``."""
+    return x if len(event) == 1 else x.reshape(x.shape[:-1] + event)
+
+
+def _flat(x: Tensor, event: tuple[int, ...]) -> Tensor:
+    """``[..., *event]`` to ``[..., A]``."""
+    return x if len(event) == 1 else x.reshape(*x.shape[: x.ndim - len(event)], math.prod(event))
+
+
+def _log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
+    # The lowest finite number, not -inf: probability exactly 0, and 0 * log(0) stays 0 with its gradient.
+    if mask is not None:
+        logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    return logits.log_softmax(-1)
+
+
+def _inverse_cdf(logp: Tensor, u: Tensor) -> Tensor:
+    """Index ``[..., 1]`` of the category that the uniform noise ``u [..., 1]`` falls into.
+
+    Scaled by the rounded total, so the result is in range and never has probability 0.
+    """
+    cdf = logp.exp().cumsum(-1)
+    return torch.searchsorted(cdf, u * cdf[..., -1:], right=True)
+
+
+def _categorical_kl(old: Tensor, new: Tensor) -> Tensor:
+    return (old.exp() * (old - new)).sum(-1)
+
+
+class Categorical:
+    """One of ``n`` actions.
+
+    Args:
+        logits: ``[..., n]``.
+        mask: ``[..., n]`` bool, the allowed actions; a row that allows none counts as one that allows all.
+    """
+
+    def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
+        self.params = _log_softmax(logits, mask)
+
+    def rebuild(self, params: Tensor) -> Categorical:
+        return Categorical(params)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Action ``[...]`` int64 from uniform noise ``[..., 1]``."""
+        return _inverse_cdf(self.params, noise).squeeze(-1)
+
+    def mode(self) -> Tensor:
+        return self.params.argmax(-1)
+
+    def logp(self, action: Tensor) -> Tensor:
+        return self.params.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.params.exp() * self.params).sum(-1)
+
+    def kl_from(self, params: Tensor) -> Tensor:
+        return _categorical_kl(params, self.params)
+
+
+class MultiCategorical:
+    """Independent choices, each among at most ``n``.
+
+    Args:
+        logits: ``[..., A, n]``.
+        mask: ``[..., A, n]`` bool, the allowed ones.
+        event: shape of an action, ``A`` numbers in all.
+    """
+
+    def __init__(self, logits: Tensor, mask: Tensor | None, event: tuple[int, ...]) -> None:
+        self.log_probs = _log_softmax(logits, mask)
+        self.event = event
+
+    @property
+    def params(self) -> Tensor:
+        return self.log_probs.flatten(-2)
+
+    def rebuild(self, params: Tensor) -> MultiCategorical:
+        return MultiCategorical(params.unflatten(-1, self.log_probs.shape[-2:]), None, self.event)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Action ``[..., *event]`` int64 from uniform noise ``[..., A]``."""
+        return _event(_inverse_cdf(self.log_probs, noise.unsqueeze(-1)).squeeze(-1), self.event)
+
+    def mode(self) -> Tensor:
+        return _event(self.log_probs.argmax(-1), self.event)
+
+    def logp(self, action: Tensor) -> Tensor:
+        index = _flat(action, self.event).unsqueeze(-1)
+        return self.log_probs.gather(-1, index).squeeze(-1).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.log_probs.exp() * self.log_probs).sum((-2, -1))
+
+    def kl_from(self, params: Tensor) -> Tensor:
+        return _categorical_kl(params.unflatten(-1, self.log_probs.shape[-2:]), self.log_probs).sum(-1)
+
+
+class Bernoulli:
+    """Independent bits.
+
+    Args:
+        logits: ``[..., A]``.
+        event: shape of an action, ``A`` bits in all.
+    """
+
+    def __init__(self, logits: Tensor, event: tuple[int, ...]) -> None:
+        self.params, self.event = logits, event
+
+    def rebuild(self, params: Tensor) -> Bernoulli:
+        return Bernoulli(params, self.event)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Action ``[..., *event]`` int64 from uniform noise ``[..., A]``."""
+        return _event((noise < self.params.sigmoid()).long(), self.event)
+
+    def mode(self) -> Tensor:
+        return _event((self.params > 0).long(), self.event)
+
+    def logp(self, action: Tensor) -> Tensor:
+        return (_flat(action, self.event) * self.params - softplus(self.params)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return (softplus(self.params) - self.params * self.params.sigmoid()).sum(-1)
+
+    def kl_from(self, params: Tensor) -> Tensor:
+        return (params.sigmoid() * (params - self.params) - softplus(params) + softplus(self.params)).sum(-1)
+
+
+class DiagGaussian:
+    """Independent normal numbers.
+
+    Args:
+        mean: ``[..., A]``.
+        log_std: broadcastable to ``mean``.
+        event: shape of an action, ``A`` numbers in all.
+    """
+
+    def __init__(self, mean: Tensor, log_std: Tensor, event: tuple[int, ...]) -> None:
+        self.mean, self.log_std, self.event = mean, log_std, event
+
+    @property
+    def params(self) -> Tensor:
+        return torch.cat((self.mean, self.log_std.expand_as(self.mean)), -1)
+
+    def rebuild(self, params: Tensor) -> Self:
+        mean, log_std = params.chunk(2, -1)
+        return type(self)(mean, log_std, self.event)
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """Action ``[..., *event]``, differentiable in the parameters, from normal noise ``[..., A]``."""
+        return _event(self._sample(noise), self.event)
+
+    def mode(self) -> Tensor:
+        return _event(self.mean, self.event)
+
+    def logp(self, action: Tensor) -> Tensor:
+        return self._logp((_flat(action, self.event) - self.mean) * (-self.log_std).exp())
+
+    def entropy(self) -> Tensor:
+        return (self.log_std.expand_as(self.mean) + (0.5 + HALF_LOG_2PI)).sum(-1)
+
+    def kl_from(self, params: Tensor) -> Tensor:
+        mean, log_std = params.chunk(2, -1)
+        ratio = log_std - self.log_std
+        shift = (mean - self.mean) * (-self.log_std).exp()
+        return (0.5 * ((2.0 * ratio).exp() + shift.square() - 1.0) - ratio).sum(-1)
+
+    def _sample(self, noise: Tensor) -> Tensor:
+        return torch.addcmul(self.mean, self.log_std.exp(), noise)
+
+    def _logp(self, z: Tensor) -> Tensor:
+        """Log-density where the action is ``mean + std * z``, ``[..., A] -> [...]``."""
+        return (-0.5 * z.square() - self.log_std - HALF_LOG_2PI).sum(-1)
+
+
+class TanhGaussian(DiagGaussian):
+    """``a = tanh(u)`` of independent normal ``u``: actions in [-1, 1]. Haarnoja et al. 2018 (arXiv:1801.01290), C.
+
+    ``log p(a) = log N(u) - sum log(1 - tanh(u)^2)``, where the correction is computed as
+    ``2 (log 2 - u - softplus(-2 u))``, which neither over- nor underflows. KL divergences are those
+    of ``u``: they do not change under a bijection.
+    """
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return _event(self._sample(noise).tanh(), self.event)
+
+    def sample_and_logp(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Action ``[..., *event]`` and its log-density ``[...]``, exact even where ``a`` rounds to 1."""
+        u = self._sample(noise)
+        return _event(u.tanh(), self.event), self._logp(noise) - _log_tanh_slope(u).sum(-1)
+
+    def mode(self) -> Tensor:
+        """The action of the mean, which is the median (the density has its peak elsewhere)."""
+        return _event(self.mean.tanh(), self.event)
+
+    def logp(self, action: Tensor) -> Tensor:
+        """Log-density of actions in [-1, 1]; those beyond ``1 - 1e-6`` count as lying there."""
+        u = _flat(action, self.event).clamp(-ATANH_BOUND, ATANH_BOUND).atanh()
+        return self._logp((u - self.mean) * (-self.log_std).exp()) - _log_tanh_slope(u).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Not known in closed form: estimate it by ``-logp`` of samples."""
+        raise TypeError("a tanh-Gaussian has no entropy in closed form; use minus the logp of a sample")
+
+
+def _log_tanh_slope(u: Tensor) -> Tensor:
+    """``log(1 - tanh(u)^2)``."""
+    return 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))

@@ -1,0 +1,185 @@
+"""Policy heads: from features to a distribution over the actions of a space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
+from rlplug.nn.mlp import Linear
+from rlplug.types import ConfigError
+
+
+class Draws(Protocol):
+    """The part of ``rlplug.api.Context`` that a head draws its noise from."""
+
+    def randn(self, *shape: int) -> Tensor: ...
+
+    def rand(self, *shape: int) -> Tensor: ...
+
+
+class Head(nn.Module):
+    """Base of the heads; ``head(features, mask)`` is a ``Distribution``."""
+
+    noise_kind: ClassVar[Literal["uniform", "normal"]]
+    noise_size: int
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        """Distribution of ``features [..., F]``; ``mask`` as ``rlplug.types.KEYS`` has it."""
+        raise NotImplementedError(f"{type(self).__name__}.forward")
+
+    def noise(self, ctx: Draws, n: int) -> Tensor:
+        """What ``sample`` needs for ``n`` rows: ``[n, noise_size]``."""
+        return (ctx.rand if self.noise_kind == "uniform" else ctx.randn)(n, self.noise_size)
+
+
+class CategoricalHead(Head):
+    """One of ``n`` actions. ``gain``: see ``Linear``."""
+
+    noise_kind = "uniform"
+    noise_size = 1
+
+    def __init__(self, features: int, n: int, gain: float | None = 0.01) -> None:
+        super().__init__()
+        self.linear = Linear(features, n, gain=gain)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Categorical:
+        """``mask [..., n]``: the allowed actions."""
+        return Categorical(self.linear(features), mask)
+
+
+class MultiCategoricalHead(Head):
+    """Independent choices among ``sizes``, laid out in ``event`` (flat if None)."""
+
+    noise_kind = "uniform"
+
+    def __init__(
+        self, features: int, sizes: Sequence[int], event: tuple[int, ...] | None = None, gain: float | None = 0.01
+    ) -> None:
+        super().__init__()
+        self.noise_size, self.n = len(sizes), max(sizes)
+        self.event = (len(sizes),) if event is None else event
+        first = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
+        column = torch.arange(self.n)
+        exists = column < torch.tensor(sizes)[:, None]
+        self.exists: Tensor
+        self.position: Tensor
+        self.register_buffer("exists", exists, persistent=False)
+        self.register_buffer("position", torch.where(exists, first[:, None] + column, 0), persistent=False)
+        self.padded = not bool(exists.all())
+        self.linear = Linear(features, exists.numel(), gain=gain)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> MultiCategorical:
+        """``mask [..., sum(sizes)]``: the allowed ones, choice by choice."""
+        logits = self.linear(features).unflatten(-1, self.exists.shape)
+        allowed = self.exists if self.padded else None
+        if mask is not None:
+            allowed = mask[..., self.position] & self.exists
+        return MultiCategorical(logits, allowed, self.event)
+
+
+class BernoulliHead(Head):
+    """Independent bits, laid out in ``event``."""
+
+    noise_kind = "uniform"
+
+    def __init__(self, features: int, event: tuple[int, ...], gain: float | None = 0.01) -> None:
+        super().__init__()
+        self.event, self.noise_size = event, math.prod(event)
+        self.linear = Linear(features, self.noise_size, gain=gain)
+
+    def forward(self, features: Tensor, mask: None = None) -> Bernoulli:
+        _refuse(mask, "MultiBinary")
+        return Bernoulli(self.linear(features), self.event)
+
+
+class DiagGaussianHead(Head):
+    """Normal actions, laid out in ``event``; its standard deviation is learned, by default for all states alike.
+
+    Args:
+        initial_log_std: log standard deviation at the start.
+        state_dependent_std: the standard deviation is an output of the network too.
+    """
+
+    noise_kind = "normal"
+
+    def __init__(
+        self,
+        features: int,
+        event: tuple[int, ...],
+        gain: float | None = 0.01,
+        initial_log_std: float = 0.0,
+        state_dependent_std: bool = False,
+    ) -> None:
+        super().__init__()
+        size = math.prod(event)
+        self.event, self.noise_size, self.state_dependent_std = event, size, state_dependent_std
+        self.linear = Linear(features, 2 * size if state_dependent_std else size, gain=gain)
+        self.log_std = nn.Parameter(torch.full((size,), initial_log_std))
+
+    def forward(self, features: Tensor, mask: None = None) -> DiagGaussian:
+        _refuse(mask, "Box")
+        mean = self.linear(features)
+        if not self.state_dependent_std:
+            return DiagGaussian(mean, self.log_std, self.event)
+        mean, change = mean.chunk(2, -1)
+        return DiagGaussian(mean, self.log_std + change, self.event)
+
+
+class TanhGaussianHead(Head):
+    """``size`` actions in [-1, 1] whose mean and standard deviation depend on the state, as in SAC.
+
+    Args:
+        log_std_bounds: the log standard deviation is clamped to them.
+    """
+
+    noise_kind = "normal"
+
+    def __init__(
+        self, features: int, size: int, gain: float | None = None, log_std_bounds: tuple[float, float] = (-20.0, 2.0)
+    ) -> None:
+        super().__init__()
+        self.noise_size, self.log_std_bounds = size, log_std_bounds
+        self.linear = Linear(features, 2 * size, gain=gain)
+
+    def forward(self, features: Tensor, mask: None = None) -> TanhGaussian:
+        _refuse(mask, "Box")
+        mean, log_std = self.linear(features).chunk(2, -1)
+        return TanhGaussian(mean, log_std.clamp(*self.log_std_bounds), (self.noise_size,))
+
+
+def head_for(
+    space: spaces.Space[Any], features: int, *, gain: float | None = 0.01, initial_log_std: float = 0.0
+) -> Head:
+    """The policy head of an action space.
+
+    Args:
+        features: size of its input.
+        gain: see ``Linear``. Small, so that the first policy is nearly uniform (Andrychowicz et al. 2021).
+        initial_log_std: of Gaussian actions.
+
+    Raises:
+        ConfigError: the space is none of Discrete, MultiDiscrete, MultiBinary and Box.
+    """
+    match space:
+        case spaces.Discrete():
+            return CategoricalHead(features, int(space.n), gain)
+        case spaces.MultiDiscrete():
+            return MultiCategoricalHead(features, space.nvec.ravel().tolist(), space.nvec.shape, gain)
+        case spaces.MultiBinary():
+            return BernoulliHead(features, space.shape, gain)
+        case spaces.Box():
+            return DiagGaussianHead(features, space.shape, gain, initial_log_std)
+    raise ConfigError(
+        "env.id", f"its action space is {space}; policies serve Discrete, MultiDiscrete, MultiBinary and Box"
+    )
+
+
+def _refuse(mask: Tensor | None, kind: str) -> None:
+    if mask is not None:
+        raise ConfigError("env.id", f"it masks actions of a {kind} space; masks serve Discrete and MultiDiscrete")

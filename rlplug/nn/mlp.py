@@ -1,0 +1,140 @@
+"""Fully connected layers, singly or as an ensemble that is computed in one batched matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
+Init: TypeAlias = Literal["orthogonal", "default"]
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": F.elu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+
+
+class Linear(nn.Module):
+    """``y = x W + b``; with ``copies > 1``, that many independent ones on a leading axis.
+
+    Args:
+        in_features: size of the input.
+        out_features: size of the output.
+        copies: members of the ensemble.
+        gain: orthogonal weights of that gain and zero bias (Saxe et al. 2014, arXiv:1312.6120);
+            None: uniform in ``+- in_features^-0.5``, as ``torch.nn.Linear``.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, copies: int = 1, gain: float | None = None) -> None:
+        super().__init__()
+        self.copies = copies
+        if copies == 1:
+            self.weight = nn.Parameter(torch.empty(out_features, in_features))
+            self.bias = nn.Parameter(torch.empty(out_features))
+        else:
+            self.weight = nn.Parameter(torch.empty(copies, in_features, out_features))
+            self.bias = nn.Parameter(torch.empty(copies, 1, out_features))
+        self.reset_parameters(gain)
+
+    @torch.no_grad()
+    def reset_parameters(self, gain: float | None = None) -> None:
+        """Draw new weights; see the class for ``gain``."""
+        if gain is None:
+            bound = (self.weight.shape[-1] if self.copies == 1 else self.weight.shape[1]) ** -0.5
+            self.weight.uniform_(-bound, bound)
+            self.bias.uniform_(-bound, bound)
+            return
+        for member in [self.weight] if self.copies == 1 else self.weight.transpose(1, 2):
+            nn.init.orthogonal_(member, gain)
+        self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in] -> [..., out]``; for copies ``[E, ..., in] -> [E, ..., out]``, where ``[B, in]`` goes to all."""
+        if self.copies == 1:
+            return F.linear(x, self.weight, self.bias)
+        if x.ndim == 2:
+            return torch.baddbmm(self.bias, x.expand(self.copies, -1, -1), self.weight)
+        if x.ndim == 3:
+            return torch.baddbmm(self.bias, x, self.weight)
+        return torch.baddbmm(self.bias, x.flatten(1, -2), self.weight).unflatten(1, x.shape[1:-1])
+
+    def extra_repr(self) -> str:
+        return f"weight={list(self.weight.shape)}"
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer normalisation (Ba et al. 2016, arXiv:1607.06450) with a gain and bias per member.
+
+    Input ``[..., size]``; for copies ``[E, B, size]``.
+    """
+
+    def __init__(self, size: int, *, copies: int = 1) -> None:
+        super().__init__(size)
+        self.copies = copies
+        if copies > 1:
+            self.weight = nn.Parameter(torch.ones(copies, 1, size))
+            self.bias = nn.Parameter(torch.zeros(copies, 1, size))
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.copies == 1:
+            return super().forward(input)
+        return torch.addcmul(self.bias, F.layer_norm(input, self.normalized_shape, eps=self.eps), self.weight)
+
+
+class MLP(nn.Module):
+    """Hidden layers, each followed by its activation; no output layer. Without any, the identity.
+
+    Args:
+        in_features: size of the input.
+        hidden: sizes of the layers.
+        activation: after every layer.
+        init: ``orthogonal`` with gain sqrt(2) and zero bias, or torch's ``default``.
+        layer_norm: normalise before every activation.
+        copies: members of the ensemble; all of them read the same input.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: Sequence[int],
+        activation: Activation = "relu",
+        *,
+        init: Init = "default",
+        layer_norm: bool = False,
+        copies: int = 1,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.copies = in_features, copies
+        self.activation: Activation = activation
+        self.out_dim = hidden[-1] if hidden else in_features
+        gain = 2**0.5 if init == "orthogonal" else None
+        sizes = [in_features, *hidden]
+        self.layers = nn.ModuleList(
+            Linear(n, m, copies=copies, gain=gain) for n, m in zip(sizes[:-1], hidden, strict=True)
+        )
+        self.norms = nn.ModuleList(LayerNorm(m, copies=copies) for m in hidden) if layer_norm else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in] -> [..., out]``, for copies ``[E, ..., out]``."""
+        if self.copies == 1:
+            return self._layers(x)
+        lead = x.shape[:-1]
+        features = self._layers(x.reshape(1, -1, self.in_features).expand(self.copies, -1, -1))
+        return features if len(lead) == 1 else features.unflatten(1, lead)
+
+    def _layers(self, x: Tensor) -> Tensor:
+        activate = ACTIVATIONS[self.activation]
+        if self.norms is None:
+            for layer in self.layers:
+                x = activate(layer(x))
+            return x
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = activate(norm(layer(x)))
+        return x

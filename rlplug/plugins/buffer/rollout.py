@@ -1,0 +1,55 @@
+"""The on-policy buffer: the segments of one round, given once and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlplug.api import Context
+from rlplug.settings import settings
+from rlplug.types import Batch
+from rlplug.types import leaves as leaves_of
+
+
+class Rollout:
+    """Holds ``[T+1, B]`` segments until they are sampled; side by side if there are several."""
+
+    @settings
+    class Config:
+        pass
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.rows = ctx.rows
+        self._segments: list[Batch] = []
+
+    def add(self, segment: Batch) -> None:
+        self._segments.append(segment)
+
+    def ready(self) -> bool:
+        return bool(self._segments)
+
+    def sample(self) -> Batch:
+        segments, self._segments = self._segments, []
+        return segments[0] if len(segments) == 1 else _beside(segments)
+
+    def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
+        """A rollout is used once: there is nothing to feed back to."""
+
+    def nbytes(self, row: Batch) -> int:
+        return (self.rows + 1) * sum(leaf.nbytes for leaf in leaves_of(row))
+
+    def handle(self) -> Rollout:
+        return self
+
+
+def _beside(segments: list[Batch]) -> Batch:
+    first = segments[0]
+    return {
+        key: _beside([s[key] for s in segments])
+        if isinstance(leaf, dict)
+        else torch.cat([s[key] for s in segments], dim=1)
+        for key, leaf in first.items()
+    }

@@ -1,0 +1,170 @@
+"""How the run is doing, on stderr."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import timedelta
+from threading import Event, Lock, Thread
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlplug import hookimpl
+from rlplug.api import Context, Run
+from rlplug.settings import PositiveFloat, option, settings
+
+WINDOW_S = 30.0  # steps per second are measured over the last so many seconds
+
+
+class ProgressLine:
+    """A bar on a terminal; elsewhere a line every ``every`` seconds and after each evaluation.
+
+    Both are drawn by a thread that reads the run's counters: the training loop does nothing for it.
+    """
+
+    @settings
+    class Config:
+        live: bool = option("Redraw in place on a terminal; elsewhere, and if false, plain lines.")
+        refresh: PositiveFloat = option("Times per second that the live view is redrawn.")
+        every: PositiveFloat = option("Seconds between two plain lines.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.cfg = cfg
+        self._view: _Live | _Plain | None = None
+
+    @hookimpl
+    def rlplug_started(self, run: Run) -> None:
+        console = Console(stderr=True, highlight=False, markup=False)
+        state = State(run)
+        live = self.cfg.live and sys.stderr.isatty() and not console.is_dumb_terminal
+        console.print(f"run folder  {run.folder}", soft_wrap=True)
+        self._view = _Live(console, state, self.cfg.refresh) if live else _Plain(console, state, self.cfg.every)
+
+    @hookimpl
+    def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
+        if self._view:
+            self._view.state.metrics |= metrics
+
+    @hookimpl
+    def rlplug_evaluated(self, run: Run, metrics: Mapping[str, float]) -> None:
+        if self._view:
+            self._view.state.metrics |= metrics
+            self._view.evaluated()
+
+    @hookimpl
+    def rlplug_ended(self, run: Run, summary: Mapping[str, Any]) -> None:
+        if self._view:
+            self._view.close()
+            self._view.console.print(report(run, summary), soft_wrap=True)
+
+
+class State:
+    """What is known, as numbers and as words."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.metrics: dict[str, float] = {}
+        self._samples = deque([(time.monotonic(), run.progress.env_steps)])
+
+    @property
+    def fraction(self) -> float:
+        return min(self.run.progress.env_steps / self.run.config.total_steps, 1.0)
+
+    def speed(self) -> list[str]:
+        """Steps done, steps per second over the last ``WINDOW_S``, time left at that speed."""
+        now, steps, total = time.monotonic(), self.run.progress.env_steps, self.run.config.total_steps
+        self._samples.append((now, steps))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_S:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        rate = (steps - before) / max(now - then, 1e-9)
+        left = f"{_clock(max(total - steps, 0) / rate)} left" if rate else "-:--:-- left"
+        return [f"{steps:,}/{total:,} steps", f"{rate:,.0f} steps/s", left]
+
+    def scores(self) -> list[str]:
+        """Mean return of training's last episodes, and the last evaluation."""
+        words = []
+        if "episode/return" in self.metrics:
+            words.append(f"return {self.metrics['episode/return']:,.1f}")
+        if evaluation := _evaluation(self.metrics):
+            words.append(f"eval {evaluation}")
+        return words
+
+
+class _Live:
+    """A bar and a line under it, redrawn in place."""
+
+    def __init__(self, console: Console, state: State, refresh: float) -> None:
+        self.console, self.state = console, state
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=refresh)
+        self._live.start()
+
+    def _draw(self) -> Group:
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(ratio=1)
+        percent = f"{self.state.fraction:4.0%}"
+        words = [percent, *self.state.speed()]
+        for _ in words:
+            table.add_column(no_wrap=True)
+        table.add_row(ProgressBar(total=1.0, completed=self.state.fraction), *words)
+        return Group(table, Text(" · ".join(self.state.scores()) or "no episode has ended yet", no_wrap=True))
+
+    def evaluated(self) -> None:
+        """The next redraw shows it."""
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class _Plain:
+    """Lines for a file, a pipe, a log of CI."""
+
+    def __init__(self, console: Console, state: State, every: float) -> None:
+        self.console, self.state = console, state
+        self._every, self._over, self._lock = every, Event(), Lock()
+        self._thread = Thread(target=self._tick, name="progress", daemon=True)
+        self._thread.start()
+
+    def _tick(self) -> None:
+        while not self._over.wait(self._every):
+            self.evaluated()
+
+    def evaluated(self) -> None:
+        with self._lock:
+            words = [f"{self.state.fraction:4.0%}", *self.state.speed(), *self.state.scores()]
+            self.console.print(" · ".join(words), soft_wrap=True)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def report(run: Run, summary: Mapping[str, Any]) -> str:
+    """The table at the end of a run."""
+    steps, wall = summary["env_steps"], summary["wall_s"]
+    rows = {
+        "status": summary["status"],
+        "evaluation": _evaluation(summary) or "none",
+        "steps": f"{steps:,} of {run.config.total_steps:,}",
+        "wall time": f"{_clock(wall)}",
+        "run folder": str(run.folder),
+    }
+    return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
+
+
+def _evaluation(metrics: Mapping[str, Any]) -> str:
+    """``-151.3 ± 80.2``, or nothing where there was none."""
+    mean = metrics.get("eval/return_mean", math.nan)
+    return "" if math.isnan(mean) else f"{mean:,.1f} ± {metrics['eval/return_std']:,.1f}"
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,47 @@
+"""Event files for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from rlplug import hookimpl
+from rlplug.api import Context, Run
+from rlplug.settings import PositiveInt, option, settings
+
+
+class TensorBoard:
+    """Metrics against environment steps, and the whole configuration as a text, in ``tensorboard/``."""
+
+    @settings
+    class Config:
+        flush_secs: PositiveInt = option("Seconds after which what was logged is on disk at the latest.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.cfg = cfg
+        self._writer: SummaryWriter | None = None
+
+    @hookimpl
+    def rlplug_started(self, run: Run) -> None:
+        steps = run.progress.env_steps
+        self._writer = SummaryWriter(
+            str(run.folder / "tensorboard"),
+            purge_step=steps + 1 if steps else None,  # continued: hides what was logged behind that step
+            max_queue=1000,  # of scalars; a full queue makes the run wait for the disk, and the default is 10
+            flush_secs=self.cfg.flush_secs,
+        )
+        self._writer.add_text("config", f"```json\n{json.dumps(run.config.raw, indent=2)}\n```", steps)
+
+    @hookimpl
+    def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
+        if self._writer:
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, step)
+
+    @hookimpl
+    def rlplug_ended(self, run: Run, summary: Mapping[str, Any]) -> None:
+        if self._writer:
+            self._writer.close()

@@ -1,0 +1,51 @@
+"""A multilayer perceptron over whatever the observation is, flattened."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from rlplug import nn as blocks
+from rlplug.api import Context
+from rlplug.nn import Activation, Flatten, Init
+from rlplug.settings import PositiveInt, option, settings
+from rlplug.types import Batch, ConfigError
+
+
+class MLP(nn.Module):
+    """Hidden layers only: heads are the algorithm's. Computes its ``ctx.copies`` in one batched product."""
+
+    batched: ClassVar[bool] = True
+
+    @settings
+    class Config:
+        hidden: list[PositiveInt] = option("Sizes of the hidden layers.")
+        activation: Activation = option("Nonlinearity after every layer.")
+        layer_norm: bool = option("Layer normalisation before every activation.")
+        init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        if ctx.space is None:
+            raise ConfigError("model", "mlp is built inside another component, which gives it the space of its input")
+        self.flatten = Flatten(ctx.space)
+        self.net = blocks.MLP(
+            self.flatten.size,
+            cfg.hidden,
+            cfg.activation,
+            init=cfg.init,
+            layer_norm=cfg.layer_norm,
+            copies=ctx.copies,
+        )
+        self.out_dim = self.net.out_dim
+
+    def initial_carry(self, n: int) -> Batch:
+        return {}
+
+    def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
+        """A tree of ``ctx.space`` with leading ``[B]`` or ``[T, B]`` to features ``[..., out_dim]``.
+
+        With copies the features are ``[E, ..., out_dim]``.
+        """
+        return self.net(self.flatten(x)), carry

@@ -1,0 +1,23 @@
+"""How the YAML groups of every plugin reach Hydra."""
+
+from __future__ import annotations
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from rlplug.registry.discovery import plugins
+
+
+class PluginConfigs(SearchPathPlugin):
+    """Adds each plugin's folder; rlplug's own comes first, so nobody replaces its ``config.yaml``."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for plugin in plugins():
+            if plugin.conf:
+                search_path.append(provider=plugin.distribution, path=f"file://{plugin.conf}")
+
+
+def register() -> None:
+    """Make Hydra ask ``PluginConfigs``, in this process only. May be called again."""
+    Plugins.instance().register(PluginConfigs)

@@ -1,0 +1,26 @@
+"""The settings of a component in one line, for tests of components."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlplug.config import choose, default_node
+from rlplug.types import ConfigError
+
+
+def config(of: str, **changes: Any) -> Any:
+    """A component's typed ``Config``, as its YAML has it: ``config("algo/ppo", gamma=0.9)``.
+
+    Args:
+        of: ``<kind>/<option>``, the YAML file below ``conf/``.
+        changes: options to set.
+
+    Raises:
+        ConfigError: no such file, a change is wrong, or an option must be given (``???``).
+    """
+    kind, _, option = of.partition("/")
+    node = default_node(kind, option, changes)  # type: ignore[arg-type]
+    for key, value in node.items():
+        if value == "???":
+            raise ConfigError(f"{kind}.{key}", f"must be given: config({of!r}, {key}=...)")
+    return choose(kind, kind, node).cfg  # type: ignore[arg-type]

@@ -1,0 +1,37 @@
+"""A context in one line, for tests of components."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlplug.trainer.context import RunContext
+from rlplug.types import EnvSpec, Group
+
+
+def spec(obs: Any = 4, action: Any = 2) -> EnvSpec:
+    """A single agent's spaces. A number is a vector observation's size, or the number of discrete actions."""
+    if isinstance(obs, int):
+        obs = spaces.Box(-np.inf, np.inf, (obs,), np.float32)
+    if isinstance(action, int):
+        action = spaces.Discrete(action)
+    return EnvSpec({"default": Group(obs, action)})
+
+
+def box(size: int) -> spaces.Box:
+    """Continuous actions as algorithms see them: in [-1, 1]."""
+    return spaces.Box(-1.0, 1.0, (size,), np.float32)
+
+
+def context(of: EnvSpec | None = None, *, overrides: Any = (), **options: Any) -> RunContext:
+    """A ``Context`` with the models of ``overrides`` (as on the command line), on the processor.
+
+    Args:
+        of: the spaces; a vector of 4 and 2 discrete actions if None.
+        options: see ``RunContext``: ``needs``, ``num_envs``, ``rows``, ``batch_size``, ``seed`` ...
+    """
+    from rlplug.config import compose
+
+    return RunContext(spec=of or spec(), slots=compose(list(overrides)).models, **options)

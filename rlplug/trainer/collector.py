@@ -1,0 +1,277 @@
+"""Collection in the learner's process: environments and policy to streams of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlplug.api import Algorithm, Exploration, VecEnv
+from rlplug.trainer.context import RunContext, Scope
+from rlplug.types import Batch, Mode, Tree, Weights
+
+CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_, "is_first": np.bool_, "valid": np.bool_}
+
+
+class Rows:
+    """Preallocated rows ``[T+1, B]``: numpy views to write, tensors to read, one memory."""
+
+    def __init__(self) -> None:
+        self.tensors: Batch = {}
+        self.arrays: Batch = {}
+
+    def allocate(self, like: Mapping[str, Any], length: int) -> None:
+        """Make room for what ``like`` (leaves ``[B, ...]``) has and is not there yet."""
+        for key, leaf in like.items():
+            if isinstance(leaf, Mapping):
+                inner = Rows()
+                inner.tensors, inner.arrays = self.tensors.setdefault(key, {}), self.arrays.setdefault(key, {})
+                inner.allocate(leaf, length)
+            elif key not in self.arrays:
+                self.arrays[key] = np.zeros((length, *leaf.shape), leaf.dtype)
+                self.tensors[key] = torch.from_numpy(self.arrays[key])
+
+
+def put(rows: Batch, t: Any, values: Mapping[str, Any]) -> None:
+    """Write ``values`` into row ``t`` (or into rows ``(t[i], i)``, when ``t`` is a pair of index arrays)."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            put(rows[key], t, value)
+        else:
+            rows[key][t] = value
+
+
+def take(rows: Batch, t: Any) -> Batch:
+    """Row ``t`` of every leaf."""
+    return {key: take(leaf, t) if isinstance(leaf, dict) else leaf[t] for key, leaf in rows.items()}
+
+
+class InProcess:
+    """``api.Source`` over environments that keep in lock step: one call, one row in every column.
+
+    The tensors of a segment are this source's own memory, valid until the next ``collect``.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        algorithm: Algorithm,
+        ctx: RunContext,
+        scope: Scope,
+        seeds: Sequence[int],
+        exploration: Mapping[str, Exploration] | None = None,
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        self.env, self.algorithm, self.ctx, self.scope, self.seeds = env, algorithm, ctx, scope, seeds
+        self.exploration = dict(exploration or {})
+        self.columns = len(scope.env_ids)
+        self.keys = ctx.needs.keys if keys is None else keys
+        self.closes = not ctx.needs.stale
+        self.host = ctx.device.type == "cpu"
+        self.carry: Batch = {}
+        self.noise: dict[str, Batch] = {}
+        self._rows: dict[int, Rows] = {}
+        self._open: Batch = {}  # the row that the next segment begins with
+
+    def begin(self, tasks: Tree = None) -> None:
+        """Reset every column."""
+        n = self.columns
+        first = self.env.reset(self.seeds, tasks)
+        self._open = first | {"is_first": np.ones(n, np.bool_), "valid": np.ones(n, np.bool_)}
+        self.carry = self.algorithm.initial_carry(n)
+        self.noise = {name: extra.initial_carry(n) for name, extra in self.exploration.items()}
+
+    def example(self) -> Batch:
+        """One row ``[B, ...]`` as it will be stored, learnt by asking environment and algorithm once."""
+        if not self._open:
+            self.begin()
+        with torch.inference_mode(), self.ctx.acting(self.scope):
+            store = self._allocate(1, 2)
+        return take(dict(self._kept(store.tensors)), 0)
+
+    def _kept(self, tensors: Batch) -> Iterator[tuple[str, Any]]:
+        return ((key, leaf) for key, leaf in tensors.items() if key in self.keys or key in CORE)
+
+    def collect(
+        self,
+        rows: int,
+        weights: Mapping[str, Weights] | None = None,
+        tasks: Tree = None,
+        stop: Any = None,
+        mode: Mode = "explore",
+    ) -> Iterator[Batch]:
+        if weights is not None:
+            self.algorithm.load_state_dict(weights["main"], strict=False)
+        if tasks is not None or not self._open:
+            self.begin(tasks)
+        with torch.inference_mode(), self.ctx.acting(self.scope):
+            segment = self._collect(rows, mode)
+        yield dict(self._kept(segment))
+
+    def _collect(self, rows: int, mode: Mode) -> Batch:
+        store = self._rows.get(rows) or self._allocate(rows, rows + 1)
+        tensors, arrays = store.tensors, store.arrays
+        put(arrays, 0, self._open)
+        observed = [key for key in self._open if key not in CORE]
+        reward, terminated, truncated = arrays["reward"], arrays["terminated"], arrays["truncated"]
+        is_first, valid = arrays["is_first"], arrays["valid"]
+        for t in range(rows):
+            out, self.carry = self._act({key: _row(tensors[key], t) for key in (*observed, "is_first")}, mode)
+            for key, value in out.items():
+                arrays[key][t] = value.numpy() if self.host else value.cpu().numpy()
+            result = self.env.step(arrays["action"][t])
+            reward[t] = result["reward"]
+            terminated[t] = result["terminated"]
+            truncated[t] = result["truncated"]
+            np.logical_not(valid[t], out=is_first[t + 1])
+            np.logical_not(terminated[t] | truncated[t], out=valid[t + 1])
+            for key in observed:
+                if isinstance(result[key], np.ndarray):
+                    arrays[key][t + 1] = result[key]
+                else:
+                    put(arrays[key], t + 1, result[key])
+        self._open = _copied(take({key: arrays[key] for key in (*observed, "is_first", "valid")}, rows))
+        valid[rows] = False
+        if self.closes and mode != "random":
+            out, _ = self.algorithm.act({key: _row(tensors[key], rows) for key in (*observed, "is_first")}, self.carry, mode)
+            put(arrays, rows, {key: value.cpu().numpy() for key, value in out.items()})
+        return tensors
+
+    def _act(self, step: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        if not self.host:
+            step = _to(step, self.ctx.device)
+        out, carry = self.algorithm.act(step, self.carry, mode)
+        if mode == "explore":
+            for name, extra in self.exploration.items():
+                out, self.noise[name] = extra.perturb(out, step, self.noise[name])
+        return out, carry
+
+    def _allocate(self, rows: int, length: int) -> Rows:
+        """Memory for segments of ``rows`` transitions; what the algorithm says of a row is learnt by asking it once."""
+        store = self._rows[rows] = Rows()
+        n = self.columns
+        store.allocate(self._open | {key: np.zeros(n, dtype) for key, dtype in CORE.items()}, length)
+        before = {role: g.get_state() for role, g in self.ctx.generators.items()}
+        step = _to({k: v for k, v in self._open.items() if k != "valid"}, self.ctx.device)
+        for asked in ("explore", "random"):
+            out, _ = self.algorithm.act(step, self.carry, asked)
+            store.allocate({key: value.cpu().numpy() for key, value in out.items()}, length)
+        for role, state in before.items():
+            self.ctx.generators[role].set_state(state)
+        return store
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class Ragged(InProcess):
+    """The same for vector environments that reset an ended column within the step that ends it.
+
+    Such a column gets two rows from one call, its final observation and the next episode's first
+    one, so every column has a cursor of its own. A segment ends when the first column is full; the
+    others are padded with ``valid=False``, and their open row begins the next segment.
+    """
+
+    def begin(self, tasks: Tree = None) -> None:
+        super().begin(tasks)
+        self._fresh: Batch | None = None  # first observations that had no room behind a final row T
+        self._beyond = np.zeros(self.columns, np.bool_)
+
+    def _collect(self, rows: int, mode: Mode) -> Batch:
+        store = self._rows.get(rows) or self._allocate(rows, rows + 2)
+        tensors, arrays = store.tensors, store.arrays
+        observed = [key for key in self._open if key not in CORE]
+        every = np.arange(self.columns)
+        arrays["valid"][:], arrays["is_first"][:] = False, False
+        put(arrays, 0, self._open)
+        at = np.zeros(self.columns, np.int64)
+        if self._fresh is not None:
+            self._first(arrays, np.ones_like(at), every, self._fresh, self._beyond)
+            at[self._beyond] = 1
+        arrays["valid"][at, every] = True
+        while at.max() < rows:
+            now = {key: take_at(arrays[key], at, every) for key in (*observed, "is_first")}
+            out, self.carry = self._act(_to(now, self.ctx.device), mode)
+            host = {key: value.cpu().numpy() for key, value in out.items()}
+            put(arrays, (at, every), host)
+            result = self.env.step(host["action"])
+            put(arrays, (at, every), {key: result[key] for key in ("reward", "terminated", "truncated")})
+            ended = result["terminated"] | result["truncated"]
+            fresh = {key: result[key] for key in observed}
+            last = fresh | {"obs": result["final_obs"]} if ended.any() else fresh
+            put(arrays, (at + 1, every), last)
+            if ended.any() and self.closes:
+                self._close(arrays, at + 1, every, last, ended, mode)
+            self._first(arrays, at + 2, every, fresh, ended)
+            at = at + 1 + ended
+            arrays["valid"][np.minimum(at, rows), every] |= at <= rows
+            self._beyond = at > rows
+            self._fresh = _copied(fresh) if self._beyond.any() else None
+        row = np.minimum(at, rows)
+        arrays["valid"][row, every] = False
+        for column in np.flatnonzero(at < rows):
+            for key in observed:
+                pad(arrays[key], int(at[column]), rows, int(column))
+        self._open = _copied({key: take_at(arrays[key], row, every) for key in (*observed, "is_first", "valid")})
+        self._open["valid"] = ~self._beyond
+        if self.closes and mode != "random":
+            self._close(arrays, row, every, {key: self._open[key] for key in observed}, ~self._beyond, mode)
+        return {key: _row(leaf, slice(0, rows + 1)) for key, leaf in tensors.items()}
+
+    def _first(self, arrays: Batch, at: Any, every: Any, fresh: Batch, where: Any) -> None:
+        """Write the first observations of the columns ``where``."""
+        columns = every[where]
+        for key, leaf in fresh.items():
+            put_at(arrays[key], at[where], columns, leaf)
+        arrays["is_first"][at[where], columns] = True
+
+    def _close(self, arrays: Batch, at: Any, every: Any, row: Batch, where: Any, mode: Mode) -> None:
+        """What the algorithm says (its value) of rows on which it does not act: final and open ones."""
+        step = _to(row | {"is_first": np.zeros(self.columns, np.bool_)}, self.ctx.device)
+        out, _ = self.algorithm.act(step, self.carry, mode)
+        for key, value in out.items():
+            put_at(arrays[key], at[where], every[where], value.cpu().numpy())
+
+
+def collector(env: VecEnv, *args: Any, **kwargs: Any) -> InProcess:
+    """The source that fits the environment's way of resetting."""
+    return (InProcess if env.lockstep else Ragged)(env, *args, **kwargs)
+
+
+def take_at(leaf: Any, at: Any, every: Any) -> Any:
+    return {key: take_at(inner, at, every) for key, inner in leaf.items()} if isinstance(leaf, dict) else leaf[at, every]
+
+
+def put_at(leaf: Any, at: Any, columns: Any, values: Any) -> None:
+    """Write the columns ``columns`` of ``values [B, ...]`` into rows ``at``."""
+    if isinstance(leaf, dict):
+        for key, inner in leaf.items():
+            put_at(inner, at, columns, values[key])
+    else:
+        leaf[at, columns] = values[columns]
+
+
+def pad(leaf: Any, start: int, stop: int, column: int) -> None:
+    """Repeat row ``start`` up to row ``stop`` in one column."""
+    if isinstance(leaf, dict):
+        for inner in leaf.values():
+            pad(inner, start, stop, column)
+    else:
+        leaf[start + 1 : stop + 1, column] = leaf[start, column]
+
+
+def _row(leaf: Any, t: Any) -> Any:
+    return take(leaf, t) if isinstance(leaf, dict) else leaf[t]
+
+
+def _copied(batch: Batch) -> Batch:
+    return {key: _copied(leaf) if isinstance(leaf, dict) else leaf.copy() for key, leaf in batch.items()}
+
+
+def _to(batch: Mapping[str, Any], device: torch.device) -> Batch:
+    return {
+        key: _to(leaf, device) if isinstance(leaf, Mapping) else torch.as_tensor(leaf).to(device, non_blocking=True)
+        for key, leaf in batch.items()
+    }

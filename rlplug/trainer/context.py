@@ -1,0 +1,157 @@
+"""The concrete ``Context``: what the run knows, offered to every component."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlplug.api import Context, Needs
+from rlplug.functional.schedule import piecewise_linear
+from rlplug.nn.ensemble import Ensemble
+from rlplug.types import EnvSpec, Role
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+
+    from rlplug.config import Chosen
+
+ROLES: tuple[Role, ...] = ("learner", "actor", "eval")
+
+
+def generator(device: torch.device, *entropy: int) -> torch.Generator:
+    """A generator whose stream is given by all of ``entropy``."""
+    (seed,) = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
+    return torch.Generator(device).manual_seed(int(seed) >> 1)
+
+
+class Schedules:
+    """The schedules of a run: 0-d tensors that follow the environment steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._moving: list[tuple[Tensor, Sequence[tuple[float, float]]]] = []
+
+    def add(self, node: float | Sequence[tuple[float, float]]) -> Tensor:
+        if isinstance(node, int | float):
+            return torch.tensor(float(node), device=self.device)
+        value = torch.tensor(piecewise_linear(node, 0), device=self.device)
+        self._moving.append((value, node))
+        return value
+
+    def refresh(self, step: int) -> None:
+        """Move every schedule to ``step``, in place."""
+        for value, points in self._moving:
+            value.fill_(piecewise_linear(points, step))
+
+
+@dataclass
+class Scope:
+    """For whom noise is drawn at the moment; shared by all contexts of a run."""
+
+    role: Role
+    num_envs: int
+    env_ids: Sequence[int]
+
+
+class RunContext(Context):
+    """See ``api.Context``.
+
+    One generator per role: evaluation never disturbs training, and what actors draw does not
+    depend on what the learner draws.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: EnvSpec,
+        needs: Needs | None = None,
+        slots: Mapping[str, Chosen] | None = None,
+        device: torch.device | str = "cpu",
+        num_envs: int = 1,
+        env_ids: Sequence[int] | None = None,
+        total_steps: int = 0,
+        rows: int = 1,
+        batch_size: int = 1,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        deterministic: bool = False,
+    ) -> None:
+        self.spec, self.needs, self.slots = spec, needs or Needs(), dict(slots or {})
+        self.device = torch.device(device)
+        self.scope = Scope("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
+        self.total_steps, self.rows, self.batch_size = total_steps, rows, batch_size
+        self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
+        self.space: Space[Any] | None = None
+        self.copies = 1
+        self.schedules = Schedules(self.device)
+        self.generators = {role: generator(self.device, seed, i) for i, role in enumerate(ROLES)}
+
+    @property
+    def role(self) -> Role:
+        return self.scope.role
+
+    @property
+    def num_envs(self) -> int:
+        return self.scope.num_envs
+
+    @property
+    def env_ids(self) -> Sequence[int]:
+        return self.scope.env_ids
+
+    @contextmanager
+    def acting(self, scope: Scope) -> Iterator[None]:
+        """Draw for other rows: those of actors or of an evaluation."""
+        mine = vars(self.scope)
+        before = dict(mine)
+        mine.update(vars(scope))
+        try:
+            yield
+        finally:
+            mine.update(before)
+
+    def derive(self, **changes: Any) -> RunContext:
+        """The same run seen by another component; generators and schedules are shared."""
+        other = copy.copy(self)
+        vars(other).update(changes)
+        return other
+
+    def child(self, spec: EnvSpec) -> RunContext:
+        return self.derive(spec=spec)
+
+    def build(self, slot: str, space: Space[Any], copies: int = 1) -> Any:
+        chosen = self.slots[slot]
+        if copies == 1 or getattr(chosen.cls, "batched", False):
+            return chosen.build(self.derive(space=space, copies=copies))
+        return Ensemble([chosen.build(self.derive(space=space, copies=1)) for _ in range(copies)])
+
+    def schedule(self, node: Any) -> Tensor:
+        return self.schedules.add(node)
+
+    def randn(self, *shape: int, rows: bool = True) -> Tensor:
+        return self._draw(torch.randn, shape, rows)
+
+    def rand(self, *shape: int, rows: bool = True) -> Tensor:
+        return self._draw(torch.rand, shape, rows)
+
+    def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor:
+        return self._draw(partial(torch.randint, high), shape, rows)
+
+    def _draw(self, draw: Callable[..., Tensor], shape: Sequence[int], rows: bool) -> Tensor:
+        source = self.generators[self.role]
+        if not rows or not shape or (self.world_size == 1 and self.role == "learner"):
+            return draw(shape, generator=source, device=self.device)
+        mine, *rest = shape
+        if self.role == "learner":
+            everybody = draw((mine * self.world_size, *rest), generator=source, device=self.device)
+            return everybody[self.rank * mine : (self.rank + 1) * mine]
+        everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
+        return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]

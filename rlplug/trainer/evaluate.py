@@ -1,0 +1,59 @@
+"""Evaluation: whole episodes of the greedy policy, in environments of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rlplug.api import Algorithm, VecEnv
+from rlplug.trainer.collector import collector
+from rlplug.trainer.context import RunContext, Scope
+from rlplug.trainer.metrics import Episodes
+
+MOST_COLUMNS = 32
+EVALUATION = 2  # tells evaluation's seeds from training's
+
+
+class Evaluator:
+    """Plays ``episodes`` episodes.
+
+    Every column plays a number of episodes fixed beforehand, so that short ones are not
+    over-represented. The environments are made at the first call and kept.
+    """
+
+    def __init__(
+        self, make: Callable[[Scope], VecEnv], algorithm: Algorithm, ctx: RunContext, episodes: int, chunk: int = 32
+    ) -> None:
+        columns = min(episodes, MOST_COLUMNS)
+        self.scope = Scope("eval", columns, range(columns))
+        self.quota = np.bincount(np.arange(episodes) % columns)
+        self.make, self.algorithm, self.ctx, self.chunk = make, algorithm, ctx, chunk
+        self.env: VecEnv | None = None
+
+    def __call__(self, number: int) -> dict[str, float]:
+        """Mean and standard deviation of return and length; ``number`` chooses the episodes' seeds."""
+        if self.env is None:
+            self.env = self.make(self.scope)
+        seeds = [int(s) for s in np.random.SeedSequence([self.ctx.seed, EVALUATION, number]).generate_state(len(self.quota))]
+        source = collector(self.env, self.algorithm, self.ctx, self.scope, seeds, keys=())
+        counted, left = Episodes(len(self.quota)), self.quota.copy()
+        returns: list[float] = []
+        lengths: list[int] = []
+        while left.any():
+            for segment in source.collect(self.chunk, mode="greedy"):
+                counted.add(segment)
+            for episode_return, length, column in counted.drain():
+                if left[column]:
+                    left[column] -= 1
+                    returns.append(episode_return)
+                    lengths.append(length)
+        return {
+            "eval/return_mean": float(np.mean(returns)),
+            "eval/return_std": float(np.std(returns)),
+            "eval/length_mean": float(np.mean(lengths)),
+        }
+
+    def close(self) -> None:
+        if self.env is not None:
+            self.env.close()

@@ -1,0 +1,303 @@
+"""The learner: the only backward and the only collectives of the project.
+
+Nothing is wrapped in DDP. ``minimise`` sums per-row terms over valid rows, runs the backward, and
+adds up gradients, valid counts and metrics over ranks in ONE flat all-reduce; dividing by the
+global count afterwards makes one rank equal two equal four microbatches, to rounding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch._dynamo
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+from torch._inductor.exc import InductorError
+
+from rlplug.api import Algorithm, Buffer, Exploration, Losses, Optim, Trainable
+from rlplug.trainer.context import RunContext
+from rlplug.types import Batch, Progress, Weights, leaves, map_leaves
+
+Reduction = Literal["mean", "std", "sum", "max", "min"]
+Graph: TypeAlias = Callable[[Batch], tuple[Losses, Sequence[Tensor | None]]]
+
+
+@dataclass
+class Part:
+    """One optimizer of a trainable, with what it needs per step."""
+
+    optim: Optim
+    optimizer: Any  # Fabric's, which knows about gradient scaling
+    params: list[Tensor]
+    calls: int = 0
+
+    def due(self) -> bool:
+        """Count a call; every ``optim.every``-th is due."""
+        self.calls += 1
+        return self.calls % self.optim.every == 0
+
+    def clip(self) -> None:
+        limit = self.optim.grad_clip
+        if limit is None:
+            return
+        grads = [p.grad for p in self.params if p.grad is not None]
+        if self.optim.grad_clip_by == "value":
+            torch._foreach_clamp_min_(grads, -limit)
+            torch._foreach_clamp_max_(grads, limit)
+            return
+        norms = torch.stack(torch._foreach_norm(grads))
+        if self.optim.grad_clip_by == "norm":
+            torch._foreach_mul_(grads, list((limit / (norms + 1e-6)).clamp_(max=1.0).unbind()))
+        else:
+            torch._foreach_mul_(grads, (limit / (norms.norm() + 1e-6)).clamp_(max=1.0))
+
+
+class FabricLearner:
+    """``api.Learner`` on Fabric."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        ctx: RunContext,
+        algorithm: Algorithm,
+        buffer: Buffer,
+        exploration: Sequence[Exploration] = (),
+        progress: Progress | None = None,
+        microbatches: int = 1,
+        compile: bool = False,
+    ) -> None:
+        self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
+        self.exploration, self.progress = exploration, progress or Progress()
+        self.microbatches = microbatches
+        self.whole = fabric.world_size == 1 and microbatches == 1
+        self.compile = compile and self.whole
+        self._parts: dict[int, dict[str, Part]] = {}
+        self._graphs: dict[tuple[int, Sequence[str]], Graph] = {}
+
+    # ---- one step -------------------------------------------------------------------------------------------------
+
+    def step(self) -> Losses:
+        """Sample, add intrinsic rewards, prepare, update, train the exploration, feed back."""
+        batch = self.sample()
+        for extra in self.exploration:
+            bonus = extra.reward(batch)
+            if bonus is not None:
+                batch["reward_int"] = bonus + batch["reward_int"] if "reward_int" in batch else bonus
+                batch["reward"] = batch["reward"] + bonus
+        with torch.no_grad():
+            prepared = self.algorithm.prepare(batch)
+        losses = self.algorithm.update(prepared, self)
+        for extra in self.exploration:
+            if self.parts(extra):
+                mine = extra.update(batch, self)
+                losses.metrics.update(mine.terms | mine.metrics)
+        if losses.feedback:
+            self.buffer.feedback(batch["index"], losses.feedback)
+        self.progress.updates += 1
+        return losses
+
+    def sample(self) -> Batch:
+        batch = self.buffer.sample()
+        if self.ctx.device.type == "cpu":
+            return batch
+        return map_leaves(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
+
+    # ---- gradients ------------------------------------------------------------------------------------------------
+
+    def parts(self, who: Trainable) -> dict[str, Part]:
+        """The optimizers of ``who``, set up once."""
+        parts = self._parts.get(id(who))
+        if parts is None:
+            parts = self._parts[id(who)] = {name: self._part(optim) for name, optim in who.optimizers().items()}
+        return parts
+
+    def _part(self, optim: Optim) -> Part:
+        if optim.lr is not None:
+            for group in optim.optimizer.param_groups:
+                group["lr"] = optim.lr
+        params = [p for group in optim.optimizer.param_groups for p in group["params"]]
+        return Part(optim, self.fabric.setup_optimizers(optim.optimizer), params)
+
+    def minimise(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
+        mine = self.parts(who)
+        due = tuple(name for name in (mine if parts is None else parts) if mine[name].due())
+        losses = self._backward(batch, who, due)
+        self._step(mine, due)
+        who.after_step(due, losses, self)
+        return losses
+
+    def gradients(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Weights:
+        due = tuple(self.parts(who) if parts is None else parts)
+        self._backward(batch, who, due)
+        return {name: p.grad.clone() for name, p in who.named_parameters() if p.grad is not None}
+
+    def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
+        mine = self.parts(who)
+        for name, p in who.named_parameters():
+            p.grad = grads.get(name)
+        self._step(mine, tuple(mine if parts is None else parts))
+
+    def _step(self, mine: dict[str, Part], due: Sequence[str]) -> None:
+        for name in due:
+            mine[name].clip()
+            mine[name].optimizer.step()
+
+    def _backward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Losses:
+        """Global mean gradients of the due parts, left in ``.grad``; losses as global means."""
+        mine = self.parts(who)
+        for part in mine.values():
+            for p in part.params:
+                p.grad = None
+        if self.compile:
+            return self._compiled(batch, who, due, [p for name in due for p in mine[name].params])
+        if self.whole:
+            losses, _, total = self._forward(batch, who, due)
+            self.fabric.backward(total)
+            return losses
+
+        sums: Losses | None = None
+        count: Tensor = torch.zeros((), device=self.ctx.device)
+        for micro in _microbatches(batch, self.microbatches):
+            losses, n, total = self._forward(micro, who, due)
+            self.fabric.backward(total)
+            sums, count = losses if sums is None else _add(sums, losses), count + n
+        assert sums is not None
+        params = [p for name in due for p in mine[name].params]
+        for p in params:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        numbers = [count, *sums.terms.values(), *sums.metrics.values()]
+        flat = torch.cat([torch.stack(numbers), *(p.grad.reshape(-1) for p in params if p.grad is not None)])
+        flat = self._all_reduce(flat, "sum")
+        flat /= flat[0].clamp(min=1.0)
+        values = iter(flat[1 : len(numbers)].unbind())
+        offset = len(numbers)
+        for p in params:
+            p.grad = flat[offset : offset + p.numel()].view_as(p)
+            offset += p.numel()
+        return Losses({k: next(values) for k in sums.terms}, {k: next(values) for k in sums.metrics}, sums.feedback)
+
+    def _compiled(self, batch: Batch, who: Trainable, due: Sequence[str], params: list[Tensor]) -> Losses:
+        """Forward and backward as one graph; where that cannot be compiled, eagerly from then on, and said so."""
+        graph = self._graphs.get((id(who), due))
+        if graph is None:
+
+            def whole_step(batch: Batch) -> tuple[Losses, Sequence[Tensor | None]]:
+                losses, _, total = self._forward(batch, who, due)
+                return losses, torch.autograd.grad(total, params, allow_unused=True)
+
+            graph = self._graphs[id(who), due] = torch.compile(whole_step, fullgraph=True, dynamic=False)
+        try:
+            with torch._dynamo.config.patch(trace_autograd_ops=True):
+                losses, gradients = graph(batch)
+        except (TorchDynamoException, InductorError) as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"compile: {type(who).__name__} could not be compiled and runs eagerly: {reason}", stacklevel=2)
+            self.compile = False
+            return self._backward(batch, who, due)
+        for p, gradient in zip(params, gradients, strict=True):
+            p.grad = gradient
+        return losses
+
+    def _forward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> tuple[Losses, Tensor | float, Tensor]:
+        """Losses (detached), the count of valid rows, and the number to call backward on.
+
+        On one rank without microbatches everything is a mean; otherwise a sum over valid rows,
+        0-d values counting once a row, to be divided by the global count.
+        """
+        with self.fabric.autocast():
+            losses = who.forward(batch, due)
+        mask = batch.get("valid")
+        rows = next((x for x in (*losses.terms.values(), *losses.metrics.values()) if x.ndim), None)
+        weight: Tensor | None = None
+        count: Tensor | float
+        if mask is not None:
+            weight = mask.float()
+            count = weight.sum()
+            if self.whole:
+                weight = weight / count.clamp(min=1.0)
+        else:
+            count = float(rows.numel()) if rows is not None else 1.0
+
+        def collapse(x: Tensor) -> Tensor:
+            if x.ndim == 0:
+                return x if self.whole else x * count
+            if weight is None:
+                return x.mean() if self.whole else x.sum()
+            w = weight if x.shape == weight.shape else weight[: len(x)]
+            return torch.where(w > 0, x, 0.0).mul(w).sum()
+
+        terms = {name: collapse(term) for name, term in losses.terms.items()}
+        metrics = {name: collapse(value.detach()) for name, value in losses.metrics.items()}
+        total = sum(terms.values(), start=torch.zeros((), device=self.ctx.device))
+        return Losses({k: v.detach() for k, v in terms.items()}, metrics, losses.feedback), count, total
+
+    # ---- batches and statistics -----------------------------------------------------------------------------------
+
+    def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
+        mine = batch["valid"].new_ones(batch["valid"].shape[1]) if unit == "column" else batch["valid"][:-1].T.flatten()
+        mine = mine.nonzero().squeeze(1)  # row: column-major, so that the order does not depend on the ranks
+        counts = self._gather_counts(len(mine))
+        total, offset = sum(counts), sum(counts[: self.fabric.global_rank])
+        order = torch.randperm(total, generator=self.ctx.generators["learner"], device=self.ctx.device)
+        cuts = torch.linspace(0, total, max(1, round(total / size)) + 1).round().long().tolist()
+        if self.fabric.world_size > 1:
+            ours = (order >= offset) & (order < offset + len(mine))
+            below = torch.cat([ours.new_zeros(1, dtype=torch.long), ours.cumsum(0)])
+            cuts = below[torch.as_tensor(cuts, device=below.device)].tolist()
+            order = order[ours] - offset
+        mine = mine[order]
+        if unit == "column":
+            for low, high in zip(cuts, cuts[1:], strict=False):
+                yield map_leaves(lambda x, i=mine[low:high]: x[:, i], batch)
+            return
+        length, columns = batch["valid"].shape
+        places = mine % (length - 1) * columns + mine // (length - 1)
+        rows = map_leaves(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
+        for low, high in zip(cuts, cuts[1:], strict=False):
+            yield map_leaves(lambda x, low=low, high=high: x[low:high], rows)
+
+    def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
+        x = (x if where is None else x[where]).detach().reshape(-1)
+        if self.fabric.world_size == 1:
+            if op == "std":
+                return x.std(correction=0)
+            return {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin}[op]()
+        if op in ("max", "min"):
+            own = {"max": x.amax, "min": x.amin}[op]() if len(x) else x.new_tensor(-torch.inf if op == "max" else torch.inf)
+            return self._all_reduce(own, op)
+        sums = self._all_reduce(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]).double(), "sum")
+        if op == "sum":
+            return sums[1].to(x.dtype)
+        mean = sums[1] / sums[0]
+        return (mean if op == "mean" else (sums[2] / sums[0] - mean.square()).clamp(min=0).sqrt()).to(x.dtype)
+
+    def _gather_counts(self, n: int) -> list[int]:
+        if self.fabric.world_size == 1:
+            return [n]
+        return self.fabric.all_gather(torch.tensor(n, device=self.ctx.device)).tolist()
+
+    def _all_reduce(self, x: Tensor, op: str) -> Tensor:
+        return x if self.fabric.world_size == 1 else self.fabric.all_reduce(x, reduce_op=op)
+
+
+def _add(a: Losses, b: Losses) -> Losses:
+    return Losses(
+        {k: a.terms[k] + v for k, v in b.terms.items()},
+        {k: a.metrics[k] + v for k, v in b.metrics.items()},
+        {k: torch.cat([a.feedback[k], v], dim=-1 if v.ndim == 1 else 1) for k, v in b.feedback.items()},
+    )
+
+
+def _microbatches(batch: Batch, n: int) -> Iterator[Batch]:
+    """Cut a batch into ``n`` parts: flat batches by rows, segments by columns."""
+    axis = 0 if "valid" not in batch or batch["valid"].ndim == 1 else 1
+    size = next(leaves(batch)).shape[axis]
+    for low, high in zip(range(0, n), range(1, n + 1), strict=True):
+        part = slice(low * size // n, high * size // n)
+        yield map_leaves(lambda x, part=part: x[part] if axis == 0 else x[:, part], batch)

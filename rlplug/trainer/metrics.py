@@ -1,0 +1,84 @@
+"""What is measured in a run, kept on the device until it is logged."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlplug.types import Batch
+
+
+class Episodes:
+    """Returns and lengths of the episodes in a stream of segments ``[T+1, B]``."""
+
+    def __init__(self, columns: int) -> None:
+        self._return = np.zeros(columns)
+        self._length = np.zeros(columns, np.int64)
+        self._finished: list[tuple[float, int, int]] = []
+
+    def add(self, segment: Batch) -> int:
+        """Count a segment.
+
+        Returns:
+            The number of its environment steps.
+        """
+        valid = segment["valid"][:-1].numpy()
+        reward = np.where(valid, segment["reward"][:-1].numpy(), 0.0)
+        ended = ((segment["terminated"] | segment["truncated"])[:-1].numpy()) & valid
+        if not ended.any():
+            self._return += reward.sum(0)
+            self._length += valid.sum(0)
+            return int(valid.sum())
+        returns = self._return + reward.cumsum(0, dtype=np.float64)
+        lengths = self._length + valid.cumsum(0)
+        base_return, base_length = np.zeros_like(self._return), np.zeros_like(self._length)
+        for t, b in np.argwhere(ended):
+            self._finished.append((returns[t, b] - base_return[b], int(lengths[t, b] - base_length[b]), int(b)))
+            base_return[b], base_length[b] = returns[t, b], lengths[t, b]
+        self._return, self._length = returns[-1] - base_return, lengths[-1] - base_length
+        return int(valid.sum())
+
+    def drain(self) -> list[tuple[float, int, int]]:
+        """(return, length, column) of the episodes that ended since the last call, in time order."""
+        finished, self._finished = self._finished, []
+        return finished
+
+
+class Clock:
+    """Wall seconds, in all and by phase."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.spent: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[name] += time.perf_counter() - start
+
+    def wall(self) -> float:
+        return time.perf_counter() - self.started
+
+
+class Means:
+    """Means of 0-d tensors over an interval. Adding reads nothing back from the device."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Tensor]] = defaultdict(list)
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._values[name].append(value)
+
+    def drain(self) -> dict[str, float]:
+        values, self._values = self._values, defaultdict(list)
+        return {name: float(torch.stack(seen).float().mean()) for name, seen in values.items()}

@@ -1,0 +1,119 @@
+"""Bad command lines: one clear message, exit code 2, no traceback, no run folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplug.cli import main
+
+BAD = {
+    # names and options
+    "algo=sacc": "algo: unknown option 'sacc'; did you mean sac? There are: ",
+    "env=pendulm": "env: unknown option 'pendulm'; did you mean pendulum? There are: ",
+    "exploration=[gausian]": "exploration: unknown option 'gausian'; did you mean gaussian? There are: ",
+    "model@critic_model=mpl": "model: unknown option 'mpl'; did you mean mlp? There are: ",
+    "hydra/launcher=bsic": "hydra/launcher: unknown option 'bsic'; did you mean basic? There are: ",
+    "algo=null": "algo: unknown option 'null'; There are: ",
+    "algo=3": "algo: unknown option '3'; There are: ",
+    "env=atari/pong": "env: unknown option 'atari/pong'; There are: ",
+    "buffer.name=rollut": "buffer.name: unknown buffer 'rollut'; did you mean rollout? There are: ",
+    # groups and keys
+    "algoo=sac": "algoo: unknown key; did you mean algo? There are: ",
+    "algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
+    "+algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
+    "gamma=0.9": "gamma: unknown key; did you mean algo.gamma?",
+    "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
+    "+totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: ",
+    "algo.gamma.x=3": "algo.gamma.x: unknown key: algo.gamma holds one value, and no keys",
+    "model@critic=mlp": "model@critic: there is no such choice to make. Did you mean to override one of model, ",
+    "hydra.run.dri=x": "hydra.run.dri: unknown key; did you mean hydra.run.dir? There are: dir",
+    "+algo=sac": "algo: is there already: write algo=<value>, without +",
+    "+seed=1": "seed: is there already: write seed=<value>, without +",
+    # types and ranges
+    "algo.gamma=1.5": "algo.gamma: 1.5 is out of range: should be less than or equal to 1",
+    "algo.gamma=high": "algo.gamma: 'high' has the wrong type: should be a valid number",
+    "algo.gamma=": "algo.gamma: '' has the wrong type: should be a valid number",
+    "seed=-1": "seed: -1 is out of range: should be greater than or equal to 0",
+    "seed=1.5": "seed: 1.5 has the wrong type: should be a valid integer",
+    "total_steps=0": "total_steps: 0 is out of range: should be greater than 0",
+    "num_envs=true": "num_envs: true has the wrong type: should be a number",
+    "compile=maybe": "compile: 'maybe' has the wrong type: should be a valid boolean",
+    "eval=3": "eval: 3 has the wrong type: should be a mapping of keys to values",
+    "model.hidden=64": "model.hidden: 64 has the wrong type: should be a valid list",
+    "model.hidden=[64,0]": "model.hidden[1]: 0 is out of range: should be greater than 0",
+    "model.activation=rellu": "model.activation: 'rellu' is none of the options: should be 'tanh'",
+    "algo.lr=-1": "algo.lr: -1 is out of range: should be greater than or equal to 0",
+    "algo.lr=[[0,1e-3],[9]]": "algo.lr[1][1]: is missing",
+    "logger.csv=3": "logger.csv: 3 has the wrong type: should be a mapping with 'name' and settings",
+    # what is missing
+    "~algo": "algo: ",
+    "~algo.gamma": "algo.gamma: is missing",
+    "env=gymnasium": "env.id: must be given: env.id=<value>",
+    "algo.gamma=${nope}": "algo.gamma: Interpolation key 'nope' not found",
+    # syntax
+    "algo.gamma=[1": "algo.gamma: cannot read 'algo.gamma=[1': should be key=value",
+    "algo=sac train": "train: cannot read 'train': should be key=value",
+    "=3": "cannot read '=3': should be key=value",
+    "seed=1,2": "seed: 1,2 is several values: add -m to sweep over them, or write a list [a,b]",
+    "seed=range(3)": "seed: range(3) is several values: add -m to sweep over them",
+    "algo=[ppo,sac]": "algo: should be exactly one option. There are: ",
+    # verbs and flags
+    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, plugins, train",
+    "--bogus": "unrecognized arguments: --bogus; see --help",
+    "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",
+    "--config-dir /no/such/folder": "Additional config directory '/no/such/folder' not found",
+    "check --bogus": "check takes no flag --bogus",
+    "check algo=sacc": "algo: unknown option 'sacc'; did you mean sac? There are: ",
+    "plugins algoo": "unknown kind 'algoo'; did you mean algo? There are: ",
+    "plugins algo sacc": "algo.name: unknown algo 'sacc'; did you mean sac? There are: ",
+    "plugins a b c": "plugins takes at most a kind and a name",
+    # sweeps, refused before their first job
+    "-m algo=ppo,sacc": "algo: unknown option 'sacc'; did you mean sac? There are: ",
+    "-m algo=ppo seed=1,x": "seed: 'x' has the wrong type: should be a valid integer",
+    "-m algo=ppo,sac algo.gama=1,2": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
+    "-m seed=range(3": "seed: cannot read 'seed=range(3'",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_one_message_and_nothing_else(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (message,) = printed.err.splitlines()
+    assert message.startswith("rlplug: " + BAD[line])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_mistakes_are_told_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["seed=x", "algo.gamma=2"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "rlplug: seed: 'x' has the wrong type: should be a valid integer",
+        "rlplug: algo.gamma: 2 is out of range: should be less than or equal to 1",
+    ]
+
+
+def test_a_chosen_run_folder_is_not_left_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    assert main(["seed=x", "hydra.run.dir=mine/deep/run"]) == 2
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
+
+
+@pytest.mark.parametrize("line", ["algo=sacc", "algo.gamma=2", "-m algo.gamma=2,3"])
+def test_the_process_ends_with_code_2(line: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "rlplug", *line.split()], cwd=tmp_path, env=os.environ, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,126 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf.errors import InterpolationKeyError
+
+import rlplug
+from rlplug.cli import main
+from tests.cli.scores import Scores
+from tests.installing import Install
+
+SHORT = ["env=cartpole", "total_steps=1024", "eval.episodes=1", "eval.every=0", "logger=[]", "model.hidden=[8]"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def summaries() -> dict[str, float]:
+    """Run folders below the working directory, and their scores."""
+    return {str(path.parent): json.loads(path.read_text())["eval/return_mean"] for path in Path().rglob("summary.json")}
+
+
+def test_train_leaves_one_run_folder():
+    assert main(SHORT) == 0
+    (folder,) = summaries()
+    assert Path(folder).parent == Path("runs/ppo-cartpole")
+    assert folder.endswith("-s0")
+
+
+def test_a_chosen_run_folder():
+    assert main(["train", *SHORT, "hydra.run.dir=here"]) == 0
+    assert list(summaries()) == ["here"]
+    assert [path.name for path in Path().iterdir()] == ["here"]
+
+
+def test_training_from_python_returns_the_score():
+    score = rlplug.train([*SHORT, "seed=3"])
+    ((folder, noted),) = summaries().items()
+    assert score == noted
+    assert folder.endswith("-s3")
+
+
+def test_a_sweep_returns_the_score_of_every_job():
+    assert main(["-m", *SHORT, "seed=1,2", "+hydra.callbacks.scores._target_=tests.cli.scores.Scores"]) == 0
+    found = summaries()
+    assert [folder.rpartition("/")[2] for folder in sorted(found)] == ["0-s1", "1-s2"]
+    assert Scores.seen == [found[folder] for folder in sorted(found)]
+
+
+def test_a_refused_job_ends_the_sweep_and_leaves_what_ran(capsys: pytest.CaptureFixture[str]):
+    assert main(["-m", *SHORT, "total_steps=1024,1"]) == 2
+    assert [folder.rpartition("/")[2] for folder in summaries()] == ["0-s0"]
+    assert not list(Path().rglob("1-s0"))
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith("rlplug: total_steps: 1 ")
+
+
+def test_check_shows_the_plan_and_writes_nothing(capsys: pytest.CaptureFixture[str]):
+    assert main(["check", "algo=sac", "env=pendulum"]) == 0
+    assert "Pendulum-v1" in capsys.readouterr().out
+    assert list(Path().iterdir()) == []
+
+
+def test_the_settings_of_a_job_are_shown(capsys: pytest.CaptureFixture[str]):
+    assert main(["algo=sac", "algo.gamma=0.5", "--cfg", "job", "--package", "algo"]) == 0
+    assert "gamma: 0.5" in capsys.readouterr().out
+
+
+def test_help_lists_the_options_of_every_group(capsys: pytest.CaptureFixture[str]):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for group in ("algo: ", "buffer: replay, rollout", "env: ", "exploration: ", "loop: ", "rlplug plugins"):
+        assert group in text
+
+
+@pytest.mark.parametrize("verb", ["check", "plugins"])
+def test_verbs_explain_themselves(verb: str, capsys: pytest.CaptureFixture[str]):
+    assert main([verb, "--help"]) == 0
+    assert f"rlplug {verb}" in capsys.readouterr().out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rlplug 0.")
+
+
+def test_the_shell_completes_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("COMP_LINE", "rlplug algo=s")
+    assert main(["-sc", "query=bash"]) == 0
+    assert "algo=sac" in capsys.readouterr().out.split()
+
+
+def test_an_error_inside_a_job_keeps_its_traceback(install: Install):
+    install(
+        "rlplug-faulty",
+        "rlplug_faulty",
+        {
+            "rlplug_faulty/__init__.py": "from rlplug import Component, hookimpl\n"
+            "@hookimpl\ndef rlplug_components(): return [Component('loop', 'faulty', 'rlplug_faulty.loop:Faulty')]\n"
+            "@hookimpl\ndef rlplug_conf(): return 'rlplug_faulty.conf'\n",
+            "rlplug_faulty/loop.py": "from omegaconf import OmegaConf\n"
+            "from rlplug.plugins.loop.alternate import Alternate\n"
+            "class Faulty(Alternate):\n"
+            "    def run(self, run): OmegaConf.create({'a': '${b}'}).a\n",
+            "rlplug_faulty/conf/loop/faulty.yaml": "defaults:\n  - alternate\nname: faulty\n",
+        },
+    )
+    with pytest.raises(InterpolationKeyError):
+        main([*SHORT, "loop=faulty"])
+
+
+def test_importing_rlplug_imports_no_torch():
+    code = "import sys, rlplug; assert 'torch' not in sys.modules; rlplug.Algorithm; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_exists():
+    for name in rlplug.__all__:
+        assert getattr(rlplug, name) is not None
+        assert name in dir(rlplug)
+    with pytest.raises(AttributeError, match="no attribute 'Agent'"):
+        rlplug.Agent  # noqa: B018

@@ -1,0 +1,131 @@
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from rlplug import ConfigError, compose
+from rlplug.config import composed, default_node, parse, plain
+
+
+def test_an_algorithm_picks_its_data_plane():
+    ppo, sac = compose(["algo=ppo"]), compose(["algo=sac"])
+    assert (ppo.buffer.name, sac.buffer.name) == ("rollout", "replay")
+    assert ppo.loop.cfg.replay_ratio is None
+    assert sac.loop.cfg.replay_ratio == 1.0
+
+
+def test_the_command_line_wins_over_the_algorithm():
+    run = compose(["algo=sac", "buffer=rollout", "num_envs=3", "loop.replay_ratio=0.5", "algo.gamma=0.5"])
+    assert run.buffer.name == "rollout"
+    assert run.num_envs == 3
+    assert run.loop.cfg.replay_ratio == 0.5
+    assert run.algo.cfg.gamma == 0.5
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "tuned.yaml").write_text(
+        "# @package _global_\n"
+        "defaults:\n"
+        "  - override /algo: sac\n"
+        "  - override /env: pendulum\n"
+        "  - override /exploration: [gaussian]\n"
+        "  - override /buffer: rollout\n"
+        "seed: 7\n"
+        "algo:\n"
+        "  gamma: 0.5\n"
+        "exploration:\n"
+        "  gaussian:\n"
+        "    std: 0.3\n"
+    )
+    return [f"hydra.searchpath=[file://{tmp_path}]", "experiment=tuned"]
+
+
+def test_an_experiment_wins_over_its_algorithm(experiment: list[str]):
+    run = compose(experiment)
+    assert (run.algo.name, run.buffer.name, run.env.cfg.id, run.seed) == ("sac", "rollout", "Pendulum-v1", 7)
+    assert run.algo.cfg.gamma == 0.5
+    assert run.exploration["gaussian"].cfg.std == 0.3
+    assert run.exploration["gaussian"].key == "exploration.gaussian"
+
+
+def test_the_command_line_wins_over_the_experiment(experiment: list[str]):
+    run = compose([*experiment, "algo=ppo", "buffer=rollout", "exploration=[]", "~exploration.gaussian", "seed=3"])
+    assert (run.algo.name, run.buffer.name, run.env.cfg.id, run.seed) == ("ppo", "rollout", "Pendulum-v1", 3)
+    assert run.exploration == {}
+
+
+def test_several_explorations_and_loggers():
+    run = compose(["algo=sac", "exploration=[gaussian,ornstein_uhlenbeck]", "logger=[]"])
+    assert list(run.exploration) == ["gaussian", "ornstein_uhlenbeck"]
+    assert list(run.logger) == ["csv"]
+    assert set(compose(["logger=wandb"]).logger) == {"csv", "wandb"}
+    assert set(compose().logger) == {"csv", "progress", "tensorboard"}
+
+
+def test_an_empty_slot_holds_the_model():
+    run = compose(["model.hidden=[7]"])
+    assert run.models["critic_model"] is run.models["model"]
+    run = compose(["model.hidden=[7]", "model@critic_model=mlp256", "+model@world_model=mlp"])
+    assert run.models["model"].cfg.hidden == [7]
+    assert run.models["critic_model"].cfg.hidden == [256, 256]
+    assert run.models["critic_model"].key == "critic_model"
+    assert set(run.models) == {"model", "critic_model", "world_model"}
+
+
+def test_raw_gives_the_same_run_in_another_process(tmp_path):
+    run = compose(["algo=sac", "exploration=[gaussian]", "algo.actor_lr=[[0,1e-3],[100,1e-4]]"])
+    assert parse(run.raw) == run
+    assert pickle.loads(pickle.dumps(run)) == run
+    (tmp_path / "raw").write_bytes(pickle.dumps((run.raw, repr(run))))
+    code = (
+        "import pickle, sys; from rlplug.config import parse; "
+        "raw, shown = pickle.load(open(sys.argv[1], 'rb')); assert repr(parse(raw)) == shown; "
+        "assert 'hydra' not in sys.modules, 'a rank needs no Hydra'"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "raw")], check=True)
+
+
+def test_interpolations_are_resolved():
+    assert compose(["num_envs=4", "seed=${num_envs}"]).seed == 4
+
+
+def test_every_mistake_is_told_at_once():
+    with pytest.raises(ConfigError) as error:
+        compose(["seed=-1", "algo.gamma=2", "+algo.foo=1", "loop.name=altrnate", "+model@critik_modl=mlp"])
+    lines = str(error.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "seed",
+        "critik_modl",
+        "algo.gamma",
+        "algo.foo",
+        "loop.name",
+    ]
+    assert "did you mean critic_model?" in lines[1]
+    assert "did you mean alternate?" in lines[4]
+
+
+def test_composing_inside_a_hydra_program_leaves_it_alone():
+    from hydra.core.global_hydra import GlobalHydra
+
+    from rlplug.config.session import session
+
+    with session():
+        outer = GlobalHydra.instance().hydra
+        composed(["algo=sac"])
+        assert GlobalHydra.instance().hydra is outer
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_components_own_yaml_is_free_of_any_algorithm():
+    assert default_node("loop", "alternate")["rollout_fragment_length"] == 1
+    assert composed(["algo=ppo"]).loop.rollout_fragment_length == 128
+    assert default_node("env", "gymnasium")["id"] == "???"
+    assert default_node("exploration", "gaussian", {"std": 2})["std"] == 2
+
+
+def test_hydras_node_is_no_part_of_the_run():
+    assert "hydra" in composed()
+    assert "hydra" not in plain(composed())

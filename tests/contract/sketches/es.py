@@ -1,0 +1,119 @@
+# pyright: strict
+"""Evolution Strategies as a Scalable Alternative to Reinforcement Learning, Salimans et al. 2017 (arXiv:1703.03864).
+
+Loop ``population``: every rank asks for the same candidates, plays its share, and tells all results.
+A candidate is a seed and a sign; the noise is made from it wherever it is needed, and never travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor, nn
+
+from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim, Source
+from rlplug.settings import PositiveFloat, PositiveInt, option, settings
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
+
+
+class Population(Protocol):
+    """Candidate for api: what the loop ``population`` asks of an algorithm beyond ``Algorithm``."""
+
+    def ask(self) -> Batch:
+        """Candidates, leaves ``[P]``; the same on every rank."""
+        ...
+
+    def weights(self, candidate: Batch) -> Weights:
+        """On the actor: the weights that one candidate (0-d leaves) plays with."""
+        ...
+
+    def tell(self, candidates: Batch, results: Batch, learner: Learner) -> Losses:
+        """Learn from what ``package`` made of this rank's episodes, leaves ``[B]``; ``candidate [B]`` says whose."""
+        ...
+
+
+class Gathers(Learner, Protocol):
+    """Candidate for ``api.Learner``."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """The rows of all ranks, in the order of the ranks: ``[n, ...] -> [sum of n, ...]``."""
+        ...
+
+
+class ES(Algorithm):
+    @settings
+    class Config:
+        pairs: PositiveInt = option("Mirrored pairs of candidates in a generation.")
+        sigma: PositiveFloat = option("Standard deviation of the noise on the parameters.")
+        weight_decay: PositiveFloat = option("L2 penalty on the parameters.")
+        lr: PositiveFloat = option("Adam's step size.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx = cfg, ctx
+        group = ctx.spec.sole
+        assert isinstance(group.action, Discrete)
+        self.torso: Model = ctx.build("model", group.obs)
+        self.head = nn.Linear(self.torso.out_dim, int(group.action.n))
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        if not isinstance(spec.sole.action, Discrete):
+            raise ConfigError("algo.name", "this es needs discrete actions")
+        return Needs(episodes=True, keys=("return", "length", "candidate"))
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        features, carry = self.torso(step["obs"], carry, step["is_first"])
+        return {"action": self.head(features).argmax(-1)}, carry
+
+    def package(self, data: Batch) -> Batch:
+        """Of whole episodes ``[L+1, B]`` two numbers each leave the actor."""
+        valid = data["valid"]
+        return {"return": (data["reward"] * valid).sum(0), "length": valid.sum(0), "candidate": data["candidate"]}
+
+    def noise(self, seed: int) -> Weights:
+        """Standard normal, in the shape of the parameters; a function of the seed alone."""
+        source = torch.Generator().manual_seed(seed)
+        return {name: torch.randn(p.shape, generator=source).to(p.device) for name, p in self.named_parameters()}
+
+    def ask(self) -> Batch:
+        seed = self.ctx.randint(2**62, self.cfg.pairs, rows=False)
+        return {"seed": torch.cat([seed, seed]), "sign": torch.cat([torch.ones_like(seed), -torch.ones_like(seed)])}
+
+    def weights(self, candidate: Batch) -> Weights:
+        noise, scale = self.noise(int(candidate["seed"])), self.cfg.sigma * candidate["sign"]
+        return {name: p.detach() + scale * noise[name] for name, p in self.named_parameters()}
+
+    def tell(self, candidates: Batch, results: Batch, learner: Learner) -> Losses:
+        everybody = cast(Gathers, learner)
+        who, returns = everybody.gather(results["candidate"]), everybody.gather(results["return"])
+        fitness = centred_ranks(returns)
+        grads = {name: self.cfg.weight_decay * p.detach() for name, p in self.named_parameters()}
+        scale = 1 / (len(who) * self.cfg.sigma)
+        for i, u in zip(who, fitness, strict=True):
+            for name, eps in self.noise(int(candidates["seed"][i])).items():
+                grads[name] -= scale * u * candidates["sign"][i] * eps
+        learner.apply(grads, self)
+        return Losses({}, {"return": returns.mean()})
+
+    def optimizers(self) -> dict[str, Optim]:
+        return {"center": Optim(torch.optim.Adam(self.parameters(), lr=self.cfg.lr))}
+
+
+def centred_ranks(x: Tensor) -> Tensor:
+    """-0.5 for the lowest to 0.5 for the highest."""
+    return x.argsort().argsort().float() / (len(x) - 1) - 0.5
+
+
+def generation(algorithm: ES, source: Source, learner: Learner, rows: int) -> Losses:
+    """One step of the loop ``population``."""
+    candidates = algorithm.ask()
+    results = [*source.collect(rows, tasks={"candidate": candidates})]  # the actor calls ``algorithm.weights``
+    whole: Batch = {key: torch.cat([r[key] for r in results]) for key in results[0]}
+    return algorithm.tell(candidates, whole, learner)
+
+
+PROTOCOLS: Sequence[type[Population]] = (ES,)  # pyright checks that ES is one

@@ -1,0 +1,134 @@
+"""What the sketches of the contracts are run with: a model, a context, a learner, and random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from rlplug.api import Algorithm, Context
+from rlplug.config import Chosen
+from rlplug.registry import Component
+from rlplug.trainer.context import RunContext
+from rlplug.trainer.learner import FabricLearner
+from rlplug.types import Batch, EnvSpec
+
+
+def chosen(cls: type[Any], cfg: Any = None, kind: Any = "model") -> Chosen:
+    return Chosen(kind, kind, cls.__name__, Component(kind, cls.__name__, f"{cls.__module__}:{cls.__name__}"), cls, cfg)
+
+
+def context(spec: EnvSpec, model: type[nn.Module], **options: Any) -> RunContext:
+    torch.manual_seed(0)
+    return RunContext(spec=spec, slots={"model": chosen(model)}, **options)
+
+
+def flat(space: spaces.Space[Any], x: Any) -> Tensor:
+    """``[..., F]`` from a leaf of ``space``, or from a dict of them."""
+    if isinstance(space, spaces.Dict):
+        return torch.cat([flat(inner, x[key]) for key, inner in space.items()], -1)
+    if isinstance(space, spaces.Discrete):
+        return one_hot(x, int(space.n)).float()
+    return x if space.shape else x.unsqueeze(-1)
+
+
+class Layer(nn.Module):
+    """A model without memory."""
+
+    out_dim = 8
+
+    def __init__(self, cfg: Any, ctx: Context) -> None:
+        super().__init__()
+        assert ctx.space is not None
+        self.space = ctx.space
+        self.linear = nn.Linear(spaces.flatdim(ctx.space), self.out_dim)
+
+    def initial_carry(self, n: int) -> Batch:
+        return {}
+
+    def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
+        return torch.tanh(self.linear(flat(self.space, x))), carry
+
+
+class Recurrent(Layer):
+    """A GRU over ``[B, ...]`` or ``[T, B, ...]``."""
+
+    def __init__(self, cfg: Any, ctx: Context) -> None:
+        super().__init__(cfg, ctx)
+        self.cell = nn.GRUCell(self.out_dim, self.out_dim)
+
+    def initial_carry(self, n: int) -> Batch:
+        return {"h": torch.zeros(n, self.out_dim)}
+
+    def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
+        assert is_first is not None
+        features, _ = super().forward(x, {}, None)
+        h, out = carry["h"], []
+        for row, first in zip(features.view(-1, *features.shape[-2:]), is_first.view(-1, len(h)), strict=True):
+            h = self.cell(row, h * ~first[:, None])
+            out.append(h)
+        return (torch.stack(out) if is_first.ndim == 2 else h), {"h": h}
+
+
+def stream(rows: int, columns: int, seed: int = 0) -> Batch:
+    """``[rows, columns]`` of a random stream whose episodes end both ways; row 0 begins a transition."""
+    g = torch.Generator().manual_seed(seed)
+    over, dies = (torch.rand(2, rows, columns, generator=g) < torch.tensor([0.3, 0.5])[:, None, None]).unbind()
+    valid, first = torch.ones(rows, columns, dtype=torch.bool), torch.zeros(rows, columns, dtype=torch.bool)
+    for t in range(rows - 1):
+        valid[t + 1], first[t + 1] = ~(valid[t] & over[t]), ~valid[t]
+    over &= valid
+    reward = torch.randn(rows, columns, generator=g)
+    valid[-1] = False
+    return {
+        "obs": torch.randn(rows, columns, 3, generator=g),
+        "action": torch.randint(2, (rows, columns), generator=g),
+        "reward": reward,
+        "terminated": over & dies,
+        "truncated": over & ~dies,
+        "is_first": first,
+        "valid": valid,
+        "prev_action": torch.randint(2, (rows, columns), generator=g) * ~first,
+        "prev_reward": reward.roll(1, 0) * ~first,
+    }
+
+
+class Given:
+    """A buffer that gives one sample for ever and remembers what was fed back; as a rollout, without ``index``."""
+
+    def __init__(self, batch: Batch, rollout: bool) -> None:
+        columns = batch["valid"].shape[1]
+        drawn = {"index": torch.arange(columns), "prob": torch.linspace(0.1, 0.9, columns)}
+        self.batch = batch if rollout else batch | drawn
+        self.received: dict[str, Any] = {}
+
+    def sample(self) -> Batch:
+        return dict(self.batch)
+
+    def feedback(self, index: Tensor, values: Mapping[str, Any]) -> None:
+        torch.testing.assert_close(index, self.batch["index"])
+        self.received = dict(values)
+
+
+class Gathering(FabricLearner):
+    """One rank with ``gather``."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+
+def learner(
+    ctx: RunContext, algorithm: Algorithm, batch: Batch | None = None, rollout: bool = False, microbatches: int = 1
+) -> Gathering:
+    buffer: Any = Given(batch, rollout) if batch else None
+    return Gathering(Fabric(accelerator="cpu", devices=1), ctx, algorithm, buffer, microbatches=microbatches)
+
+
+def box(*shape: int) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)

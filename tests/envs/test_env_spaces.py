@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplug.envs.spaces import execute, inside_action, inside_obs, observe
+from rlplug.types import ConfigError
+
+
+def test_bounded_actions_are_rescaled_and_clipped():
+    space = Box(np.array([0, -10], np.float32), np.array([1, 30], np.float32))
+    assert inside_action(space) == Box(-1, 1, (2,), np.float32)
+    out = execute(space)(np.array([[-1, -1], [0, 0], [1, 1], [0.5, -0.5], [-7, 7]], np.float32))
+    assert out.dtype == np.float32
+    assert out.tolist() == [[0, -10], [0.5, 10], [1, 30], [0.75, 0], [0, 30]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@given(
+    bounds=st.tuples(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * 2),
+    action=st.floats(-1.5, 1.5, width=32),
+)
+def test_rescaled_actions_lie_in_the_space(dtype, bounds, action):
+    space = Box(min(bounds), max(bounds), (1,), dtype)
+    (out,) = execute(space)(np.array([[action]], np.float32))
+    assert space.contains(out)
+
+
+def test_whole_range_of_float32_does_not_overflow():
+    big = float(np.finfo(np.float32).max)
+    out = execute(Box(-big, big, (1,), np.float32))(np.array([[-1], [0], [1]], np.float32))
+    assert out[:, 0].tolist() == [-big, 0, big]
+
+
+def test_unbounded_actions_pass():
+    space = Box(np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32))
+    assert not inside_action(space).is_bounded()
+    assert execute(space)(np.array([[3, -200]], np.float32)).tolist() == [[3, -200]]
+
+
+@pytest.mark.parametrize("space", [Box(-np.inf, np.inf, (2,)), Box(-1, 1, (2,)), Discrete(3), MultiDiscrete([2, 3])])
+def test_environments_get_actions_in_memory_of_their_own(space):
+    action = np.zeros((4, *space.shape), inside_action(space).dtype)
+    assert not np.shares_memory(execute(space)(action), action)
+
+
+def test_discrete_spaces_count_from_zero():
+    assert inside_action(Discrete(3, start=-1)) == Discrete(3)
+    assert execute(Discrete(3, start=-1))(np.array([0, 2])).tolist() == [-1, 1]
+    assert inside_obs(Discrete(3, start=5)) == Discrete(3)
+    assert observe(Discrete(3, start=5))(np.array([5, 7])).tolist() == [0, 2]
+    many = MultiDiscrete([2, 3], start=[1, 10])
+    assert inside_action(many) == MultiDiscrete([2, 3])
+    assert execute(many)(np.array([[0, 0], [1, 2]])).tolist() == [[1, 10], [2, 12]]
+
+
+def test_observations_keep_their_dtype_except_float64():
+    spaces = {
+        "wide": Box(-np.inf, np.inf, (2,), np.float64),
+        "image": Box(0, 255, (2, 2), np.uint8),
+        "count": Discrete(4),
+        "flags": MultiBinary(3),
+        "deep": Dict({"half": Box(-1, 1, (1,), np.float16)}),
+    }
+    inside = inside_obs(Dict(spaces))
+    obs = observe(Dict(spaces))(
+        {
+            "wide": np.zeros((5, 2)),
+            "image": np.zeros((5, 2, 2), np.uint8),
+            "count": np.zeros(5, np.int32),
+            "flags": np.zeros((5, 3), np.int8),
+            "deep": {"half": np.zeros((5, 1), np.float16)},
+        }
+    )
+    assert obs["wide"].dtype == inside["wide"].dtype == np.float32
+    assert obs["image"].dtype == inside["image"].dtype == np.uint8
+    assert obs["count"].dtype == inside["count"].dtype == np.int64
+    assert obs["flags"].dtype == inside["flags"].dtype == np.int8
+    assert obs["deep"]["half"].dtype == inside["deep"]["half"].dtype == np.float32
+
+
+def test_float64_bounds_beyond_float32_become_infinite():
+    assert inside_obs(Box(-1e300, 1e300, (1,), np.float64)) == Box(-np.inf, np.inf, (1,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "space"),
+    [
+        (inside_obs, Tuple([Discrete(2)])),
+        (inside_obs, Dict({"words": Text(3)})),
+        (inside_action, Dict({})),
+        (inside_action, Box(0, 9, (2,), np.int64)),
+    ],
+)
+def test_spaces_that_are_not_served_are_named(function, space):
+    with pytest.raises(ConfigError, match="served are") as error:
+        function(space)
+    assert error.value.key == "env.id"

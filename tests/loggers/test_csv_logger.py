@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+
+
+def rows(run) -> list[dict[str, str]]:
+    with (run.folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def columns(run) -> list[str]:
+    return (run.folder / "metrics.csv").read_text().splitlines()[0].split(",")
+
+
+def test_columns_stand_in_order_of_appearance_and_are_blank_where_a_row_has_none(run, logger):
+    run.start(logger("csv"))
+    run.log(100, {"time/wall_s": 1.5})
+    run.log(200, {"time/wall_s": 2.5, "train/critic": 0.1})
+    run.evaluate(-300.25, 40.0)
+    run.log(300, {"train/critic": 0.3, "time/wall_s": 3.5})
+    assert columns(run) == ["step", "time/wall_s", "train/critic", "eval/return_mean", "eval/return_std"]
+    assert [list(row.values()) for row in rows(run)] == [
+        ["100", "1.5", "", "", ""],
+        ["200", "2.5", "0.1", "", ""],
+        ["200", "", "", "-300.25", "40.0"],
+        ["300", "3.5", "0.3", "", ""],
+    ]
+
+
+def test_each_row_is_in_the_file_at_once_with_every_digit(run, logger):
+    run.start(logger("csv"))
+    values = np.random.default_rng(0).standard_normal(20).tolist()
+    for step, value in enumerate(values):
+        run.log(step, {"train/critic": value})
+        assert [float(row["train/critic"]) for row in rows(run)] == values[: step + 1]
+
+
+def test_names_with_commas_and_values_that_are_not_finite_survive(run, logger):
+    run.start(logger("csv"))
+    run.log(1, {"a,b": float("nan"), 'say "c"': float("inf")})
+    assert rows(run) == [{"step": "1", "a,b": "nan", 'say "c"': "inf"}]
+
+
+def test_nothing_but_the_table_is_left_in_the_folder(run, logger):
+    run.start(logger("csv"))
+    for step in range(5):
+        run.log(step, {f"train/{step}": 1.0})
+    run.end()
+    assert [path.name for path in run.folder.iterdir()] == ["metrics.csv"]
+
+
+def test_a_continued_run_drops_what_lies_behind_its_step_and_a_half_written_line(run, logger):
+    run.start(logger("csv"))
+    for step in (100, 200, 300):
+        run.log(step, {"train/critic": step / 10})
+    with (run.folder / "metrics.csv").open("a") as file:
+        file.write("400,4")
+
+    again = type(run)(run.folder)
+    again.progress.env_steps = 200
+    again.start(logger("csv"))
+    again.log(300, {"train/critic": 31.0, "train/actor": 1.0})
+    assert [list(row.values()) for row in rows(run)] == [
+        ["100", "10.0", ""],
+        ["200", "20.0", ""],
+        ["300", "31.0", "1.0"],
+    ]

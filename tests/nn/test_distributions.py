@@ -1,0 +1,171 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import distributions as ref
+from torch.testing import assert_close
+
+from rlplug.nn import Bernoulli, Categorical, DiagGaussian, MultiCategorical, TanhGaussian
+
+LARGEST_U = 1.0 - 2.0**-24
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pairs(seed=0):
+    """Every kind of distribution over ``[3, 5]`` rows, and its counterpart in torch."""
+    logits, mean, log_std = (
+        randn(3, 5, 4, seed=seed),
+        randn(3, 5, 2, seed=seed + 1),
+        0.5 * randn(3, 5, 2, seed=seed + 2),
+    )
+    normal = ref.Normal(mean, log_std.exp())
+    grid = randn(3, 5, 2, 4, seed=seed + 3)
+    return {
+        "categorical": (Categorical(logits), ref.Categorical(logits=logits)),
+        "multi": (MultiCategorical(grid, None, (2,)), ref.Independent(ref.Categorical(logits=grid), 1)),
+        "bernoulli": (Bernoulli(logits, (4,)), ref.Independent(ref.Bernoulli(logits=logits), 1)),
+        "gaussian": (DiagGaussian(mean, log_std, (2,)), ref.Independent(normal, 1)),
+        "tanh": (
+            TanhGaussian(mean, log_std, (2,)),
+            ref.Independent(ref.TransformedDistribution(normal, ref.TanhTransform()), 1),
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["categorical", "multi", "bernoulli", "gaussian", "tanh"])
+def test_logp_equals_torch(kind):
+    mine, theirs = pairs()[kind]
+    torch.manual_seed(0)
+    action = theirs.sample()
+    assert_close(mine.logp(action), theirs.log_prob(action))
+    assert_close(mine.rebuild(mine.params).logp(action), theirs.log_prob(action))
+    assert_close(pairs(seed=9)[kind][0].rebuild(mine.params).logp(action), theirs.log_prob(action))
+
+
+@pytest.mark.parametrize("kind", ["categorical", "multi", "bernoulli", "gaussian"])
+def test_entropy_equals_torch(kind):
+    mine, theirs = pairs()[kind]
+    assert_close(mine.entropy(), theirs.entropy())
+
+
+@pytest.mark.parametrize("kind", ["categorical", "multi", "bernoulli", "gaussian"])
+def test_kl_from_the_old_policy_equals_torch(kind):
+    (mine, theirs), (old, old_theirs) = pairs()[kind], pairs(seed=9)[kind]
+    assert_close(mine.kl_from(old.params), ref.kl_divergence(old_theirs, theirs))
+    assert_close(mine.kl_from(mine.params), torch.zeros(3, 5, dtype=torch.float64))
+
+
+def test_kl_of_tanh_gaussians_is_that_of_the_gaussians():
+    assert_close(
+        pairs()["tanh"][0].kl_from(pairs(seed=9)["tanh"][0].params),
+        pairs()["gaussian"][0].kl_from(pairs(seed=9)["gaussian"][0].params),
+    )
+
+
+def test_entropy_of_a_tanh_gaussian_is_refused():
+    with pytest.raises(TypeError, match="closed form"):
+        pairs()["tanh"][0].entropy()
+
+
+def test_modes():
+    dists = {kind: mine for kind, (mine, _) in pairs().items()}
+    assert torch.equal(dists["categorical"].mode(), dists["categorical"].params.argmax(-1))
+    assert torch.equal(dists["multi"].mode(), dists["multi"].log_probs.argmax(-1))
+    assert torch.equal(dists["bernoulli"].mode(), (dists["bernoulli"].params > 0).long())
+    assert_close(dists["gaussian"].mode(), dists["gaussian"].mean)
+    assert_close(dists["tanh"].mode(), dists["tanh"].mean.tanh())
+
+
+def test_samples_have_the_right_frequencies():
+    u = ((torch.arange(1000) + 0.5) / 1000)[:, None]
+    p = torch.tensor([0.1, 0.0, 0.25, 0.65])
+    action = Categorical(p.log().expand(1000, 4)).sample(u)
+    assert action.dtype == torch.int64
+    assert torch.bincount(action, minlength=4).tolist() == [100, 0, 250, 650]
+    two = MultiCategorical(torch.stack([p, p.flip(0)]).log().expand(1000, 2, 4), None, (2,)).sample(u.expand(1000, 2))
+    assert torch.bincount(two[:, 0], minlength=4).tolist() == [100, 0, 250, 650]
+    assert torch.bincount(two[:, 1], minlength=4).tolist() == [650, 250, 0, 100]
+    bits = Bernoulli(torch.tensor([0.0, math.log(3.0)]).expand(1000, 2), (2,)).sample(u.expand(1000, 2))
+    assert bits.dtype == torch.int64
+    assert bits.sum(0).tolist() == [500, 750]
+
+
+def test_gaussian_samples_are_reparameterised():
+    mean, log_std = torch.tensor([[1.0]], requires_grad=True), torch.tensor([0.5], requires_grad=True)
+    action = DiagGaussian(mean, log_std, (1,)).sample(torch.tensor([[2.0]]))
+    assert action.item() == pytest.approx(1.0 + 2.0 * math.exp(0.5))
+    action.sum().backward()
+    assert mean.grad.item() == 1.0
+    assert log_std.grad.item() == pytest.approx(2.0 * math.exp(0.5))
+
+
+@settings(deadline=None)
+@given(
+    logits=st.lists(st.floats(-30.0, 30.0, width=32), min_size=2, max_size=6),
+    allowed=st.integers(1, 2**6 - 1),
+    u=st.one_of(st.sampled_from([0.0, 2.0**-24, LARGEST_U]), st.floats(0.0, LARGEST_U, width=32)),
+)
+def test_masked_actions_are_never_taken(logits, allowed, u):
+    mask = torch.tensor([bool(allowed >> i & 1) for i in range(len(logits))])
+    if not mask.any():
+        mask[0] = True
+    dist = Categorical(torch.tensor(logits), mask)
+    assert mask[dist.sample(torch.tensor([u]))]
+    assert mask[dist.mode()]
+    few = ref.Categorical(logits=torch.tensor(logits)[mask])
+    assert_close(dist.entropy(), few.entropy(), atol=1e-5, rtol=1e-4)
+    assert_close(dist.logp(mask.nonzero()[0, 0]), few.logits[0], atol=1e-5, rtol=1e-4)
+    assert_close(dist.kl_from(dist.params), torch.tensor(0.0))
+
+
+def test_gradients_with_masks_are_finite_and_spare_masked_logits():
+    logits = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
+    dist = Categorical(logits, torch.tensor([[True, False, True]]))
+    old = Categorical(torch.zeros(1, 3), torch.tensor([[True, False, True]]))
+    (dist.logp(torch.tensor([0])) + dist.entropy() + dist.kl_from(old.params)).sum().backward()
+    assert logits.grad.isfinite().all()
+    assert logits.grad[0, 1] == 0.0
+    assert logits.grad[0, 0] != 0.0
+
+
+def test_a_row_without_any_allowed_action_is_uniform():
+    dist = Categorical(torch.tensor([[1.0, 5.0]]), torch.tensor([[False, False]]))
+    assert_close(dist.params.exp(), torch.tensor([[0.5, 0.5]]))
+    assert_close(dist.entropy(), torch.tensor([math.log(2.0)]))
+
+
+def test_tanh_gaussian_by_hand():
+    dist = TanhGaussian(torch.tensor([0.3]), torch.tensor([0.5]).log(), (1,))
+    action, logp = dist.sample_and_logp(torch.tensor([(0.7 - 0.3) / 0.5]))
+    assert_close(action, torch.tensor([0.604368]))
+    assert_close(logp, torch.tensor(-0.091251), atol=1e-6, rtol=0.0)
+    assert_close(dist.logp(action), logp)
+    assert_close(dist.sample(torch.tensor([0.8])), action)
+    # An environment with bounds +-2 executes 2 a: the density of that is half as high.
+    assert_close(logp - math.log(2.0), torch.tensor(-0.784398), atol=1e-6, rtol=0.0)
+
+
+@settings(deadline=None)
+@given(mean=st.floats(-5.0, 5.0), log_std=st.floats(-3.0, 1.0), noise=st.floats(-3.0, 3.0))
+def test_tanh_gaussian_logp_of_a_sample_equals_torch(mean, log_std, noise):
+    mean, log_std, noise = (torch.tensor([x], dtype=torch.float64) for x in (mean, log_std, noise))
+    _, logp = TanhGaussian(mean, log_std, (1,)).sample_and_logp(noise)
+    u = mean + log_std.exp() * noise
+    slope = 4.0 / (u.exp() + (-u).exp()) ** 2
+    assert_close(logp, (ref.Normal(mean, log_std.exp()).log_prob(u) - slope.log())[0])
+
+
+@pytest.mark.parametrize("mean", [-60.0, 60.0])
+def test_tanh_gaussian_far_out_stays_finite(mean):
+    mean = torch.tensor([[mean]], requires_grad=True)
+    action, logp = TanhGaussian(mean, torch.zeros(1), (1,)).sample_and_logp(torch.zeros(1, 1))
+    assert action.abs().item() == 1.0
+    assert logp.item() == pytest.approx(120.0 - math.log(4.0) - 0.5 * math.log(2.0 * math.pi), rel=1e-5)
+    logp.sum().backward()
+    assert mean.grad.abs().item() == pytest.approx(2.0)
+    assert TanhGaussian(mean, torch.zeros(1), (1,)).logp(action).isfinite().all()

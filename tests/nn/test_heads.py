@@ -1,0 +1,144 @@
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Text
+from torch import distributions as ref
+from torch.testing import assert_close
+
+from rlplug.nn import (
+    BernoulliHead,
+    Categorical,
+    CategoricalHead,
+    DiagGaussianHead,
+    MultiCategoricalHead,
+    TanhGaussianHead,
+    head_for,
+)
+from rlplug.testing.context import context
+from rlplug.types import ConfigError
+
+SPACES = [
+    (Discrete(3), CategoricalHead, 1),
+    (MultiDiscrete([2, 5, 3]), MultiCategoricalHead, 3),
+    (MultiDiscrete([4, 4]), MultiCategoricalHead, 2),
+    (MultiDiscrete(np.array([[2, 3], [4, 5], [1, 2]])), MultiCategoricalHead, 6),
+    (MultiBinary(4), BernoulliHead, 4),
+    (MultiBinary((2, 3)), BernoulliHead, 6),
+    (Box(-np.inf, np.inf, (2,), np.float32), DiagGaussianHead, 2),
+    (Box(-np.inf, np.inf, (2, 3), np.float32), DiagGaussianHead, 6),
+    (Box(-np.inf, np.inf, (), np.float32), DiagGaussianHead, 1),
+]
+
+
+@pytest.mark.parametrize(("space", "kind", "size"), SPACES, ids=str)
+@torch.no_grad()
+def test_head_of_a_space_acts_in_it(space, kind, size):
+    torch.manual_seed(0)
+    head = head_for(space, 8)
+    assert isinstance(head, kind)
+    noise = head.noise(context(), 20)
+    assert noise.shape == (20, size) == (20, head.noise_size)
+    dist = head(torch.randn(20, 8))
+    action = dist.sample(noise)
+    assert action.dtype == (torch.float32 if isinstance(space, Box) else torch.int64)
+    for row in [*action, *dist.mode()]:
+        assert space.contains(row.numpy().astype(space.dtype))
+    assert dist.logp(action).shape == dist.entropy().shape == (20,)
+    assert_close(dist.kl_from(dist.params), torch.zeros(20), atol=1e-6, rtol=0.0)
+    assert dist.params.shape[:-1] == (20,)
+
+
+@pytest.mark.parametrize(("space", "kind", "size"), SPACES, ids=str)
+def test_rows_with_a_time_axis_are_treated_alike(space, kind, size):
+    torch.manual_seed(0)
+    head = head_for(space, 8, gain=1.0)
+    features, noise = torch.randn(4, 5, 8), head.noise(context(), 20).view(4, 5, size)
+    dist, flat = head(features), head(features.flatten(0, 1))
+    action = dist.sample(noise)
+    assert action.shape == (4, 5, *(space.shape or ()))
+    assert_close(action.flatten(0, 1), flat.sample(noise.flatten(0, 1)))
+    assert_close(dist.logp(action).flatten(), flat.logp(action.flatten(0, 1)))
+    assert_close(dist.entropy().flatten(), flat.entropy())
+    assert_close(dist.params.flatten(0, 1), flat.params)
+    other = head_for(space, 8, gain=1.0)(features)
+    assert_close(other.kl_from(dist.params).flatten(), other.rebuild(other.params.flatten(0, 1)).kl_from(flat.params))
+    assert (other.kl_from(dist.params) > 0).all()
+
+
+def test_noise_is_uniform_or_normal_as_the_head_needs():
+    uniform = CategoricalHead(2, 3).noise(context(), 1000)
+    assert 0.0 <= uniform.min() < 0.1
+    assert 0.9 < uniform.max() < 1.0
+    normal = TanhGaussianHead(2, 1).noise(context(), 1000)
+    assert normal.std().item() == pytest.approx(1.0, abs=0.1)
+
+
+def test_choices_of_different_sizes_equal_separate_ones():
+    torch.manual_seed(0)
+    head = MultiCategoricalHead(4, [2, 3], gain=1.0)
+    features = torch.randn(6, 4)
+    logits = head.linear(features)
+    first, second = ref.Categorical(logits=logits[:, :2]), ref.Categorical(logits=logits[:, 3:])
+    action = torch.stack([first.sample(), second.sample()], -1)
+    dist = head(features)
+    assert_close(dist.logp(action), first.log_prob(action[:, 0]) + second.log_prob(action[:, 1]))
+    assert_close(dist.entropy(), first.entropy() + second.entropy())
+
+
+@pytest.mark.parametrize("lead", [(6,), (2, 3)])
+def test_masks_of_several_choices_stand_one_behind_the_other(lead):
+    torch.manual_seed(0)
+    head = MultiCategoricalHead(4, [2, 3], gain=1.0)
+    features, mask = torch.randn(*lead, 4), torch.rand(*lead, 5) < 0.5
+    mask[..., 1] = mask[..., 4] = True
+    logits = head.linear(features)
+    first = Categorical(logits[..., :2], mask[..., :2])
+    second = Categorical(logits[..., 3:], mask[..., 2:])
+    dist, noise = head(features, mask), torch.rand(*lead, 2)
+    action = dist.sample(noise)
+    assert_close(action, torch.stack([first.sample(noise[..., :1]), second.sample(noise[..., 1:])], -1))
+    assert_close(dist.logp(action), first.logp(action[..., 0]) + second.logp(action[..., 1]))
+    assert_close(dist.entropy(), first.entropy() + second.entropy())
+
+
+def test_the_mask_of_one_choice_reaches_its_distribution():
+    head = CategoricalHead(4, 3)
+    mask = torch.tensor([[True, False, False], [False, False, True]])
+    assert head(torch.randn(2, 4), mask).sample(torch.rand(2, 1)).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("head", [BernoulliHead(4, (2,)), DiagGaussianHead(4, (2,)), TanhGaussianHead(4, 2)])
+def test_masks_of_other_spaces_are_refused(head):
+    with pytest.raises(ConfigError, match="masks serve Discrete"):
+        head(torch.zeros(3, 4), torch.ones(3, 2, dtype=torch.bool))
+
+
+def test_standard_deviation_is_one_parameter_or_an_output():
+    torch.manual_seed(0)
+    features = torch.randn(5, 4)
+    free = DiagGaussianHead(4, (2,), initial_log_std=-1.5)
+    assert_close(free(features).log_std, torch.full((2,), -1.5))
+    free(features).logp(torch.zeros(5, 2)).sum().backward()
+    assert (free.log_std.grad != 0).all()
+    dependent = DiagGaussianHead(4, (2,), gain=1.0, initial_log_std=-1.5, state_dependent_std=True)
+    log_std = dependent(features).log_std
+    assert log_std.shape == (5, 2)
+    assert len(log_std[:, 0].unique()) == 5
+    assert dependent(torch.zeros(1, 4)).log_std.tolist() == [[-1.5, -1.5]]
+
+
+def test_log_std_of_the_tanh_head_is_bounded():
+    head = TanhGaussianHead(1, 1, gain=1.0, log_std_bounds=(-3.0, 1.0))
+    log_std = head(torch.tensor([[-100.0], [100.0], [0.0]])).log_std.flatten()
+    assert sorted(log_std.tolist()) == [-3.0, 0.0, 1.0]
+
+
+def test_the_first_policy_is_nearly_uniform():
+    torch.manual_seed(0)
+    probabilities = head_for(Discrete(3), 64)(torch.randn(100, 64)).params.exp()
+    assert_close(probabilities, torch.full((100, 3), 1 / 3), atol=0.02, rtol=0.0)
+
+
+def test_unsupported_action_space():
+    with pytest.raises(ConfigError, match="policies serve Discrete"):
+        head_for(Text(5), 4)

@@ -1,0 +1,99 @@
+"""The mlp component, built as a run builds it."""
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.testing import assert_close
+
+from rlplug.nn import Ensemble, Linear
+from rlplug.plugins.model.mlp import MLP
+from rlplug.testing.configs import config
+from rlplug.testing.context import box, context
+from rlplug.types import ConfigError
+
+OBS_AND_ACTION = spaces.Dict({"obs": box(3), "action": box(2)})
+
+
+def build(option="mlp", space=OBS_AND_ACTION, copies=1, **changes):
+    return MLP(config(f"model/{option}", **changes), context().derive(space=space, copies=copies))
+
+
+@pytest.mark.parametrize(("option", "sizes"), [("mlp", [64, 64]), ("mlp256", [256, 256])])
+def test_sizes_come_from_yaml_and_space(option, sizes):
+    model = build(option)
+    assert [tuple(layer.weight.shape) for layer in model.net.layers] == [(sizes[0], 5), (sizes[1], sizes[0])]
+    assert model.out_dim == sizes[-1]
+    assert model.net.activation == {"mlp": "tanh", "mlp256": "relu"}[option]
+
+
+@pytest.mark.parametrize("lead", [(7,), (4, 7)])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_features_of_a_tree(lead, copies):
+    model = build(copies=copies, hidden=[8, 6])
+    x = {"obs": torch.randn(*lead, 3), "action": torch.randn(*lead, 2)}
+    features, carry = model(x, model.initial_carry(7), torch.zeros(lead, dtype=torch.bool))
+    assert features.shape == (*((2,) if copies > 1 else ()), *lead, 6)
+    assert carry == {}
+    keys = list(OBS_AND_ACTION.spaces)
+    assert_close(features, model.net(torch.cat([x[key] for key in keys], -1)))
+
+
+def test_a_context_builds_copies_in_one_module():
+    torch.manual_seed(0)
+    model = context().build("model", box(3), copies=3)
+    assert isinstance(model, MLP)
+    features, _ = model(torch.randn(5, 3), {}, None)
+    assert features.shape == (3, 5, 64)
+    assert features[0].ne(features[1]).any()
+    assert Linear(model.out_dim, 1, copies=3)(features).shape == (3, 5, 1)
+
+
+def test_outside_of_any_component_it_is_refused():
+    with pytest.raises(ConfigError, match="space"):
+        MLP(config("model/mlp"), context())
+
+
+@pytest.mark.parametrize("wrong", [{"hidden": [0]}, {"activation": "sine"}, {"init": "zeros"}, {"width": 3}])
+def test_wrong_options(wrong):
+    with pytest.raises(ConfigError, match=f"model.{next(iter(wrong))}"):
+        config("model/mlp", **wrong)
+
+
+class Recurrent(nn.Module):
+    """A model with a carry, which computes no copies itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.out_dim, self.cell = 4, nn.GRUCell(3, 4)
+
+    def initial_carry(self, n):
+        return {"h": torch.zeros(n, 4)}
+
+    def forward(self, x, carry, is_first):
+        h = self.cell(x, carry["h"] * ~is_first[:, None])
+        return h, {"h": h}
+
+
+def test_an_ensemble_of_models_equals_its_members():
+    torch.manual_seed(0)
+    singles = [Recurrent() for _ in range(3)]
+    ensemble = Ensemble(singles)
+    carry, alone = ensemble.initial_carry(5), [single.initial_carry(5) for single in singles]
+    assert ensemble.out_dim == 4
+    for step in range(3):
+        x, is_first = torch.randn(5, 3), torch.tensor([step == 1] * 2 + [False] * 3)
+        features, carry = ensemble(x, carry, is_first)
+        out = [single(x, state, is_first) for single, state in zip(singles, alone, strict=True)]
+        alone = [state for _, state in out]
+        assert_close(features, torch.stack([member for member, _ in out]))
+    assert [tuple(state["h"].shape) for state in carry.values()] == [(5, 4)] * 3
+    assert len(list(ensemble.parameters())) == 3 * len(list(singles[0].parameters()))
+
+
+def test_an_ensemble_of_models_without_carry_has_none():
+    ensemble = Ensemble([build(hidden=[4], space=box(2)) for _ in range(2)])
+    assert ensemble.initial_carry(5) == {}
+    features, carry = ensemble(torch.randn(5, 2), {}, None)
+    assert features.shape == (2, 5, 4)
+    assert carry == {}

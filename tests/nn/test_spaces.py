@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+
+from rlplug.nn import Flatten, flat_size, flatten
+from rlplug.types import ConfigError
+
+VECTOR = Box(-1.0, 1.0, (3,), np.float32)
+IMAGE = Box(0, 255, (2, 3, 4), np.uint8)
+SPACES = [
+    VECTOR,
+    IMAGE,
+    Box(-1.0, 1.0, (), np.float32),
+    Box(-1.0, 1.0, (3,), np.float64),
+    Discrete(5),
+    MultiDiscrete([2, 3]),
+    MultiDiscrete(np.array([[2, 3], [4, 1]])),
+    MultiBinary(3),
+    MultiBinary((2, 2)),
+    Dict({"b": VECTOR, "a": Discrete(3), "c": Dict({"image": IMAGE, "bits": MultiBinary(2)})}),
+    Tuple([Discrete(2), VECTOR, Dict({"x": IMAGE})]),
+]
+
+
+def stack(space, elements):
+    """Elements of a space as a tree of tensors with a leading axis."""
+    if isinstance(space, Dict):
+        return {key: stack(sub, [e[key] for e in elements]) for key, sub in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(stack(sub, [e[i] for e in elements]) for i, sub in enumerate(space.spaces))
+    return torch.from_numpy(np.stack(elements))
+
+
+def unflatten(x, lead):
+    if isinstance(x, dict):
+        return {key: unflatten(part, lead) for key, part in x.items()}
+    if isinstance(x, tuple):
+        return tuple(unflatten(part, lead) for part in x)
+    return x.unflatten(0, lead)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_flat_form_is_that_of_gymnasium(space):
+    space.seed(0)
+    elements = [space.sample() for _ in range(6)]
+    expected = torch.from_numpy(np.stack([spaces.flatten(space, e) for e in elements])).float()
+    x = stack(space, elements)
+    assert expected.shape == (6, flat_size(space))
+    for flat in (flatten(space, x), flatten(space, unflatten(x, (2, 3))).flatten(0, 1)):
+        assert flat.dtype == torch.float32
+        assert torch.equal(flat, expected)
+
+
+def test_a_flat_vector_passes_through():
+    x = torch.randn(4, 3)
+    assert flatten(VECTOR, x) is x
+
+
+def test_wrong_trailing_axes():
+    with pytest.raises(ValueError, match=r"expected \[\.\.\., 2, 3, 4\].*got \[5, 24\]"):
+        flatten(IMAGE, torch.zeros(5, 24))
+
+
+@pytest.mark.parametrize("function", [flat_size, lambda space: flatten(space, torch.zeros(3))])
+def test_unsupported_space(function):
+    with pytest.raises(ConfigError, match="no flat form"):
+        function(Text(5))
+
+
+def test_a_forward_pass_compiles_in_one_piece():
+    space = SPACES[-2]
+    space.seed(0)
+    x, whole = stack(space, [space.sample() for _ in range(3)]), Flatten(space)
+    assert torch.equal(torch.compile(whole.__call__, fullgraph=True, backend="aot_eager")(x), whole(x))

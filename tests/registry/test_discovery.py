@@ -1,0 +1,183 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplug import ConfigError, registry
+from tests.installing import Install, install_into, manifest
+
+MOON = manifest(("env", "moon", "rlplug_moon.env:Moon"))
+MOON_ENV = "class Moon:\n    pass\n"
+
+BROKEN = {
+    "missing import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    "syntax error": ("def f(:", "SyntaxError"),
+    "raises": ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+    "exits": ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
+    "no hook": ("x = 1", "implements neither rlplug_components nor rlplug_conf"),
+    "unknown hook": (
+        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_component(): return []",
+        "PluginValidationError: unknown hook 'rlplug_component'",
+    ),
+    "hook with another signature": (
+        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(registry): return []",
+        "PluginValidationError",
+    ),
+    "hook that raises": (
+        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(): return 1 / 0",
+        "ZeroDivisionError",
+    ),
+    "no component": (
+        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(): return ['sac']",
+        "TypeError: rlplug_components gives 'sac', which is not a Component",
+    ),
+    "no list": ("from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(): return 3", "TypeError"),
+    "no such kind": (manifest(("agent", "x", "a:B")), "ValueError: component 'x': kind 'agent' is none of algo, model"),
+    "malformed target": (manifest(("algo", "x", "a.B")), "target 'a.B' is not 'package.module:Class'"),
+    "twice": (manifest(("algo", "x", "a:B"), ("algo", "x", "a:C")), "rlplug_components names algo 'x' twice"),
+    "no conf folder": (
+        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_conf(): return 'rlplug_broken.conf'",
+        "FileNotFoundError: rlplug_conf names 'rlplug_broken.conf', which has no folder of YAML groups",
+    ),
+}
+
+
+def test_the_built_ins_enter_by_the_same_door():
+    first = registry.plugins()[0]
+    assert first.distribution == "rlplug"
+    assert first.cause is None
+    assert first.conf is not None
+    assert (first.conf / "config.yaml").is_file()
+    assert {"ppo", "sac"} <= set(registry.names("algo"))
+    assert registry.owner("algo", "sac") == first
+
+
+def test_a_component_is_imported_when_it_is_loaded(install: Install):
+    install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": MOON, "rlplug_moon/env.py": MOON_ENV})
+    assert "moon" in registry.names("env")
+    assert registry.get("env", "moon").target == "rlplug_moon.env:Moon"
+    assert str(registry.owner("env", "moon")) == "rlplug-moon 1.2"
+    assert "rlplug_moon.env" not in sys.modules
+    assert registry.load("env", "moon").__name__ == "Moon"
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_plugin_is_reported_and_skipped(case: str, install: Install, capsys: pytest.CaptureFixture[str]):
+    source, cause = BROKEN[case]
+    before = registry.owners()
+    install("rlplug-broken", "rlplug_broken", {"rlplug_broken/__init__.py": source}, version="0.3")
+    (broken,) = registry.broken()
+    assert (broken.distribution, broken.version, broken.components, broken.conf) == ("rlplug-broken", "0.3", (), None)
+    assert cause in (broken.cause or "")
+    assert registry.owners() == before
+
+    registry.warn_broken()
+    registry.warn_broken()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line == f"rlplug: skipping the broken plugin rlplug-broken 0.3: {broken.cause}"
+
+
+def test_an_entry_point_without_its_module_is_broken(install: Install):
+    install("rlplug-gone", "rlplug_gone", {})
+    (broken,) = registry.broken()
+    assert broken.cause == "ModuleNotFoundError: No module named 'rlplug_gone'"
+
+
+def test_a_distribution_without_metadata_does_not_stop_the_others(install: Install, site: Path):
+    install("rlplug-moon", "rlplug_moon", {"rlplug_moon.py": "1 / 0"})
+    (site / "rlplug_moon-1.2.dist-info" / "METADATA").unlink()
+    registry.refresh()
+    (broken,) = registry.broken()
+    assert str(broken) == "a distribution without a name of unknown version"
+    assert "ppo" in registry.names("algo")
+
+
+def test_a_clash_is_an_error_only_for_the_name_that_clashes(install: Install):
+    install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": MOON, "rlplug_moon/env.py": MOON_ENV})
+    both = manifest(("env", "moon", "rlplug_luna:Moon"), ("env", "mare", "rlplug_luna.env:Mare"))
+    install(
+        "luna", "rlplug_luna", {"rlplug_luna/__init__.py": both, "rlplug_luna/env.py": "class Mare: ..."}, version="2"
+    )
+    assert registry.load("env", "mare").__name__ == "Mare"
+    assert registry.broken() == []
+    for ask in (registry.get, registry.load, registry.owner):
+        with pytest.raises(ConfigError) as error:
+            ask("env", "moon")
+        assert str(error.value) == (
+            "env.name: env 'moon' is claimed by luna 2 and rlplug-moon 1.2; uninstall all but one of them"
+        )
+
+
+def test_nobody_takes_a_built_in_name_silently(install: Install):
+    install("rlplug-better", "rlplug_better", {"rlplug_better.py": manifest(("algo", "sac", "rlplug_better:SAC"))})
+    with pytest.raises(ConfigError, match=r"algo 'sac' is claimed by rlplug .* and rlplug-better 1.2"):
+        registry.get("algo", "sac")
+
+
+def test_an_unknown_name_lists_what_there_is():
+    with pytest.raises(ConfigError) as error:
+        registry.get("algo", "saac")
+    assert error.value.key == "algo.name"
+    assert "unknown algo 'saac'; did you mean sac? There are: " in str(error.value)
+    assert "ppo, sac" in str(error.value)
+
+
+def test_an_unknown_name_may_be_that_of_a_broken_plugin(install: Install):
+    install("rlplug-broken", "rlplug_broken", {"rlplug_broken.py": "import no_such_module"})
+    with pytest.raises(ConfigError, match=r"unknown algo 'dqn'.*broken: rlplug-broken 1.2 \(ModuleNotFoundError"):
+        registry.get("algo", "dqn")
+
+
+@pytest.mark.parametrize(
+    ("files", "cause"),
+    [
+        ({}, "No module named 'rlplug_moon.env'"),
+        ({"rlplug_moon/env.py": "x = 1"}, "has no attribute 'Moon'"),
+        ({"rlplug_moon/env.py": "1 / 0"}, "ZeroDivisionError"),
+    ],
+)
+def test_a_component_that_cannot_be_imported_names_its_distribution(
+    files: dict[str, str], cause: str, install: Install
+):
+    install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": MOON, **files})
+    with pytest.raises(ConfigError, match=r"env\.name: rlplug_moon\.env:Moon of rlplug-moon 1\.2") as error:
+        registry.load("env", "moon")
+    assert cause in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "folder"),
+    [
+        ("named.conf", "named/conf"),  # the folder itself, without an __init__.py
+        ("wheel", "wheel/conf"),
+        ("checkout", "conf"),
+    ],
+)
+def test_where_a_package_keeps_its_yaml(package: str, folder: str, site: Path):
+    (site / folder).mkdir(parents=True)
+    top = site / package.partition(".")[0]
+    top.mkdir(exist_ok=True)
+    (top / "__init__.py").touch()
+    assert registry.conf_folder(package) == site / folder
+
+
+@pytest.mark.parametrize("package", ["no_such_package", "rlplug.types", "json"])
+def test_a_package_without_yaml_is_refused(package: str):
+    with pytest.raises(FileNotFoundError, match="no folder of YAML groups"):
+        registry.conf_folder(package)
+
+
+def test_a_fresh_process_discovers_for_itself_and_imports_no_torch(tmp_path: Path):
+    install_into(tmp_path, "rlplug-moon", "rlplug_moon", {"rlplug_moon.py": MOON})
+    code = """
+import sys
+import rlplug, rlplug.registry, rlplug.config, rlplug.cli.plugins
+from rlplug import Component, ConfigError, compose, hookimpl
+assert "moon" in rlplug.registry.names("env")
+assert "torch" not in sys.modules and "rlplug_moon.env" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})

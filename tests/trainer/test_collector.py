@@ -1,0 +1,117 @@
+"""Streams: every way of resetting gives the same rows, and segments join without a seam."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import gymnasium
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rlplug.api import Algorithm, Needs
+from rlplug.envs import NativeVector
+from rlplug.testing.context import context
+from rlplug.trainer.collector import InProcess, Ragged, collector
+from rlplug.trainer.context import Scope
+from rlplug.trainer.metrics import Episodes
+
+COLUMNS = 5
+
+
+class Follower(Algorithm):
+    """Pushes the cart against its angle, so that episodes end after 8 to 10 steps; its value names the row."""
+
+    def act(self, step, carry, mode):
+        obs = step["obs"]
+        return {"action": (obs[:, 2] < 0).long(), "value": obs.sum(-1) * 2.0}, carry
+
+
+def short_cartpole():
+    return gymnasium.make("CartPole-v1", disable_env_checker=True, max_episode_steps=9)
+
+
+def source(mode: AutoresetMode) -> InProcess:
+    env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
+    ctx = context(env.spec, needs=Needs(keys=("obs", "action", "value")), num_envs=COLUMNS)
+    scope = Scope("actor", COLUMNS, range(COLUMNS))
+    return collector(env, Follower(), ctx, scope, list(range(COLUMNS)))
+
+
+def segments(mode: AutoresetMode, rows: int, n: int):
+    made = source(mode)
+    for _ in range(n):
+        for segment in made.collect(rows):
+            yield {key: leaf.clone() for key, leaf in segment.items()}
+
+
+def transitions(mode: AutoresetMode, rows: int, n: int) -> dict[int, list[tuple]]:
+    """Per column: obs, action, reward, ends, next obs and the value of the next row."""
+    found = defaultdict(list)
+    for s in segments(mode, rows, n):
+        assert not s["valid"][-1].any()
+        torch.testing.assert_close(s["value"][:-1][s["valid"][:-1]], 2 * s["obs"].sum(-1)[:-1][s["valid"][:-1]])
+        for column in range(COLUMNS):
+            for t in range(rows):
+                if s["valid"][t, column]:
+                    ends = bool(s["terminated"][t, column]), bool(s["truncated"][t, column])
+                    row = tuple(s["obs"][t, column].tolist()), int(s["action"][t, column]), float(s["reward"][t, column])
+                    following = tuple(s["obs"][t + 1, column].tolist()), float(s["value"][t + 1, column])
+                    found[column].append((*row, *ends, *following, bool(s["is_first"][t, column])))
+    return found
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize("rows", [1, 2, 7, 30])
+def test_every_autoreset_mode_gives_the_same_transitions(mode, rows):
+    expected = transitions(AutoresetMode.NEXT_STEP, rows, 60 // rows)
+    actual = transitions(mode, rows, 60 // rows)
+    for column in range(COLUMNS):
+        common = min(len(expected[column]), len(actual[column]))
+        assert common > 20
+        assert actual[column][:common] == expected[column][:common]
+        assert any(row[3] for row in expected[column][:common])
+        assert any(row[4] for row in expected[column][:common])
+
+
+def test_the_source_fits_the_way_of_resetting():
+    assert type(source(AutoresetMode.NEXT_STEP)) is InProcess
+    assert type(source(AutoresetMode.SAME_STEP)) is Ragged
+
+
+def test_row_t_reopens_the_next_segment():
+    previous = None
+    for segment in segments(AutoresetMode.NEXT_STEP, 4, 12):
+        if previous is not None:
+            assert torch.equal(previous["obs"][-1], segment["obs"][0])
+            assert torch.equal(previous["is_first"][-1], segment["is_first"][0])
+        previous = segment
+
+
+def test_an_episode_of_l_steps_has_l_plus_one_rows_and_is_counted_once():
+    counted = Episodes(COLUMNS)
+    steps, lengths, rows = 0, [], 0
+    for segment in segments(AutoresetMode.NEXT_STEP, 7, 20):
+        steps += counted.add(segment)
+        rows += 7 * COLUMNS
+        for episode_return, length, _ in counted.drain():
+            assert episode_return == length
+            lengths.append(length)
+    assert set(lengths) <= {8, 9, 10}
+    assert rows - steps == pytest.approx(len(lengths), abs=COLUMNS)  # one dead row an episode
+
+
+def test_segments_of_other_lengths_hold_the_same_stream():
+    whole = transitions(AutoresetMode.NEXT_STEP, 24, 2)
+    cut = transitions(AutoresetMode.NEXT_STEP, 3, 16)
+    assert whole == cut
+
+
+def test_noise_of_actors_does_not_depend_on_other_columns():
+    ctx = context(num_envs=4, seed=7)
+    with ctx.acting(Scope("actor", 4, range(4))):
+        everybody = ctx.randn(4, 2)
+    ctx = context(num_envs=4, seed=7)
+    with ctx.acting(Scope("actor", 4, [1, 3])):
+        mine = ctx.randn(2, 2)
+    assert torch.equal(mine, everybody[[1, 3]])

@@ -1,0 +1,185 @@
+"""The learner without a wrapper: one rank equals two ranks equals four microbatches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+from torch.func import functional_call
+
+from rlplug.api import Losses, Optim, Trainable
+from rlplug.testing.context import context
+from rlplug.trainer.learner import FabricLearner
+from tests.trainer.ranks import on_ranks, one_rank
+
+B, T = 8, 5
+
+
+class NoisyActor(Trainable):
+    """A masked actor-critic loss with reparameterised noise: two parts in one graph."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.actor, self.critic = nn.Linear(3, 2), nn.Linear(5, 1)
+
+    def optimizers(self):
+        return {
+            "actor": Optim(torch.optim.Adam(self.actor.parameters(), 1e-2), grad_clip=0.1),
+            "critic": Optim(torch.optim.Adam(self.critic.parameters(), 1e-2), grad_clip=0.1, grad_clip_by="norm"),
+        }
+
+    def forward(self, batch, parts):
+        action = torch.tanh(self.actor(batch["obs"]) + batch["noise"])
+        still = {k: p.detach() for k, p in self.critic.named_parameters()}
+        q = functional_call(self.critic, still, (torch.cat([batch["obs"], action], -1),)).squeeze(-1)
+        error = self.critic(torch.cat([batch["obs"], batch["action"]], -1)).squeeze(-1) - batch["ret"]
+        everything = {"actor": -q, "critic": error.square(), "decay": 1e-2 * self.actor.weight.square().sum()}
+        chosen = {k: v for k, v in everything.items() if k in parts or (k == "decay" and "actor" in parts)}
+        return Losses(chosen, {"error": error.abs().detach(), "weight": self.actor.weight.detach().norm()})
+
+
+class Recurrent(Trainable):
+    """A loss over an LSTM that is unrolled on rows ``[T+1, B]``, the last of which only bootstraps."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.head = nn.LSTMCell(3, 4), nn.Linear(4, 1)
+
+    def optimizers(self):
+        return {"all": Optim(torch.optim.SGD(self.parameters(), 0.1), grad_clip=0.05, grad_clip_by="value")}
+
+    def forward(self, batch, parts):
+        h = c = batch["obs"].new_zeros(batch["obs"].shape[1], 4)
+        out = []
+        for x, first in zip(batch["obs"], batch["is_first"], strict=True):
+            keep = (~first).float().unsqueeze(-1)
+            h, c = self.cell(x, (h * keep, c * keep))
+            out.append(self.head(h).squeeze(-1))
+        value = torch.stack(out)
+        return Losses({"value": (value[:-1] - value[1:].detach() - batch["reward"][:-1]).square()})
+
+
+def flat_batch():
+    g = torch.Generator().manual_seed(1)
+    batch = {"obs": torch.randn(B, 3, generator=g), "noise": torch.randn(B, 2, generator=g)}
+    batch |= {"action": torch.randn(B, 2, generator=g), "ret": torch.randn(B, generator=g)}
+    return batch | {"valid": torch.tensor([1, 1, 0, 1, 1, 1, 1, 0], dtype=torch.bool)}
+
+
+def segment():
+    g = torch.Generator().manual_seed(2)
+    valid = torch.rand(T + 1, B, generator=g) > 0.3
+    valid[-1] = False
+    first = torch.rand(T + 1, B, generator=g) > 0.7
+    batch = {"obs": torch.randn(T + 1, B, 3, generator=g), "reward": torch.randn(T + 1, B, generator=g)}
+    return batch | {"valid": valid, "is_first": first}
+
+
+CASES = {"noisy_actor": (NoisyActor, flat_batch, 0), "lstm": (Recurrent, segment, 1)}
+
+
+def three_steps(fabric: Fabric, case: str, microbatches: int = 1):
+    """Weights, losses and gradient norm after three steps on this rank's share of the batch."""
+    make, batch_of, axis = CASES[case]
+    who, batch = make(), batch_of()
+    share = {k: v.chunk(fabric.world_size, axis)[fabric.global_rank] for k, v in batch.items()}
+    ctx = context(rank=fabric.global_rank, world_size=fabric.world_size)
+    learner = FabricLearner(fabric, ctx, who, None, microbatches=microbatches)  # type: ignore[arg-type]
+    gradients = learner.gradients(share, who)
+    for _ in range(3):
+        losses = learner.minimise(share, who)
+    return who.state_dict(), gradients, losses.terms, losses.metrics
+
+
+def close(a, b):
+    for x, y in zip(a, b, strict=True):
+        assert x.keys() == y.keys()
+        for key in x:
+            torch.testing.assert_close(x[key], y[key], atol=1e-6, rtol=0, msg=key)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_four_microbatches_equal_one_batch(case):
+    close(three_steps(one_rank(), case), three_steps(one_rank(), case, microbatches=4))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_equal_one(case, tmp_path):
+    alone = three_steps(one_rank(), case)
+    for rank in on_ranks(2, three_steps, tmp_path, case):
+        close(alone, rank)
+
+
+def test_means_count_valid_rows_only():
+    batch = flat_batch()
+    learner = FabricLearner(one_rank(), context(), NoisyActor(), None)  # type: ignore[arg-type]
+    losses = learner.minimise(batch, learner.algorithm)
+    rows = NoisyActor().forward(batch, ("actor", "critic")).terms["critic"]
+    torch.testing.assert_close(losses.terms["critic"], rows[batch["valid"]].mean().detach())
+
+
+class Delayed(NoisyActor):
+    def optimizers(self):
+        parts = super().optimizers()
+        parts["actor"].every = 2
+        return parts
+
+    def after_step(self, parts, losses, learner):
+        self.moved = parts
+
+
+def test_a_part_that_is_not_due_is_neither_computed_nor_moved():
+    who = Delayed()
+    learner = FabricLearner(one_rank(), context(), who, None)  # type: ignore[arg-type]
+    moved = []
+    for _ in range(4):
+        before = {k: v.clone() for k, v in who.state_dict().items()}
+        losses = learner.minimise(flat_batch(), who)
+        moved.append(not torch.equal(before["actor.weight"], who.actor.weight))
+        assert ("actor" in losses.terms) == ("actor" in who.moved) == moved[-1]
+        assert not torch.equal(before["critic.weight"], who.critic.weight)
+    assert moved == [False, True, False, True]
+
+
+@pytest.mark.parametrize(("by", "expected"), [("value", [0.1, 0.1]), ("norm", [0.1, 0.1]), ("global_norm", [0.06, 0.08])])
+def test_clipping(by, expected):
+    class Two(Trainable):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+
+        def optimizers(self):
+            return {"all": Optim(torch.optim.SGD([self.a, self.b], lr=1.0), grad_clip=0.1, grad_clip_by=by)}
+
+        def forward(self, batch, parts):
+            return Losses({"loss": -(3.0 * self.a.sum() + 4.0 * self.b.sum())})
+
+    who = Two()
+    FabricLearner(one_rank(), context(), who, None).minimise({}, who)  # type: ignore[arg-type]
+    torch.testing.assert_close(torch.cat([who.a, who.b]).detach(), torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def shares(fabric: Fabric):
+    """Row minibatches of a segment, as global row numbers."""
+    ctx = context(rank=fabric.global_rank, world_size=fabric.world_size, seed=3)
+    learner = FabricLearner(fabric, ctx, NoisyActor(), None)  # type: ignore[arg-type]
+    number = torch.arange((T + 1) * B).view(T + 1, B)
+    batch = {"valid": segment()["valid"], "number": number}
+    batch = {k: v.chunk(fabric.world_size, 1)[fabric.global_rank] for k, v in batch.items()}
+    cut = [b["number"].tolist() for _ in range(2) for b in learner.minibatches(batch, 7, "row")]
+    x = batch["number"].float()
+    return cut, [float(learner.reduce(x, op, batch["valid"])) for op in ("mean", "std", "sum", "max", "min")]
+
+
+def test_minibatches_and_statistics_are_those_of_one_rank(tmp_path):
+    whole, numbers = shares(one_rank())
+    ranks = on_ranks(2, shares, tmp_path)
+    for i, minibatch in enumerate(whole):
+        assert sorted(minibatch) == sorted(ranks[0][0][i] + ranks[1][0][i])
+    expected = sorted(torch.arange((T + 1) * B).view(T + 1, B)[segment()["valid"]].tolist())
+    assert sorted(sum(whole[: len(whole) // 2], [])) == expected
+    for _, theirs in ranks:
+        assert theirs == pytest.approx(numbers)
