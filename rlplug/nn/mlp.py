@@ -51,7 +51,7 @@ class Linear(nn.Module):
             self.weight.uniform_(-bound, bound)
             self.bias.uniform_(-bound, bound)
             return
-        for member in [self.weight] if self.copies == 1 else self.weight.transpose(1, 2):
+        for member in [self.weight] if self.copies == 1 else self.weight:
             nn.init.orthogonal_(member, gain)
         self.bias.zero_()
 

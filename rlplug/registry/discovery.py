@@ -100,10 +100,11 @@ def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
     if not found:
         skipped = "".join(f"; skipped because it is broken: {plugin} ({plugin.cause})" for plugin in broken())
         raise ConfigError(key, f"unknown {kind} {name!r}; {unknown(name, names(kind))}{skipped}")
-    if len(found) > 1:
-        claims = " and ".join(str(plugin) for plugin in found)
+    first, *others = found
+    if others:
+        claims = " and ".join(map(str, found))
         raise ConfigError(key, f"{kind} {name!r} is claimed by {claims}; uninstall all but one of them")
-    return found[0]
+    return first
 
 
 def get(kind: Kind, name: str, key: str | None = None) -> Component:

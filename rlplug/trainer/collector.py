@@ -190,6 +190,7 @@ class Ragged(InProcess):
         if self._fresh is not None:
             self._first(arrays, np.ones_like(at), every, self._fresh, self._beyond)
             at[self._beyond] = 1
+            self._fresh, self._beyond = None, np.zeros_like(self._beyond)
         arrays["valid"][at, every] = True
         while at.max() < rows:
             now = {key: take_at(arrays[key], at, every) for key in (*observed, "is_first")}

@@ -1,10 +1,10 @@
 import gymnasium
 import numpy as np
 import pytest
-from walking import Walk, flat, linear_policy, transitions
 
 from rlplug.envs import EnvList
 from rlplug.envs.spaces import copy, equal, execute, observe
+from tests.envs.walking import Walk, flat, linear_policy, transitions
 
 MAKERS = {
     "CartPole-v1": lambda: gymnasium.make("CartPole-v1"),

@@ -118,7 +118,8 @@ def test_any_other_failure_of_a_constructor_is_chained(register):
 
 def test_a_module_in_the_id_is_imported(tmp_path, monkeypatch, register):
     (tmp_path / "brings_walk.py").write_text(
-        "import gymnasium\ngymnasium.register(id='Brought-v0', entry_point='walking:Walk', max_episode_steps=5)\n"
+        "import gymnasium\n"
+        "gymnasium.register(id='Brought-v0', entry_point='tests.envs.walking:Walk', max_episode_steps=5)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert make("brings_walk:Brought-v0").spec.max_episode_steps == 5

@@ -3,11 +3,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorObservationWrapper
 from gymnasium.wrappers.vector import NormalizeObservation
-from walking import Walk, linear_policy, transitions
 
 from rlplug.envs import NativeVector
 from rlplug.envs.spaces import copy, equal
 from rlplug.types import ConfigError
+from tests.envs.walking import Walk, linear_policy, transitions
 
 MAKERS = {
     "CartPole-v1": lambda: gymnasium.make("CartPole-v1", max_episode_steps=25),

@@ -123,6 +123,15 @@ def test_masked_actions_are_never_taken(logits, allowed, u):
     assert_close(dist.kl_from(dist.params), torch.tensor(0.0))
 
 
+def test_the_largest_noise_meets_an_allowed_action_whatever_the_probabilities_add_up_to():
+    logits, mask = randn(2000, 20).float(), torch.ones(2000, 20, dtype=torch.bool)
+    mask[:, -1] = False
+    dist = Categorical(logits, mask)
+    totals = dist.params.exp().cumsum(-1)[:, -1]
+    assert totals.min() < LARGEST_U < 1.0 < totals.max()
+    assert (dist.sample(torch.full((2000, 1), LARGEST_U)) < 19).all()
+
+
 def test_gradients_with_masks_are_finite_and_spare_masked_logits():
     logits = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
     dist = Categorical(logits, torch.tensor([[True, False, True]]))

@@ -2,9 +2,10 @@
 
 import torch
 
-from rlplug import Algorithm, Losses, Needs, NonNegativeFloat, Optim, Scheduled, UnitFloat, option, settings
+from rlplug import Algorithm, Context, EnvSpec, Losses, Needs, Optim
 from rlplug.functional import gae
 from rlplug.nn import Linear, head_for
+from rlplug.settings import NonNegativeFloat, Scheduled, UnitFloat, option, settings
 
 
 class Reinforce(Algorithm):
@@ -16,14 +17,14 @@ class Reinforce(Algorithm):
         entropy_coeff: NonNegativeFloat = option("Weight of the entropy bonus.")
 
     @classmethod
-    def needs(cls, cfg, spec):
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         return Needs(keys=("obs", "action", "value"))
 
-    def __init__(self, cfg, ctx):
+    def __init__(self, cfg: Config, ctx: Context):
         super().__init__()
-        self.cfg, self.ctx = cfg, ctx
-        self.model, self.value_model = (ctx.build(slot, ctx.spec.sole.obs) for slot in ("model", "critic_model"))
-        self.policy = head_for(ctx.spec.sole.action, self.model.out_dim)
+        self.cfg, self.ctx, group = cfg, ctx, ctx.spec.sole
+        self.model, self.value_model = ctx.build("model", group.obs), ctx.build("critic_model", group.obs)
+        self.policy = head_for(group.action, self.model.out_dim)
         self.baseline = Linear(self.value_model.out_dim, 1)
         self.lr = ctx.schedule(cfg.lr)
 
@@ -42,7 +43,8 @@ class Reinforce(Algorithm):
 
     def prepare(self, batch):
         """Reward-to-go: GAE with lambda 1, which bootstraps where a segment ends within an episode."""
-        advantage, ret = gae(*(batch[k] for k in ("reward", "value", "terminated", "valid")), self.cfg.gamma, 1.0)
+        rows = (batch[key] for key in ("reward", "value", "terminated", "valid"))
+        advantage, ret = gae(*rows, self.cfg.gamma, 1.0)
         return batch | {"advantage": advantage, "ret": ret}
 
     def forward(self, batch, parts):
