@@ -34,13 +34,17 @@ class Needs:
     carry_every: int = 0
     """how often, in rows, the recurrent state is stored; 0: never"""
     episodes: bool = False
-    """whole episodes only"""
+    """only whole episodes leave the actor"""
     stale: bool = False
     """may learn from data of other policies"""
     perturbed: bool = False
     """its action may be changed after ``act``"""
     keys: tuple[str, ...] = ()
-    """what reaches ``prepare`` and ``forward``: nothing else is stored or moved"""
+    """what reaches ``prepare`` and ``forward``, after ``package``: nothing else is stored or moved"""
+
+
+def _nothing() -> dict[str, Any]:
+    return {}
 
 
 @dataclass
@@ -50,10 +54,11 @@ class Losses:
     terms: dict[str, Tensor]
     """Added up to the loss. Per row (``[..., B]``, as ``batch["valid"]``, or one row less): averaged over the
     GLOBAL count of valid rows; 0-d: as it is."""
-    metrics: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    metrics: dict[str, Tensor] = field(default_factory=_nothing)
     """Detached; per row or 0-d, averaged over ranks in the same way."""
-    feedback: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Back to the buffer: ``priority [B]``, a new ``carry``."""
+    feedback: Batch = field(default_factory=_nothing)
+    """Back to the buffer: ``priority [B]``, a new ``carry``. Entries meant for the algorithm itself are taken out by
+    its ``after_step``."""
 
 
 @dataclass
@@ -110,6 +115,14 @@ class Context(Protocol):
         """A context for an algorithm inside an algorithm."""
         ...
 
+    def simulator(self) -> Simulator:
+        """A model of the environment that plans from any state.
+
+        Raises:
+            ConfigError: the environment does not offer one.
+        """
+        ...
+
     def schedule(self, node: Any) -> Tensor:
         """A 0-d tensor that follows a ``Scheduled`` option; refreshed in place before every update."""
         ...
@@ -124,6 +137,18 @@ class Context(Protocol):
 
     def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor:
         """Uniform integers in [0, high), shared out like ``randn``."""
+        ...
+
+
+class Simulator(Protocol):
+    """A pure function over batches of states: a tree search expands another node in every column."""
+
+    def step(self, env_state: Any, action: Tensor) -> Batch:
+        """``env_state``, ``obs``, extras, ``reward``, ``terminated`` and ``truncated`` after ``action [B, ...]``."""
+        ...
+
+    def reward(self, batch: Batch) -> Tensor:
+        """Reward ``[B]`` of given transitions, for goals or dynamics that were made up."""
         ...
 
 
@@ -169,6 +194,10 @@ class Learner(Protocol):
         """One 0-d number over all rows of all ranks, where ``where`` holds."""
         ...
 
+    def gather(self, x: Tensor) -> Tensor:
+        """The rows of all ranks, in rank order: ``[n, ...] -> [sum n, ...]``; ranks may have different ``n``."""
+        ...
+
 
 class Trainable(nn.Module):
     """Whatever learns: an algorithm, its children, exploration, a normaliser."""
@@ -176,7 +205,10 @@ class Trainable(nn.Module):
     Config: ClassVar[type[Any]]
 
     def observe(self, segment: Batch, learner: Learner) -> None:
-        """See each collected row once, in time order: running statistics."""
+        """See each collected row once, in time order: running statistics.
+
+        It may call the learner's collectives, and so is called equally often on every rank.
+        """
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """THE gradient boundary: pure, draws nothing, computes only the parts that are named."""
@@ -194,7 +226,11 @@ class Trainable(nn.Module):
         return learner.minimise(batch, self)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        """After every ``minimise``: target networks, adaptive coefficients. ``parts`` are those that moved."""
+        """After every ``minimise`` (not after ``Learner.apply``): target networks, adaptive coefficients.
+
+        Args:
+            parts: those that moved.
+        """
 
     def actor_keys(self) -> tuple[str, ...]:
         """Names in ``state_dict()`` that an actor needs."""
@@ -276,7 +312,7 @@ class Buffer(Protocol):
         """Rows ``[burn_in + window + 1, B]`` with ``index`` and ``prob``; a rollout gives all it has, once."""
         ...
 
-    def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
+    def feedback(self, index: Tensor, values: Batch) -> None:
         """New priorities or carries; insertion ids that were overwritten meanwhile are ignored."""
         ...
 
@@ -342,7 +378,13 @@ class Source(Protocol):
         stop: Any = None,
         mode: Mode = "explore",
     ) -> Iterable[Batch]:
-        """Segments of ``rows`` transitions a column. ``weights=None``: the source shares the learner's module."""
+        """Segments of ``rows`` transitions a column.
+
+        Args:
+            weights: by name; None: the source shares the learner's module.
+            tasks: one a column, in force from its next reset; a task may name the weights it is played with.
+            stop: asked between rows; short columns are padded with ``valid=False``.
+        """
         ...
 
     def state(self) -> Tree:
@@ -354,16 +396,23 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Model(Protocol):
-    """A network from ``ctx.space`` to features; input ``[B, ...]`` or ``[T, B, ...]``."""
+class Model(nn.Module):
+    """A network from ``ctx.space`` to features."""
 
+    batched: ClassVar[bool] = False
+    """It makes ``ctx.copies`` members itself, as a leading axis of the features; else ``nn.Ensemble`` stacks them."""
     out_dim: int
 
-    def initial_carry(self, n: int) -> Batch: ...
+    def initial_carry(self, n: int) -> Batch:
+        """Recurrent state of ``n`` columns; leaves ``[n, ...]``."""
+        return {}
 
-    def __call__(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
-        """Clears its carry where ``is_first``. With ``ctx.copies > 1`` the features have a leading axis of members."""
-        ...
+    def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
+        """``[B, ...]`` or ``[T, B, ...]`` to features ``[..., out_dim]``, and the new carry.
+
+        A recurrent model clears its carry where ``is_first``; others ignore both.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.forward")
 
 
 class Run(Protocol):
@@ -374,6 +423,8 @@ class Run(Protocol):
     folder: Path
     progress: Progress
     algorithm: Algorithm
+    source: Source
+    learner: Learner
 
     @property
     def done(self) -> bool:
@@ -388,8 +439,8 @@ class Run(Protocol):
         """Has the buffer enough for an update?"""
         ...
 
-    def update(self) -> Losses:
-        """One learner step from one sample of the buffer."""
+    def update(self, batch: Batch | None = None) -> Losses:
+        """One learner step, from one sample of the buffer or from ``batch``."""
         ...
 
 

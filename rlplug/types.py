@@ -9,7 +9,8 @@ The stream rule
     reopens the next segment.
 
 Shapes use ``T`` for time, ``B`` for columns (environments, or samples of a batch), ``A`` for the
-size of an action.
+size of an action. With agents, ``is_first, valid, truncated, env_id, version, index, prob, state`` and
+``task`` have no agent axis and stay at the top level; every other key has one, or stands in its group.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ KEYS: Mapping[str, Key] = {
     "terminated": Key("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
     "truncated": Key("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
     "is_first": Key("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
-    "valid": Key("[T+1, B]", "bool", "the row begins a transition of this batch; False on final observations and row T"),
+    "valid": Key("[T+1, B]", "bool", "the row begins a transition; False on final observations and row T"),
     "mask": Key("[T+1, B, A]", "bool", "actions allowed in the row"),
     "alive": Key("[T+1, B, N]", "bool", "agents that take part in the row"),
     "state": Key("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
@@ -56,10 +57,12 @@ KEYS: Mapping[str, Key] = {
     "value": Key("[T+1, B]", "float32", "value estimate of the policy that acted; present on row T too"),
     "dist": Key("[T+1, B, ...]", "float32", "parameters of the policy that acted, for KL terms"),
     "carry": Key("[K, B, ...]", "float32", "recurrent state before rows 0, k, 2k, ... with k = needs.carry_every"),
+    "prev_reward": Key("[T+1, B]", "float32", "reward of the row before; 0 where is_first"),
     "prev_action": Key("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
     "version": Key("[T+1, B]", "int64", "number of the weights that acted"),
     "env_id": Key("[T+1, B]", "int64", "global number of the environment that the column belongs to"),
     "index": Key("[B]", "int64", "insertion id of the sample in its buffer"),
+    "priority": Key("[B]", "float32", "new priority of a sample (feedback), or first one of a row (package)"),
     "prob": Key("[B]", "float32", "probability with which the buffer drew the sample"),
     "reward_int": Key("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
     "advantage": Key("[T+1, B]", "float32", "advantage estimate (prepare)"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,7 @@ class InProcess:
         self.exploration = dict(exploration or {})
         self.columns = len(scope.env_ids)
         self.keys = ctx.needs.keys if keys is None else keys
+        self.memory = [key for key in ("prev_action", "prev_reward") if key in ctx.needs.keys]
         self.closes = not ctx.needs.stale
         self.host = ctx.device.type == "cpu"
         self.carry: Batch = {}
@@ -80,6 +81,12 @@ class InProcess:
         n = self.columns
         first = self.env.reset(self.seeds, tasks)
         self._open = first | {"is_first": np.ones(n, np.bool_), "valid": np.ones(n, np.bool_)}
+        self._seen = (*first, *self.memory, "is_first")  # what the policy sees of a row
+        if "prev_action" in self.memory:
+            space = self.ctx.spec.sole.action
+            self._open["prev_action"] = np.zeros((n, *(space.shape or ())), space.dtype)
+        if "prev_reward" in self.memory:
+            self._open["prev_reward"] = np.zeros(n, np.float32)
         self.carry = self.algorithm.initial_carry(n)
         self.noise = {name: extra.initial_carry(n) for name, extra in self.exploration.items()}
 
@@ -99,7 +106,7 @@ class InProcess:
         rows: int,
         weights: Mapping[str, Weights] | None = None,
         tasks: Tree = None,
-        stop: Any = None,
+        stop: Callable[[], bool] | None = None,
         mode: Mode = "explore",
     ) -> Iterator[Batch]:
         if weights is not None:
@@ -107,46 +114,61 @@ class InProcess:
         if tasks is not None or not self._open:
             self.begin(tasks)
         with torch.inference_mode(), self.ctx.acting(self.scope):
-            segment = self._collect(rows, mode)
-        yield dict(self._kept(segment))
+            segment = self._collect(rows, mode, stop)
+        yield dict(self._kept(self.algorithm.package(segment) if mode == "explore" else segment))
 
-    def _collect(self, rows: int, mode: Mode) -> Batch:
+    def _collect(self, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         store = self._rows.get(rows) or self._allocate(rows, rows + 1)
         tensors, arrays = store.tensors, store.arrays
         put(arrays, 0, self._open)
-        observed = [key for key in self._open if key not in CORE]
-        reward, terminated, truncated = arrays["reward"], arrays["terminated"], arrays["truncated"]
+        seen = [(key, tensors[key]) for key in self._seen]
+        observed = [(key, arrays[key]) for key in self._seen if key not in (*self.memory, "is_first")]
+        action, reward = arrays["action"], arrays["reward"]
+        terminated, truncated = arrays["terminated"], arrays["truncated"]
         is_first, valid = arrays["is_first"], arrays["valid"]
+        end = rows
         for t in range(rows):
-            out, self.carry = self._act({key: _row(tensors[key], t) for key in (*observed, "is_first")}, mode)
+            if stop is not None and stop():
+                end = t
+                break
+            out = self._act({key: row_of(leaf, t) for key, leaf in seen}, mode)
             for key, value in out.items():
                 arrays[key][t] = value.numpy() if self.host else value.cpu().numpy()
-            result = self.env.step(arrays["action"][t])
+            result = self.env.step(action[t])
             reward[t] = result["reward"]
             terminated[t] = result["terminated"]
             truncated[t] = result["truncated"]
             np.logical_not(valid[t], out=is_first[t + 1])
-            np.logical_not(terminated[t] | truncated[t], out=valid[t + 1])
-            for key in observed:
-                if isinstance(result[key], np.ndarray):
-                    arrays[key][t + 1] = result[key]
+            np.logical_or(terminated[t], truncated[t], out=valid[t + 1])
+            np.logical_not(valid[t + 1], out=valid[t + 1])
+            for key, leaf in observed:
+                if isinstance(leaf, dict):
+                    put(leaf, t + 1, result[key])
                 else:
-                    put(arrays[key], t + 1, result[key])
-        self._open = _copied(take({key: arrays[key] for key in (*observed, "is_first", "valid")}, rows))
-        valid[rows] = False
+                    leaf[t + 1] = result[key]
+            for key in self.memory:
+                arrays[key][t + 1] = np.where(_like(valid[t], arrays[key][t]), arrays[key.removeprefix("prev_")][t], 0)
+        self._open = _copied(take({key: arrays[key] for key in (*self._seen, "valid")}, end))
+        for t in range(end + 1, rows + 1):
+            put(arrays, t, self._open)
+        valid[end:] = False
         if self.closes and mode != "random":
-            out, _ = self.algorithm.act({key: _row(tensors[key], rows) for key in (*observed, "is_first")}, self.carry, mode)
-            put(arrays, rows, {key: value.cpu().numpy() for key, value in out.items()})
+            self._say(arrays, end, {key: row_of(leaf, end) for key, leaf in seen}, mode)
         return tensors
 
-    def _act(self, step: Batch, mode: Mode) -> tuple[Batch, Batch]:
+    def _say(self, arrays: Batch, t: int, step: Batch, mode: Mode) -> None:
+        """What the algorithm says (its value) of a row on which it does not act."""
+        out, _ = self.algorithm.act(step if self.host else _to(step, self.ctx.device), self.carry, mode)
+        put(arrays, t, {key: value.cpu().numpy() for key, value in out.items()})
+
+    def _act(self, step: Batch, mode: Mode) -> Batch:
         if not self.host:
             step = _to(step, self.ctx.device)
-        out, carry = self.algorithm.act(step, self.carry, mode)
+        out, self.carry = self.algorithm.act(step, self.carry, mode)
         if mode == "explore":
             for name, extra in self.exploration.items():
                 out, self.noise[name] = extra.perturb(out, step, self.noise[name])
-        return out, carry
+        return out
 
     def _allocate(self, rows: int, length: int) -> Rows:
         """Memory for segments of ``rows`` transitions; what the algorithm says of a row is learnt by asking it once."""
@@ -179,10 +201,10 @@ class Ragged(InProcess):
         self._fresh: Batch | None = None  # first observations that had no room behind a final row T
         self._beyond = np.zeros(self.columns, np.bool_)
 
-    def _collect(self, rows: int, mode: Mode) -> Batch:
+    def _collect(self, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         store = self._rows.get(rows) or self._allocate(rows, rows + 2)
         tensors, arrays = store.tensors, store.arrays
-        observed = [key for key in self._open if key not in CORE]
+        observed = [key for key in self._seen if key not in (*self.memory, "is_first")]
         every = np.arange(self.columns)
         arrays["valid"][:], arrays["is_first"][:] = False, False
         put(arrays, 0, self._open)
@@ -192,19 +214,20 @@ class Ragged(InProcess):
             at[self._beyond] = 1
             self._fresh, self._beyond = None, np.zeros_like(self._beyond)
         arrays["valid"][at, every] = True
-        while at.max() < rows:
-            now = {key: take_at(arrays[key], at, every) for key in (*observed, "is_first")}
-            out, self.carry = self._act(_to(now, self.ctx.device), mode)
-            host = {key: value.cpu().numpy() for key, value in out.items()}
+        while at.max() < rows and not (stop is not None and stop()):
+            now = {key: take_at(arrays[key], at, every) for key in self._seen}
+            host = {key: value.cpu().numpy() for key, value in self._act(_to(now, self.ctx.device), mode).items()}
             put(arrays, (at, every), host)
             result = self.env.step(host["action"])
             put(arrays, (at, every), {key: result[key] for key in ("reward", "terminated", "truncated")})
             ended = result["terminated"] | result["truncated"]
             fresh = {key: result[key] for key in observed}
             last = fresh | {"obs": result["final_obs"]} if ended.any() else fresh
+            last |= {key: result["reward"] if key == "prev_reward" else host["action"] for key in self.memory}
             put(arrays, (at + 1, every), last)
             if ended.any() and self.closes:
                 self._close(arrays, at + 1, every, last, ended, mode)
+            fresh |= {key: np.zeros_like(last[key]) for key in self.memory}
             self._first(arrays, at + 2, every, fresh, ended)
             at = at + 1 + ended
             arrays["valid"][np.minimum(at, rows), every] |= at <= rows
@@ -213,13 +236,13 @@ class Ragged(InProcess):
         row = np.minimum(at, rows)
         arrays["valid"][row, every] = False
         for column in np.flatnonzero(at < rows):
-            for key in observed:
+            for key in self._seen:
                 pad(arrays[key], int(at[column]), rows, int(column))
-        self._open = _copied({key: take_at(arrays[key], row, every) for key in (*observed, "is_first", "valid")})
+        self._open = _copied({key: take_at(arrays[key], row, every) for key in self._seen})
         self._open["valid"] = ~self._beyond
         if self.closes and mode != "random":
-            self._close(arrays, row, every, {key: self._open[key] for key in observed}, ~self._beyond, mode)
-        return {key: _row(leaf, slice(0, rows + 1)) for key, leaf in tensors.items()}
+            self._close(arrays, row, every, {key: self._open[key] for key in self._seen}, ~self._beyond, mode)
+        return {key: row_of(leaf, slice(0, rows + 1)) for key, leaf in tensors.items()}
 
     def _first(self, arrays: Batch, at: Any, every: Any, fresh: Batch, where: Any) -> None:
         """Write the first observations of the columns ``where``."""
@@ -230,7 +253,7 @@ class Ragged(InProcess):
 
     def _close(self, arrays: Batch, at: Any, every: Any, row: Batch, where: Any, mode: Mode) -> None:
         """What the algorithm says (its value) of rows on which it does not act: final and open ones."""
-        step = _to(row | {"is_first": np.zeros(self.columns, np.bool_)}, self.ctx.device)
+        step = _to({"is_first": np.zeros(self.columns, np.bool_)} | row, self.ctx.device)
         out, _ = self.algorithm.act(step, self.carry, mode)
         for key, value in out.items():
             put_at(arrays[key], at[where], every[where], value.cpu().numpy())
@@ -263,8 +286,14 @@ def pad(leaf: Any, start: int, stop: int, column: int) -> None:
         leaf[start + 1 : stop + 1, column] = leaf[start, column]
 
 
-def _row(leaf: Any, t: Any) -> Any:
+def row_of(leaf: Any, t: Any) -> Any:
+    """Row ``t`` of one leaf."""
     return take(leaf, t) if isinstance(leaf, dict) else leaf[t]
+
+
+def _like(mask: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """``mask [B]`` with the axes that it needs to meet ``values [B, ...]``."""
+    return mask.reshape(mask.shape + (1,) * (values.ndim - 1))
 
 
 def _copied(batch: Batch) -> Batch:

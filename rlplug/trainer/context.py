@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Needs
+from rlplug.api import Context, Needs, Simulator
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.nn.ensemble import Ensemble
-from rlplug.types import EnvSpec, Role
+from rlplug.types import ConfigError, EnvSpec, Role
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -129,9 +129,12 @@ class RunContext(Context):
 
     def build(self, slot: str, space: Space[Any], copies: int = 1) -> Any:
         chosen = self.slots[slot]
-        if copies == 1 or getattr(chosen.cls, "batched", False):
+        if copies == 1 or chosen.cls.batched:
             return chosen.build(self.derive(space=space, copies=copies))
         return Ensemble([chosen.build(self.derive(space=space, copies=1)) for _ in range(copies)])
+
+    def simulator(self) -> Simulator:
+        raise ConfigError("env", "this environment offers no simulator, which the algorithm plans with")
 
     def schedule(self, node: Any) -> Tensor:
         return self.schedules.add(node)

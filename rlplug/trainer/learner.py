@@ -81,9 +81,9 @@ class FabricLearner:
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
-    def step(self) -> Losses:
+    def step(self, batch: Batch | None = None) -> Losses:
         """Sample, add intrinsic rewards, prepare, update, train the exploration, feed back."""
-        batch = self.sample()
+        batch = self.sample() if batch is None else batch
         for extra in self.exploration:
             bonus = extra.reward(batch)
             if bonus is not None:
@@ -165,7 +165,7 @@ class FabricLearner:
         for micro in _microbatches(batch, self.microbatches):
             losses, n, total = self._forward(micro, who, due)
             self.fabric.backward(total)
-            sums, count = losses if sums is None else _add(sums, losses), count + n
+            sums, count = losses if sums is None else _add(sums, losses, _column_axis(batch)), count + n
         assert sums is not None
         params = [p for name in due for p in mine[name].params]
         for p in params:
@@ -230,6 +230,8 @@ class FabricLearner:
             if weight is None:
                 return x.mean() if self.whole else x.sum()
             w = weight if x.shape == weight.shape else weight[: len(x)]
+            if x.shape != w.shape:
+                raise ValueError(f"{type(who).__name__}: a term of shape {[*x.shape]} for valid rows {[*weight.shape]}")
             return torch.where(w > 0, x, 0.0).mul(w).sum()
 
         terms = {name: collapse(term) for name, term in losses.terms.items()}
@@ -245,7 +247,7 @@ class FabricLearner:
         counts = self._gather_counts(len(mine))
         total, offset = sum(counts), sum(counts[: self.fabric.global_rank])
         order = torch.randperm(total, generator=self.ctx.generators["learner"], device=self.ctx.device)
-        cuts = torch.linspace(0, total, max(1, round(total / size)) + 1).round().long().tolist()
+        cuts = torch.linspace(0, total, min(total, max(1, round(total / size))) + 1).round().long().tolist()
         if self.fabric.world_size > 1:
             ours = (order >= offset) & (order < offset + len(mine))
             below = torch.cat([ours.new_zeros(1, dtype=torch.long), ours.cumsum(0)])
@@ -254,13 +256,13 @@ class FabricLearner:
         mine = mine[order]
         if unit == "column":
             for low, high in zip(cuts, cuts[1:], strict=False):
-                yield map_leaves(lambda x, i=mine[low:high]: x[:, i], batch)
+                yield _pick(batch, 1, mine[low:high])
             return
         length, columns = batch["valid"].shape
         places = mine % (length - 1) * columns + mine // (length - 1)
         rows = map_leaves(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
         for low, high in zip(cuts, cuts[1:], strict=False):
-            yield map_leaves(lambda x, low=low, high=high: x[low:high], rows)
+            yield _pick(rows, 0, slice(low, high))
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
         x = (x if where is None else x[where]).detach().reshape(-1)
@@ -277,6 +279,13 @@ class FabricLearner:
         mean = sums[1] / sums[0]
         return (mean if op == "mean" else (sums[2] / sums[0] - mean.square()).clamp(min=0).sqrt()).to(x.dtype)
 
+    def gather(self, x: Tensor) -> Tensor:
+        if self.fabric.world_size == 1:
+            return x
+        counts = self._gather_counts(len(x))
+        padded = torch.cat([x, x.new_zeros(max(counts) - len(x), *x.shape[1:])])
+        return torch.cat([y[:n] for y, n in zip(self.fabric.all_gather(padded), counts, strict=True)])
+
     def _gather_counts(self, n: int) -> list[int]:
         if self.fabric.world_size == 1:
             return [n]
@@ -286,18 +295,34 @@ class FabricLearner:
         return x if self.fabric.world_size == 1 else self.fabric.all_reduce(x, reduce_op=op)
 
 
-def _add(a: Losses, b: Losses) -> Losses:
+def _column_axis(batch: Batch) -> int:
+    """1 for a segment ``[T+1, B]``, where leaves ``[B]`` belong to columns too; 0 for flat rows."""
+    return 0 if "valid" not in batch or batch["valid"].ndim == 1 else 1
+
+
+def _pick(batch: Batch, axis: int, where: Any) -> Batch:
+    """The rows or columns ``where`` of every leaf."""
+    return map_leaves(lambda x: x[:, where] if axis and x.ndim > 1 else x[where], batch)
+
+
+def _add(a: Losses, b: Losses, axis: int) -> Losses:
     return Losses(
         {k: a.terms[k] + v for k, v in b.terms.items()},
         {k: a.metrics[k] + v for k, v in b.metrics.items()},
-        {k: torch.cat([a.feedback[k], v], dim=-1 if v.ndim == 1 else 1) for k, v in b.feedback.items()},
+        _join(a.feedback, b.feedback, axis),
     )
+
+
+def _join(a: Batch, b: Batch, axis: int) -> Batch:
+    return {
+        k: _join(a[k], v, axis) if isinstance(v, dict) else torch.cat([a[k], v], min(axis, v.ndim - 1))
+        for k, v in b.items()
+    }
 
 
 def _microbatches(batch: Batch, n: int) -> Iterator[Batch]:
     """Cut a batch into ``n`` parts: flat batches by rows, segments by columns."""
-    axis = 0 if "valid" not in batch or batch["valid"].ndim == 1 else 1
-    size = next(leaves(batch)).shape[axis]
-    for low, high in zip(range(0, n), range(1, n + 1), strict=True):
-        part = slice(low * size // n, high * size // n)
-        yield map_leaves(lambda x, part=part: x[part] if axis == 0 else x[:, part], batch)
+    axis = _column_axis(batch)
+    size = next(x.shape[axis] for x in leaves(batch) if x.ndim > axis)
+    for i in range(n):
+        yield _pick(batch, axis, slice(i * size // n, (i + 1) * size // n))

@@ -118,10 +118,10 @@ class Trainer(Run):
     def ready(self) -> bool:
         return self.buffer.ready()
 
-    def update(self) -> Losses:
+    def update(self, batch: Batch | None = None) -> Losses:
         with self.clock.phase("update"):
             self.ctx.schedules.refresh(self.progress.env_steps)
-            losses = self.learner.step()
+            losses = self.learner.step(batch)
         self.means.add(losses.terms)
         self.means.add(losses.metrics)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)

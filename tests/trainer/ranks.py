@@ -17,6 +17,8 @@ def one_rank() -> Fabric:
 def _call(fabric: Fabric, function: Callable[..., Any], folder: str, args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     torch.save(function(fabric, *args), Path(folder) / f"{fabric.global_rank}.pt")
+    fabric.barrier()
+    torch.distributed.destroy_process_group()  # a rank that leaves while gloo's threads run may abort
 
 
 def on_ranks(n: int, function: Callable[..., Any], folder: Path, *args: Any) -> list[Any]:

@@ -25,12 +25,15 @@ class Critic(nn.Module):
     def __init__(self, ctx: Context, copies: int) -> None:
         super().__init__()
         group = ctx.spec.sole
-        self.torso = ctx.build("critic_model", spaces.Dict({"obs": group.obs, "action": group.action}), copies)
+        action = spaces.Box(-1.0, 1.0, (math.prod(group.action.shape),))
+        self.torso = ctx.build("critic_model", spaces.Dict({"obs": group.obs, "action": action}), copies)
         self.head = Linear(self.torso.out_dim, 1, copies=copies)
+        self.copies = copies
 
     def forward(self, obs, action: Tensor) -> Tensor:
+        """``action [B, A]``."""
         features, _ = self.torso({"obs": obs, "action": action}, {}, None)
-        return self.head(features).squeeze(-1)
+        return self.head(features).view(self.copies, -1)
 
 
 class SAC(Algorithm):

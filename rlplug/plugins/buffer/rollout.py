@@ -10,8 +10,7 @@ from torch import Tensor
 
 from rlplug.api import Context
 from rlplug.settings import settings
-from rlplug.types import Batch
-from rlplug.types import leaves as leaves_of
+from rlplug.types import Batch, leaves, map_leaves
 
 
 class Rollout:
@@ -26,7 +25,8 @@ class Rollout:
         self._segments: list[Batch] = []
 
     def add(self, segment: Batch) -> None:
-        self._segments.append(segment)
+        """Keeps a copy: a source writes its next segment into the same memory."""
+        self._segments.append(map_leaves(torch.clone, segment))
 
     def ready(self) -> bool:
         return bool(self._segments)
@@ -39,7 +39,7 @@ class Rollout:
         """A rollout is used once: there is nothing to feed back to."""
 
     def nbytes(self, row: Batch) -> int:
-        return (self.rows + 1) * sum(leaf.nbytes for leaf in leaves_of(row))
+        return (self.rows + 1) * sum(leaf.nbytes for leaf in leaves(row))
 
     def handle(self) -> Rollout:
         return self

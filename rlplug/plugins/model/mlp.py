@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlplug import nn as blocks
-from rlplug.api import Context
+from rlplug import nn
+from rlplug.api import Context, Model
 from rlplug.nn import Activation, Flatten, Init
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError
 
 
-class MLP(nn.Module):
+class MLP(Model):
     """Hidden layers only: heads are the algorithm's. Computes its ``ctx.copies`` in one batched product."""
 
     batched: ClassVar[bool] = True
@@ -30,7 +30,7 @@ class MLP(nn.Module):
         if ctx.space is None:
             raise ConfigError("model", "mlp is built inside another component, which gives it the space of its input")
         self.flatten = Flatten(ctx.space)
-        self.net = blocks.MLP(
+        self.net = nn.MLP(
             self.flatten.size,
             cfg.hidden,
             cfg.activation,
@@ -39,9 +39,6 @@ class MLP(nn.Module):
             copies=ctx.copies,
         )
         self.out_dim = self.net.out_dim
-
-    def initial_carry(self, n: int) -> Batch:
-        return {}
 
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
         """A tree of ``ctx.space`` with leading ``[B]`` or ``[T, B]`` to features ``[..., out_dim]``.

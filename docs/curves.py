@@ -1,0 +1,118 @@
+"""Draw the learning curves of several runs (seeds) of one experiment as an SVG.
+
+    python -m rlplug -m experiment=ppo_cartpole seed=1,2,3 hydra.sweep.dir=runs/curves/ppo_cartpole
+    python docs/curves.py ppo_cartpole runs/curves/ppo_cartpole/*/*
+
+The arguments are a name and run folders; the picture is ``docs/img/<name>.svg``. It shows the mean over the runs and
+the range from the worst to the best one, of training's episodes and of the evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+WIDTH, HEIGHT = 640, 320
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 44  # margins
+SERIES = {"episode/return": ("#7a869a", "training episodes"), "eval/return_mean": ("#0b62d6", "evaluation")}
+POINTS = 100  # of a curve
+
+Curves = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def read(folders: Sequence[Path]) -> Curves:
+    """For each metric its environment steps ``[P]`` and its value in each run ``[runs, P]``."""
+    found: dict[str, list[np.ndarray]] = {name: [] for name in SERIES}
+    for folder in folders:
+        with (folder / "metrics.csv").open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        for name, runs in found.items():
+            runs.append(np.array([(float(row["step"]), float(row[name])) for row in rows if row.get(name)]).T)
+    return {name: _together(runs) for name, runs in found.items()}
+
+
+def _together(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Runs on the steps that all of them reach."""
+    steps = np.linspace(max(run[0, 0] for run in runs), min(run[0, -1] for run in runs), POINTS)
+    return steps, np.stack([np.interp(steps, *run) for run in runs])
+
+
+def ticks(low: float, high: float, most: int = 6) -> np.ndarray:
+    """Round numbers in [low, high], at most ``most`` of them."""
+    rough = (high - low) / most or 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10, 20) if (high - low) / (m * power) <= most - 1)
+    return np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step
+
+
+def draw(title: str, curves: Curves) -> str:
+    """The picture as SVG."""
+    steps = np.concatenate([x for x, _ in curves.values()])
+    values = np.concatenate([y.ravel() for _, y in curves.values()])
+    low, high, last = values.min(), values.max(), steps.max()
+    pad = 0.05 * (high - low) or 1.0
+    low, high = low - pad, high + pad
+
+    def place(x: np.ndarray, y: np.ndarray) -> str:
+        across = LEFT + np.asarray(x) / last * (WIDTH - LEFT - RIGHT)
+        down = TOP + (high - np.asarray(y)) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return " ".join(f"{a:.1f},{d:.1f}" for a, d in zip(across, down, strict=True))
+
+    def grid() -> Iterator[str]:
+        for y in ticks(low, high):
+            yield f'<polyline points="{place([0, last], [y, y])}" stroke="#e3e6ea"/>'
+            yield _text(LEFT - 6, float(place([0], [y]).split(",")[1]) + 4, f"{y:,g}", "end")
+        for x in ticks(0, last):
+            yield _text(float(place([x], [low]).split(",")[0]), HEIGHT - BOTTOM + 16, f"{x:,.0f}", "middle")
+
+    def lines() -> Iterator[str]:
+        for i, (name, (x, y)) in enumerate(curves.items()):
+            colour, label = SERIES[name]
+            band = place(np.concatenate((x, x[::-1])), np.concatenate((y.max(0), y.min(0)[::-1])))
+            yield f'<polygon points="{band}" fill="{colour}" fill-opacity="0.18" stroke="none"/>'
+            yield f'<polyline points="{place(x, y.mean(0))}" stroke="{colour}" stroke-width="2"/>'
+            yield f'<rect x="{WIDTH - 300 + 145 * i}" y="12" width="14" height="4" fill="{colour}"/>'
+            yield _text(WIDTH - 280 + 145 * i, 18, label)
+
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+            'font-family="sans-serif" font-size="12" fill="none">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+            *grid(),
+            *lines(),
+            _text(LEFT, 18, title),
+            _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "environment steps", "middle"),
+            "</svg>\n",
+        ]
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#24292f">{escape(text)}</text>'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="of the picture: docs/img/<name>.svg")
+    parser.add_argument("folders", nargs="+", type=Path, help="run folders")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "img")
+    args = parser.parse_args()
+    folders = [folder for folder in args.folders if (folder / "metrics.csv").exists()]
+    if not folders:
+        parser.error("none of the folders holds a metrics.csv")
+    args.out.mkdir(parents=True, exist_ok=True)
+    title = f"{args.name}: return, {len(folders)} run{'s' if len(folders) > 1 else ''}"
+    path = args.out / f"{args.name}.svg"
+    path.write_text(draw(title, read(folders)), encoding="utf-8")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Write the tables of docs/*.md that follow from the code: every option with type, default, range and doc line.
+
+    python docs/tables.py            # rewrite them (`make docs`)
+    python docs/tables.py --check    # exit code 1 if one is out of date
+
+Between ``<!-- options: run -->`` and ``<!-- end -->`` stand the settings of a run, after ``<!-- options: algo/ppo -->``
+those of a component, after ``<!-- options: env -->`` those of all components of a kind, with the YAML files that choose
+them. Only rlplug's own components are listed: what else is installed does not change a page.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlplug import registry
+from rlplug.cli.options import options
+from rlplug.config import Core, composed, default_node
+from rlplug.registry import Kind
+
+DOCS = Path(__file__).parent
+MARK = re.compile(r"(<!-- options: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SEVERAL = ("exploration", "logger")
+
+
+def table(config: Any, defaults: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """A Markdown table of the fields of a ``Config``, nested ones as ``eval.every``."""
+    rows = [row for name, *cells in _rows(config, defaults, prefix) for row in [_row(f"`{name}`", *cells)]]
+    return [_row("option", "type", "default", "range", "meaning"), "|---" * 5 + "|", *rows] if rows else ["No options."]
+
+
+def _rows(config: Any, defaults: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, ...]]:
+    for option in options(config, defaults):
+        inner = config.__pydantic_fields__[option.name].annotation
+        if hasattr(inner, "__pydantic_fields__"):
+            yield from _rows(inner, defaults[option.name], f"{prefix}{option.name}.")
+        else:
+            default = "must be given" if option.default == "???" else f"`{option.default}`"
+            yield prefix + option.name, option.type, default, option.range, option.doc
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+@cache
+def files(kind: Kind, name: str) -> dict[str, dict[str, Any]]:
+    """The YAML files of rlplug that choose a component, with their nodes; the one of its name comes first."""
+    folder = next(plugin.conf for plugin in registry.plugins() if plugin.distribution == "rlplug")
+    assert folder is not None
+    ours = sorted((path.stem for path in (folder / kind).glob("*.yaml")), key=lambda file: (file != name, file))
+    nodes = {file: default_node(kind, file) for file in ours}
+    return {file: node for file, node in nodes.items() if node["name"] == name}
+
+
+def component(kind: Kind, name: str) -> list[str]:
+    """The table of a component."""
+    (file, node), *_ = files(kind, name).items()
+    return table(registry.load(kind, name).Config, node, f"{kind}.{file}." if kind in SEVERAL else f"{kind}.")
+
+
+def every(kind: Kind) -> Iterator[str]:
+    """The components of a kind, each with its table and with what its YAML files set differently."""
+    for (of_kind, name), owners in registry.owners().items():
+        if of_kind != kind or owners[0].distribution != "rlplug":
+            continue
+        (first, base), *others = files(kind, name).items()
+        yield from ("", f"### {name}", "", f"`{_choose(kind, first)}`", "", *component(kind, name))
+        for file, node in others:
+            changes = [f"`{key}: {_yaml(value)}`" for key, value in node.items() if base[key] != value]
+            yield from ("", f"`{_choose(kind, file)}` has " + ", ".join(changes) + ".")
+    yield ""
+
+
+def _choose(kind: Kind, file: str) -> str:
+    return f"{kind}=[{file}]" if kind in SEVERAL else f"{kind}={file}"
+
+
+def _yaml(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def generate(what: str) -> str:
+    """What stands after ``<!-- options: {what} -->``."""
+    if what == "run":
+        lines = table(Core, {key: value for key, value in composed(["~algo"]).items() if key != "hydra"})
+    elif "/" in what:
+        kind, name = what.split("/")
+        lines = component(kind, name)  # type: ignore[arg-type]
+    else:
+        lines = list(every(what))  # type: ignore[arg-type]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    check, stale = "--check" in sys.argv[1:], []
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        fresh = MARK.sub(lambda found: found[1] + generate(found[2]) + found[3], text)
+        if fresh != text:
+            stale.append(page.name)
+            if not check:
+                page.write_text(fresh, encoding="utf-8")
+    if stale:
+        print("out of date, run `python docs/tables.py`:" if check else "rewritten:", *stale)
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""What every algorithm keeps to: it learns, acts inside the space, follows its seed, and is whole in its state."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlplug.api import Algorithm, Losses, Needs
+from rlplug.registry import hookimpl, load
+from rlplug.testing.checks.runs import (
+    UPDATES,
+    Case,
+    answers,
+    differences,
+    episodes,
+    play,
+    require,
+    some,
+    trainables,
+    watch,
+)
+from rlplug.trainer.trainer import Trainer
+from rlplug.types import leaves, map_leaves
+
+
+def check_learns(case: Case) -> None:
+    """Terms and metrics are finite numbers over a few updates, and every part moves its parameters."""
+    cls = load("algo", case.name)
+    require(issubclass(cls, Algorithm), f"{cls.__name__} is no rlplug.api.Algorithm: derive it from that class")
+    trainer = case.build()
+    needs = trainer.ctx.needs
+    require(isinstance(needs, Needs), f"needs() returns {type(needs).__name__}; return rlplug.api.Needs")
+    watch(trainer)
+    parts = {
+        f"{name}.{key}".lstrip("."): part
+        for name, who in trainables(trainer.learner, trainer.algorithm).items()
+        for key, part in trainer.learner.parts(who).items()
+    }
+    before = {name: [p.detach().clone() for p in part.params] for name, part in parts.items()}
+    updates = max([UPDATES, *(part.optim.every for part in parts.values())])
+    record = play(trainer, updates)
+    for number, losses in enumerate(record.losses, 1):
+        require(losses, f"update {number} returns no terms and no metrics: nothing would be logged")
+        for name, value in losses.items():
+            require(value.ndim == 0, f"update() returns {name!r} with shape {list(value.shape)}; what is logged is 0-d")
+            require(
+                torch.isfinite(value),
+                f"{name!r} is {value.item()} at update {number}: look for log(0), a division by 0, exp of something"
+                " large, or rows that `valid` excludes",
+            )
+    for name, part in parts.items():
+        wrong = [tuple(p.shape) for p in part.params if not torch.isfinite(p).all()]
+        require(not wrong, f"part {name!r} has parameters that are not finite after {updates} updates: {wrong}")
+        still = all(torch.equal(a, b) for a, b in zip(before[name], part.params, strict=True))
+        waits = part.optim.lr is not None and not part.optim.lr
+        require(
+            waits or not still,
+            f"part {name!r} has moved no parameter after {updates} updates: does forward compute its terms, and does"
+            " update() name it?",
+        )
+    trainer.close()
+
+
+def check_act(case: Case) -> None:
+    """Actions have the space's shape and type in every mode, and lie inside it."""
+    trainer = case.build()
+    play(trainer, 1)
+    rows, space, needs = episodes(trainer), trainer.ctx.spec.sole.action, trainer.ctx.needs
+    # A Gaussian policy that learns from its own data alone may leave the box: the environment clips.
+    bounded = not isinstance(space, spaces.Box) or needs.stale or needs.perturbed
+    for mode in ("explore", "greedy", "random"):
+        for out in answers(trainer.algorithm, trainer.ctx, rows, mode):
+            require("action" in out, f"act() in mode {mode!r} gives {sorted(out)}, and no 'action'")
+            for leaf in leaves(out):
+                require(isinstance(leaf, Tensor), f"act() in mode {mode!r} gives a {type(leaf).__name__}; give tensors")
+            require_inside(out["action"], space, f"act() in mode {mode!r}", bounded)
+    said = [answers(trainer.algorithm, trainer.ctx, rows, "greedy", seed) for seed in (1, 2)]
+    names = differences(*([out["action"] for out in outs] for outs in said))
+    require(not names, "act() in mode 'greedy' depends on random numbers; an agent is judged by its best action")
+    trainer.close()
+
+
+def require_inside(action: Tensor, space: spaces.Space[Any], who: str, bounded: bool = True) -> None:
+    """Every row of ``action [B, ...]`` is an element of ``space``; of an unbounded one if not ``bounded``."""
+    shape = (len(action), *(space.shape or ()))
+    require(
+        tuple(action.shape) == shape,
+        f"{who} gives actions of shape {list(action.shape)}; the space {space} wants {list(shape)}",
+    )
+    floating = isinstance(space, spaces.Box)
+    require(
+        action.is_floating_point() == floating,
+        f"{who} gives actions of type {action.dtype}; the space {space} wants {'float32' if floating else 'int64'}",
+    )
+    require(torch.isfinite(action).all(), f"{who} gives actions that are not finite")
+    if bounded:
+        inside = [space.contains(row) for row in action.cpu().numpy().astype(space.dtype)]
+        outside = [a.tolist() for a, fits in zip(action, inside, strict=True) if not fits]
+        require(not outside, f"{who} gives actions outside of {space}, such as {outside[:1]}")
+
+
+class Disturb:
+    """A hook that does what may not change a run: it draws from the global generators, and evaluates."""
+
+    def __init__(self) -> None:
+        self.salt = 12345
+
+    @hookimpl
+    def rlplug_updated(self, run: Any, losses: Losses) -> None:
+        if self.salt == 12345:
+            run.evaluate()
+        self.reseed()
+
+    def reseed(self) -> None:
+        self.salt += 1
+        torch.manual_seed(self.salt)
+        np.random.seed(self.salt)
+        random.seed(self.salt)
+
+
+def check_determinism(case: Case) -> None:
+    """Equal seeds give equal runs, bit for bit, whatever else draws or is evaluated; other seeds give others."""
+
+    def run(seed: int, disturb: Disturb | None = None) -> tuple[Any, Any]:
+        trainer = case.build(seed=seed)
+        if disturb is not None:
+            disturb.reseed()
+        record = play(trainer, also=disturb)
+        trainer.close()
+        return trainer.algorithm.state_dict(), record.losses
+
+    (weights, losses), (again, losses_again), (other, _) = run(0), run(0), run(1)
+    names = differences(weights, again) + differences(losses, losses_again)
+    require(
+        not names, f"two runs with seed 0 differ in {some(names)}: is there a set that is iterated over, or the time?"
+    )
+    disturbed, losses_disturbed = run(0, Disturb())
+    names = differences(weights, disturbed) + differences(losses, losses_disturbed)
+    require(
+        not names,
+        f"a run changes ({some(names)}) when the global generators are drawn from and an evaluation takes place in"
+        " between: draw with ctx.randn, ctx.rand and ctx.randint only, and let act() in mode 'greedy' change nothing",
+    )
+    require(differences(weights, other), "a run with seed 1 ends with the weights of seed 0: the seed is ignored")
+
+
+def check_state(case: Case) -> None:
+    """What ``state_dict`` holds is all that acting depends on; what ``actor_keys`` names is enough for actors."""
+    trained = case.build()
+    play(trained)
+    rows, state = episodes(trained), trained.algorithm.state_dict()
+    missing = [key for key in trained.algorithm.actor_keys() if key not in state]
+    require(not missing, f"actor_keys() names {some(missing)}, which state_dict() does not have")
+    for what, keys, strict in (
+        ("state_dict()", tuple(state), True),
+        ("the weights that actor_keys() names", trained.algorithm.actor_keys(), False),
+    ):
+        fresh = case.build(seed=1)
+        fresh.algorithm.load_state_dict({key: state[key] for key in keys}, strict=strict)
+        fresh.ctx.schedules.refresh(trained.progress.env_steps)
+        trained.ctx.schedules.refresh(trained.progress.env_steps)
+        for mode in ("greedy", "explore"):
+            said = [answers(t.algorithm, t.ctx, rows, mode) for t in (trained, fresh)]
+            names = sorted({name.partition(".")[2] for name in differences(*said)})
+            require(
+                not names,
+                f"a fresh algorithm that loaded {what} acts otherwise in mode {mode!r} ({some(names)}): keep what act()"
+                " reads in parameters and registered buffers" + ("" if strict else ", and name it in actor_keys()"),
+            )
+        fresh.close()
+    trained.close()
+
+
+def check_continues(case: Case) -> None:
+    """With ``state_dict``, the optimizers' and the generators' states a fresh algorithm makes the same next update."""
+    trained, fresh = case.build(), case.build(seed=1)
+    learner = watch(trained)
+    play(trained)
+    carry_over(trained, fresh)
+    results = []
+    for trainer in (trained, fresh):
+        trainer.learner.buffer = Once(learner.sampled)
+        losses = trainer.learner.step()
+        results.append((trainer.algorithm.state_dict(), losses.terms | losses.metrics))
+        trainer.close()
+    names = differences(results[0][0], results[1][0]) + differences(results[0][1], results[1][1])
+    require(
+        not names,
+        f"a fresh algorithm that loaded state_dict() learns otherwise ({some(names)}): a resumed run would not be the"
+        " undisturbed one. Keep counters, coefficients and statistics in registered buffers",
+    )
+
+
+class Once:
+    """A buffer that gives one sample again and again."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def sample(self) -> Any:
+        return map_leaves(torch.clone, self.batch)
+
+    def feedback(self, index: Any, values: Any) -> None:
+        """Nothing is drawn by priority here."""
+
+
+def carry_over(source: Trainer, target: Trainer) -> None:
+    """Give ``target`` everything that a checkpoint keeps of ``source``'s learning."""
+    target.algorithm.load_state_dict(source.algorithm.state_dict())
+    vars(target.progress).update(vars(source.progress))
+    for trainer in (source, target):
+        trainer.ctx.schedules.refresh(source.progress.env_steps)
+    for role, generator in source.ctx.generators.items():
+        target.ctx.generators[role].set_state(generator.get_state())
+    modules = dict(target.algorithm.named_modules())
+    for name, who in trainables(source.learner, source.algorithm).items():
+        twin: Any = modules[name]
+        for key, part in source.learner.parts(who).items():
+            mine = target.learner.parts(twin)[key]
+            mine.calls = part.calls
+            mine.optim.optimizer.load_state_dict(copy.deepcopy(part.optim.optimizer.state_dict()))
+            if mine.optim.lr is not None:
+                for group in mine.optim.optimizer.param_groups:
+                    group["lr"] = mine.optim.lr

@@ -1,0 +1,190 @@
+"""Buffers keep streams: transition t is rows t and t + 1 of one column, whatever was overwritten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlplug.api import Buffer, Needs
+from rlplug.config import choose, default_node
+from rlplug.testing.checks.runs import flat, options, require
+from rlplug.testing.context import context, spec
+from rlplug.types import Batch, map_leaves
+
+COLUMNS, ROWS, SAMPLES, CAPACITY = 5, 4, 16, 120
+
+
+class Stream:
+    """Numbered rows: row ``i`` of column ``b`` says ``i * COLUMNS + b``; episodes of uneven length, and gaps.
+
+    Column 0 is one long episode, the last column has stretches of rows that are not valid.
+    """
+
+    def __init__(self, length: int) -> None:
+        dice = np.random.default_rng(0)
+        number = np.arange(length * COLUMNS).reshape(length, COLUMNS)
+        final = np.zeros((length, COLUMNS), np.bool_)
+        for column in range(1, COLUMNS):
+            at = 0
+            while at < length:
+                at += int(dice.integers(1, 9))
+                final[at : at + 1, column] = True
+                at += 1
+        valid = ~final
+        valid[:, -1] &= np.arange(length) % 17 < 11
+        first = np.zeros_like(final)
+        first[0], first[1:] = True, final[:-1]
+        ended = np.zeros_like(final)
+        ended[:-1] = final[1:]
+        rows = {
+            "obs": np.repeat(number[..., None], 3, -1).astype(np.float32),
+            "action": number,
+            "reward": number.astype(np.float32),
+            "terminated": ended & (number % 2 == 0),
+            "truncated": ended & (number % 2 == 1),
+            "is_first": first,
+            "valid": valid,
+        }
+        self.rows: Batch = map_leaves(torch.from_numpy, rows)
+        self.memory: Batch = {}
+
+    def segment(self, start: int) -> Batch:
+        """Rows ``start`` to ``start + ROWS``, in the same memory every time, as a source gives them."""
+        fresh = {key: leaf[start : start + ROWS + 1].clone() for key, leaf in self.rows.items()}
+        fresh["valid"][-1] = False
+        if not self.memory:
+            self.memory = fresh
+        for key, leaf in fresh.items():
+            self.memory[key].copy_(leaf)
+        return dict(self.memory)
+
+
+def make(name: str, window: int, **changes: Any) -> Buffer:
+    """The buffer for ``COLUMNS`` environments; small, where it has a capacity."""
+    option = options("buffer", name)[0]
+    node = default_node("buffer", option)
+    node |= ({"capacity": CAPACITY} if "capacity" in node else {}) | changes
+    needs = Needs(window=window, stale=True, keys=("obs", "action"))
+    ctx = context(spec(3, 2), needs=needs, num_envs=COLUMNS, rows=ROWS, batch_size=SAMPLES)
+    return choose("buffer", "buffer", node).build(ctx)
+
+
+def check_streams(name: str, **changes: Any) -> None:
+    """Through several times its capacity: what is sampled is what was added, row by row."""
+    for window in (1, 3):
+        stream, buffer = Stream(CAPACITY * 2), make(name, window, **changes)
+        require(not buffer.ready(), "an empty buffer says that it is ready")
+        drained, drawn = True, set[int]()
+        ids: dict[int, int] = {}
+        was_ready = False
+        for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
+            buffer.add(stream.segment(start))
+            if not buffer.ready():
+                require(not was_ready, f"{name} was ready, and no longer is after a further segment")
+                continue
+            was_ready = True
+            sample = buffer.sample()
+            drawn |= _check_sample(stream, sample, window)
+            _check_index(sample, ids)
+            drained = drained and not buffer.ready()
+            if drained:
+                was_ready = False
+                whole = set(
+                    stream.rows["action"][start : start + ROWS][stream.rows["valid"][start : start + ROWS]].tolist()
+                )
+                require(_numbers(sample) == whole, "a drained buffer gives every valid transition of the round once")
+            else:
+                _keeps_its_own(buffer, sample)
+        require(drawn, f"{name} was never ready within {CAPACITY * 2} rows of {COLUMNS} environments (window {window})")
+        columns = {number % COLUMNS for number in drawn}
+        require(columns == set(range(COLUMNS)), f"only the columns {sorted(columns)} of {COLUMNS} were ever sampled")
+
+
+def _numbers(sample: Batch) -> set[int]:
+    return set(sample["action"][sample["valid"]].tolist())
+
+
+def _check_sample(stream: Stream, sample: Batch, window: int) -> set[int]:
+    """Numbers of the transitions in a sample that is right."""
+    valid, number = sample["valid"], sample["action"]
+    require(valid.ndim == 2, f"a sample's leaves are [T+1, B, ...], but valid has shape {list(valid.shape)}")
+    require(len(valid) > window, f"a sample has {len(valid)} rows; a window of {window} transitions needs {window + 1}")
+    require(valid[:-1].any(0).all(), "a sample has columns without a valid row: they carry no loss")
+    truth = {key: leaf.flatten(0, 1) for key, leaf in stream.rows.items()}
+    t, b = valid[:-1].nonzero().unbind(1)
+    now, after = number[t, b], sample["obs"][t + 1, b, 0].long()
+    far = (after != now + COLUMNS).nonzero()
+    require(
+        not len(far),
+        f"behind row {now[far[0]].tolist() if len(far) else ''} of the stream stands row"
+        f" {after[far[0]].tolist() if len(far) else ''}, which is not the next one of its column (window {window}): look"
+        " at wrap-around, and at the row that the next segment overwrites",
+    )
+    require(truth["valid"][now].all(), "a row that is not valid came back as valid")
+    for key in ("obs", "reward", "terminated", "truncated", "is_first"):
+        require(key in sample, f"a sample lacks {key!r}")
+        same = torch.equal(sample[key][t, b], truth[key][now])
+        require(same, f"{key!r} of a sampled row is not what was added: copy a segment's memory, it is written again")
+    return set(now.tolist())
+
+
+def _check_index(sample: Batch, ids: dict[int, int]) -> None:
+    """An insertion id means one transition, for ever."""
+    if "index" not in sample:
+        return
+    for key in ("index", "prob"):
+        require(sample[key].shape == sample["valid"].shape[1:], f"{key!r} has a number for every column of a sample")
+    require((sample["prob"] > 0).all() and (sample["prob"] <= 1).all(), "'prob' lies in (0, 1]")
+    for index, number in zip(sample["index"].tolist(), sample["action"][0].tolist(), strict=True):
+        require(ids.setdefault(index, number) == number, f"the insertion id {index} stands for two transitions")
+
+
+def _keeps_its_own(buffer: Buffer, sample: Batch) -> None:
+    """What a learner writes into a sample, and priorities of ids that are long gone, do no harm."""
+    for leaf in flat(sample).values():
+        leaf.zero_()
+    if "index" in sample:
+        buffer.feedback(sample["index"], {"priority": torch.ones(len(sample["index"]))})
+
+
+def check_nbytes(name: str, **changes: Any) -> None:
+    """``nbytes`` is an upper bound of what is kept, and at most a tenth above it."""
+    stream, buffer = Stream(CAPACITY * 2), make(name, 1, **changes)
+    row = {key: leaf[0] for key, leaf in stream.rows.items()}
+    said = buffer.nbytes(row)
+    for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
+        if not buffer.ready() or len(_arrays(buffer)) == 0 or "index" in buffer.sample():
+            buffer.add(stream.segment(start))
+    kept = sum(_arrays(buffer).values())
+    require(kept <= said, f"nbytes() says {said}, but {kept} bytes are kept: count every array")
+    require(said <= 1.1 * kept + 1024, f"nbytes() says {said}, but only {kept} bytes are kept")
+
+
+def _arrays(root: Any) -> dict[int, int]:
+    """Bytes of every piece of memory that an object's own tensors and arrays refer to, by address."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+
+    def visit(thing: Any) -> None:
+        if id(thing) in seen:
+            return
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+        elif isinstance(thing, np.ndarray):
+            base = thing if thing.base is None or not isinstance(thing.base, np.ndarray) else thing.base
+            found[base.ctypes.data] = base.nbytes
+        elif isinstance(thing, dict):
+            for value in thing.values():
+                visit(value)
+        elif isinstance(thing, list | tuple | set):
+            for value in thing:
+                visit(value)
+        elif type(thing).__module__ == type(root).__module__:
+            visit(vars(thing))
+
+    visit(root)
+    return found

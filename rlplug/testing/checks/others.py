@@ -1,0 +1,73 @@
+"""Loggers, loops and hardware: in a real run of the default algorithm."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tempfile
+from pathlib import Path
+
+import pluggy
+
+from rlplug.api import Plan
+from rlplug.config import RunConfig, choose, compose, default_node
+from rlplug.registry import Events, load
+from rlplug.testing.checks.runs import CPU, options, require
+from rlplug.trainer.launch import build, train
+from rlplug.types import ConfigError
+
+STEPS = 2048
+
+
+def check_logger(name: str, *overrides: str) -> None:
+    """Its hooks exist, and it follows a run from start to end."""
+    events = {event for event in vars(Events) if event.startswith("rlplug_")}
+    mine = {hook for hook in dir(load("logger", name)) if hook.startswith("rlplug_")}
+    require(mine & events, f"it implements no event of a run; there are {', '.join(sorted(events))}")
+    words = [*CPU, f"logger=[{options('logger', name)[0]}]", f"total_steps={STEPS}", "log.every=500", *overrides]
+    config = compose([*words, "eval.every=1000"])
+    hooks = pluggy.PluginManager("rlplug")
+    hooks.add_hookspecs(Events)
+    with tempfile.TemporaryDirectory() as folder:
+        hooks.register(_alone(config, name))
+        hooks.check_pending()  # names the hooks that do not exist, and arguments that events do not have
+        train(config, Path(folder) / "run", words)
+        summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        require(summary["status"] == "finished", f"with it a run ends as {summary['status']!r}")
+
+
+def _alone(config: RunConfig, name: str) -> object:
+    (chosen,) = (chosen for chosen in config.logger.values() if chosen.name == name)
+    return chosen.build(None)
+
+
+def check_loop(name: str, *overrides: str) -> None:
+    """It ends by itself within ``total_steps``, and foresees how many updates it makes."""
+    config = compose([*CPU, f"loop={options('loop', name)[0]}", f"total_steps={STEPS}", *overrides])
+    trainer = build(config, Path())
+    loop, total = trainer.loop, config.total_steps
+    require(loop.rows > 0 and loop.batch_size > 0, "rows and batch_size are positive")
+    foreseen = [loop.updates(steps) for steps in range(0, total + 1, 64)]
+    require(foreseen[0] == 0, f"updates(0) is {foreseen[0]}: nothing is learnt before anything was collected")
+    require(foreseen == sorted(foreseen), "updates() falls with more environment steps")
+    loop.run(trainer)
+    steps = trainer.progress.env_steps
+    require(steps <= total, f"it collected {steps} steps of total_steps={total}")
+    require(steps > 0, "it collected nothing")
+    require(trainer.progress.updates > 0, "it made no update")
+    trainer.close()
+
+
+def check_hardware(name: str) -> None:
+    """Its options give a plan, or say what is missing here."""
+    for option in options("hardware", name):
+        hardware = choose("hardware", "hardware", default_node("hardware", option)).build(None)
+        try:
+            plan = hardware.plan()
+        except ConfigError as error:
+            require(error.key.startswith("hardware"), f"is refused with the key {error.key!r}; name hardware")
+            continue
+        require(isinstance(plan, Plan), f"plan() gives a {type(plan).__name__}; give rlplug.api.Plan")
+        require(pickle.loads(pickle.dumps(plan)) == plan, "a plan does not survive pickling")
+        for field in ("devices", "num_nodes", "microbatches", "threads"):
+            require(getattr(plan, field) > 0, f"plan().{field} is {getattr(plan, field)}")

@@ -1,0 +1,99 @@
+"""One rank equals two ranks equals four microbatches: hardware changes how fast, never what."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlplug.config import parse
+from rlplug.registry import refresh
+from rlplug.testing.checks.algorithms import Once
+from rlplug.testing.checks.runs import Case, differences, flat, play, require, some, watch
+from rlplug.trainer.context import RunContext
+from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.ranks import one_rank, ranks
+from rlplug.types import Batch, map_leaves
+
+TOLERANCE = 1e-6
+
+
+def check_ranks(case: Case) -> None:
+    """One update from one global sample gives the same weights and metrics, to 1e-6, however it is shared out."""
+    question = ask(case)
+    alone = one_update(one_rank(), question)
+    for how, other in (
+        ("four microbatches", one_update(one_rank(), question, 4)),
+        *((f"rank {rank} of two", answer) for rank, answer in enumerate(ranks(2)(one_update, question))),
+    ):
+        far = distances(alone, other)
+        require(
+            not far,
+            f"one update gives something else on {how} than on one rank, in {some(far)}: draw noise in prepare() with"
+            " ctx.randn, take statistics over the rows of all ranks with learner.reduce, let terms be per row, and"
+            " shuffle with learner.minibatches",
+        )
+
+
+def ask(case: Case) -> dict[str, Any]:
+    """A trained algorithm's weights and the next sample of its buffer: what ``one_update`` starts from."""
+    trainer = case.build("num_envs=8")
+    learner = watch(trainer)
+    play(trainer, 1)
+    sample = learner.sampled
+    columns = sample["valid"].shape[1]
+    require(columns % 4 == 0, f"a sample has {columns} columns; pass overrides that make it divisible by 4")
+    ctx = trainer.ctx
+    options = {"spec": ctx.spec, "needs": ctx.needs, "num_envs": 8, "total_steps": ctx.total_steps}
+    options |= {"rows": ctx.rows, "batch_size": ctx.batch_size, "seed": ctx.seed}
+    trainer.close()
+    return {
+        "raw": trainer.config.raw,
+        "options": options,
+        "state": trainer.algorithm.state_dict(),
+        "progress": dataclasses.replace(trainer.progress),
+        "sample": sample,
+    }
+
+
+def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> dict[str, Tensor]:
+    """Make the update on this rank's columns of the sample."""
+    refresh()
+    config = parse(question["raw"])
+    rank, world = fabric.global_rank, fabric.world_size
+    ctx = RunContext(slots=config.models, rank=rank, world_size=world, **question["options"])
+    torch.manual_seed(ctx.seed)
+    algorithm = config.algo.build(ctx)
+    algorithm.load_state_dict(question["state"])
+    share = columns_of(question["sample"], rank, world)
+    learner = FabricLearner(
+        fabric,
+        ctx,
+        algorithm,
+        Once(share),
+        progress=question["progress"],
+        microbatches=microbatches,  # type: ignore[arg-type]
+    )
+    ctx.schedules.refresh(learner.progress.env_steps)
+    algorithm.observe(share, learner)
+    losses = learner.step()
+    return flat({"weights": algorithm.state_dict(), "logged": losses.terms | losses.metrics})
+
+
+def columns_of(sample: Batch, rank: int, world: int) -> Batch:
+    """This rank's columns: leaves ``[T+1, B, ...]``, and ``[B]`` for what is said of a whole sample."""
+    return map_leaves(lambda x: x.chunk(world, min(1, x.ndim - 1))[rank].contiguous(), sample)
+
+
+def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    """Names of the numbers that differ by more than ``TOLERANCE``, and by how much."""
+    require(a.keys() == b.keys(), f"only one of them has {some(sorted(a.keys() ^ b.keys()))}")
+    found = []
+    for name in differences(a, b):
+        x, y = a[name].double(), b[name].double()
+        far = ((x - y).abs() / x.abs().clamp(min=1.0)).max().item()
+        if not far <= TOLERANCE:
+            found.append(f"{name} (by {far:.1e})")
+    return sorted(found)

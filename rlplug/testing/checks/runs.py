@@ -1,0 +1,249 @@
+"""Short real runs, and what they are watched for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlplug.api import Algorithm, Losses, Trainable
+from rlplug.config import compose, default_node, option_names
+from rlplug.registry import Kind, hookimpl
+from rlplug.trainer.context import RunContext, Scope
+from rlplug.trainer.launch import build
+from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.trainer import Trainer
+from rlplug.types import Batch, map_leaves
+
+UPDATES = 3
+"""learner steps of a short run"""
+CPU = ("hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "compile=false")
+
+
+def require(holds: Any, message: str) -> None:
+    """Raises:
+    AssertionError: it does not hold; ``message`` tells a plugin author what to do.
+    """
+    if not holds:
+        raise AssertionError(message)
+
+
+@cache
+def options(kind: Kind, name: str) -> list[str]:
+    """The YAML options that select a component; there is one at least.
+
+    Raises:
+        AssertionError: there is none.
+    """
+    found = [option for option in option_names(kind) if default_node(kind, option).get("name") == name]
+    require(found, f"no YAML selects {kind} {name!r}: add conf/{kind}/{name}.yaml with `name: {name}`")
+    return sorted(found, key=lambda option: option != name)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm on an environment.
+
+    Args:
+        name: the component.
+        env: an option of the group ``env``.
+        overrides: further words of the command line, such as a shorter warm-up.
+    """
+
+    name: str
+    env: str
+    overrides: tuple[str, ...] = ()
+
+    def build(self, *more: str, seed: int = 0) -> Trainer:
+        """The run, with nothing collected yet."""
+        algo = options("algo", self.name)[0]
+        return build(compose([f"algo={algo}", f"env={self.env}", *CPU, f"seed={seed}", *self.overrides, *more]), Path())
+
+
+class Record:
+    """A hook that keeps what a run reports, and ends it after so many updates."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+        self.losses: list[dict[str, Tensor]] = []
+        self.segment: Batch = {}
+
+    @hookimpl
+    def rlplug_collected(self, run: Any, segment: Batch) -> None:
+        self.segment = map_leaves(torch.clone, segment)
+
+    @hookimpl
+    def rlplug_updated(self, run: Any, losses: Losses) -> None:
+        self.losses.append({name: value.clone() for name, value in (losses.terms | losses.metrics).items()})
+        run.stopping = len(self.losses) >= self.updates
+
+
+def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
+    """Let the loop run until so many updates were made.
+
+    Args:
+        also: a further hook.
+    """
+    record = Record(updates)
+    for hook in (also, record):
+        if hook is not None:
+            trainer.hooks.register(hook)
+    trainer.stopping = False
+    trainer.loop.run(trainer)
+    for hook in (also, record):
+        if hook is not None:
+            trainer.hooks.unregister(hook)
+    require(
+        len(record.losses) >= updates,
+        f"{trainer.config.algo.name} made {len(record.losses)} of {updates} updates within total_steps="
+        f"{trainer.config.total_steps}; pass overrides that let it learn earlier",
+    )
+    return record
+
+
+Look = Callable[["Watching", Trainable, Batch, Sequence[str]], None]
+
+
+class Watching(FabricLearner):
+    """A learner that lets somebody look at the batch of every gradient step, and keeps the buffer's last sample."""
+
+    look: Look | None = None
+    sampled: Batch
+
+    def sample(self) -> Batch:
+        batch = super().sample()
+        self.sampled = map_leaves(torch.clone, batch)
+        return batch
+
+    def minimise(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
+        if self.look is not None:
+            self.look(self, who, batch, tuple(self.parts(who) if parts is None else parts))
+        return super().minimise(batch, who, parts)
+
+
+def watch(trainer: Trainer, look: Look | None = None) -> Watching:
+    """Replace a run's learner by a watching one; before its first update."""
+    old = trainer.learner
+    new = Watching(old.fabric, old.ctx, old.algorithm, old.buffer, old.exploration, old.progress)
+    new.look = look
+    trainer.learner = new
+    return new
+
+
+def each_gradient_step(case: Case, look: Look, updates: int = 2, most: int = 4) -> None:
+    """Make a run of ``updates``; ``look`` at its first ``most`` gradient steps.
+
+    Raises:
+        AssertionError: there are none, although the algorithm has optimizers.
+    """
+    trainer, seen = case.build(), 0
+
+    def counted(learner: Watching, who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
+        nonlocal seen
+        if seen < most:
+            look(learner, who, batch, parts)
+        seen += 1
+
+    learner = watch(trainer, counted)
+    play(trainer, updates)
+    trainer.close()
+    learns = trainables(learner, trainer.algorithm)
+    require(seen or not learns, f"{case.name} has optimizers, but its update() never calls learner.minimise")
+
+
+# ---- acting ----------------------------------------------------------------------------------------------------------
+
+COLUMNS = 4
+
+
+def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
+    """What ``act`` is asked in a real environment under random actions: ``obs``, extras and ``is_first``."""
+    scope = Scope("eval", COLUMNS, range(COLUMNS))
+    env = trainer.config.env.build(trainer.ctx.derive(scope=scope))
+    space = env.spec.sole.action
+    space.seed(0)
+    first, over, rows = np.ones(COLUMNS, np.bool_), np.zeros(COLUMNS, np.bool_), []
+    result = env.reset(list(range(COLUMNS)))
+    core = ("reward", "terminated", "truncated", "final_obs")
+    for _ in range(length):
+        step = {key: leaf for key, leaf in result.items() if key not in core} | {"is_first": first}
+        rows.append(map_leaves(lambda x: torch.as_tensor(np.array(x)), step))
+        result = env.step(np.stack([space.sample() for _ in range(COLUMNS)]))
+        ended = result["terminated"] | result["truncated"]
+        first, over = over if env.lockstep else ended, ended
+    env.close()
+    return rows
+
+
+@contextmanager
+def asking(ctx: RunContext, seed: int = 0) -> Iterator[None]:
+    """Inside, ``act`` answers for ``COLUMNS`` environments, drawing from generators with that seed."""
+    with torch.inference_mode(), ctx.acting(Scope("eval", COLUMNS, range(COLUMNS))):
+        for generator in ctx.generators.values():
+            generator.manual_seed(seed)
+        yield
+
+
+def answers(algorithm: Algorithm, ctx: RunContext, rows: Sequence[Batch], mode: Any, seed: int = 0) -> list[Batch]:
+    """What ``act`` says to every row."""
+    said = []
+    with asking(ctx, seed):
+        carry = algorithm.initial_carry(COLUMNS)
+        for row in rows:
+            out, carry = algorithm.act(row, carry, mode)
+            said.append(map_leaves(torch.clone, out))
+    return said
+
+
+# ---- comparing -------------------------------------------------------------------------------------------------------
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """A tree of dicts and lists with one name for each leaf: ``0.action``."""
+    if isinstance(tree, dict | list | tuple):
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return {name: leaf for key, inner in pairs for name, leaf in flat(inner, f"{prefix}{key}.").items()}
+    return {prefix.rstrip("."): tree}
+
+
+def differences(a: Any, b: Any) -> list[str]:
+    """Names of the leaves that are not equal bit for bit (NaN equals NaN)."""
+    one, two = flat(a), flat(b)
+    names = list(dict.fromkeys([*one, *two]))
+    return [name for name in names if name not in one or name not in two or not _same(one[name], two[name])]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and (torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return bool(np.all(a == b))
+
+
+def some(names: Sequence[str]) -> str:
+    """A few of many names."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def trainables(learner: FabricLearner, root: Trainable) -> dict[str, Trainable]:
+    """The modules that bring optimizers, outermost first: the algorithm, or else the children inside it."""
+    found: dict[str, Trainable] = {}
+
+    def visit(module: torch.nn.Module, name: str) -> None:
+        if isinstance(module, Trainable) and learner.parts(module):
+            found[name] = module
+            return
+        for child, inner in module.named_children():
+            visit(inner, f"{name}.{child}" if name else child)
+
+    visit(root, "")
+    return found

@@ -1,0 +1,78 @@
+"""torch.compile takes the whole step in one graph, and schedules move inside it without a second one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim.adam import adam
+
+from rlplug.trainer.learner import FabricLearner
+from tests.plugins import test_sac
+from tests.trainer.ranks import one_rank
+
+PARTS = ("critic", "actor", "alpha")
+
+
+def test_forward_backward_and_optimizer_are_one_graph():
+    algorithm = test_sac.make(actor_lr=[[0, 1e-3], [100, 0.0]])
+    batch = algorithm.prepare(test_sac.sample(algorithm))
+    params = [p for p in algorithm.parameters() if p.requires_grad]
+    first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    steps = [torch.zeros(()) for _ in params]
+
+    def step(batch):
+        loss = sum(term.mean() for term in algorithm.forward(batch, PARTS).terms.values())
+        grads = torch.autograd.grad(loss, params)
+        with torch.no_grad():
+            adam(
+                params, list(grads), first, second, [], steps, foreach=True, capturable=True, amsgrad=False,
+                beta1=0.9, beta2=0.999, lr=algorithm.actor_lr, weight_decay=0.0, eps=1e-8, maximize=False,
+            )  # fmt: skip
+        return loss.detach()
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        before = params[0].detach().clone()
+        compiled(batch)
+        compiled(batch)
+        assert not torch.equal(before, params[0])
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        algorithm.ctx.schedules.refresh(100)
+        before = params[0].detach().clone()
+        compiled(batch)
+        assert torch.equal(before, params[0]), "the schedule reached zero, but the compiled step still moves"
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_compiled_learner_equals_the_eager_one():
+    eager, compiled = test_sac.make(), test_sac.make()
+    learners = [
+        FabricLearner(one_rank(), algorithm.ctx, algorithm, None, compile=algorithm is compiled)
+        for algorithm in (eager, compiled)
+    ]
+    batch = eager.prepare(test_sac.sample(eager))
+    for _ in range(3):
+        a, b = (learner.minimise(batch, learner.algorithm) for learner in learners)
+    assert a.terms.keys() == b.terms.keys()
+    for name in a.terms:
+        torch.testing.assert_close(a.terms[name], b.terms[name], rtol=1e-4, atol=1e-5)
+    for p, q in zip(eager.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
+    class Untraceable(test_sac.SAC):
+        def forward(self, batch, parts):
+            torch._dynamo.graph_break()
+            return super().forward(batch, parts)
+
+    algorithm = test_sac.make()
+    algorithm.__class__ = Untraceable
+    learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None, compile=True)
+    with pytest.warns(UserWarning, match="Untraceable could not be compiled"):
+        losses = learner.minimise(algorithm.prepare(test_sac.sample(algorithm)), algorithm)
+    assert losses.terms.keys() == set(PARTS)
+    assert not learner.compile
