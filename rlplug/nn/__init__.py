@@ -12,11 +12,13 @@ from rlplug.nn.heads import (
     head_for,
 )
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear
+from rlplug.nn.optim import Adam
 from rlplug.nn.spaces import Flatten, flat_size, flatten
 
 __all__ = [
     "MLP",
     "Activation",
+    "Adam",
     "Bernoulli",
     "BernoulliHead",
     "Categorical",

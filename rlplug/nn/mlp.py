@@ -136,7 +136,7 @@ class MLP(nn.Module):
         activate = ACTIVATIONS[self.activation]
         if self.norms is None:
             for layer in self.layers:
-                x = activate(layer(x))
+                x = activate(layer.forward(x))  # not through __call__, which costs more than a small product
             return x
         for layer, norm in zip(self.layers, self.norms, strict=True):
             x = activate(norm(layer(x)))

@@ -69,7 +69,7 @@ class InProcess:
         self.columns = len(scope.env_ids)
         self.keys = ctx.needs.keys if keys is None else keys
         self.memory = [key for key in ("prev_action", "prev_reward") if key in ctx.needs.keys]
-        self.closes = not ctx.needs.stale
+        self.closes = "value" in ctx.needs.keys  # which stands on row T too
         self.host = ctx.device.type == "cpu"
         self.carry: Batch = {}
         self.noise: dict[str, Batch] = {}

@@ -1,4 +1,4 @@
-"""Everything that is registered, by whichever distribution, keeps to its contract; and the kit notices what does not."""
+"""Everything that is registered, by whichever distribution, keeps to its contract; the kit notices what does not."""
 
 from __future__ import annotations
 

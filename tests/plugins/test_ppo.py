@@ -28,7 +28,7 @@ def segment(algorithm: PPO):
     batch["valid"] = ~false
     batch["valid"][-1] = batch["valid"][5, 2] = False
     with torch.no_grad():
-        out = [algorithm.act({"obs": row, "is_first": None}, {}, "explore")[0] for row in obs]
+        out = [algorithm.act({"obs": row, "is_first": torch.zeros(B, dtype=torch.bool)}, {}, "explore")[0] for row in obs]
     return batch | {key: torch.stack([o[key] for o in out]) for key in out[0]}
 
 
@@ -37,7 +37,9 @@ def update(algorithm: PPO, batch=None):
     counted = []
     minimise = learner.minimise
     learner.minimise = lambda *a, **k: counted.append(1) or minimise(*a, **k)
-    losses = algorithm.update(algorithm.prepare(segment(algorithm) if batch is None else batch), learner)
+    with torch.no_grad():
+        prepared = algorithm.prepare(segment(algorithm) if batch is None else batch)
+    losses = algorithm.update(prepared, learner)
     return losses, len(counted)
 
 

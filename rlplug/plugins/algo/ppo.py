@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
-from rlplug.nn import Linear, head_for
+from rlplug.nn import Adam, Linear, head_for
 from rlplug.settings import (
     NonNegativeFloat,
     PositiveFloat,
@@ -50,7 +49,7 @@ class PPO(Algorithm):
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         spec.sole  # noqa: B018  raises for several agents
-        return Needs(keys=("obs", "action", "logp", "value", "dist"))
+        return Needs(keys=("obs", "action", "logp", "dist"))
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -66,48 +65,58 @@ class PPO(Algorithm):
         self.register_buffer("kl_coeff", torch.tensor(cfg.kl_coeff))
 
     def optimizers(self) -> dict[str, Optim]:
-        adam = torch.optim.Adam(self.parameters(), lr=self.lr, eps=1e-5, fused=True)
+        adam = Adam(self.parameters(), lr=self.lr, eps=1e-5)
         return {"policy": Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=self.lr)}
 
-    def _evaluate(self, obs, is_first: Tensor | None):
-        """Action distribution and value ``[...]`` of every row."""
-        features, _ = self.model(obs, {}, is_first)
-        of_value = features if self.value_model is None else self.value_model(obs, {}, is_first)[0]
-        return self.policy(features), self.value(of_value).squeeze(-1)
+    def dist(self, obs):
+        """Features of the policy's torso, and the action distribution of every row."""
+        features, _ = self.model(obs, {}, None)
+        return features, self.policy(features)
+
+    def values(self, obs, features: Tensor | None = None) -> Tensor:
+        """Value ``[...]`` of every row; ``features`` are those of the policy's torso, if they are known."""
+        model = self.value_model or self.model
+        if model is not self.model or features is None:
+            features, _ = model(obs, {}, None)
+        return self.value(features).squeeze(-1)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        _, dist = self.dist(step["obs"])
         if mode == "greedy":
-            features, _ = self.model(step["obs"], {}, step["is_first"])
-            return {"action": self.policy(features).mode()}, carry
-        dist, value = self._evaluate(step["obs"], step["is_first"])
-        action = dist.sample(self.policy.noise(self.ctx, len(value)))
-        return {"action": action, "logp": dist.logp(action), "value": value, "dist": dist.params}, carry
+            return {"action": dist.mode()}, carry
+        action = dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
+        return {"action": action, "logp": dist.logp(action), "dist": dist.params}, carry
 
     def prepare(self, batch: Batch) -> Batch:
-        """Equations 11 and 12: advantages by GAE, and the value's targets."""
+        """Equations 11 and 12: advantages by GAE, and the value's targets.
+
+        The weights are still those that acted, so all values of the rollout come from one forward.
+        """
+        value = self.values(batch["obs"])
         advantage, ret = gae(
-            batch["reward"], batch["value"], batch["terminated"], batch["valid"], self.cfg.gamma, self.cfg.lambda_
+            batch["reward"], value, batch["terminated"], batch["valid"], self.cfg.gamma, self.cfg.lambda_
         )
-        keys = ("obs", "action", "logp", "value", "dist", "valid")
-        return {key: batch[key] for key in keys} | {"advantage": advantage, "ret": ret}
+        keys = ("obs", "action", "logp", "dist", "valid")
+        return {key: batch[key] for key in keys} | {"value": value, "advantage": advantage, "ret": ret}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Equation 9, with the adaptive penalty of equation 8 where ``kl_coeff`` is on."""
-        dist, value = self._evaluate(batch["obs"], None)
+        features, dist = self.dist(batch["obs"])
+        value = self.values(batch["obs"], features)
         logp = dist.logp(batch["action"])
         ratio = torch.exp(logp - batch["logp"])
-        entropy = dist.entropy()
         terms = {
             "policy": -clipped_surrogate(ratio, batch["advantage"], self.clip_param),
-            "value": self.vf_loss_coeff
-            * clipped_value_loss(value, batch["value"], batch["ret"], self.cfg.vf_clip_param),
-            "entropy": -self.entropy_coeff * entropy,
+            "value": self.vf_loss_coeff * clipped_value_loss(value, batch["value"], batch["ret"], self.cfg.vf_clip_param),
         }
-        kl = dist.kl_from(batch["dist"])
+        if self.cfg.entropy_coeff:
+            terms["entropy"] = -self.entropy_coeff * dist.entropy()
         if self.cfg.kl_coeff:
-            terms["kl_penalty"] = self.kl_coeff * kl
-        clipped = ((ratio - 1.0).abs() > self.clip_param).float()
-        return Losses(terms, {"kl": kl, "mean_entropy": entropy, "clip_fraction": clipped})
+            terms["kl_penalty"] = self.kl_coeff * dist.kl_from(batch["dist"])
+        with torch.no_grad():
+            clipped = (ratio - 1.0).abs() > self.clip_param
+            metrics = {"kl": dist.kl_from(batch["dist"]), "mean_entropy": dist.entropy(), "clip_fraction": clipped.float()}
+        return Losses(terms, metrics)
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         losses, cfg = Losses({}), self.cfg

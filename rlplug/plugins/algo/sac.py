@@ -14,7 +14,7 @@ from torch.func import functional_call
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.returns import n_step
 from rlplug.functional.targets import polyak_
-from rlplug.nn import Linear, TanhGaussianHead
+from rlplug.nn import Adam, Linear, TanhGaussianHead
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
 
@@ -82,7 +82,7 @@ class SAC(Algorithm):
 
     def optimizers(self) -> dict[str, Optim]:
         def part(params, lr: Tensor) -> Optim:
-            return Optim(torch.optim.Adam(params, lr=lr, fused=True), self.cfg.grad_clip, self.cfg.grad_clip_by, lr=lr)
+            return Optim(Adam(params, lr=lr), self.cfg.grad_clip, self.cfg.grad_clip_by, lr=lr)
 
         parts = {
             "critic": part(self.critic.parameters(), self.critic_lr),

@@ -71,6 +71,8 @@ class Replay:
 
     def _range(self) -> tuple[int, int]:
         """Which valid ids, counted from the beginning of the run, may be drawn: [low, high)."""
+        if not self.written:
+            return 0, 0
         oldest = max(0, self.written - self.rows + 1)
         newest = max(oldest, self.written - self.window + 1)
         return int(self._below[oldest % self.rows]), int(self._below[newest % self.rows])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Buffer, Needs
-from rlplug.config import choose, default_node
-from rlplug.testing.checks.runs import flat, options, require
+from rlplug.config import choose
+from rlplug.testing.checks.runs import flat, node_of, options, require
 from rlplug.testing.context import context, spec
 from rlplug.types import Batch, map_leaves
 
@@ -65,7 +65,7 @@ class Stream:
 def make(name: str, window: int, **changes: Any) -> Buffer:
     """The buffer for ``COLUMNS`` environments; small, where it has a capacity."""
     option = options("buffer", name)[0]
-    node = default_node("buffer", option)
+    node = node_of("buffer", option)
     node |= ({"capacity": CAPACITY} if "capacity" in node else {}) | changes
     needs = Needs(window=window, stale=True, keys=("obs", "action"))
     ctx = context(spec(3, 2), needs=needs, num_envs=COLUMNS, rows=ROWS, batch_size=SAMPLES)
@@ -92,10 +92,8 @@ def check_streams(name: str, **changes: Any) -> None:
             drained = drained and not buffer.ready()
             if drained:
                 was_ready = False
-                whole = set(
-                    stream.rows["action"][start : start + ROWS][stream.rows["valid"][start : start + ROWS]].tolist()
-                )
-                require(_numbers(sample) == whole, "a drained buffer gives every valid transition of the round once")
+                rows = {key: leaf[start : start + ROWS] for key, leaf in stream.rows.items()}
+                require(_numbers(sample) == _numbers(rows), "a drained buffer gives every transition of the round once")
             else:
                 _keeps_its_own(buffer, sample)
         require(drawn, f"{name} was never ready within {CAPACITY * 2} rows of {COLUMNS} environments (window {window})")
@@ -103,8 +101,8 @@ def check_streams(name: str, **changes: Any) -> None:
         require(columns == set(range(COLUMNS)), f"only the columns {sorted(columns)} of {COLUMNS} were ever sampled")
 
 
-def _numbers(sample: Batch) -> set[int]:
-    return set(sample["action"][sample["valid"]].tolist())
+def _numbers(rows: Batch) -> list[int]:
+    return sorted(rows["action"][rows["valid"]].tolist())
 
 
 def _check_sample(stream: Stream, sample: Batch, window: int) -> set[int]:
@@ -112,16 +110,15 @@ def _check_sample(stream: Stream, sample: Batch, window: int) -> set[int]:
     valid, number = sample["valid"], sample["action"]
     require(valid.ndim == 2, f"a sample's leaves are [T+1, B, ...], but valid has shape {list(valid.shape)}")
     require(len(valid) > window, f"a sample has {len(valid)} rows; a window of {window} transitions needs {window + 1}")
-    require(valid[:-1].any(0).all(), "a sample has columns without a valid row: they carry no loss")
+    require("index" not in sample or valid[:-1].any(0).all(), "a sample has columns that carry no loss: no valid row")
     truth = {key: leaf.flatten(0, 1) for key, leaf in stream.rows.items()}
     t, b = valid[:-1].nonzero().unbind(1)
     now, after = number[t, b], sample["obs"][t + 1, b, 0].long()
-    far = (after != now + COLUMNS).nonzero()
+    far = after != now + COLUMNS
     require(
-        not len(far),
-        f"behind row {now[far[0]].tolist() if len(far) else ''} of the stream stands row"
-        f" {after[far[0]].tolist() if len(far) else ''}, which is not the next one of its column (window {window}): look"
-        " at wrap-around, and at the row that the next segment overwrites",
+        not far.any(),
+        f"behind rows {now[far][:3].tolist()} of the stream stand {after[far][:3].tolist()}, which are not the next ones"
+        f" of their columns (window {window}): look at wrap-around, and at the row that the next segment overwrites",
     )
     require(truth["valid"][now].all(), "a row that is not valid came back as valid")
     for key in ("obs", "reward", "terminated", "truncated", "is_first"):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlplug.api import VecEnv
-from rlplug.config import choose, default_node
-from rlplug.testing.checks.runs import differences, flat, options, require, some
+from rlplug.config import choose
+from rlplug.testing.checks.runs import differences, flat, node_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.types import Batch, EnvSpec, map_leaves
@@ -20,14 +20,14 @@ CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 
 def make(name: str, option: str | None = None, **changes: Any) -> VecEnv:
     """``COLUMNS`` environments of an option of the group ``env``; of the component's own one by default."""
-    node = default_node("env", option or options("env", name)[0], changes)
+    node = node_of("env", option or options("env", name)[0], **changes)
     scope = Scope("learner", COLUMNS, range(COLUMNS))
     return choose("env", "env", node).build(RunContext(spec=EnvSpec({})).derive(scope=scope))
 
 
 def complete(name: str) -> list[str]:
     """Options that select the environment and leave nothing to be given."""
-    return [option for option in options("env", name) if MISSING not in default_node("env", option).values()]
+    return [option for option in options("env", name) if MISSING not in node_of("env", option).values()]
 
 
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:
@@ -52,14 +52,10 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         require((low == -1).all() and (high == 1).all(), "bounded actions lie in [-1, 1]: rescale them inside step()")
     length, over, ends = np.zeros(COLUMNS, np.int64), np.zeros(COLUMNS, np.bool_), 0
     for row, action in walk(env, 0, STEPS):
-        for key, leaf in {
-            "obs": row.get("obs"),
-            **({"final_obs": row["final_obs"]} if "final_obs" in row else {}),
-        }.items():
-            require(leaf is not None, f"a row lacks {key!r}")
-            _inside(key, leaf, group.obs)
-        for key in spec.extras:
-            require(key in row, f"spec.extras names {key!r}, but a row lacks it")
+        for key in ("obs", *spec.extras):
+            require(key in row, f"a row lacks {key!r}, which the spec names")
+        for key in row.keys() & {"obs", "final_obs"}:
+            _inside(key, row[key], group.obs)
         if action is None:
             continue
         for key, dtype in CORE.items():
@@ -91,9 +87,8 @@ def _inside(key: str, leaf: Any, space: Any) -> None:
         inner = space
         for word in name.split(".")[1:]:
             inner = inner[word]
-        require(
-            part.shape == (COLUMNS, *inner.shape), f"{name} has shape {part.shape}; wanted {(COLUMNS, *inner.shape)}"
-        )
+        shape = (COLUMNS, *inner.shape)
+        require(part.shape == shape, f"{name} has shape {part.shape}; wanted {shape}")
         require(part.dtype == inner.dtype, f"{name} is {part.dtype}; its space says {inner.dtype}")
         out = [row.tolist() for row in part if not inner.contains(row)]
         require(not out, f"{name} is outside of {inner}, such as {out[:1]}")
@@ -104,7 +99,7 @@ def _follows_its_seeds(env: VecEnv) -> None:
     names = differences(one, two)
     require(not names, f"reset with equal seeds and stepped with equal actions it gives other rows ({some(names)})")
     require(differences([row for row, _ in one], [row for row, _ in other]), "other seeds give the same episodes")
-    half = list(walk(env, 7, 30))[-1]
+    list(walk(env, 7, 30))
     state = env.state()
     if state is None:
         return
@@ -117,4 +112,3 @@ def _follows_its_seeds(env: VecEnv) -> None:
     again = [map_leaves(np.array, env.step(action.copy())) for action in actions]
     names = differences(went_on, again)
     require(not names, f"after load(state) it does not continue as it did ({some(names)})")
-    del half

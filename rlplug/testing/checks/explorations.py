@@ -65,9 +65,7 @@ def check_exploration(case: Case, name: str) -> None:
             _check_module(trainer, trainer.exploration[name])
         trainer.close()
     names = differences(runs[0], runs[1])
-    require(
-        not names, f"two runs with seed 0 differ in {some(names)}: draw with ctx.randn, ctx.rand and ctx.randint only"
-    )
+    require(not names, f"two runs with seed 0 differ in {some(names)}: draw with ctx.randn, ctx.rand and ctx.randint")
     require(differences(runs[0][0], runs[2][0]), f"a run of {case.name} is the same with and without it")
 
 
@@ -93,11 +91,7 @@ def _check_module(trainer: Trainer, extra: Exploration) -> None:
             f"reward() has shape {list(reward.shape)}; it has a number for every row: {list(sample['reward'].shape)}",
         )
         require(torch.isfinite(reward[sample["valid"]]).all(), "reward() is not finite on every valid row")
-    owned = [
-        p
-        for who in trainables(trainer.learner, extra).values()
-        for x in trainer.learner.parts(who).values()
-        for p in x.params
-    ]
-    lost = [name for name, p in extra.named_parameters() if p.requires_grad and not any(p is q for q in owned)]
+    learns = trainables(trainer.learner, extra).values()
+    owned = {id(p) for who in learns for part in trainer.learner.parts(who).values() for p in part.params}
+    lost = [name for name, p in extra.named_parameters() if p.requires_grad and id(p) not in owned]
     require(not lost, f"no optimizer has the parameter {some(lost)}: add it to a part, or call requires_grad_(False)")

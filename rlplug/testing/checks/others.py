@@ -10,9 +10,9 @@ from pathlib import Path
 import pluggy
 
 from rlplug.api import Plan
-from rlplug.config import RunConfig, choose, compose, default_node
+from rlplug.config import RunConfig, choose, compose
 from rlplug.registry import Events, load
-from rlplug.testing.checks.runs import CPU, options, require
+from rlplug.testing.checks.runs import CPU, node_of, options, require
 from rlplug.trainer.launch import build, train
 from rlplug.types import ConfigError
 
@@ -61,7 +61,7 @@ def check_loop(name: str, *overrides: str) -> None:
 def check_hardware(name: str) -> None:
     """Its options give a plan, or say what is missing here."""
     for option in options("hardware", name):
-        hardware = choose("hardware", "hardware", default_node("hardware", option)).build(None)
+        hardware = choose("hardware", "hardware", node_of("hardware", option)).build(None)
         try:
             plan = hardware.plan()
         except ConfigError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, map_leaves
 
-UPDATES = 3
+UPDATES = 2
 """learner steps of a short run"""
 CPU = ("hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "compile=false")
 
@@ -36,13 +37,23 @@ def require(holds: Any, message: str) -> None:
 
 
 @cache
+def _node(kind: Kind, option: str) -> dict[str, Any]:
+    return default_node(kind, option)
+
+
+def node_of(kind: Kind, option: str, **changes: Any) -> dict[str, Any]:
+    """What an option's YAML says, with changes; ``name`` is in it."""
+    return {**copy.deepcopy(_node(kind, option)), **changes}
+
+
+@cache
 def options(kind: Kind, name: str) -> list[str]:
     """The YAML options that select a component; there is one at least.
 
     Raises:
         AssertionError: there is none.
     """
-    found = [option for option in option_names(kind) if default_node(kind, option).get("name") == name]
+    found = [option for option in option_names(kind) if node_of(kind, option).get("name") == name]
     require(found, f"no YAML selects {kind} {name!r}: add conf/{kind}/{name}.yaml with `name: {name}`")
     return sorted(found, key=lambda option: option != name)
 

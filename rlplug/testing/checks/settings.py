@@ -7,9 +7,9 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from rlplug.config import choose, default_node, typed
+from rlplug.config import choose, typed
 from rlplug.registry import Kind, load
-from rlplug.testing.checks.runs import options, require
+from rlplug.testing.checks.runs import node_of, options, require
 from rlplug.types import ConfigError
 
 MISSING = "???"
@@ -27,11 +27,11 @@ def check_settings(kind: Kind, name: str) -> None:
         require(field.description, f"option {key} has no doc line: write {key}: <type> = option('What it does.')")
         require(
             field.is_required(),
-            f"option {key} has the default {field.default!r} in the class: defaults stand in the YAML, where they are read",
+            f"option {key} has a default in the class: defaults stand in the YAML, where a person reads them",
         )
     for option in options(kind, name):
         file = f"conf/{kind}/{option}.yaml"
-        node = default_node(kind, option)
+        node = node_of(kind, option)
         del node["name"]
         in_yaml, in_class = set(keys(config, node)), {key for key, _ in fields(config)}
         missing, unknown = sorted(in_class - in_yaml), sorted(in_yaml - in_class)
@@ -49,9 +49,7 @@ def refuses_unknown(config: type[Any], node: dict[str, Any], file: str) -> None:
         typed(config, {**node, "no_such_option": 1})
     except ConfigError:
         return
-    require(
-        False, f"Config takes a key that is none of its options (beside those of {file}): use rlplug.settings.settings"
-    )
+    require(False, f"Config takes a key beside those of {file}: decorate it with rlplug.settings.settings")
 
 
 def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
