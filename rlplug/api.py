@@ -300,6 +300,9 @@ class Exploration(Trainable):
 class Buffer(Protocol):
     """Keeps rows. ``Class(cfg, ctx)`` allocates nothing: leaves are known at the first ``add``."""
 
+    stale: ClassVar[bool]
+    """Its samples are windows of ``needs.window`` transitions, of many policies; else the last round, whole."""
+
     def add(self, segment: Batch) -> None:
         """Store a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
         ...

@@ -18,6 +18,7 @@ Every check makes real, short runs. It raises AssertionError, and the message sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,12 +81,14 @@ def checks(distribution: str | None = None, kinds: Sequence[Kind] = KINDS) -> li
 
 
 def checks_of(kind: Kind, name: str) -> list[Check]:
-    """The checks of one component. What cannot even be listed becomes a check that says why."""
+    """The checks of one component. Where they cannot even be listed, the last one says why."""
+    found: list[Check] = []
     try:
-        found = list(_properties(kind, name))
+        for what, run in _properties(kind, name):
+            found.append(Check(kind, name, what, run))
     except Exception as error:
-        found = [("can be tried", partial(_raise, error))]
-    return [Check(kind, name, what, run) for what, run in found]
+        found.append(Check(kind, name, "can-be-tried", partial(_raise, error)))
+    return found
 
 
 def check_component(kind: Kind, name: str) -> None:
@@ -164,9 +167,12 @@ def _properties(kind: Kind, name: str) -> Iterator[tuple[str, Callable[[], None]
 
 
 def _on_every_algorithm(name: str) -> None:
-    cases = [Case(algorithm, env) for algorithm in registry.names("algo") for env in accepted(algorithm)]
+    cases: list[Case] = []
+    for algorithm in registry.names("algo"):
+        with suppress(Exception):  # an algorithm that cannot be tried fails its own checks
+            cases += [Case(algorithm, env) for env in accepted(algorithm)]
     served = [case for case in cases if explorations.accepts(case, name)]
-    require(served, f"is refused by every algorithm ({', '.join(sorted({case.name for case in cases}))})")
+    require(served, f"is refused by every algorithm: {', '.join(f'{case.name} on {case.env}' for case in cases)}")
     for case in served:
         explorations.check_exploration(case, name)
 

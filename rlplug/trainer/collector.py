@@ -265,7 +265,9 @@ def collector(env: VecEnv, *args: Any, **kwargs: Any) -> InProcess:
 
 
 def take_at(leaf: Any, at: Any, every: Any) -> Any:
-    return {key: take_at(inner, at, every) for key, inner in leaf.items()} if isinstance(leaf, dict) else leaf[at, every]
+    return (
+        {key: take_at(inner, at, every) for key, inner in leaf.items()} if isinstance(leaf, dict) else leaf[at, every]
+    )
 
 
 def put_at(leaf: Any, at: Any, columns: Any, values: Any) -> None:

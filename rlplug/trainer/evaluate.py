@@ -35,7 +35,9 @@ class Evaluator:
         """Mean and standard deviation of return and length; ``number`` chooses the episodes' seeds."""
         if self.env is None:
             self.env = self.make(self.scope)
-        seeds = [int(s) for s in np.random.SeedSequence([self.ctx.seed, EVALUATION, number]).generate_state(len(self.quota))]
+        seeds = [
+            int(s) for s in np.random.SeedSequence([self.ctx.seed, EVALUATION, number]).generate_state(len(self.quota))
+        ]
         source = collector(self.env, self.algorithm, self.ctx, self.scope, seeds, keys=())
         counted, left = Episodes(len(self.quota)), self.quota.copy()
         returns: list[float] = []

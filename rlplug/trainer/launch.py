@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from lightning.fabric import Fabric
 
 from rlplug.api import Plan
 from rlplug.config import RunConfig
+from rlplug.trainer import checks
 from rlplug.trainer import folder as run_folder
 from rlplug.trainer.context import RunContext, Scope
+from rlplug.trainer.report import describe
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import ConfigError, EnvSpec
+from rlplug.types import EnvSpec
 
 
 def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float:
@@ -52,6 +52,19 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float
     return trainer.evaluation["eval/return_mean"]
 
 
+def check(config: RunConfig) -> str:
+    """The plan of a run, in words, without training.
+
+    Raises:
+        ConfigError: the run could not start.
+    """
+    trainer = build(config, Path())
+    try:
+        return describe(trainer)
+    finally:
+        trainer.close()
+
+
 def build(config: RunConfig, folder: Path) -> Trainer:
     """Everything a run consists of, checked, with nothing written yet.
 
@@ -59,11 +72,17 @@ def build(config: RunConfig, folder: Path) -> Trainer:
         ConfigError: see ``train``.
     """
     plan = config.hardware.build(None).plan()
+    spec = read_spec(config)
+    checks.cross(config, spec)
+    loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
+    checks.shares(config.num_envs, loop.batch_size, plan)
     _set_up_torch(plan, config.deterministic)
-    fabric = Fabric(accelerator=plan.accelerator, devices=plan.devices, num_nodes=plan.num_nodes, precision=plan.precision)
+    fabric = Fabric(
+        accelerator=plan.accelerator, devices=plan.devices, num_nodes=plan.num_nodes, precision=plan.precision
+    )
     fabric.launch()
-    trainer = Trainer(config, folder, plan, fabric, read_spec(config))
-    _check_sizes(trainer)
+    trainer = Trainer(config, folder, plan, fabric, spec, loop)
+    checks.sizes(trainer)
     return trainer
 
 
@@ -81,22 +100,6 @@ def _set_up_torch(plan: Plan, deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
-
-
-def _check_sizes(trainer: Trainer) -> None:
-    config = trainer.config
-    if config.total_steps < trainer.round_steps:
-        raise ConfigError(
-            "total_steps",
-            f"{config.total_steps} is less than one round of collection, {trainer.round_steps} steps "
-            f"(num_envs={config.num_envs} x {trainer.loop.rows} steps of each); raise it, or collect less in a round",
-        )
-    needed, free = trainer.buffer.nbytes(trainer.source.example()), psutil.virtual_memory().available
-    if needed > free:
-        raise ConfigError(
-            "buffer" + (".capacity" if hasattr(config.buffer.cfg, "capacity") else ""),
-            f"the buffer needs {_bytes(needed)}, but only {_bytes(free)} of memory are free; choose a smaller one",
-        )
 
 
 @contextmanager
@@ -117,59 +120,3 @@ def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-# ---- check ------------------------------------------------------------------------------------------------------------
-
-
-def check(config: RunConfig) -> str:
-    """The plan of a run, without training: spaces, modules, memory, devices, updates to come.
-
-    Raises:
-        ConfigError: the run could not start.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = build(config, Path())
-    group, plan, rounds = trainer.ctx.spec.sole, trainer.plan, config.total_steps // trainer.round_steps
-    row = trainer.source.example()
-    modules = [("algo", config.algo.name, trainer.algorithm)]
-    modules += [("exploration", name, extra) for name, extra in trainer.exploration.items()]
-    lines = [
-        f"algo         {config.algo.name}",
-        f"env          {config.raw['env'].get('id', config.env.name)}, {config.num_envs} at a time, "
-        f"at most {trainer.ctx.spec.max_episode_steps or 'unlimited'} steps an episode",
-        f"  obs        {group.obs}",
-        f"  action     {group.action}",
-    ]
-    for kind, name, module in modules:
-        lines.append(f"{kind:<12} {name}, {_count(module):,} parameters")
-        for child, inner in module.named_children():
-            lines.append(f"  {child:<10} {type(inner).__name__}, {_count(inner):,}")
-    lines += [
-        f"buffer       {config.buffer.name}, {_bytes(trainer.buffer.nbytes(row))}",
-        f"  a row      " + ", ".join(f"{key} {_shape(leaf)}" for key, leaf in row.items()),
-        f"hardware     {plan.devices} x {trainer.fabric.device.type}, {plan.precision}, {plan.threads} thread(s), "
-        f"matrix products {plan.float32_matmul_precision}",
-        f"loop         {config.loop.name}: rounds of {trainer.round_steps} steps, {config.total_steps:,} steps in all",
-        f"updates      {trainer.loop.updates(rounds * trainer.round_steps):,}",
-    ]
-    trainer.close()
-    return "\n".join(lines)
-
-
-def _count(module: torch.nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def _shape(leaf: Any) -> str:
-    if isinstance(leaf, dict):
-        return "{" + ", ".join(f"{key} {_shape(inner)}" for key, inner in leaf.items()) + "}"
-    return f"{list(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}"
-
-
-def _bytes(n: int) -> str:
-    size, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.3g} {units[0]}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -197,7 +198,9 @@ class FabricLearner:
                 losses, gradients = graph(batch)
         except (TorchDynamoException, InductorError) as error:
             reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"compile: {type(who).__name__} could not be compiled and runs eagerly: {reason}", stacklevel=2)
+            warnings.warn(
+                f"compile: {type(who).__name__} could not be compiled and runs eagerly: {reason}", stacklevel=2
+            )
             self.compile = False
             return self._backward(batch, who, due)
         for p, gradient in zip(params, gradients, strict=True):
@@ -255,13 +258,13 @@ class FabricLearner:
             order = order[ours] - offset
         mine = mine[order]
         if unit == "column":
-            for low, high in zip(cuts, cuts[1:], strict=False):
+            for low, high in pairwise(cuts):
                 yield _pick(batch, 1, mine[low:high])
             return
         length, columns = batch["valid"].shape
         places = mine % (length - 1) * columns + mine // (length - 1)
         rows = map_leaves(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in pairwise(cuts):
             yield _pick(rows, 0, slice(low, high))
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
@@ -271,7 +274,11 @@ class FabricLearner:
                 return x.std(correction=0)
             return {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin}[op]()
         if op in ("max", "min"):
-            own = {"max": x.amax, "min": x.amin}[op]() if len(x) else x.new_tensor(-torch.inf if op == "max" else torch.inf)
+            own = (
+                {"max": x.amax, "min": x.amin}[op]()
+                if len(x)
+                else x.new_tensor(-torch.inf if op == "max" else torch.inf)
+            )
             return self._all_reduce(own, op)
         sums = self._all_reduce(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]).double(), "sum")
         if op == "sum":

@@ -11,7 +11,7 @@ import pluggy
 import torch
 from lightning.fabric import Fabric
 
-from rlplug.api import Algorithm, Buffer, Exploration, Losses, Loop, Plan, Run, VecEnv
+from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Plan, Run, VecEnv
 from rlplug.config import RunConfig
 from rlplug.registry import Events
 from rlplug.trainer.collector import collector
@@ -19,7 +19,7 @@ from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.evaluate import Evaluator
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.metrics import Clock, Episodes, Means
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress
+from rlplug.types import Batch, EnvSpec, Mode, Progress
 
 TRAINING = 1  # tells training's environment seeds from evaluation's
 
@@ -27,14 +27,13 @@ TRAINING = 1  # tells training's environment seeds from evaluation's
 class Trainer(Run):
     """See ``api.Run``. Building one makes environments and networks, and writes nothing."""
 
-    def __init__(self, config: RunConfig, folder: Path, plan: Plan, fabric: Fabric, spec: EnvSpec) -> None:
-        self.config, self.folder, self.plan, self.fabric = config, folder, plan, fabric
+    def __init__(self, config: RunConfig, folder: Path, plan: Plan, fabric: Fabric, spec: EnvSpec, loop: Loop) -> None:
+        self.config, self.folder, self.plan, self.fabric, self.loop = config, folder, plan, fabric, loop
         self.clock = Clock()
         self.progress = Progress()
         self.startup_s = 0.0
         self.stopping = False
         needs = config.algo.cls.needs(config.algo.cfg, spec)
-        self.loop: Loop = config.loop.build(RunContext(spec=spec, needs=needs, num_envs=config.num_envs))
         torch.manual_seed(config.seed)
         self.ctx = RunContext(
             spec=spec,
@@ -54,13 +53,6 @@ class Trainer(Run):
         self.exploration: dict[str, Exploration] = {
             name: chosen.build(self.ctx).to(fabric.device) for name, chosen in config.exploration.items()
         }
-        if self.exploration and not needs.perturbed:
-            for name, extra in self.exploration.items():
-                if type(extra).perturb is not Exploration.perturb:
-                    raise ConfigError(
-                        f"exploration.{name}",
-                        f"changes the action after {config.algo.name} chose it, which {config.algo.name} cannot learn from",
-                    )
         self.buffer: Buffer = config.buffer.build(self.ctx)
         self.learner = FabricLearner(
             fabric,
@@ -77,7 +69,12 @@ class Trainer(Run):
         seeds = np.random.SeedSequence([config.seed, TRAINING]).generate_state(config.num_envs)
         scope = Scope("actor", config.num_envs, self.ctx.env_ids)
         self.source = collector(
-            self._make_env(scope), self.algorithm, self.ctx, scope, [int(seeds[i]) for i in scope.env_ids], self.exploration
+            self._make_env(scope),
+            self.algorithm,
+            self.ctx,
+            scope,
+            [int(seeds[i]) for i in scope.env_ids],
+            self.exploration,
         )
         self.evaluator = Evaluator(self._make_env, self.algorithm, self.ctx, config.eval.episodes)
         self.episodes = Episodes(len(scope.env_ids))

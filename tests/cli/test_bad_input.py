@@ -1,6 +1,7 @@
 """Bad command lines: one clear message, exit code 2, no traceback, no run folder."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,25 @@ BAD = {
     "plugins algoo": "unknown kind 'algoo'; did you mean algo? There are: ",
     "plugins algo sacc": "algo.name: unknown algo 'sacc'; did you mean sac? There are: ",
     "plugins a b c": "plugins takes at most a kind and a name",
+    # spaces and crosses
+    "algo=sac env=cartpole": "algo: sac needs continuous (Box) actions, but the environment's are Discrete(2)",
+    "algo=ppo env=pendulum exploration=gaussian": "exploration.gaussian: changes actions after ppo chose them",
+    "algo=sac env=pendulum buffer=rollout": "buffer: rollout gives the last round only, but sac learns from samples",
+    "algo=ppo buffer=replay": "buffer: replay keeps data of earlier policies, which ppo cannot learn from",
+    # sizes
+    "total_steps=100": "total_steps: 100 is less than one round of collection, 1024 steps",
+    "algo.sgd_minibatch_size=2000": "algo.sgd_minibatch_size: 2000 is more than a rollout's 1024 rows",
+    "algo=sac env=pendulum buffer.capacity=1e12": "buffer.capacity: the buffer would need ",
+    "algo=sac env=pendulum buffer.capacity=1": "buffer.capacity: 1 keeps 1 rows of each of the 1 environments",
+    # the machine
+    "hardware=1gpu hardware.devices=1000": "hardware: needs 1000 CUDA device(s), but ",
+    "'logger=[wandb]' logger.wandb.mode=online": "logger.wandb.mode: ",
+    # environments
+    "env=gymnasium env.id=Cartpole-v1": "env.id: ",
+    "env=gymnasium env.id=CartPole-v7": "env.id: ",
+    "env=gymnasium env.id=LunarLander-v3": "env.id: ",
+    "env=gymnasium env.id=ALE/Pong-v5": "env.id: ",
+    "+env.kwargs.nope=1": "env.kwargs: ",
     # sweeps, refused before their first job
     "-m algo=ppo,sacc": "algo: unknown option 'sacc'; did you mean sac? There are: ",
     "-m algo=ppo seed=1,x": "seed: 'x' has the wrong type: should be a valid integer",
@@ -83,7 +103,7 @@ def test_one_message_and_nothing_else(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
-    assert main(line.split()) == 2
+    assert main(shlex.split(line)) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     (message,) = printed.err.splitlines()

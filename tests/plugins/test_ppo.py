@@ -28,7 +28,9 @@ def segment(algorithm: PPO):
     batch["valid"] = ~false
     batch["valid"][-1] = batch["valid"][5, 2] = False
     with torch.no_grad():
-        out = [algorithm.act({"obs": row, "is_first": torch.zeros(B, dtype=torch.bool)}, {}, "explore")[0] for row in obs]
+        out = [
+            algorithm.act({"obs": row, "is_first": torch.zeros(B, dtype=torch.bool)}, {}, "explore")[0] for row in obs
+        ]
     return batch | {key: torch.stack([o[key] for o in out]) for key in out[0]}
 
 

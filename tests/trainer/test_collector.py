@@ -55,7 +55,11 @@ def transitions(mode: AutoresetMode, rows: int, n: int) -> dict[int, list[tuple]
             for t in range(rows):
                 if s["valid"][t, column]:
                     ends = bool(s["terminated"][t, column]), bool(s["truncated"][t, column])
-                    row = tuple(s["obs"][t, column].tolist()), int(s["action"][t, column]), float(s["reward"][t, column])
+                    row = (
+                        tuple(s["obs"][t, column].tolist()),
+                        int(s["action"][t, column]),
+                        float(s["reward"][t, column]),
+                    )
                     following = tuple(s["obs"][t + 1, column].tolist()), float(s["value"][t + 1, column])
                     found[column].append((*row, *ends, *following, bool(s["is_first"][t, column])))
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 from lightning.fabric import Fabric
@@ -144,7 +146,9 @@ def test_a_part_that_is_not_due_is_neither_computed_nor_moved():
     assert moved == [False, True, False, True]
 
 
-@pytest.mark.parametrize(("by", "expected"), [("value", [0.1, 0.1]), ("norm", [0.1, 0.1]), ("global_norm", [0.06, 0.08])])
+@pytest.mark.parametrize(
+    ("by", "expected"), [("value", [0.1, 0.1]), ("norm", [0.1, 0.1]), ("global_norm", [0.06, 0.08])]
+)
 def test_clipping(by, expected):
     class Two(Trainable):
         def __init__(self):
@@ -180,6 +184,6 @@ def test_minibatches_and_statistics_are_those_of_one_rank(tmp_path):
     for i, minibatch in enumerate(whole):
         assert sorted(minibatch) == sorted(ranks[0][0][i] + ranks[1][0][i])
     expected = sorted(torch.arange((T + 1) * B).view(T + 1, B)[segment()["valid"]].tolist())
-    assert sorted(sum(whole[: len(whole) // 2], [])) == expected
+    assert sorted(chain.from_iterable(whole[: len(whole) // 2])) == expected
     for _, theirs in ranks:
         assert theirs == pytest.approx(numbers)

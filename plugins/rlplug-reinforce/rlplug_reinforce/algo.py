@@ -1,10 +1,8 @@
 """REINFORCE with a baseline, Williams 1992; Sutton & Barto 2018, section 13.4."""
 
-import torch
-
 from rlplug import Algorithm, Context, EnvSpec, Losses, Needs, Optim
 from rlplug.functional import gae
-from rlplug.nn import Linear, head_for
+from rlplug.nn import Adam, Linear, head_for
 from rlplug.settings import NonNegativeFloat, Scheduled, UnitFloat, option, settings
 
 
@@ -18,7 +16,7 @@ class Reinforce(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        return Needs(keys=("obs", "action", "value"))
+        return Needs(keys=("obs", "action"))
 
     def __init__(self, cfg: Config, ctx: Context):
         super().__init__()
@@ -29,30 +27,33 @@ class Reinforce(Algorithm):
         self.lr = ctx.schedule(cfg.lr)
 
     def optimizers(self):
-        return {"policy": Optim(torch.optim.Adam(self.parameters(), lr=self.lr, fused=True), lr=self.lr)}
+        return {"policy": Optim(Adam(self.parameters(), lr=self.lr), lr=self.lr)}
 
-    def evaluate(self, obs):
-        """Action distribution and baseline of every row."""
-        (features, _), (of_value, _) = self.model(obs, {}, None), self.value_model(obs, {}, None)
-        return self.policy(features), self.baseline(of_value).squeeze(-1)
+    def dist(self, obs):
+        """Action distribution of every row."""
+        return self.policy(self.model(obs, {}, None)[0])
+
+    def value(self, obs):
+        """Baseline of every row."""
+        return self.baseline(self.value_model(obs, {}, None)[0]).squeeze(-1)
 
     def act(self, step, carry, mode):
-        dist, value = self.evaluate(step["obs"])
-        action = dist.mode() if mode == "greedy" else dist.sample(self.policy.noise(self.ctx, len(value)))
-        return {"action": action, "value": value}, carry
+        dist = self.dist(step["obs"])
+        action = dist.mode() if mode == "greedy" else dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
+        return {"action": action}, carry
 
     def prepare(self, batch):
         """Reward-to-go: GAE with lambda 1, which bootstraps where a segment ends within an episode."""
-        rows = (batch[key] for key in ("reward", "value", "terminated", "valid"))
-        advantage, ret = gae(*rows, self.cfg.gamma, 1.0)
+        value, cfg = self.value(batch["obs"]), self.cfg
+        advantage, ret = gae(batch["reward"], value, batch["terminated"], batch["valid"], cfg.gamma, lambda_=1.0)
         return batch | {"advantage": advantage, "ret": ret}
 
     def forward(self, batch, parts):
-        dist, value = self.evaluate(batch["obs"])
+        dist = self.dist(batch["obs"])
         return Losses(
             {
                 "policy": -dist.logp(batch["action"]) * batch["advantage"],
-                "value": self.cfg.vf_loss_coeff * (value - batch["ret"]).square(),
+                "value": self.cfg.vf_loss_coeff * (self.value(batch["obs"]) - batch["ret"]).square(),
                 "entropy": -self.cfg.entropy_coeff * dist.entropy(),
             }
         )

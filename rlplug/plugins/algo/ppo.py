@@ -20,7 +20,7 @@ from rlplug.settings import (
     option,
     settings,
 )
-from rlplug.types import Batch, EnvSpec, Mode
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class PPO(Algorithm):
@@ -54,6 +54,11 @@ class PPO(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
+        rows = ctx.rows * ctx.num_envs
+        if cfg.sgd_minibatch_size > rows:
+            raise ConfigError(
+                "algo.sgd_minibatch_size", f"{cfg.sgd_minibatch_size} is more than a rollout's {rows} rows"
+            )
         obs, action = ctx.spec.sole.obs, ctx.spec.sole.action
         self.model = ctx.build("model", obs)
         self.value_model = None if cfg.vf_share_layers else ctx.build("critic_model", obs)
@@ -107,7 +112,8 @@ class PPO(Algorithm):
         ratio = torch.exp(logp - batch["logp"])
         terms = {
             "policy": -clipped_surrogate(ratio, batch["advantage"], self.clip_param),
-            "value": self.vf_loss_coeff * clipped_value_loss(value, batch["value"], batch["ret"], self.cfg.vf_clip_param),
+            "value": self.vf_loss_coeff
+            * clipped_value_loss(value, batch["value"], batch["ret"], self.cfg.vf_clip_param),
         }
         if self.cfg.entropy_coeff:
             terms["entropy"] = -self.entropy_coeff * dist.entropy()
@@ -115,7 +121,11 @@ class PPO(Algorithm):
             terms["kl_penalty"] = self.kl_coeff * dist.kl_from(batch["dist"])
         with torch.no_grad():
             clipped = (ratio - 1.0).abs() > self.clip_param
-            metrics = {"kl": dist.kl_from(batch["dist"]), "mean_entropy": dist.entropy(), "clip_fraction": clipped.float()}
+            metrics = {
+                "kl": dist.kl_from(batch["dist"]),
+                "mean_entropy": dist.entropy(),
+                "clip_fraction": clipped.float(),
+            }
         return Losses(terms, metrics)
 
     def update(self, batch: Batch, learner: Learner) -> Losses:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ class Replay:
     rows ``t`` and ``t + 1``. The insertion ids of valid rows stand in a list of their own, in order,
     so that a draw is exactly uniform whatever the share of final observations.
     """
+
+    stale: ClassVar[bool] = True
 
     @settings
     class Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from rlplug.types import Batch, leaves, map_leaves
 
 class Rollout:
     """Holds ``[T+1, B]`` segments until they are sampled; side by side if there are several."""
+
+    stale: ClassVar[bool] = False
 
     @settings
     class Config:

@@ -16,9 +16,11 @@ from rlplug.registry import hookimpl, load
 from rlplug.testing.checks.runs import (
     UPDATES,
     Case,
+    again,
     answers,
     differences,
     episodes,
+    learner_of,
     play,
     require,
     some,
@@ -26,7 +28,7 @@ from rlplug.testing.checks.runs import (
     watch,
 )
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import leaves, map_leaves
+from rlplug.types import leaves
 
 
 def check_learns(case: Case) -> None:
@@ -36,11 +38,11 @@ def check_learns(case: Case) -> None:
     trainer = case.build()
     needs = trainer.ctx.needs
     require(isinstance(needs, Needs), f"needs() returns {type(needs).__name__}; return rlplug.api.Needs")
-    watch(trainer)
+    learner = watch(trainer)
     parts = {
         f"{name}.{key}".lstrip("."): part
-        for name, who in trainables(trainer.learner, trainer.algorithm).items()
-        for key, part in trainer.learner.parts(who).items()
+        for name, who in trainables(learner, trainer.algorithm).items()
+        for key, part in learner.parts(who).items()
     }
     before = {name: [p.detach().clone() for p in part.params] for name, part in parts.items()}
     updates = max([UPDATES + 1, *(part.optim.every for part in parts.values())])
@@ -139,9 +141,7 @@ def check_determinism(case: Case) -> None:
     if differences(weights, disturbed) or differences(losses, losses_disturbed):
         again, losses_again = run(0)
         names = differences(weights, again) + differences(losses, losses_again)
-        require(
-            not names, f"two runs with seed 0 differ in {some(names)}: is there a set that is iterated over, a time?"
-        )
+        require(not names, f"two runs with seed 0 differ in {some(names)}: is a set iterated over, or the time read?")
         raise AssertionError(
             "a run changes when the global generators are drawn from and an evaluation takes place in between: draw"
             " with ctx.randn, ctx.rand and ctx.randint only, and let act() in mode 'greedy' change nothing",
@@ -184,8 +184,8 @@ def check_continues(case: Case) -> None:
     carry_over(trained, fresh)
     results = []
     for trainer in (trained, fresh):
-        trainer.learner.buffer = Once(learner.sampled)
-        losses = trainer.learner.step()
+        learner_of(trainer).buffer = again(learner.sampled)
+        losses = learner_of(trainer).step()
         results.append((trainer.algorithm.state_dict(), losses.terms | losses.metrics))
         trainer.close()
     names = differences(results[0][0], results[1][0]) + differences(results[0][1], results[1][1])
@@ -194,19 +194,6 @@ def check_continues(case: Case) -> None:
         f"a fresh algorithm that loaded state_dict() learns otherwise ({some(names)}): a resumed run would not be the"
         " undisturbed one. Keep counters, coefficients and statistics in registered buffers",
     )
-
-
-class Once:
-    """A buffer that gives one sample again and again."""
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-    def sample(self) -> Any:
-        return map_leaves(torch.clone, self.batch)
-
-    def feedback(self, index: Any, values: Any) -> None:
-        """Nothing is drawn by priority here."""
 
 
 def carry_over(source: Trainer, target: Trainer) -> None:
@@ -218,10 +205,10 @@ def carry_over(source: Trainer, target: Trainer) -> None:
     for role, generator in source.ctx.generators.items():
         target.ctx.generators[role].set_state(generator.get_state())
     modules = dict(target.algorithm.named_modules())
-    for name, who in trainables(source.learner, source.algorithm).items():
+    for name, who in trainables(learner_of(source), source.algorithm).items():
         twin: Any = modules[name]
-        for key, part in source.learner.parts(who).items():
-            mine = target.learner.parts(twin)[key]
+        for key, part in learner_of(source).parts(who).items():
+            mine = learner_of(target).parts(twin)[key]
             mine.calls = part.calls
             mine.optim.optimizer.load_state_dict(copy.deepcopy(part.optim.optimizer.state_dict()))
             if mine.optim.lr is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlplug.api import Buffer, Needs
 from rlplug.config import choose
+from rlplug.registry import load
 from rlplug.testing.checks.runs import flat, node_of, options, require
 from rlplug.testing.context import context, spec
 from rlplug.types import Batch, map_leaves
@@ -67,7 +68,9 @@ def make(name: str, window: int, **changes: Any) -> Buffer:
     option = options("buffer", name)[0]
     node = node_of("buffer", option)
     node |= ({"capacity": CAPACITY} if "capacity" in node else {}) | changes
-    needs = Needs(window=window, stale=True, keys=("obs", "action"))
+    stale = getattr(load("buffer", name), "stale", None)
+    require(isinstance(stale, bool), "the class says stale = True (windows out of old data) or False (the last round)")
+    needs = Needs(window=window, stale=bool(stale), keys=("obs", "action"))
     ctx = context(spec(3, 2), needs=needs, num_envs=COLUMNS, rows=ROWS, batch_size=SAMPLES)
     return choose("buffer", "buffer", node).build(ctx)
 
@@ -77,25 +80,24 @@ def check_streams(name: str, **changes: Any) -> None:
     for window in (1, 3):
         stream, buffer = Stream(CAPACITY * 2), make(name, window, **changes)
         require(not buffer.ready(), "an empty buffer says that it is ready")
-        drained, drawn = True, set[int]()
-        ids: dict[int, int] = {}
-        was_ready = False
-        for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
+        drawn, ids, added, was_ready = set[int](), dict[int, int](), list[int](), False
+        for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
             buffer.add(stream.segment(start))
-            if not buffer.ready():
-                require(not was_ready, f"{name} was ready, and no longer is after a further segment")
+            added += _numbers({key: leaf[start : start + ROWS] for key, leaf in stream.rows.items()})
+            require(buffer.ready() or not was_ready, f"{name} was ready, and no longer is after a further segment")
+            was_ready = buffer.ready()
+            if turn % 2 or not was_ready:  # two segments between two samples
                 continue
-            was_ready = True
             sample = buffer.sample()
             drawn |= _check_sample(stream, sample, window)
             _check_index(sample, ids)
-            drained = drained and not buffer.ready()
-            if drained:
-                was_ready = False
-                rows = {key: leaf[start : start + ROWS] for key, leaf in stream.rows.items()}
-                require(_numbers(sample) == _numbers(rows), "a drained buffer gives every transition of the round once")
-            else:
+            was_ready = buffer.ready()
+            require(was_ready == buffer.stale, f"stale = {buffer.stale}, but after a sample ready() is {was_ready}")
+            if was_ready:
                 _keeps_its_own(buffer, sample)
+            else:
+                require(_numbers(sample) == sorted(added), "drained, it gives every transition of the round once")
+                added = []
         require(drawn, f"{name} was never ready within {CAPACITY * 2} rows of {COLUMNS} environments (window {window})")
         columns = {number % COLUMNS for number in drawn}
         require(columns == set(range(COLUMNS)), f"only the columns {sorted(columns)} of {COLUMNS} were ever sampled")
@@ -117,7 +119,7 @@ def _check_sample(stream: Stream, sample: Batch, window: int) -> set[int]:
     far = after != now + COLUMNS
     require(
         not far.any(),
-        f"behind rows {now[far][:3].tolist()} of the stream stand {after[far][:3].tolist()}, which are not the next ones"
+        f"behind rows {now[far][:3].tolist()} of the stream stand {after[far][:3].tolist()}, not the next ones"
         f" of their columns (window {window}): look at wrap-around, and at the row that the next segment overwrites",
     )
     require(truth["valid"][now].all(), "a row that is not valid came back as valid")

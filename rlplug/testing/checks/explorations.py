@@ -17,6 +17,7 @@ from rlplug.testing.checks.runs import (
     asking,
     differences,
     episodes,
+    learner_of,
     play,
     require,
     some,
@@ -91,7 +92,7 @@ def _check_module(trainer: Trainer, extra: Exploration) -> None:
             f"reward() has shape {list(reward.shape)}; it has a number for every row: {list(sample['reward'].shape)}",
         )
         require(torch.isfinite(reward[sample["valid"]]).all(), "reward() is not finite on every valid row")
-    learns = trainables(trainer.learner, extra).values()
-    owned = {id(p) for who in learns for part in trainer.learner.parts(who).values() for p in part.params}
+    learns = trainables(learner_of(trainer), extra).values()
+    owned = {id(p) for who in learns for part in learner_of(trainer).parts(who).values() for p in part.params}
     lost = [name for name, p in extra.named_parameters() if p.requires_grad and id(p) not in owned]
     require(not lost, f"no optimizer has the parameter {some(lost)}: add it to a part, or call requires_grad_(False)")

@@ -28,6 +28,7 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
     """On every kind of input that it accepts; one at least."""
     node = node_of("model", option or options("model", name)[0], **changes)
     chosen = choose("model", "model", node)
+    require(hasattr(chosen.cls, "batched"), "the class says batched = True (it computes ctx.copies itself) or False")
     served = []
     for what, space in SPACES.items():
         torch.manual_seed(0)

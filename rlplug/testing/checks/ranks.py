@@ -10,8 +10,7 @@ from torch import Tensor
 
 from rlplug.config import parse
 from rlplug.registry import refresh
-from rlplug.testing.checks.algorithms import Once
-from rlplug.testing.checks.runs import Case, differences, flat, play, require, some, watch
+from rlplug.testing.checks.runs import Case, again, differences, flat, play, require, some, watch
 from rlplug.trainer.context import RunContext
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.ranks import one_rank, ranks
@@ -68,14 +67,8 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
     algorithm = config.algo.build(ctx)
     algorithm.load_state_dict(question["state"])
     share = columns_of(question["sample"], rank, world)
-    learner = FabricLearner(
-        fabric,
-        ctx,
-        algorithm,
-        Once(share),
-        progress=question["progress"],
-        microbatches=microbatches,  # type: ignore[arg-type]
-    )
+    progress = dataclasses.replace(question["progress"])
+    learner = FabricLearner(fabric, ctx, algorithm, again(share), progress=progress, microbatches=microbatches)
     ctx.schedules.refresh(learner.progress.env_steps)
     algorithm.observe(share, learner)
     losses = learner.step()

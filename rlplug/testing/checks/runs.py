@@ -122,6 +122,12 @@ def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
     return record
 
 
+def learner_of(trainer: Trainer) -> FabricLearner:
+    """A run's learner, by its own type."""
+    learner: Any = trainer.learner
+    return learner
+
+
 Look = Callable[["Watching", Trainable, Batch, Sequence[str]], None]
 
 
@@ -144,7 +150,7 @@ class Watching(FabricLearner):
 
 def watch(trainer: Trainer, look: Look | None = None) -> Watching:
     """Replace a run's learner by a watching one; before its first update."""
-    old = trainer.learner
+    old = learner_of(trainer)
     new = Watching(old.fabric, old.ctx, old.algorithm, old.buffer, old.exploration, old.progress)
     new.look = look
     trainer.learner = new
@@ -170,6 +176,24 @@ def each_gradient_step(case: Case, look: Look, updates: int = 2, most: int = 4) 
     trainer.close()
     learns = trainables(learner, trainer.algorithm)
     require(seen or not learns, f"{case.name} has optimizers, but its update() never calls learner.minimise")
+
+
+class _Again:
+    """A buffer that gives one sample again and again, and draws nothing by priority."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def sample(self) -> Batch:
+        return map_leaves(torch.clone, self.batch)
+
+    def feedback(self, index: Any, values: Any) -> None:
+        pass
+
+
+def again(batch: Batch) -> Any:
+    """What a learner may take for a buffer."""
+    return _Again(batch)
 
 
 # ---- acting ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ MISSING = "???"
 
 def check_settings(kind: Kind, name: str) -> None:
     """For every YAML that selects the component."""
-    config = getattr(load(kind, name), "Config", None)
+    config: Any = getattr(load(kind, name), "Config", None)
     require(inspect.isclass(config), f"{kind} {name!r} has no class Config: decorate one with rlplug.settings.settings")
     require(
         hasattr(config, "__pydantic_fields__"),

@@ -1,0 +1,329 @@
+"""A sound small algorithm, and components that each break their contract in one way."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from rlplug.api import Algorithm, Exploration, Losses, Needs, Optim
+from rlplug.envs import make_list
+from rlplug.envs.making import find
+from rlplug.plugins.buffer.replay import Replay
+from rlplug.plugins.buffer.rollout import Rollout
+from rlplug.registry import Component, hookimpl
+from rlplug.settings import PositiveFloat, PositiveInt, option, settings
+from rlplug.types import ConfigError
+
+
+class Sound(Algorithm):
+    """A policy and a baseline, an optimizer each; its policy gradient is jittered by noise from ``prepare``."""
+
+    @settings
+    class Config:
+        lr: PositiveFloat = option("Step size.")
+
+    @classmethod
+    def needs(cls, cfg, spec):
+        if not isinstance(spec.sole.action, spaces.Discrete):
+            raise ConfigError("algo", "toys need discrete actions")
+        return Needs(keys=("obs", "action"))
+
+    def __init__(self, cfg, ctx):
+        super().__init__()
+        self.cfg, self.ctx = cfg, ctx
+        group = ctx.spec.sole
+        self.policy = nn.Linear(group.obs.shape[0], int(group.action.n))
+        self.baseline = nn.Linear(group.obs.shape[0], 1)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def optimizers(self):
+        return {
+            "policy": Optim(torch.optim.SGD(self.policy.parameters(), self.cfg.lr)),
+            "baseline": Optim(torch.optim.SGD(self.baseline.parameters(), self.cfg.lr)),
+        }
+
+    def act(self, step, carry, mode):
+        scores = self.policy(step["obs"])
+        if mode != "greedy":
+            scores = scores - (-self.ctx.rand(*scores.shape).clamp(1e-6, 1 - 1e-6).log()).log()
+        return {"action": scores.argmax(-1)}, carry
+
+    def prepare(self, batch):
+        columns = batch["reward"].shape[1]
+        noise = 0.1 * self.ctx.randn(columns).expand_as(batch["reward"])
+        return batch | {"weight": batch["reward"] + noise}
+
+    def forward(self, batch, parts):
+        logp = self.policy(batch["obs"]).log_softmax(-1).gather(-1, batch["action"][..., None]).squeeze(-1)
+        value = self.baseline(batch["obs"]).squeeze(-1)
+        terms = {
+            "policy": -logp * (batch["weight"] - value.detach()),
+            "baseline": (value - batch["weight"]).square(),
+        }
+        return Losses({name: terms[name] for name in parts})
+
+    def after_step(self, parts, losses, learner):
+        self.steps += 1
+
+
+class Impure(Sound):
+    def forward(self, batch, parts):
+        self.steps += 1
+        return super().forward(batch, parts)
+
+
+class Rolling(Sound):
+    def forward(self, batch, parts):
+        losses = super().forward(batch, parts)
+        losses.terms["policy"] = losses.terms["policy"] * (1 + self.ctx.rand(1))
+        return losses
+
+
+class Overwriting(Sound):
+    def forward(self, batch, parts):
+        batch["weight"].mul_(0.5)
+        return super().forward(batch, parts)
+
+
+class Global(Sound):
+    def act(self, step, carry, mode):
+        out, carry = super().act(step, carry, mode)
+        if mode == "explore":
+            out = {"action": torch.randint(2, out["action"].shape)}
+        return out, carry
+
+
+class Forgetful(Sound):
+    def __init__(self, cfg, ctx):
+        super().__init__(cfg, ctx)
+        self.shift = torch.zeros(2)
+
+    def after_step(self, parts, losses, learner):
+        self.shift = self.shift + torch.tensor([0.0, 9.0])
+
+    def act(self, step, carry, mode):
+        return {"action": (self.policy(step["obs"]) + self.shift).argmax(-1)}, carry
+
+
+class Unresumable(Sound):
+    calls = 0
+
+    def prepare(self, batch):
+        self.calls += 1
+        batch = super().prepare(batch)
+        return batch | {"weight": batch["weight"] * self.calls}
+
+
+class NotANumber(Sound):
+    def forward(self, batch, parts):
+        losses = super().forward(batch, parts)
+        losses.terms["policy"] = losses.terms["policy"] * (batch["weight"] * 0).log()
+        return losses
+
+
+class Leaky(Sound):
+    def forward(self, batch, parts):
+        losses = super().forward(batch, parts)
+        if "policy" in parts:
+            losses.terms["policy"] = losses.terms["policy"] * self.baseline(batch["obs"]).squeeze(-1)
+        return losses
+
+
+class Orphan(Sound):
+    def __init__(self, cfg, ctx):
+        super().__init__(cfg, ctx)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+class Shared(Sound):
+    def optimizers(self):
+        parts = super().optimizers()
+        return parts | {"again": Optim(torch.optim.SGD(self.policy.parameters(), self.cfg.lr))}
+
+
+class Asleep(Sound):
+    def forward(self, batch, parts):
+        return super().forward(batch, [part for part in parts if part != "baseline"])
+
+
+class Outside(Sound):
+    def act(self, step, carry, mode):
+        out, carry = super().act(step, carry, mode)
+        return {"action": out["action"] + 2} if mode == "random" else out, carry
+
+
+class Indecisive(Sound):
+    def act(self, step, carry, mode):
+        return super().act(step, carry, "explore")
+
+
+class Wide(Sound):
+    def forward(self, batch, parts):
+        losses = super().forward(batch, parts)
+        return Losses({name: term[..., None] for name, term in losses.terms.items()})
+
+
+class Local(Sound):
+    def update(self, batch, learner):
+        return learner.minimise(batch | {"weight": batch["weight"] - batch["weight"].mean()}, self)
+
+
+class Secretive(Sound):
+    def actor_keys(self):
+        return ("policy.weight",)
+
+
+class Defaulted(Sound):
+    @settings
+    class Config:
+        lr: PositiveFloat = 0.1
+
+
+class Sparse(Sound):
+    @settings
+    class Config:
+        lr: PositiveFloat = option("Step size.")
+        decay: PositiveFloat = option("Missing in the YAML.")
+
+
+class Lax(Sound):
+    class Config:
+        def __init__(self, **options):
+            self.__dict__ |= options
+
+
+class Late(Replay):
+    """Still samples a transition whose first row has been overwritten."""
+
+    def _range(self):
+        low, high = super()._range()
+        return max(low - 1, 0), high
+
+
+class Modest(Replay):
+    def nbytes(self, row):
+        return super().nbytes(row) // 2
+
+
+class Borrowing(Rollout):
+    def add(self, segment):
+        self._segments.append(segment)
+
+
+class Wild(Exploration):
+    @settings
+    class Config:
+        pass
+
+    def __init__(self, cfg, ctx):
+        super().__init__()
+
+    def perturb(self, out, step, carry):
+        return out | {"action": out["action"] + 3.0}, carry
+
+
+class Sticky(nn.Module):
+    """A recurrent model that carries its state over into the next episode."""
+
+    batched = False
+
+    @settings
+    class Config:
+        size: PositiveInt = option("Features.")
+
+    def __init__(self, cfg, ctx):
+        super().__init__()
+        if ctx.space.shape != (4,):
+            raise ConfigError("model", "reads vectors of 4")
+        self.out_dim, self.cell = cfg.size, nn.GRUCell(4, cfg.size)
+
+    def initial_carry(self, n):
+        return {"h": torch.zeros(n, self.out_dim)}
+
+    def forward(self, x, carry, is_first):
+        h, out = carry["h"], []
+        for row in x if x.ndim == 3 else x[None]:
+            h = self.cell(row, h)
+            out.append(h)
+        return (torch.stack(out) if x.ndim == 3 else h), {"h": h}
+
+
+class Precise:
+    """CartPole whose rewards are float64."""
+
+    @settings
+    class Config:
+        pass
+
+    def __new__(cls, cfg, ctx):
+        env = make_list(find("CartPole-v1"), len(ctx.env_ids))
+        env._reward = env._reward.astype(np.float64)
+        return env
+
+
+class Misspelt:
+    @settings
+    class Config:
+        pass
+
+    def __init__(self, cfg, ctx):
+        pass
+
+    @hookimpl
+    def rlplug_started(self, run):
+        pass
+
+    @hookimpl
+    def rlplug_loged(self, run, metrics, step):
+        pass
+
+
+YAML = """# @package _global_
+defaults:
+  - override /buffer: rollout
+num_envs: 2
+loop:
+  rollout_fragment_length: 8
+  replay_ratio: null
+algo:
+  name: {name}
+  lr: 0.01
+"""
+
+ALGORITHMS = {cls.__name__.lower(): cls for cls in (Sound, *Sound.__subclasses__())}
+OTHERS = {
+    ("buffer", "late"): "name: late\ncapacity: 1000\n",
+    ("buffer", "modest"): "name: modest\ncapacity: 1000\n",
+    ("buffer", "borrowing"): "name: borrowing\n",
+    ("exploration", "wild"): "# @package exploration.wild\nname: wild\n",
+    ("model", "sticky"): "name: sticky\nsize: 8\n",
+    ("env", "precise"): "name: precise\n",
+    ("logger", "misspelt"): "# @package logger.misspelt\nname: misspelt\n",
+}
+CONF = {f"conf/algo/{name}.yaml": YAML.format(name=name) for name in ALGORITHMS}
+CONF |= {f"conf/{kind}/{name}.yaml": text for (kind, name), text in OTHERS.items()}
+
+MANIFEST = """
+from rlplug import hookimpl
+from tests.contract.toys import components
+
+@hookimpl
+def rlplug_components():
+    return components()
+
+@hookimpl
+def rlplug_conf():
+    return "rlplug_toys"
+"""
+FILES = {f"rlplug_toys/{name}": text for name, text in {"__init__.py": MANIFEST, **CONF}.items()}
+
+
+def components() -> list[Component]:
+    names = [*(("algo", name) for name in ALGORITHMS), *OTHERS]
+    return [Component(kind, name, f"{__name__}:{_class_name(name)}") for kind, name in names]  # type: ignore[arg-type]
+
+
+def _class_name(name: str) -> str:
+    return next(key for key in globals() if key.lower() == name)
