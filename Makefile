@@ -1,6 +1,6 @@
 # `make check PYTHON=python` uses another interpreter than the one of .venv.
 PYTHON ?= .venv/bin/python
-.PHONY: install check test slow golden wheel
+.PHONY: install check test slow golden docs wheel
 
 install:  ## everything that developing needs, in .venv
 	python3 -m venv .venv
@@ -17,6 +17,9 @@ slow:  ## the tests that take minutes: published thresholds
 
 golden:  ## rewrite the golden curves; look at the difference before you commit it
 	$(PYTHON) -m pytest tests/golden --update-golden
+
+docs:  ## rewrite the tables of options in docs/*.md
+	$(PYTHON) docs/tables.py
 
 wheel:  ## dist/*.whl
 	$(PYTHON) -m build --wheel

@@ -17,12 +17,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rlplug import registry
 from rlplug.cli.options import options
-from rlplug.config import Core, composed, default_node
+from rlplug.config import Core
 from rlplug.registry import Kind
 
 DOCS = Path(__file__).parent
+CONF = registry.conf_folder("rlplug")
 MARK = re.compile(r"(<!-- options: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SEVERAL = ("exploration", "logger")
 
@@ -49,11 +52,10 @@ def _row(*cells: str) -> str:
 
 @cache
 def files(kind: Kind, name: str) -> dict[str, dict[str, Any]]:
-    """The YAML files of rlplug that choose a component, with their nodes; the one of its name comes first."""
-    folder = next(plugin.conf for plugin in registry.plugins() if plugin.distribution == "rlplug")
-    assert folder is not None
-    ours = sorted((path.stem for path in (folder / kind).glob("*.yaml")), key=lambda file: (file != name, file))
-    nodes = {file: default_node(kind, file) for file in ours}
+    """The YAML files that choose a component, with their nodes; the one of its name comes first."""
+    paths = sorted((CONF / kind).glob("*.yaml"), key=lambda path: (path.stem != name, path.stem))
+    nodes = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
+    nodes = {file: node["algo"] if kind == "algo" else node for file, node in nodes.items()}
     return {file: node for file, node in nodes.items() if node["name"] == name}
 
 
@@ -87,7 +89,7 @@ def _yaml(value: Any) -> str:
 def generate(what: str) -> str:
     """What stands after ``<!-- options: {what} -->``."""
     if what == "run":
-        lines = table(Core, {key: value for key, value in composed(["~algo"]).items() if key != "hydra"})
+        lines = table(Core, yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8")))
     elif "/" in what:
         kind, name = what.split("/")
         lines = component(kind, name)  # type: ignore[arg-type]

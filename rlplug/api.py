@@ -6,7 +6,7 @@ Every component of every kind is built in one way, ``Class(cfg, ctx)``: ``cfg`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
@@ -373,12 +373,16 @@ class VecEnv(Protocol):
 class Source(Protocol):
     """Where segments come from: this process, Ray actors, an evaluation."""
 
+    def example(self) -> Batch:
+        """One row ``[B, ...]`` as it will be stored."""
+        ...
+
     def collect(
         self,
         rows: int,
         weights: Mapping[str, Weights] | None = None,
         tasks: Tree = None,
-        stop: Any = None,
+        stop: Callable[[], bool] | None = None,
         mode: Mode = "explore",
     ) -> Iterable[Batch]:
         """Segments of ``rows`` transitions a column.

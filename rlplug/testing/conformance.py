@@ -27,7 +27,7 @@ from rlplug import registry
 from rlplug.config import typed
 from rlplug.registry import KINDS, Kind
 from rlplug.testing.checks import algorithms, buffers, envs, explorations, models, others, ranks, settings, steps
-from rlplug.testing.checks.runs import Case, node_of, options, require
+from rlplug.testing.checks.runs import Case, node_of, option_of, options, require
 from rlplug.types import ConfigError
 
 ENVS = ("cartpole", "pendulum")
@@ -125,7 +125,7 @@ def accepted(algorithm: str) -> list[str]:
         AssertionError: none.
     """
     cls = registry.load("algo", algorithm)
-    node = {key: value for key, value in node_of("algo", options("algo", algorithm)[0]).items() if key != "name"}
+    node = {key: value for key, value in node_of("algo", option_of("algo", algorithm)).items() if key != "name"}
     cfg, found, refusals = typed(cls.Config, node, "algo"), [], []
     for option in ENVS:
         name = node_of("env", option)["name"]

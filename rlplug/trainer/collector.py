@@ -184,6 +184,16 @@ class InProcess:
             self.ctx.generators[role].set_state(state)
         return store
 
+    def state(self) -> Tree:
+        """Where the stream stands; ``env`` is None where the environments cannot say it."""
+        return {"open": _copied(self._open), "carry": self.carry, "noise": self.noise, "env": self.env.state()}
+
+    def load(self, state: Tree) -> None:
+        if not self._open:
+            self.begin()
+        self._open, self.carry, self.noise = _copied(state["open"]), state["carry"], state["noise"]
+        self.env.load(state["env"])
+
     def close(self) -> None:
         self.env.close()
 
@@ -200,6 +210,13 @@ class Ragged(InProcess):
         super().begin(tasks)
         self._fresh: Batch | None = None  # first observations that had no room behind a final row T
         self._beyond = np.zeros(self.columns, np.bool_)
+
+    def state(self) -> Tree:
+        return super().state() | {"fresh": self._fresh, "beyond": self._beyond}
+
+    def load(self, state: Tree) -> None:
+        super().load(state)
+        self._fresh, self._beyond = state["fresh"], state["beyond"]
 
     def _collect(self, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         store = self._rows.get(rows) or self._allocate(rows, rows + 2)

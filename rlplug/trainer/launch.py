@@ -43,10 +43,10 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float
             trainer.run()
         status = "interrupted" if trainer.stopping else "finished"
     finally:
+        trainer.close()
         summary = trainer.summary(status)
         run_folder.write_json(folder / "summary.json", summary)
         trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
-        trainer.close()
     if trainer.stopping:
         raise KeyboardInterrupt
     return trainer.evaluation["eval/return_mean"]

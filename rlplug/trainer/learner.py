@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 import torch._dynamo
@@ -43,6 +43,7 @@ class Part:
         return self.calls % self.optim.every == 0
 
     def clip(self) -> None:
+        """As ``torch.nn.utils`` clips, which takes half as long again."""
         limit = self.optim.grad_clip
         if limit is None:
             return
@@ -215,17 +216,14 @@ class FabricLearner:
         """
         with self.fabric.autocast():
             losses = who.forward(batch, due)
-        mask = batch.get("valid")
+        mask: Tensor | None = batch.get("valid")
         rows = next((x for x in (*losses.terms.values(), *losses.metrics.values()) if x.ndim), None)
-        weight: Tensor | None = None
-        count: Tensor | float
+        count: Tensor | float = float(rows.numel()) if rows is not None else 1.0
+        weight = None
         if mask is not None:
-            weight = mask.float()
-            count = weight.sum()
+            weight, count = mask.float(), mask.sum().float()
             if self.whole:
                 weight = weight / count.clamp(min=1.0)
-        else:
-            count = float(rows.numel()) if rows is not None else 1.0
 
         def collapse(x: Tensor) -> Tensor:
             if x.ndim == 0:
@@ -239,7 +237,7 @@ class FabricLearner:
 
         terms = {name: collapse(term) for name, term in losses.terms.items()}
         metrics = {name: collapse(value.detach()) for name, value in losses.metrics.items()}
-        total = sum(terms.values(), start=torch.zeros((), device=self.ctx.device))
+        total = torch.stack(list(terms.values())).sum()
         return Losses({k: v.detach() for k, v in terms.items()}, metrics, losses.feedback), count, total
 
     # ---- batches and statistics -----------------------------------------------------------------------------------
@@ -291,15 +289,16 @@ class FabricLearner:
             return x
         counts = self._gather_counts(len(x))
         padded = torch.cat([x, x.new_zeros(max(counts) - len(x), *x.shape[1:])])
-        return torch.cat([y[:n] for y, n in zip(self.fabric.all_gather(padded), counts, strict=True)])
+        gathered = cast(Tensor, self.fabric.all_gather(padded))
+        return torch.cat([y[:n] for y, n in zip(gathered, counts, strict=True)])
 
     def _gather_counts(self, n: int) -> list[int]:
         if self.fabric.world_size == 1:
             return [n]
-        return self.fabric.all_gather(torch.tensor(n, device=self.ctx.device)).tolist()
+        return cast(Tensor, self.fabric.all_gather(torch.tensor(n, device=self.ctx.device))).tolist()
 
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
-        return x if self.fabric.world_size == 1 else self.fabric.all_reduce(x, reduce_op=op)
+        return x if self.fabric.world_size == 1 else cast(Tensor, self.fabric.all_reduce(x, reduce_op=op))
 
 
 def _column_axis(batch: Batch) -> int:

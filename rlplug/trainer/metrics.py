@@ -39,7 +39,7 @@ class Episodes:
         lengths = self._length + valid.cumsum(0)
         base_return, base_length = np.zeros_like(self._return), np.zeros_like(self._length)
         for t, b in np.argwhere(ended):
-            self._finished.append((returns[t, b] - base_return[b], int(lengths[t, b] - base_length[b]), int(b)))
+            self._finished.append((float(returns[t, b] - base_return[b]), int(lengths[t, b] - base_length[b]), int(b)))
             base_return[b], base_length[b] = returns[t, b], lengths[t, b]
         self._return, self._length = returns[-1] - base_return, lengths[-1] - base_length
         return int(valid.sum())

@@ -67,7 +67,7 @@ class Ranks:
     def _receive(self, end: Connection) -> tuple[bool, Any]:
         try:
             return pickle.loads(end.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):
             return False, "its process died"
 
     def close(self) -> None:

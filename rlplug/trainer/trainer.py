@@ -54,7 +54,7 @@ class Trainer(Run):
             name: chosen.build(self.ctx).to(fabric.device) for name, chosen in config.exploration.items()
         }
         self.buffer: Buffer = config.buffer.build(self.ctx)
-        self.learner = FabricLearner(
+        self.learner: FabricLearner = FabricLearner(
             fabric,
             self.ctx,
             self.algorithm,

@@ -68,7 +68,7 @@ class Empty:
         return max(folders, key=lambda folder: folder.stat().st_mtime_ns)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("dist")
     for source in SOURCES.values():
@@ -76,7 +76,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: next(out.glob(f"{name}-*.whl")) for name in SOURCES}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def empty(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Empty]:
     """With rlplug's wheel installed."""
     environment = Empty(tmp_path_factory.mktemp("empty"))
@@ -87,7 +87,7 @@ def empty(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     shutil.rmtree(environment.home)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def refused(empty: Empty, wheels: dict[str, Path]) -> subprocess.CompletedProcess[str]:
     """``algo=reinforce`` before its wheel was installed; afterwards it is."""
     done = empty.rlplug("algo=reinforce")

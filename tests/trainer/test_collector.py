@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 
 import gymnasium
@@ -10,10 +11,12 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlplug.api import Algorithm, Needs
+from rlplug.config import compose
 from rlplug.envs import NativeVector
 from rlplug.testing.context import context
 from rlplug.trainer.collector import InProcess, Ragged, collector
 from rlplug.trainer.context import Scope
+from rlplug.trainer.launch import build
 from rlplug.trainer.metrics import Episodes
 
 COLUMNS = 5
@@ -119,3 +122,65 @@ def test_noise_of_actors_does_not_depend_on_other_columns():
     with ctx.acting(Scope("actor", 4, [1, 3])):
         mine = ctx.randn(2, 2)
     assert torch.equal(mine, everybody[[1, 3]])
+
+
+@pytest.mark.parametrize(
+    ("env", "algo"), [("cartpole", "ppo"), ("pendulum", "sac"), ("pendulum", "ppo")], ids=lambda name: name
+)
+def test_a_restored_source_continues_the_same_stream(env, algo, tmp_path):
+    def made():
+        config = compose([f"algo={algo}", f"env={env}", "num_envs=3", "total_steps=20_000", "logger=[]"])
+        return build(config, tmp_path)
+
+    def follow(trainer, n):
+        rows = [{k: v.clone() for k, v in s.items()} for _ in range(n) for s in trainer.source.collect(50)]
+        return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+
+    first, second = made(), made()
+    follow(first, 5)
+    second.source.load(copy.deepcopy(first.source.state()))
+    for role, generator in first.ctx.generators.items():
+        second.ctx.generators[role].set_state(generator.get_state())
+    second.algorithm.load_state_dict(first.algorithm.state_dict())
+    expected, actual = follow(first, 5), follow(second, 5)
+    for key, leaf in expected.items():
+        assert torch.equal(leaf, actual[key]), key
+    assert expected["is_first"].any()
+
+
+def test_stop_pads_short_columns(tmp_path):
+    made = source(AutoresetMode.NEXT_STEP)
+    asked = iter([False, False, True])
+    (cut,) = made.collect(6, stop=lambda: next(asked))
+    cut = {key: leaf.clone() for key, leaf in cut.items()}
+    assert cut["valid"].sum(0).tolist() == [2] * COLUMNS
+    assert torch.equal(cut["obs"][2], cut["obs"][-1])
+    (following,) = made.collect(6)
+    assert torch.equal(following["obs"][0], cut["obs"][2])
+    assert following["valid"][0].all()
+
+
+class Remembering(Follower):
+    def act(self, step, carry, mode):
+        self.seen.append({key: leaf.clone() for key, leaf in step.items()})
+        return super().act(step, carry, mode)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_previous_action_and_reward_are_those_of_the_row_before(mode):
+    env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
+    ctx = context(env.spec, needs=Needs(keys=("obs", "action", "prev_action", "prev_reward")), num_envs=COLUMNS)
+    algorithm = Remembering()
+    algorithm.seen = []
+    made = collector(env, algorithm, ctx, Scope("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)))
+    rewarded = 0
+    for segment in (s for _ in range(4) for s in made.collect(12)):
+        first = segment["is_first"]
+        assert (segment["prev_action"][first] == 0).all()
+        assert (segment["prev_reward"][first] == 0).all()
+        follows = segment["valid"][:-1] & ~first[1:]
+        for prev, key in (("prev_action", "action"), ("prev_reward", "reward")):
+            assert torch.equal(segment[prev][1:][follows], segment[key][:-1][follows])
+        rewarded += int(segment["prev_reward"].sum())
+    assert rewarded > 50
+    assert {"prev_action", "prev_reward"} <= algorithm.seen[0].keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from gymnasium import spaces
@@ -22,11 +22,10 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
 class Critic(nn.Module):
     """``copies`` independent ``Q(s, a)``; output ``[copies, B]``."""
 
-    def __init__(self, ctx: Context, copies: int) -> None:
+    def __init__(self, ctx: Context, size: int, copies: int) -> None:
         super().__init__()
-        group = ctx.spec.sole
-        action = spaces.Box(-1.0, 1.0, (math.prod(group.action.shape),))
-        self.torso = ctx.build("critic_model", spaces.Dict({"obs": group.obs, "action": action}), copies)
+        inputs = {"obs": ctx.spec.sole.obs, "action": spaces.Box(-1.0, 1.0, (size,))}
+        self.torso = ctx.build("critic_model", spaces.Dict(inputs), copies)
         self.head = Linear(self.torso.out_dim, 1, copies=copies)
         self.copies = copies
 
@@ -59,6 +58,8 @@ class SAC(Algorithm):
         action = spec.sole.action
         if not isinstance(action, spaces.Box):
             raise ConfigError("algo", f"sac needs continuous (Box) actions, but the environment's are {action}")
+        if not action.is_bounded():
+            raise ConfigError("algo", f"sac needs actions within bounds, but the environment's are {action}")
         return Needs(
             window=cfg.n_step, stale=True, perturbed=True, keys=("obs", "action", "reward", "terminated", "valid")
         )
@@ -66,12 +67,12 @@ class SAC(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        group = ctx.spec.sole
-        self.size = math.prod(group.action.shape)
-        self.model = ctx.build("model", group.obs)
+        action = cast(spaces.Box, ctx.spec.sole.action)
+        self.shape, self.size = action.shape, math.prod(action.shape)
+        self.model = ctx.build("model", ctx.spec.sole.obs)
         self.policy = TanhGaussianHead(self.model.out_dim, self.size)
-        self.critic = Critic(ctx, 2 if cfg.twin_q else 1)
-        self.target = Critic(ctx, 2 if cfg.twin_q else 1).requires_grad_(False)
+        self.critic = Critic(ctx, self.size, 2 if cfg.twin_q else 1)
+        self.target = Critic(ctx, self.size, 2 if cfg.twin_q else 1).requires_grad_(False)
         self.target.load_state_dict(self.critic.state_dict())
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.initial_alpha)), requires_grad=cfg.alpha_lr is not None)
         self.target_entropy = -float(self.size) if cfg.target_entropy == "auto" else cfg.target_entropy
@@ -98,13 +99,12 @@ class SAC(Algorithm):
         return self.policy(features)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        shape = self.ctx.spec.sole.action.shape
         n = len(step["is_first"])
         if mode == "random":
-            return {"action": self.ctx.rand(n, *shape) * 2.0 - 1.0}, carry
+            return {"action": self.ctx.rand(n, *self.shape) * 2.0 - 1.0}, carry
         dist = self.dist(step["obs"])
         action = dist.mode() if mode == "greedy" else dist.sample(self.ctx.randn(n, self.size))
-        return {"action": action.view(n, *shape)}, carry
+        return {"action": action.view(n, *self.shape)}, carry
 
     def prepare(self, batch: Batch) -> Batch:
         """Fold ``n_step`` rewards, and draw the noise of both reparameterised actions."""

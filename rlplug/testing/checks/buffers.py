@@ -11,7 +11,7 @@ from torch import Tensor
 from rlplug.api import Buffer, Needs
 from rlplug.config import choose
 from rlplug.registry import load
-from rlplug.testing.checks.runs import flat, node_of, options, require
+from rlplug.testing.checks.runs import flat, node_of, option_of, require
 from rlplug.testing.context import context, spec
 from rlplug.types import Batch, map_leaves
 
@@ -65,7 +65,7 @@ class Stream:
 
 def make(name: str, window: int, **changes: Any) -> Buffer:
     """The buffer for ``COLUMNS`` environments; small, where it has a capacity."""
-    option = options("buffer", name)[0]
+    option = option_of("buffer", name)
     node = node_of("buffer", option)
     node |= ({"capacity": CAPACITY} if "capacity" in node else {}) | changes
     stale = getattr(load("buffer", name), "stale", None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlplug.api import VecEnv
 from rlplug.config import choose
-from rlplug.testing.checks.runs import differences, flat, node_of, options, require, some
+from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.types import Batch, EnvSpec, map_leaves
@@ -20,7 +20,7 @@ CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 
 def make(name: str, option: str | None = None, **changes: Any) -> VecEnv:
     """``COLUMNS`` environments of an option of the group ``env``; of the component's own one by default."""
-    node = node_of("env", option or options("env", name)[0], **changes)
+    node = node_of("env", option or option_of("env", name), **changes)
     scope = Scope("learner", COLUMNS, range(COLUMNS))
     return choose("env", "env", node).build(RunContext(spec=EnvSpec({})).derive(scope=scope))
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug.config import choose
-from rlplug.testing.checks.runs import flat, node_of, options, require
+from rlplug.testing.checks.runs import flat, node_of, option_of, require
 from rlplug.testing.context import box
 from rlplug.trainer.context import RunContext
 from rlplug.types import Batch, ConfigError, EnvSpec, map_leaves
@@ -26,7 +26,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
 
 def check_model(name: str, option: str | None = None, **changes: Any) -> None:
     """On every kind of input that it accepts; one at least."""
-    node = node_of("model", option or options("model", name)[0], **changes)
+    node = node_of("model", option or option_of("model", name), **changes)
     chosen = choose("model", "model", node)
     require(hasattr(chosen.cls, "batched"), "the class says batched = True (it computes ctx.copies itself) or False")
     served = []

@@ -81,12 +81,17 @@ def columns_of(sample: Batch, rank: int, world: int) -> Batch:
 
 
 def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
-    """Names of the numbers that differ by more than ``TOLERANCE``, and by how much."""
+    """Names of the numbers that differ by more than ``TOLERANCE``, and by how much.
+
+    One element of a tensor in a thousand may differ by a hundred times as much: Adam divides a gradient by its own
+    size, and so makes the rounding of one that is nearly zero as large as a step.
+    """
     require(a.keys() == b.keys(), f"only one of them has {some(sorted(a.keys() ^ b.keys()))}")
     found = []
     for name in differences(a, b):
         x, y = a[name].double(), b[name].double()
-        far = ((x - y).abs() / x.abs().clamp(min=1.0)).max().item()
-        if not far <= TOLERANCE:
-            found.append(f"{name} (by {far:.1e})")
+        far = (x - y).abs() / x.abs().clamp(min=1.0)
+        beyond = int((far > TOLERANCE).sum())
+        if beyond > far.numel() // 1000 or not far.max() <= 100 * TOLERANCE:
+            found.append(f"{name} (by {far.max().item():.1e})")
     return sorted(found)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Algorithm, Losses, Trainable
-from rlplug.config import compose, default_node, option_names
+from rlplug.config import RunConfig, compose, default_node, option_names
 from rlplug.registry import Kind, hookimpl
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.launch import build
@@ -58,7 +58,19 @@ def options(kind: Kind, name: str) -> list[str]:
     return sorted(found, key=lambda option: option != name)
 
 
+@cache
+def option_of(kind: Kind, name: str) -> str:
+    """The YAML option that bears the component's name, or else the first that selects it."""
+    own = name in option_names(kind) and node_of(kind, name).get("name") == name
+    return name if own else options(kind, name)[0]
+
+
 # ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _composed(*overrides: str) -> RunConfig:
+    return compose(overrides)
 
 
 @dataclass(frozen=True)
@@ -77,8 +89,8 @@ class Case:
 
     def build(self, *more: str, seed: int = 0) -> Trainer:
         """The run, with nothing collected yet."""
-        algo = options("algo", self.name)[0]
-        return build(compose([f"algo={algo}", f"env={self.env}", *CPU, f"seed={seed}", *self.overrides, *more]), Path())
+        algo = option_of("algo", self.name)
+        return build(_composed(f"algo={algo}", f"env={self.env}", *CPU, f"seed={seed}", *self.overrides, *more), Path())
 
 
 class Record:

@@ -1,0 +1,3 @@
+from tests.installing import install, site
+
+__all__ = ["install", "site"]

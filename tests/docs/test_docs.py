@@ -1,0 +1,168 @@
+"""What the pages say is so: options, hooks, metrics, links, and every command line."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rlplug
+from rlplug import registry
+from rlplug.cli import main
+from rlplug.config.sweeps import check_sweep
+from rlplug.registry import KINDS, Events, Manifest
+from tests.installing import Install
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
+TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
+
+by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+# ---- options and metrics ---------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_options_are_those_of_the_code():
+    done = subprocess.run([sys.executable, DOCS / "tables.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_component_stands_in_a_table():
+    options = TEXT[DOCS / "options.md"]
+    assert "<!-- options: run -->" in options
+    assert all(f"<!-- options: {kind} -->" in options for kind in KINDS if kind != "algo")
+    ours = [name for (kind, name), (owner, *_) in registry.owners().items() if (kind, owner.name) == ("algo", "rlplug")]
+    assert {"ppo", "sac"} <= set(ours)
+    for name in ours:
+        assert f"<!-- options: algo/{name} -->" in TEXT[DOCS / f"{name}.md"]
+        assert f"[{name}]({name}.md)" in options
+
+
+@pytest.mark.parametrize(
+    ("algo", "overrides"),
+    [
+        ("ppo", ["env=cartpole", "total_steps=2048", "algo.kl_coeff=0.2", "algo.entropy_coeff=0.01"]),
+        ("sac", ["env=pendulum", "total_steps=600", "loop.num_steps_sampled_before_learning_starts=590"]),
+    ],
+)
+def test_every_metric_is_explained(algo: str, overrides: list[str], tmp_path: Path):
+    budget = ["log.every=256", "eval.every=512", "eval.episodes=2", "logger=[]", "model.hidden=[8]"]
+    rlplug.train([f"algo={algo}", *overrides, *budget, f"hydra.run.dir={tmp_path}"])
+    with (tmp_path / "metrics.csv").open() as file:
+        columns = set(next(csv.reader(file))) - {"step"}
+    cells = re.findall(r"^\| ([^|]+) \|", TEXT[DOCS / f"{algo}.md"] + TEXT[DOCS / "guide.md"], re.MULTILINE)
+    names = {name for cell in cells for name in re.findall(r"`(.+?)`", cell)}
+    assert columns <= names
+    assert {name for name in names if name.startswith("train/") and not name.endswith("...")} <= columns
+
+
+# ---- hooks -----------------------------------------------------------------------------------------------------------
+
+
+def hooks() -> dict[str, str]:
+    """Signatures, as a reader sees them."""
+    found = {}
+    for cls in (Manifest, Events):
+        for name, function in vars(cls).items():
+            if name.startswith("rlplug_"):
+                signature = inspect.signature(function)
+                parameters = [p for p in signature.parameters.values() if p.name != "self"]
+                found[name] = name + str(signature.replace(parameters=parameters)).replace("'", "")
+    return found
+
+
+def test_every_hook_is_documented_with_its_signature():
+    sections = dict(re.findall(r"^### (\w+)\n\n    (.+)$", TEXT[DOCS / "hooks.md"], re.MULTILINE))
+    assert len(sections) > 5
+    assert sections == hooks()
+
+
+def files(text: str) -> dict[str, str]:
+    """The code blocks that begin with a file's name."""
+    return dict(re.findall(r"```\w+\n# (\S+/\S+)\n(.*?)```", text, re.DOTALL))
+
+
+def test_the_callback_in_the_docs_works(install: Install, tmp_path: Path):
+    package = files(TEXT[DOCS / "hooks.md"])
+    assert set(package) == {"rlplug_best/__init__.py", "rlplug_best/callback.py", "rlplug_best/conf/logger/best.yaml"}
+    install("rlplug-best", "rlplug_best", package)
+    short = ["algo=ppo", "total_steps=1024", "eval.episodes=1", "model.hidden=[8]", "logger=[best]"]
+    rlplug.train([*short, "logger.best.file=policy.pt", f"hydra.run.dir={tmp_path / 'run'}"])
+    assert (tmp_path / "run" / "policy.pt").stat().st_size > 0
+    assert "best" in yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["logger"]
+
+
+# ---- links -----------------------------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@by_name
+def test_links_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXT[page]):
+        if re.match(r"https?:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{target} does not exist"
+        assert file.is_relative_to(ROOT), f"{target} leaves the repository"
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), f"there is no heading #{anchor}"
+
+
+# ---- command lines ---------------------------------------------------------------------------------------------------
+
+
+def commands(text: str) -> list[list[str]]:
+    """Arguments of every ``python -m rlplug ...`` in a page, in code blocks and in code."""
+    lines = re.findall(r"^    (?!\$ )(.*python -m rlplug.*)$", text, re.MULTILINE)
+    lines += re.findall(r"`(python -m rlplug[^`\n]*)`", text)
+    calls = [line.partition("python -m rlplug")[2].partition("#")[0].strip() for line in lines]
+    return [shlex.split(call) for call in dict.fromkeys(calls) if not re.search(r"<.+>|^-sc|\.\.\.", call)]
+
+
+@by_name
+def test_commands_are_right(page: Path, install: Install, capsys: pytest.CaptureFixture[str]):
+    install("rlplug-best", "rlplug_best", files(TEXT[DOCS / "hooks.md"]))
+    for arguments in commands(TEXT[page]):
+        if "plugins" in arguments:
+            assert main(arguments) == 0
+        elif "-m" in arguments:
+            check_sweep(arguments[1:])
+        elif any(argument.startswith("--") for argument in arguments):  # Hydra prints, and sets up logging
+            subprocess.run([sys.executable, "-m", "rlplug", *arguments], check=True, capture_output=True, cwd=ROOT)
+        else:
+            rlplug.compose(arguments[1:] if "check" in arguments else arguments)
+
+
+def test_the_quoted_mistakes_are_refused_in_these_words(capsys: pytest.CaptureFixture[str]):
+    quoted = re.findall(r"^    \$ python -m rlplug (.+)\n    (rlplug: .+)$", "\n".join(TEXT.values()), re.MULTILINE)
+    assert len(quoted) >= 2
+    for command, message in quoted:
+        assert main(shlex.split(command)) == 2
+        assert capsys.readouterr().err.startswith(message)
+
+
+def test_the_curves_of_a_run_are_drawn(tmp_path: Path):
+    for seed in (1, 2):
+        (tmp_path / f"s{seed}").mkdir()
+        rows = [f"{step},{seed * step},{'' if step % 20 else step}" for step in range(10, 101, 10)]
+        (tmp_path / f"s{seed}" / "metrics.csv").write_text("\n".join(["step,episode/return,eval/return_mean", *rows]))
+    command = [sys.executable, DOCS / "curves.py", "try", tmp_path / "s1", tmp_path / "s2", "--out", tmp_path]
+    subprocess.run(command, check=True, capture_output=True)
+    picture = (tmp_path / "try.svg").read_text()
+    assert picture.count("<polygon") == 2
+    assert "try: return, 2 runs" in picture
+    best = re.findall(r'<polygon points="(\S+)', picture)
+    assert len(best) == 2
