@@ -1,0 +1,43 @@
+"""Learning on real environments. The quick proof runs always; the long ones by ``make slow``."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from rlplug.config import compose
+from rlplug.plugins.algo.sac import SAC
+from rlplug.trainer.launch import train
+
+QUIET = ["logger=[]", "eval.every=0"]
+
+
+def test_ppo_balances_the_pole(tmp_path):
+    score = train(compose(["experiment=ppo_cartpole", "total_steps=40_000", "seed=1", *QUIET]), tmp_path)
+    assert score >= 400
+
+
+class Sequential(SAC):
+    """The original order: critics first, then policy and temperature by the critics that have just moved."""
+
+    def update(self, batch, learner):
+        losses = learner.minimise(batch, self, ("critic",))
+        rest = learner.minimise(batch, self, ("actor", "alpha"))
+        losses.terms |= rest.terms
+        return losses
+
+
+@pytest.mark.slow
+def test_sac_in_one_graph_learns_what_the_sequential_original_learns(tmp_path):
+    """Pendulum-v1, 3 seeds each: both means within the spread that seeds alone have, and both learned."""
+    scores = {SAC: [], Sequential: []}
+    for seed in (1, 2, 3):
+        for which, reached in scores.items():
+            config = compose(["experiment=sac_pendulum", "total_steps=8_000", f"seed={seed}", *QUIET])
+            object.__setattr__(config.algo, "cls", which)
+            reached.append(train(config, tmp_path / f"{which.__name__}-{seed}"))
+    means = {which.__name__: statistics.mean(reached) for which, reached in scores.items()}
+    print(means, scores)
+    assert all(mean >= -200 for mean in means.values())
+    assert abs(means["SAC"] - means["Sequential"]) < 60
