@@ -43,7 +43,11 @@ class Key(NamedTuple):
 
 KEYS: Mapping[str, Key] = {
     "obs": Key("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
-    "action": Key("[T+1, B, ...]", "float32 or int64", "executed action; bounded Box actions lie in [-1, 1]"),
+    "action": Key(
+        "[T+1, B, ...]",
+        "float32 or int64",
+        "chosen action; bounded Box actions mean [-1, 1], and the environment clips those beyond",
+    ),
     "reward": Key("[T+1, B]", "float32", "reward that followed the row's action"),
     "terminated": Key("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
     "truncated": Key("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),

@@ -128,7 +128,8 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     if node is None:
         raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(registry.names(kind))}")
     if not isinstance(node, dict):
-        raise ConfigError(key, f"{show(node)} has the wrong type: should be a mapping with 'name' and settings")
+        hint = f"; a file of conf/model is chosen by model@{key}={node}" if kind == "model" else ""
+        raise ConfigError(key, f"{show(node)} has the wrong type: should be a mapping with 'name' and settings{hint}")
     if not isinstance(name := node.get("name"), str):
         names = ", ".join(registry.names(kind))
         raise ConfigError(f"{key}.name", f"should name one of the components of kind {kind}: {names}")

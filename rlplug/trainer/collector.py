@@ -31,7 +31,8 @@ class Rows:
                 inner.allocate(leaf, length)
             elif key not in self.arrays:
                 self.arrays[key] = np.zeros((length, *leaf.shape), leaf.dtype)
-                self.tensors[key] = torch.from_numpy(self.arrays[key])
+                with torch.inference_mode(False):  # what is allocated while acting is learnt from later
+                    self.tensors[key] = torch.from_numpy(self.arrays[key])
 
 
 def put(rows: Batch, t: Any, values: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float
     run_folder.create(trainer, command)
     for logger in loggers:
         trainer.hooks.register(logger)
+    trainer.hooks.check_pending()
     status = "failed"
     try:
         with _stop_on_signal(trainer):

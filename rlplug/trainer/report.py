@@ -33,7 +33,7 @@ def describe(trainer: Trainer) -> str:
         ("  a row", ", ".join(f"{key} {_shape(leaf)}" for key, leaf in row.items())),
         ("loop", f"{config.loop.name}, {rounds:,} rounds of {trainer.round_steps:,} steps"),
         ("  steps", f"{rounds * trainer.round_steps:,} of total_steps={config.total_steps:,}"),
-        ("  updates", f"{trainer.loop.updates(rounds * trainer.round_steps):,}"),
+        ("  updates", f"about {trainer.loop.updates(rounds * trainer.round_steps):,}"),
         ("hardware", f"{plan.devices} x {trainer.fabric.device}, {plan.precision}, {plan.threads} thread(s) of torch"),
         ("  products", f"float32 at {plan.float32_matmul_precision} precision"),
         ("logger", ", ".join(config.logger)),

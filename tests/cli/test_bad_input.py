@@ -49,6 +49,7 @@ BAD = {
     "algo.lr=-1": "algo.lr: -1 is out of range: should be greater than or equal to 0",
     "algo.lr=[[0,1e-3],[9]]": "algo.lr[1][1]: is missing",
     "logger.csv=3": "logger.csv: 3 has the wrong type: should be a mapping with 'name' and settings",
+    "critic_model=mlp256": "critic_model: 'mlp256' has the wrong type: should be a mapping with 'name'",
     # what is missing
     "~algo": "algo: ",
     "~algo.gamma": "algo.gamma: is missing",
