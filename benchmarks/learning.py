@@ -17,6 +17,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 TO_REACH = {  # mean over seeds of the final evaluation: 20 episodes, deterministic
     "ppo_cartpole": 475.0,
@@ -27,7 +28,7 @@ TO_REACH = {  # mean over seeds of the final evaluation: 20 episodes, determinis
 }
 
 
-def run(experiment: str, seed: int, folder: Path, overrides: list[str]) -> dict:
+def run(experiment: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
     """One run in a process of its own.
 
     Returns:
@@ -35,7 +36,7 @@ def run(experiment: str, seed: int, folder: Path, overrides: list[str]) -> dict:
     """
     target = folder / f"{experiment}-s{seed}"
     command = [sys.executable, "-m", "rlplug", f"experiment={experiment}", f"seed={seed}", f"hydra.run.dir={target}"]
-    done = subprocess.run([*command, "eval.every=0", *overrides], capture_output=True, text=True)
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     return json.loads((target / "summary.json").read_text())
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=", ".join(TO_REACH))
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--keep", type=Path, help="keep the run folders here, to draw curves of them")
     parser.add_argument("--override", action="append", default=[], help="a further override, e.g. algo.lr=1e-4")
     args = parser.parse_args()
     unknown = set(args.experiments) - set(TO_REACH)
@@ -53,9 +55,11 @@ def main() -> int:
         parser.error(f"no such experiment: {', '.join(sorted(unknown))}; there are {', '.join(TO_REACH)}")
     seeds = [int(seed) for seed in args.seeds.split(",")]
     results, short = {}, False
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+    overrides = ["eval.every=2_000" if args.keep else "eval.every=0", *args.override]
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as pool:
+        folder = args.keep.absolute() if args.keep else Path(temporary)
         for name in args.experiments or TO_REACH:
-            futures = [pool.submit(run, name, seed, Path(folder), args.override) for seed in seeds]
+            futures = [pool.submit(run, name, seed, folder, overrides) for seed in seeds]
             summaries = [future.result() for future in futures]
             scores = [summary["eval/return_mean"] for summary in summaries]
             mean, reached = statistics.mean(scores), statistics.mean(scores) >= TO_REACH[name]

@@ -273,7 +273,8 @@ class Scripted:
 def test_maml_iteration_collects_with_what_it_adapted():
     ctx, algorithm, _ = a_maml()
     source, before = Scripted(), {key: leaf.clone() for key, leaf in algorithm.state_dict().items()}
-    losses = maml.iteration(algorithm, source, worlds.learner(ctx, algorithm), tasks=[0.1, 0.2, 0.3], rows=5)
+    run = worlds.Driven(source, worlds.learner(ctx, algorithm))
+    losses = maml.iteration(run, algorithm, tasks=[0.1, 0.2, 0.3], rows=5)
     first, second = source.weights
     assert losses.terms["policy"].isfinite()
     assert all(weights.keys() == before.keys() for weights in (*first.values(), *second.values()))
@@ -282,32 +283,45 @@ def test_maml_iteration_collects_with_what_it_adapted():
     assert not any(leaf.requires_grad for leaf in second["0"].values())
 
 
+class Hill:
+    """A source of two rounds: an episode pays most to the candidate whose parameters are all 0.5."""
+
+    def __init__(self, algorithm):
+        self.algorithm, self.sent = algorithm, []
+
+    def collect(self, rows, weights=None, tasks=None, stop=None, mode="explore"):
+        for half in (slice(0, None, 2), slice(1, None, 2)):
+            mine = map_leaves(lambda x, half=half: x[half], tasks)
+            n = len(mine["seed"])
+            data = {"reward": torch.zeros(rows + 1, n), "valid": torch.ones(rows + 1, n).bool(), "task": mine}
+            data["reward"][1] = torch.tensor(
+                [height(self.algorithm.weights(map_leaves(lambda x, i=i: x[i], mine))) for i in range(n)]
+            )
+            data["valid"][-1] = False
+            self.sent.append(self.algorithm.package(data))
+            yield self.sent[-1]
+
+
+def height(weights):
+    return -sum(float((w.detach() - 0.5).square().sum()) for w in weights.values())
+
+
 def test_es_climbs_and_sends_seeds_only():
     torch.testing.assert_close(
         es.centred_ranks(torch.tensor([10.0, -5.0, 3.0, 7.0])), torch.tensor([0.5, -0.5, -1 / 6, 1 / 6])
     )
     ctx = worlds.context(SOLO, worlds.Layer)
     algorithm = es.ES(es.ES.Config(pairs=32, sigma=0.1, weight_decay=1e-6, lr=0.02), ctx)
-    learner = worlds.learner(ctx, algorithm)
-
-    def score(weights):  # highest where every parameter is 0.5
-        return -sum(float((w.detach() - 0.5).square().sum()) for w in weights.values())
-
-    before = score(dict(algorithm.named_parameters()))
+    run = worlds.Driven(Hill(algorithm), worlds.learner(ctx, algorithm))
+    before = height(dict(algorithm.named_parameters()))
     for _ in range(5):
-        candidates = algorithm.ask()
-        assert {leaf.shape for leaf in candidates.values()} == {(64,)}
-        played = [score(algorithm.weights(map_leaves(lambda x, i=i: x[i], candidates))) for i in range(64)]
-        data = {
-            "reward": torch.zeros(3, 64),
-            "valid": torch.ones(3, 64, dtype=torch.bool),
-            "candidate": torch.arange(64),
-        }
-        data["reward"][1], data["valid"][2] = torch.tensor(played), False
-        results = algorithm.package(data)
-        assert results.keys() == {"return", "length", "candidate"}
-        algorithm.tell(candidates, results, learner)
-    assert score(dict(algorithm.named_parameters())) > before + 0.5
+        es.generation(run, algorithm, rows=2)
+    assert height(dict(algorithm.named_parameters())) > before + 0.5
+    assert run.progress.updates == 5
+    for results in run.source.sent:
+        assert {key: leaf.shape for key, leaf in results.items()} == dict.fromkeys(
+            ("return", "length", "seed", "sign"), (32,)
+        )
 
 
 class Corridor:
@@ -316,14 +330,11 @@ class Corridor:
     def step(self, env_state, action):
         x = env_state + (2 * action - 1).float().unsqueeze(-1)
         over = x.abs().squeeze(-1) >= 2
-        reward = (x.squeeze(-1) >= 2).float()
-        return {
-            "env_state": x,
-            "obs": x.expand(-1, 3),
-            "reward": reward,
-            "terminated": over,
-            "truncated": ~over & False,
-        }
+        row = {"env_state": x, "obs": x.expand(-1, 3), "terminated": over, "truncated": torch.zeros_like(over)}
+        return row | {"reward": self.reward(row)}
+
+    def reward(self, batch):
+        return (batch["env_state"].squeeze(-1) >= 2).float()
 
 
 def test_alphazero_plans_and_ranks():

@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from rlplug.api import Algorithm, Context
+from rlplug.api import Algorithm, Context, Losses, Model
 from rlplug.config import Chosen
 from rlplug.registry import Component
 from rlplug.trainer.context import RunContext
@@ -24,7 +24,7 @@ def chosen(cls: type[Any], cfg: Any = None, kind: Any = "model") -> Chosen:
     return Chosen(kind, kind, cls.__name__, Component(kind, cls.__name__, f"{cls.__module__}:{cls.__name__}"), cls, cfg)
 
 
-def context(spec: EnvSpec, model: type[nn.Module], **options: Any) -> RunContext:
+def context(spec: EnvSpec, model: type[Model], **options: Any) -> RunContext:
     torch.manual_seed(0)
     return RunContext(spec=spec, slots={"model": chosen(model)}, **options)
 
@@ -38,7 +38,7 @@ def flat(space: spaces.Space[Any], x: Any) -> Tensor:
     return x if space.shape else x.unsqueeze(-1)
 
 
-class Layer(nn.Module):
+class Layer(Model):
     """A model without memory."""
 
     out_dim = 8
@@ -48,9 +48,6 @@ class Layer(nn.Module):
         assert ctx.space is not None
         self.space = ctx.space
         self.linear = nn.Linear(spaces.flatdim(ctx.space), self.out_dim)
-
-    def initial_carry(self, n: int) -> Batch:
-        return {}
 
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
         return torch.tanh(self.linear(flat(self.space, x))), carry
@@ -116,18 +113,21 @@ class Given:
         self.received = dict(values)
 
 
-class Gathering(FabricLearner):
-    """One rank with ``gather``."""
-
-    def gather(self, x: Tensor) -> Tensor:
-        return x
-
-
 def learner(
     ctx: RunContext, algorithm: Algorithm, batch: Batch | None = None, rollout: bool = False, microbatches: int = 1
-) -> Gathering:
+) -> FabricLearner:
     buffer: Any = Given(batch, rollout) if batch else None
-    return Gathering(Fabric(accelerator="cpu", devices=1), ctx, algorithm, buffer, microbatches=microbatches)
+    return FabricLearner(Fabric(accelerator="cpu", devices=1), ctx, algorithm, buffer, microbatches=microbatches)
+
+
+class Driven:
+    """What one step of a loop asks of a run."""
+
+    def __init__(self, source: Any, learner: FabricLearner) -> None:
+        self.source, self.learner, self.progress = source, learner, learner.progress
+
+    def update(self, batch: Batch | None = None) -> Losses:
+        return self.learner.step(batch)
 
 
 def box(*shape: int) -> spaces.Box:

@@ -8,7 +8,7 @@ import torch
 from rlplug import testing
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.trainer.learner import FabricLearner
-from tests.trainer.ranks import one_rank
+from rlplug.trainer.ranks import one_rank
 
 T, B = 16, 4
 

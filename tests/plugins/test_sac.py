@@ -12,8 +12,8 @@ from rlplug import testing
 from rlplug.api import Losses
 from rlplug.plugins.algo.sac import SAC
 from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.ranks import one_rank
 from rlplug.types import ConfigError
-from tests.trainer.ranks import one_rank
 
 SPEC = testing.spec(3, testing.box(2))
 

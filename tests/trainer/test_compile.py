@@ -7,8 +7,8 @@ import torch
 from torch.optim.adam import adam
 
 from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.ranks import one_rank
 from tests.plugins import test_sac
-from tests.trainer.ranks import one_rank
 
 PARTS = ("critic", "actor", "alpha")
 

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from rlplug.api import Losses, Optim, Trainable
 from rlplug.testing.context import context
 from rlplug.trainer.learner import FabricLearner
-from tests.trainer.ranks import on_ranks, one_rank
+from rlplug.trainer.ranks import one_rank, ranks
 
 B, T = 8, 5
 
@@ -109,9 +109,9 @@ def test_four_microbatches_equal_one_batch(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_equal_one(case, tmp_path):
+def test_two_ranks_equal_one(case):
     alone = three_steps(one_rank(), case)
-    for rank in on_ranks(2, three_steps, tmp_path, case):
+    for rank in ranks(2)(three_steps, case):
         close(alone, rank)
 
 
@@ -178,12 +178,12 @@ def shares(fabric: Fabric):
     return cut, [float(learner.reduce(x, op, batch["valid"])) for op in ("mean", "std", "sum", "max", "min")]
 
 
-def test_minibatches_and_statistics_are_those_of_one_rank(tmp_path):
+def test_minibatches_and_statistics_are_those_of_one_rank():
     whole, numbers = shares(one_rank())
-    ranks = on_ranks(2, shares, tmp_path)
+    both = ranks(2)(shares)
     for i, minibatch in enumerate(whole):
-        assert sorted(minibatch) == sorted(ranks[0][0][i] + ranks[1][0][i])
+        assert sorted(minibatch) == sorted(both[0][0][i] + both[1][0][i])
     expected = sorted(torch.arange((T + 1) * B).view(T + 1, B)[segment()["valid"]].tolist())
     assert sorted(chain.from_iterable(whole[: len(whole) // 2])) == expected
-    for _, theirs in ranks:
+    for _, theirs in both:
         assert theirs == pytest.approx(numbers)

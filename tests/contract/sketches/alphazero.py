@@ -6,40 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.nn.distributions import Categorical
 from rlplug.settings import PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
-
-from .es import Gathers
-
-
-class Simulator(Protocol):
-    """Candidate for api: the dynamics of an environment that offers ``simulator``. Holds no state of its own."""
-
-    def step(self, env_state: Any, action: Tensor) -> Batch:
-        """From any states ``[B, ...]``: ``env_state``, ``obs`` and extras of the next row, ``reward``,
-        ``terminated`` and ``truncated`` of the action."""
-        ...
-
-    def reward(self, batch: Batch) -> Tensor:
-        """The environment's own reward of rows that did not happen (HER, MB-MPO)."""
-        ...
-
-
-class Planning(Context, Protocol):
-    """Candidate for ``api.Context``."""
-
-    def simulator(self) -> Simulator:
-        """Raises:
-        ConfigError: the environment offers none.
-        """
-        ...
 
 
 class AlphaZero(Algorithm):
@@ -58,7 +34,7 @@ class AlphaZero(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        self.simulator = cast(Planning, ctx).simulator()
+        self.simulator = ctx.simulator()
         group = ctx.spec.sole
         assert isinstance(group.action, Discrete)
         self.actions = int(group.action.n)
@@ -71,7 +47,7 @@ class AlphaZero(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if "simulator" not in spec.offers or not isinstance(spec.sole.action, Discrete):
             raise ConfigError("env", "alphazero needs an environment that can be simulated, with discrete actions")
-        return Needs(episodes=True, stale=True, keys=("obs", "mask", "visits", "ret", "score"))
+        return Needs(episodes=True, stale=True, keys=("obs", "mask", "visits", "ret", "score", "prev_reward"))
 
     def initial_carry(self, n: int) -> Batch:
         return {"score": torch.zeros(n)}  # of the episode so far
@@ -79,17 +55,15 @@ class AlphaZero(Algorithm):
     def evaluate(self, rows: Batch) -> tuple[Tensor, Tensor]:
         """Log-prior ``[..., A]`` and value in [-1, 1] ``[...]``."""
         features, _ = self.torso(rows["obs"], {}, None)
-        logits: Tensor = self.policy(features)
-        if "mask" in rows:
-            logits = logits.masked_fill(~rows["mask"], -torch.inf)
-        return logits.log_softmax(-1), self.value(features).squeeze(-1).tanh()
+        prior = Categorical(self.policy(features), rows.get("mask"))
+        return prior.params, self.value(features).squeeze(-1).tanh()
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         score = torch.where(step["is_first"], 0.0, carry["score"] + step["prev_reward"])
         visits = self.search(step, score, mode)
-        gumbel = -(-self.ctx.rand(*visits.shape).clamp(1e-9, 1 - 1e-7).log()).log()
-        noisy = visits.log() + (gumbel if mode != "greedy" else 0.0)
-        return {"action": noisy.argmax(-1), "visits": visits}, {"score": score}
+        play = Categorical(visits.log())
+        action = play.mode() if mode == "greedy" else play.sample(self.ctx.rand(len(visits), 1))
+        return {"action": action, "visits": visits}, {"score": score}
 
     def search(self, root: Batch, score: Tensor, mode: Mode) -> Tensor:
         """Shares of visits of the root's actions, ``[B, A]``; one tree a column, all columns in step."""
@@ -138,8 +112,7 @@ class AlphaZero(Algorithm):
 
     def observe(self, segment: Batch, learner: Learner) -> None:
         """Each episode's score once; the threshold reaches the actors with the weights."""
-        scores = cast(Gathers, learner).gather(segment["score"][0])
-        self.scores = torch.cat([self.scores, scores])[-self.cfg.memory :]
+        self.scores = torch.cat([self.scores, learner.gather(segment["score"][0])])[-self.cfg.memory :]
         self.threshold = self.scores.nanquantile(self.cfg.percentile)
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from gymnasium.spaces import Discrete
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.nn.distributions import Categorical
 from rlplug.settings import PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
-
-from .es import Gathers
 
 
 def symlog(x: Tensor) -> Tensor:
@@ -30,16 +29,10 @@ def symexp(x: Tensor) -> Tensor:
     return x.sign() * x.abs().expm1()
 
 
-def gumbel(noise: Tensor) -> Tensor:
-    """Uniform noise as Gumbel noise: ``argmax(logits + gumbel)`` draws from softmax(logits)."""
-    return -(-noise.clamp(1e-9, 1 - 1e-7).log()).log()
-
-
 def draw(logits: Tensor, noise: Tensor) -> Tensor:
     """One-hot draw ``[..., S, C]`` with the straight-through gradient, from 1 % uniform and 99 % ``logits``."""
     mixed = 0.99 * logits.softmax(-1) + 0.01 / logits.shape[-1]
-    sample = one_hot((mixed.log() + gumbel(noise)).argmax(-1), logits.shape[-1])
-    return sample + mixed - mixed.detach()
+    return one_hot(Categorical(mixed.log()).sample(noise), logits.shape[-1]) + mixed - mixed.detach()
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
@@ -111,20 +104,15 @@ class DreamerV3(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         features, _ = self.encoder(step["obs"], {}, None)
-        state, _, _ = self.see(carry, step, features, self.ctx.rand(*carry["stoch"].shape))
-        logits: Tensor = self.actor(self.join(state))
-        if mode != "greedy":
-            logits = logits * (mode == "explore") + gumbel(self.ctx.rand(*logits.shape))
-        return {"action": logits.argmax(-1)}, state
+        state, _, _ = self.see(carry, step, features, self.ctx.rand(len(features), self.cfg.stoch, 1))
+        policy = Categorical(self.actor(self.join(state)) * (mode != "random"))
+        action = policy.mode() if mode == "greedy" else policy.sample(self.ctx.rand(len(features), 1))
+        return {"action": action}, state
 
     def prepare(self, batch: Batch) -> Batch:
         """Noise for every row and every imagined step; every row, a final observation too, carries a loss."""
         cfg, (rows, columns) = self.cfg, batch["valid"].shape
-        shapes = {
-            "see": (cfg.stoch, cfg.classes),
-            "dream": (cfg.horizon, cfg.stoch, cfg.classes),
-            "choose": (cfg.horizon, self.actions),
-        }
+        shapes = {"see": (cfg.stoch, 1), "dream": (cfg.horizon, cfg.stoch, 1), "choose": (cfg.horizon, 1)}
         noise = {name: self.ctx.rand(columns, rows, *shape).transpose(0, 1) for name, shape in shapes.items()}
         over = batch["terminated"].roll(1, 0) & ~batch["is_first"]
         over[0] = False  # a window never begins with a final observation
@@ -165,7 +153,7 @@ class DreamerV3(Algorithm):
         cfg, xs, actions = self.cfg, [self.join(state)], list[Tensor]()
         with torch.no_grad():
             for h in range(cfg.horizon):
-                actions.append((self.actor(xs[-1]) + gumbel(noise["choose"][:, h])).argmax(-1))
+                actions.append(Categorical(self.actor(xs[-1])).sample(noise["choose"][:, h]))
                 deter, prior = self.dream(state, actions[-1])
                 state = {"deter": deter, "stoch": draw(prior, noise["dream"][:, h])}
                 xs.append(self.join(state))
@@ -178,12 +166,10 @@ class DreamerV3(Algorithm):
                 returns[:, h] = reward[:, h + 1] + discount[:, h + 1] * mixed
             returns, weight = returns[:, :-1], discount[:, :-1].cumprod(1) / cfg.gamma
             advantage = (returns - value[:, :-1]) / self.spread.clamp(min=1.0)
-        logp: Tensor = self.actor(x[:, :-1]).log_softmax(-1)
-        chosen = logp.gather(-1, torch.stack(actions, 1)[..., None]).squeeze(-1)
-        entropy = -(logp.exp() * logp).sum(-1)
+        policy = Categorical(self.actor(x[:, :-1]))
         guess, slow = self.critic(x[:, :-1]).squeeze(-1), self.slow(x[:, :-1]).squeeze(-1).detach()
         critic = (guess - symlog(returns)).square() + (guess - slow).square()
-        actor = -(chosen * advantage + cfg.entropy * entropy)
+        actor = -(policy.logp(torch.stack(actions, 1)) * advantage + cfg.entropy * policy.entropy())
         return {"actor": (weight * actor).mean(1), "critic": (weight * critic).mean(1)}, returns
 
     def optimizers(self) -> dict[str, Optim]:
@@ -191,7 +177,7 @@ class DreamerV3(Algorithm):
         return {"all": Optim(torch.optim.Adam(trained, lr=self.cfg.lr), grad_clip=1000.0)}
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        returns = cast(Gathers, learner).gather(losses.feedback.pop("returns").flatten())
+        returns = learner.gather(losses.feedback.pop("returns").flatten())
         low, high = torch.quantile(returns, returns.new_tensor([0.05, 0.95])).unbind()
         self.spread.lerp_(high - low, 0.01)
         for slow, p in zip(self.slow.parameters(), self.critic.parameters(), strict=True):

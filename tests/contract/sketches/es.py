@@ -1,20 +1,20 @@
 # pyright: strict
 """Evolution Strategies as a Scalable Alternative to Reinforcement Learning, Salimans et al. 2017 (arXiv:1703.03864).
 
-Loop ``population``: every rank asks for the same candidates, plays its share, and tells all results.
+Loop ``population``: every rank asks for the same candidates, plays its share, and updates from all results.
 A candidate is a seed and a sign; the noise is made from it wherever it is needed, and never travels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim, Source
+from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim, Run
 from rlplug.settings import PositiveFloat, PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
@@ -28,18 +28,6 @@ class Population(Protocol):
 
     def weights(self, candidate: Batch) -> Weights:
         """On the actor: the weights that one candidate (0-d leaves) plays with."""
-        ...
-
-    def tell(self, candidates: Batch, results: Batch, learner: Learner) -> Losses:
-        """Learn from what ``package`` made of this rank's episodes, leaves ``[B]``; ``candidate [B]`` says whose."""
-        ...
-
-
-class Gathers(Learner, Protocol):
-    """Candidate for ``api.Learner``."""
-
-    def gather(self, x: Tensor) -> Tensor:
-        """The rows of all ranks, in the order of the ranks: ``[n, ...] -> [sum of n, ...]``."""
         ...
 
 
@@ -63,16 +51,16 @@ class ES(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if not isinstance(spec.sole.action, Discrete):
             raise ConfigError("algo.name", "this es needs discrete actions")
-        return Needs(episodes=True, keys=("return", "length", "candidate"))
+        return Needs(episodes=True, keys=("return", "length", "seed", "sign"))
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         features, carry = self.torso(step["obs"], carry, step["is_first"])
         return {"action": self.head(features).argmax(-1)}, carry
 
     def package(self, data: Batch) -> Batch:
-        """Of whole episodes ``[L+1, B]`` two numbers each leave the actor."""
-        valid = data["valid"]
-        return {"return": (data["reward"] * valid).sum(0), "length": valid.sum(0), "candidate": data["candidate"]}
+        """Of whole episodes ``[L+1, B]`` four numbers each leave the actor, ``[B]``."""
+        valid, candidate = data["valid"], data["task"]
+        return {"return": (data["reward"] * valid).sum(0), "length": valid.sum(0)} | candidate
 
     def noise(self, seed: int) -> Weights:
         """Standard normal, in the shape of the parameters; a function of the seed alone."""
@@ -87,15 +75,13 @@ class ES(Algorithm):
         noise, scale = self.noise(int(candidate["seed"])), self.cfg.sigma * candidate["sign"]
         return {name: p.detach() + scale * noise[name] for name, p in self.named_parameters()}
 
-    def tell(self, candidates: Batch, results: Batch, learner: Learner) -> Losses:
-        everybody = cast(Gathers, learner)
-        who, returns = everybody.gather(results["candidate"]), everybody.gather(results["return"])
-        fitness = centred_ranks(returns)
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        seeds, signs, returns = (learner.gather(batch[key]) for key in ("seed", "sign", "return"))
+        steps = signs * centred_ranks(returns) / (len(returns) * self.cfg.sigma)
         grads = {name: self.cfg.weight_decay * p.detach() for name, p in self.named_parameters()}
-        scale = 1 / (len(who) * self.cfg.sigma)
-        for i, u in zip(who, fitness, strict=True):
-            for name, eps in self.noise(int(candidates["seed"][i])).items():
-                grads[name] -= scale * u * candidates["sign"][i] * eps
+        for seed, step in zip(seeds.tolist(), steps, strict=True):
+            for name, eps in self.noise(seed).items():
+                grads[name] -= step * eps
         learner.apply(grads, self)
         return Losses({}, {"return": returns.mean()})
 
@@ -108,12 +94,10 @@ def centred_ranks(x: Tensor) -> Tensor:
     return x.argsort().argsort().float() / (len(x) - 1) - 0.5
 
 
-def generation(algorithm: ES, source: Source, learner: Learner, rows: int) -> Losses:
-    """One step of the loop ``population``."""
-    candidates = algorithm.ask()
-    results = [*source.collect(rows, tasks={"candidate": candidates})]  # the actor calls ``algorithm.weights``
-    whole: Batch = {key: torch.cat([r[key] for r in results]) for key in results[0]}
-    return algorithm.tell(candidates, whole, learner)
+def generation(run: Run, algorithm: ES, rows: int) -> Losses:
+    """One step of the loop ``population``; an actor calls ``algorithm.weights`` for each of its tasks."""
+    results = [*run.source.collect(rows, tasks=algorithm.ask())]
+    return run.update({key: torch.cat([r[key] for r in results]) for key in results[0]})
 
 
 PROTOCOLS: Sequence[type[Population]] = (ES,)  # pyright checks that ES is one

@@ -15,6 +15,9 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.functional.policy_gradient import clipped_surrogate
+from rlplug.functional.returns import gae
+from rlplug.nn.distributions import Categorical
 from rlplug.settings import PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Group, Mode, map_leaves
 
@@ -52,53 +55,51 @@ class PPO(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if not isinstance(spec.sole.action, Discrete):
             raise ConfigError("algo.name", "this ppo needs discrete actions")
-        return Needs(keys=("obs", "action", "logp", "value", "reward", "terminated", "truncated"))
+        return Needs(keys=("obs", "action", "logp"))
 
-    def evaluate(self, obs: Any) -> tuple[Tensor, Tensor]:
+    def evaluate(self, obs: Any) -> tuple[Categorical, Tensor]:
         features, _ = self.torso(obs, {}, None)
-        logits: Tensor = self.policy(features)
-        return logits.log_softmax(-1), self.value(features).squeeze(-1)
+        return Categorical(self.policy(features)), self.value(features).squeeze(-1)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        logp, value = self.evaluate(step["obs"])
-        scores = logp if mode == "greedy" else logp - (-self.ctx.rand(*logp.shape).clamp(1e-9, 1 - 1e-7).log()).log()
-        action = scores.argmax(-1)  # Gumbel's trick draws from the policy
-        return {"action": action, "logp": logp.gather(-1, action[:, None]).squeeze(-1), "value": value}, carry
+        policy, _ = self.evaluate(step["obs"])
+        action = policy.mode() if mode == "greedy" else policy.sample(self.ctx.rand(len(step["is_first"]), 1))
+        return {"action": action, "logp": policy.logp(action)}, carry
 
     def prepare(self, batch: Batch) -> Batch:
-        cfg, value = self.cfg, batch["value"]
-        advantage = torch.zeros_like(value)
-        for t in reversed(range(len(value) - 1)):
-            delta = batch["reward"][t] + cfg.gamma * value[t + 1] * ~batch["terminated"][t] - value[t]
-            over = batch["terminated"][t] | batch["truncated"][t]
-            advantage[t] = (delta + cfg.gamma * cfg.lambda_ * advantage[t + 1] * ~over) * batch["valid"][t]
-        return batch | {"advantage": advantage, "ret": advantage + value}
+        _, value = self.evaluate(batch["obs"])
+        advantage, ret = gae(
+            batch["reward"], value, batch["terminated"], batch["valid"], self.cfg.gamma, self.cfg.lambda_
+        )
+        return batch | {"advantage": advantage, "ret": ret}
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         losses = Losses({})
         for _ in range(self.cfg.epochs):
             for rows in learner.minibatches(batch, self.cfg.minibatch, "row"):
-                a, where = rows["advantage"], rows.get("valid")
-                scaled = (a - learner.reduce(a, "mean", where)) / (learner.reduce(a, "std", where) + 1e-8)
-                losses = learner.minimise(rows | {"advantage": scaled}, self)
+                a = rows["advantage"]
+                rows["advantage"] = (a - learner.reduce(a, "mean")) / (learner.reduce(a, "std") + 1e-8)
+                losses = learner.minimise(rows, self)
             if not losses.terms or losses.metrics["kl"] > self.cfg.target_kl:
                 break  # nobody has rows, or the global mean says enough: every rank stops here
         return losses
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        logp, value = self.evaluate(batch["obs"])
-        log_ratio = logp.gather(-1, batch["action"][:, None]).squeeze(-1) - batch["logp"]
-        ratio, a = log_ratio.exp(), batch["advantage"]
-        policy = -torch.minimum(ratio * a, ratio.clamp(1 - self.cfg.clip, 1 + self.cfg.clip) * a)
-        kl = (ratio - 1 - log_ratio).detach()
-        return Losses({"policy": policy, "value": 0.5 * (value - batch["ret"]).square()}, {"kl": kl})
+        policy, value = self.evaluate(batch["obs"])
+        log_ratio = policy.logp(batch["action"]) - batch["logp"]
+        ratio = log_ratio.exp()
+        terms = {
+            "policy": -clipped_surrogate(ratio, batch["advantage"], self.cfg.clip),
+            "value": 0.5 * (value - batch["ret"]).square(),
+        }
+        return Losses(terms, {"kl": (ratio - 1 - log_ratio).detach()})
 
     def optimizers(self) -> dict[str, Optim]:
         return {"ppo": Optim(torch.optim.Adam(self.parameters(), lr=self.cfg.lr), grad_clip=0.5)}
 
 
 SHARED = {"is_first", "valid", "truncated", "env_id", "version", "index", "prob", "state", "task"}
-"""Candidate for the table of keys: those that have no agent axis."""
+"""The keys that have no agent axis; see ``rlplug.types``."""
 
 
 def view(batch: Batch, agent: int, axis: int) -> Batch:

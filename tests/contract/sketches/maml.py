@@ -14,7 +14,8 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType, reportPrivateImportUsage]
 
-from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Source
+from rlplug.api import Algorithm, Context, Losses, Needs, Optim, Run
+from rlplug.nn.distributions import Categorical
 from rlplug.settings import PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights, map_leaves
 
@@ -57,10 +58,10 @@ class MAML(Algorithm):
         return functional_call(self.policy, weights, (obs,))
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        logits: Tensor = self.policy(step["obs"])
-        if mode != "greedy":
-            logits = logits - (-self.ctx.rand(*logits.shape).clamp(1e-9, 1 - 1e-7).log()).log()
-        return {"action": logits.argmax(-1)}, carry
+        policy = Categorical(self.policy(step["obs"]))
+        return {
+            "action": policy.mode() if mode == "greedy" else policy.sample(self.ctx.rand(len(policy.params), 1))
+        }, carry
 
     def prepare(self, batch: Batch) -> Batch:
         """``{"pre", "post"}`` with leaves ``[K, T+1, M]``. A row of the whole is a task: ``valid [K]``."""
@@ -82,7 +83,7 @@ class MAML(Algorithm):
 
     def surrogate(self, weights: Weights, rows: Batch) -> Tensor:
         """0-d: the mean over one task's valid rows."""
-        logp = self.logits(weights, rows["obs"]).log_softmax(-1).gather(-1, rows["action"].unsqueeze(-1)).squeeze(-1)
+        logp = Categorical(self.logits(weights, rows["obs"])).logp(rows["action"])
         keep = rows["valid"].to(logp.dtype)
         return -(logp * rows["advantage"] * keep).sum() / keep.sum().clamp(min=1)
 
@@ -110,16 +111,14 @@ class MAML(Algorithm):
         return {"policy": Optim(torch.optim.Adam(self.policy.parameters(), lr=self.cfg.lr))}
 
 
-def iteration(algorithm: MAML, source: Source, learner: Learner, tasks: Sequence[Any], rows: int) -> Losses:
+def iteration(run: Run, algorithm: MAML, tasks: Sequence[Any], rows: int) -> Losses:
     """One step of the loop ``meta``: a segment for each task, before and after the adaptation."""
     weights: Weights = {name: w.detach() for name, w in algorithm.policy.named_parameters(prefix="policy")}
     names = [str(k) for k in range(len(tasks))]
-    pre = [*source.collect(rows, dict.fromkeys(names, weights), tasks)]
+    pre = [*run.source.collect(rows, dict.fromkeys(names, weights), tasks)]
     adapted = {name: algorithm.adapt(weights, segment) for name, segment in zip(names, pre, strict=True)}
-    post = [*source.collect(rows, adapted, tasks)]
-    with torch.no_grad():
-        batch = algorithm.prepare({"pre": stacked(pre), "post": stacked(post)})
-    return algorithm.update(batch, learner)
+    post = [*run.source.collect(rows, adapted, tasks)]
+    return run.update({"pre": stacked(pre), "post": stacked(post)})
 
 
 def stacked(segments: Sequence[Batch]) -> Batch:
