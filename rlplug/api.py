@@ -435,7 +435,7 @@ class Run(Protocol):
 
     @property
     def done(self) -> bool:
-        """The run has its steps, or was asked to stop."""
+        """The run has its steps, to less than one of every environment, or was asked to stop."""
         ...
 
     def collect(self, mode: Mode = "explore") -> None:

@@ -11,10 +11,12 @@ component's YAML, where a person reads them. Validation is pydantic's.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, TypeAlias, TypeVar, dataclass_transform
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
 __all__ = [
     "NonNegativeFloat",
@@ -33,7 +35,16 @@ C = TypeVar("C", bound=type[Any])
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
 """A float in [0, 1]."""
 
-Scheduled: TypeAlias = T | list[tuple[NonNegativeInt, T]]
+
+def _in_order(points: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    if not points or any(later < earlier for (earlier, _), (later, _) in pairwise(points)):
+        raise PydanticCustomError("schedule", "points whose steps do not fall, as in [[0, 1.0], [1000, 0.5]]")
+    return points
+
+
+Points: TypeAlias = Annotated[list[tuple[NonNegativeInt, T]], AfterValidator(_in_order)]
+
+Scheduled: TypeAlias = T | Points[T]
 """A number, or ``[[env_step, value], ...]``: linear in between, constant before and after."""
 
 

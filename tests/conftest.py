@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # everything here is about the processor, on every machine
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -67,5 +67,7 @@ def _bounds(bound: Any, name: str) -> bool:
 
 def _is_schedule(annotation: Any) -> bool:
     """``[[env_step, value], ...]``, the second form of ``Scheduled``."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     (item,) = get_args(annotation) if get_origin(annotation) is list else (None,)
     return get_origin(item) is tuple

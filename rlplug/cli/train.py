@@ -43,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         except SystemExit as end:  # after --help, or from `job`
             return int(end.code or 0)
         except Exception as error:
+            if isinstance(error, OSError) and error.filename and _from_hydra(error, ("pathlib", "os")):
+                raise ConfigError("hydra.run.dir", f"{error.filename} cannot be made: {error.strerror}") from None
             if _from_hydra(error):
                 raise explain(error, arguments) from None
             raise
@@ -84,6 +86,9 @@ def job(config: DictConfig) -> float:
     except ConfigError as error:
         _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
         raise SystemExit(refuse(error)) from None  # no Exception: Hydra would report it in its own way
+    except KeyboardInterrupt:
+        _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
+        raise
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
@@ -116,11 +121,11 @@ def _remove_empty(folder: Path, sweep: Path) -> None:
             empty.rmdir()
 
 
-def _from_hydra(error: Exception) -> bool:
+def _from_hydra(error: Exception, modules: tuple[str, ...] = ("hydra.", "omegaconf.", "yaml.")) -> bool:
     """Did Hydra refuse the command line? Not so when the error comes from inside a job."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     thrower = frames[-1].f_globals.get("__name__", "")
-    return thrower.startswith(("hydra.", "omegaconf.", "yaml.")) and job.__code__ not in [f.f_code for f in frames]
+    return thrower.startswith(modules) and job.__code__ not in [f.f_code for f in frames]
 
 
 @contextmanager

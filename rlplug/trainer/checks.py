@@ -24,6 +24,10 @@ def cross(config: RunConfig, spec: EnvSpec) -> None:
             "buffer",
             f"{config.buffer.name} gives the last round only, but {algo} learns from samples of a replay; leave it out",
         )
+    if needs.episodes or needs.carry_every or needs.burn_in:
+        raise ConfigError(
+            "algo", f"{algo} needs whole episodes or stored recurrent states, which nothing here keeps yet"
+        )
     for name, chosen in config.exploration.items():
         if chosen.cls.perturb is not Exploration.perturb and not needs.perturbed:
             raise ConfigError(

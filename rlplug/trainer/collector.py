@@ -92,15 +92,24 @@ class InProcess:
         self.noise = {name: extra.initial_carry(n) for name, extra in self.exploration.items()}
 
     def example(self) -> Batch:
-        """One row ``[B, ...]`` as it will be stored, learnt by asking environment and algorithm once."""
+        """One row ``[B, ...]`` as it will be stored, learnt by asking environment and algorithm once.
+
+        Raises:
+            ValueError: the algorithm needs a key that neither it nor the environment gives.
+        """
         if not self._open:
             self.begin()
         with torch.inference_mode(), self.ctx.acting(self.scope):
-            store = self._allocate(1, 2)
-        return take(dict(self._kept(store.tensors)), 0)
+            rows = self._kept(self.algorithm.package(self._allocate(2).tensors))
+        missing = [key for key in self.keys if key not in rows and key != "mask"]
+        if missing:
+            raise ValueError(
+                f"{type(self.algorithm).__name__}.needs names keys that nobody gives: {', '.join(missing)}"
+            )
+        return take(rows, 0)
 
-    def _kept(self, tensors: Batch) -> Iterator[tuple[str, Any]]:
-        return ((key, leaf) for key, leaf in tensors.items() if key in self.keys or key in CORE)
+    def _kept(self, rows: Batch) -> Batch:
+        return {key: leaf for key, leaf in rows.items() if key in self.keys or key in CORE}
 
     def collect(
         self,
@@ -116,10 +125,10 @@ class InProcess:
             self.begin(tasks)
         with torch.inference_mode(), self.ctx.acting(self.scope):
             segment = self._collect(rows, mode, stop)
-        yield dict(self._kept(self.algorithm.package(segment) if mode == "explore" else segment))
+        yield self._kept(segment if mode == "greedy" else self.algorithm.package(segment))
 
     def _collect(self, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
-        store = self._rows.get(rows) or self._allocate(rows, rows + 1)
+        store = self._rows.get(rows) or self._rows.setdefault(rows, self._allocate(rows + 1))
         tensors, arrays = store.tensors, store.arrays
         put(arrays, 0, self._open)
         seen = [(key, tensors[key]) for key in self._seen]
@@ -171,9 +180,9 @@ class InProcess:
                 out, self.noise[name] = extra.perturb(out, step, self.noise[name])
         return out
 
-    def _allocate(self, rows: int, length: int) -> Rows:
-        """Memory for segments of ``rows`` transitions; what the algorithm says of a row is learnt by asking it once."""
-        store = self._rows[rows] = Rows()
+    def _allocate(self, length: int) -> Rows:
+        """Memory for ``length`` rows; what the algorithm says of a row is learnt by asking it once."""
+        store = Rows()
         n = self.columns
         store.allocate(self._open | {key: np.zeros(n, dtype) for key, dtype in CORE.items()}, length)
         before = {role: g.get_state() for role, g in self.ctx.generators.items()}
@@ -220,7 +229,7 @@ class Ragged(InProcess):
         self._fresh, self._beyond = state["fresh"], state["beyond"]
 
     def _collect(self, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
-        store = self._rows.get(rows) or self._allocate(rows, rows + 2)
+        store = self._rows.get(rows) or self._rows.setdefault(rows, self._allocate(rows + 2))
         tensors, arrays = store.tensors, store.arrays
         observed = [key for key in self._seen if key not in (*self.memory, "is_first")]
         every = np.arange(self.columns)

@@ -156,5 +156,9 @@ class RunContext(Context):
         if self.role == "learner":
             everybody = draw((mine * self.world_size, *rest), generator=source, device=self.device)
             return everybody[self.rank * mine : (self.rank + 1) * mine]
+        if mine != len(self.env_ids):
+            raise ValueError(
+                f"noise for {mine} rows, but {len(self.env_ids)} environments are acted for; see rows=False"
+            )
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]

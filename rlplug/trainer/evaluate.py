@@ -12,6 +12,7 @@ from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.metrics import Episodes
 
 MOST_COLUMNS = 32
+LONGEST = 27_000  # steps after which an episode is counted as it stands: 30 minutes of Atari, as is usual there
 EVALUATION = 2  # tells evaluation's seeds from training's
 
 
@@ -31,25 +32,33 @@ class Evaluator:
         self.make, self.algorithm, self.ctx, self.chunk = make, algorithm, ctx, chunk
         self.env: VecEnv | None = None
 
-    def __call__(self, number: int) -> dict[str, float]:
-        """Mean and standard deviation of return and length; ``number`` chooses the episodes' seeds."""
+    def __call__(self, number: int, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Mean and standard deviation of the returns, and the mean length.
+
+        Args:
+            number: chooses the episodes' seeds.
+            stop: asked now and then.
+
+        Raises:
+            KeyboardInterrupt: ``stop`` said so.
+        """
         if self.env is None:
             self.env = self.make(self.scope)
-        seeds = [
-            int(s) for s in np.random.SeedSequence([self.ctx.seed, EVALUATION, number]).generate_state(len(self.quota))
-        ]
+        entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
+        seeds = [int(seed) for seed in entropy.generate_state(len(self.quota))]
         source = collector(self.env, self.algorithm, self.ctx, self.scope, seeds, keys=())
         counted, left = Episodes(len(self.quota)), self.quota.copy()
-        returns: list[float] = []
-        lengths: list[int] = []
+        played: list[tuple[float, int]] = []
         while left.any():
+            if stop():
+                raise KeyboardInterrupt
             for segment in source.collect(self.chunk, mode="greedy"):
                 counted.add(segment)
-            for episode_return, length, column in counted.drain():
+            for episode_return, length, column in counted.drain(LONGEST):
                 if left[column]:
                     left[column] -= 1
-                    returns.append(episode_return)
-                    lengths.append(length)
+                    played.append((episode_return, length))
+        returns, lengths = zip(*played, strict=True)
         return {
             "eval/return_mean": float(np.mean(returns)),
             "eval/return_std": float(np.std(returns)),

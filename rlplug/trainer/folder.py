@@ -16,6 +16,7 @@ import yaml
 
 from rlplug import registry
 from rlplug.config import Chosen, RunConfig
+from rlplug.types import ConfigError
 
 if TYPE_CHECKING:
     from rlplug.trainer.trainer import Trainer
@@ -24,9 +25,18 @@ LIBRARIES = ("rlplug", "torch", "lightning", "gymnasium", "numpy", "hydra-core",
 
 
 def create(trainer: Trainer, command: Sequence[str]) -> None:
-    """Write ``config.yaml`` and ``manifest.json``."""
+    """Write ``config.yaml`` and ``manifest.json``.
+
+    Raises:
+        ConfigError: the folder cannot be made, or holds a run already.
+    """
     folder = trainer.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "manifest.json").exists():
+        raise ConfigError("hydra.run.dir", f"{folder} holds a run already; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("hydra.run.dir", f"{folder} cannot be made: {error.strerror}") from None
     write_text(folder / "config.yaml", yaml.safe_dump(trainer.config.raw, sort_keys=False))
     plan = trainer.plan
     write_json(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +33,26 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float
         KeyboardInterrupt: the run was stopped by Ctrl-C, and its folder says so.
     """
     trainer = build(config, folder)
-    loggers = [chosen.build(trainer.ctx) for chosen in config.logger.values()]
-    run_folder.create(trainer, command)
-    for logger in loggers:
-        trainer.hooks.register(logger)
-    trainer.hooks.check_pending()
-    status = "failed"
-    try:
-        with _stop_on_signal(trainer):
-            trainer.run()
-        status = "interrupted" if trainer.stopping else "finished"
-    finally:
-        trainer.close()
-        summary = trainer.summary(status)
-        run_folder.write_json(folder / "summary.json", summary)
-        trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
-    if trainer.stopping:
-        raise KeyboardInterrupt
+    with closing(trainer):
+        loggers = [chosen.build(trainer.ctx) for chosen in config.logger.values()]
+        run_folder.create(trainer, command)
+        for logger in loggers:
+            trainer.hooks.register(logger)
+        trainer.hooks.check_pending()
+        status = "failed"
+        try:
+            with _stop_on_signal(trainer):
+                trainer.run()
+            if trainer.stopping:
+                raise KeyboardInterrupt
+            status = "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            summary = trainer.summary(status)
+            run_folder.write_json(folder / "summary.json", summary)
+            trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
     return trainer.evaluation["eval/return_mean"]
 
 
@@ -59,11 +62,8 @@ def check(config: RunConfig) -> str:
     Raises:
         ConfigError: the run could not start.
     """
-    trainer = build(config, Path())
-    try:
+    with closing(build(config, Path())) as trainer:
         return describe(trainer)
-    finally:
-        trainer.close()
 
 
 def build(config: RunConfig, folder: Path) -> Trainer:
@@ -83,7 +83,11 @@ def build(config: RunConfig, folder: Path) -> Trainer:
     )
     fabric.launch()
     trainer = Trainer(config, folder, plan, fabric, spec, loop)
-    checks.sizes(trainer)
+    try:
+        checks.sizes(trainer)
+    except BaseException:
+        trainer.close()
+        raise
     return trainer
 
 

@@ -128,6 +128,8 @@ class FabricLearner:
     def minimise(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
         mine = self.parts(who)
         due = tuple(name for name in (mine if parts is None else parts) if mine[name].due())
+        if not due:
+            return Losses({})
         losses = self._backward(batch, who, due)
         self._step(mine, due)
         who.after_step(due, losses, self)
@@ -189,11 +191,11 @@ class FabricLearner:
         graph = self._graphs.get((id(who), due))
         if graph is None:
 
-            def whole_step(batch: Batch) -> tuple[Losses, Sequence[Tensor | None]]:
+            def forward_and_backward(batch: Batch) -> tuple[Losses, Sequence[Tensor | None]]:
                 losses, _, total = self._forward(batch, who, due)
                 return losses, torch.autograd.grad(total, params, allow_unused=True)
 
-            graph = self._graphs[id(who), due] = torch.compile(whole_step, fullgraph=True, dynamic=False)
+            graph = self._graphs[id(who), due] = torch.compile(forward_and_backward, fullgraph=True, dynamic=False)
         try:
             with torch._dynamo.config.patch(trace_autograd_ops=True):
                 losses, gradients = graph(batch)
@@ -229,6 +231,8 @@ class FabricLearner:
             if x.ndim == 0:
                 return x if self.whole else x * count
             if weight is None:
+                if rows is None or x.shape != rows.shape:
+                    raise ValueError(f"{type(who).__name__}: a term of shape {[*x.shape]} beside another's rows")
                 return x.mean() if self.whole else x.sum()
             w = weight if x.shape == weight.shape else weight[: len(x)]
             if x.shape != w.shape:

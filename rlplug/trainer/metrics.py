@@ -44,8 +44,15 @@ class Episodes:
         self._return, self._length = returns[-1] - base_return, lengths[-1] - base_length
         return int(valid.sum())
 
-    def drain(self) -> list[tuple[float, int, int]]:
-        """(return, length, column) of the episodes that ended since the last call, in time order."""
+    def drain(self, longest: int | None = None) -> list[tuple[float, int, int]]:
+        """(return, length, column) of the episodes that ended since the last call, in time order.
+
+        Args:
+            longest: episodes that go on for so many steps count as they stand.
+        """
+        for b in np.flatnonzero(self._length >= longest) if longest else ():
+            self._finished.append((float(self._return[b]), int(self._length[b]), int(b)))
+            self._return[b], self._length[b] = 0.0, 0
         finished, self._finished = self._finished, []
         return finished
 

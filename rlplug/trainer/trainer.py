@@ -80,6 +80,7 @@ class Trainer(Run):
         self.episodes = Episodes(len(scope.env_ids))
         self.means = Means()
         self.evaluation: dict[str, float] = {}
+        self.evaluated_at: int | None = None
         self._logged_at = self._evaluated_at = 0
         self._logged_wall, self._logged_steps, self._logged_updates = self.clock.wall(), 0, 0
 
@@ -94,21 +95,27 @@ class Trainer(Run):
         return self.loop.rows * self.config.num_envs
 
     @property
+    def _rows_left(self) -> int:
+        """Rows of every environment until ``total_steps``, which is never exceeded."""
+        return (self.config.total_steps - self.progress.env_steps) // self.config.num_envs
+
+    @property
     def done(self) -> bool:
-        """The next round would exceed ``total_steps``, or the run was asked to stop."""
-        return self.stopping or self.progress.env_steps + self.round_steps > self.config.total_steps
+        return self.stopping or self._rows_left <= 0
 
     def collect(self, mode: Mode = "explore") -> None:
         self._report()
+        rows = min(self.loop.rows, self._rows_left)
         with self.clock.phase("collect"):
-            for segment in self.source.collect(self.loop.rows, mode=mode):
-                self._receive(segment)
+            for segment in self.source.collect(rows, mode=mode):
+                self._receive(segment, whole=rows == self.loop.rows)
 
-    def _receive(self, segment: Batch) -> None:
+    def _receive(self, segment: Batch, whole: bool) -> None:
         self.algorithm.observe(segment, self.learner)
         for extra in self.exploration.values():
             extra.observe(segment, self.learner)
-        self.buffer.add(segment)
+        if whole or self.buffer.stale:  # the few rows of a last, short rollout would make a poor gradient
+            self.buffer.add(segment)
         self.progress.env_steps += self.episodes.add(segment)
         self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
@@ -157,15 +164,20 @@ class Trainer(Run):
     def evaluate(self) -> dict[str, float]:
         """Play the evaluation's episodes and report them."""
         with self.clock.phase("evaluate"):
-            self.evaluation = self.evaluator(self.progress.env_steps)
+            self.evaluation = self.evaluator(self.progress.env_steps, stop=lambda: self.stopping)
+            self.evaluated_at = self.progress.env_steps
         self.hooks.hook.rlplug_evaluated(run=self, metrics=self.evaluation)
         self.hooks.hook.rlplug_logged(run=self, metrics=self.evaluation, step=self.progress.env_steps)
         return self.evaluation
 
     # ---- the whole run --------------------------------------------------------------------------------------------
 
-    def run(self) -> dict[str, float]:
-        """Start, drive the loop to its end, evaluate. Returns the final evaluation."""
+    def run(self) -> None:
+        """Start, drive the loop to its end, evaluate.
+
+        Raises:
+            KeyboardInterrupt: the run was asked to stop during an evaluation, or twice.
+        """
         self.hooks.hook.rlplug_started(run=self)
         self.startup_s = self.clock.wall()
         self.loop.run(self)
@@ -173,7 +185,6 @@ class Trainer(Run):
             self.log()
         if not self.stopping:
             self.evaluate()
-        return self.evaluation
 
     def close(self) -> None:
         self.source.close()
@@ -185,6 +196,7 @@ class Trainer(Run):
         return {
             "status": status,
             **self.evaluation,
+            "eval/env_steps": self.evaluated_at,
             "env_steps": self.progress.env_steps,
             "updates": self.progress.updates,
             "episodes": self.progress.episodes,

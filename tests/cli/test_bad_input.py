@@ -82,8 +82,11 @@ BAD = {
     "algo.sgd_minibatch_size=2000": "algo.sgd_minibatch_size: 2000 is more than a rollout's 1024 rows",
     "algo=sac env=pendulum buffer.capacity=1e12": "buffer.capacity: the buffer would need ",
     "algo=sac env=pendulum buffer.capacity=1": "buffer.capacity: 1 keeps 1 rows of each of the 1 environments",
+    "algo.lr=[]": "algo.lr: ",
+    "algo.lr=[[1000,0.1],[0,0.2]]": "algo.lr: ",
     # the machine
-    "hardware=1gpu hardware.devices=1000": "hardware: needs 1000 CUDA device(s), but ",
+    "hydra.run.dir=/proc/nope": "hydra.run.dir: /proc/nope cannot be made: ",
+    "hardware=1gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
     "'logger=[wandb]' logger.wandb.mode=online": "logger.wandb.mode: ",
     # environments
     "env=gymnasium env.id=Cartpole-v1": "env.id: ",

@@ -49,7 +49,7 @@ def test_the_options_of_a_component(capsys: pytest.CaptureFixture[str]):
 
 def test_a_yaml_of_another_name_gives_the_defaults(capsys: pytest.CaptureFixture[str]):
     assert main(["plugins", "hardware", "gpu"]) == 0
-    assert any(line.split()[:3] == ["devices", "int", "1"] for line in capsys.readouterr().out.splitlines())
+    assert any(line.split()[:3] == ["threads", "int", "1"] for line in capsys.readouterr().out.splitlines())
 
 
 def test_listing_imports_no_torch(tmp_path: Path):

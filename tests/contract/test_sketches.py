@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlplug.plugins.algo.ppo import PPO
 from rlplug.types import ConfigError, EnvSpec, Group, map_leaves
 from tests.contract import worlds
 from tests.contract.sketches import alphazero, dreamerv3, es, independent, maml, qmix, r2d2
@@ -20,6 +21,25 @@ SOLO = EnvSpec({"agent": Group(worlds.box(3), spaces.Discrete(2))})
 TEAM = EnvSpec({"team": Group(worlds.box(3), spaces.Discrete(2), ("a", "b", "c"))}, {"state": worlds.box(5)})
 R2D2 = {"gamma": 0.9, "n_step": 3, "sequence": 6, "stride": 3, "burn_in": 2, "beta": 0.6, "eta": 0.9, "lr": 1e-3}
 DREAMER = {"deter": 6, "stoch": 2, "classes": 3, "horizon": 4, "gamma": 0.99, "lambda_": 0.95}
+CHILD = {
+    "gamma": 0.9,
+    "lambda_": 0.9,
+    "lr": 1e-2,
+    "sgd_minibatch_size": 8,
+    "num_sgd_iter": 2,
+    "clip_param": 0.2,
+    "vf_loss_coeff": 0.5,
+    "vf_clip_param": None,
+    "vf_share_layers": True,
+    "entropy_coeff": 0.0,
+    "kl_coeff": 0.0,
+    "kl_target": 0.01,
+    "kl_stop": 1.0,
+    "normalize_advantage": True,
+    "grad_clip": 0.5,
+    "grad_clip_by": "global_norm",
+    "initial_log_std": 0.0,
+}
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------
@@ -218,9 +238,8 @@ def test_qmix_is_monotonic_and_acts_within_the_mask():
 
 
 def test_independent_children_update_themselves():
-    ctx = worlds.context(TEAM, worlds.Layer)
-    cfg = independent.PPO.Config(gamma=0.9, lambda_=0.9, clip=0.2, epochs=2, minibatch=8, target_kl=1.0, lr=1e-2)
-    both = independent.Independent.Config(algo=worlds.chosen(independent.PPO, cfg, "algo"))
+    ctx = worlds.context(TEAM, worlds.Layer, num_envs=4, rows=8)
+    both = independent.Independent.Config(algo=worlds.chosen(PPO, PPO.Config(**CHILD), "algo"))
     assert "alive" in independent.Independent.needs(both, TEAM).keys
     algorithm = independent.Independent(both, ctx)
     batch = {key: leaf for key, leaf in worlds.stream(9, 4).items() if not key.startswith("prev_")}
@@ -233,7 +252,7 @@ def test_independent_children_update_themselves():
         out, carry = algorithm.act(step, algorithm.initial_carry(4), "explore")
     assert out["action"].shape == out["logp"].shape == (4, 3)
     assert carry.keys() == {"a", "b", "c"}
-    batch |= {key: leaf.expand(9, 4, 3) for key, leaf in out.items() if key != "action"}
+    batch |= {key: leaf.expand(9, *leaf.shape) for key, leaf in out.items() if key != "action"}
     before = {key: leaf.clone() for key, leaf in algorithm.state_dict().items()}
     losses = worlds.learner(ctx, algorithm, batch, rollout=True).step()
     assert losses.terms.keys() == {"a/policy", "a/value", "c/policy", "c/value"}  # b had no rows

@@ -187,3 +187,23 @@ def test_minibatches_and_statistics_are_those_of_one_rank():
     assert sorted(chain.from_iterable(whole[: len(whole) // 2])) == expected
     for _, theirs in both:
         assert theirs == pytest.approx(numbers)
+
+
+def test_a_call_in_which_no_part_is_due_does_nothing():
+    who = Delayed()
+    learner = FabricLearner(one_rank(), context(), who, None)  # type: ignore[arg-type]
+    before = {k: v.clone() for k, v in who.state_dict().items()}
+    assert learner.minimise(flat_batch(), who, ["actor"]).terms == {}
+    assert all(torch.equal(v, before[k]) for k, v in who.state_dict().items())
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_terms_of_other_shapes_are_refused(valid):
+    class Wrong(NoisyActor):
+        def forward(self, batch, parts):
+            row = self.actor(batch["obs"])
+            return Losses({"actor": row.sum(-1), "critic": row})
+
+    batch = flat_batch() if valid else {k: v for k, v in flat_batch().items() if k != "valid"}
+    with pytest.raises(ValueError, match="Wrong"):
+        FabricLearner(one_rank(), context(), Wrong(), None).minimise(batch, Wrong())  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def test_metrics_stand_at_their_environment_steps(finished):
     assert all(float(row["episode/return"]) == float(row["episode/length"]) for row in logged)
     assert {"train/policy", "train/value", "train/kl", "time/collect", "time/update"} <= rows[0].keys()
     evaluated = [row for row in rows if row["eval/return_mean"]]
-    assert [int(row["step"]) // 900 for row in evaluated] == [1, 2, 3]
+    assert [int(row["step"]) // 900 for row in evaluated] == [1, 2, 3, 3]
     assert float(evaluated[-1]["eval/return_mean"]) == score
 
 
@@ -160,7 +160,9 @@ def test_replay_ratio_is_exact_and_counted_from_the_learning_start(tmp_path):
 
 
 def test_a_rollout_is_learnt_from_once(tmp_path):
-    assert [kind for kind, _ in tempo(["algo=ppo", "total_steps=2048"], tmp_path)] == ["collected", "updated"] * 2
+    kinds = [kind for kind, _ in tempo(["algo=ppo", "total_steps=2500"], tmp_path)]
+    assert kinds[:4] == ["collected", "updated"] * 2
+    assert set(kinds[4:]) == {"collected"}  # what is left is less than a round
 
 
 def test_schedules_follow_the_environment_steps(tmp_path):
@@ -231,3 +233,36 @@ def test_ctrl_c_ends_the_round_and_the_folder_says_so(tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["env_steps"] > 0
+
+
+def test_a_second_run_does_not_touch_the_first(tmp_path):
+    train(compose(["total_steps=1024", "logger=[]"]), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* holds a run already"):
+        train(compose(["total_steps=1024", "seed=1", "logger=[]"]), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_makes_its_steps_and_learns_from_whole_rollouts_only(tmp_path):
+    train(compose(["total_steps=3000", "logger=[]", "eval.every=0", "eval.episodes=1"]), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert 3000 - 8 < summary["env_steps"] <= 3000
+    assert summary["updates"] == 2
+    assert summary["eval/env_steps"] == summary["env_steps"]
+
+
+def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlplug.trainer.evaluate.LONGEST", 100)
+    endless = ["env=gymnasium", "env.id=Pendulum-v1", "env.max_episode_steps=100000", "total_steps=1024"]
+    trainer = build(compose([*endless, "logger=[]"]), tmp_path)
+    evaluated = Evaluator(trainer._make_env, trainer.algorithm, trainer.ctx, episodes=2)(0)
+    assert 100 <= evaluated["eval/length_mean"] < 200
+    with pytest.raises(KeyboardInterrupt):
+        trainer.evaluator(0, stop=lambda: True)
+
+
+def test_one_update_a_round_from_a_replay(tmp_path):
+    small = ["algo=sac", "env=pendulum", "model.hidden=[8]", "loop.rollout_fragment_length=10"]
+    warm = "loop.num_steps_sampled_before_learning_starts=20"
+    seen = tempo([*small, warm, "total_steps=50", "loop.replay_ratio=null"], tmp_path)
+    assert [kind for kind, _ in seen] == ["collected"] * 2 + ["collected", "updated"] * 3

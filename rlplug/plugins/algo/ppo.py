@@ -142,7 +142,7 @@ class PPO(Algorithm):
         return self._adapt(losses)
 
     def _adapt(self, losses: Losses) -> Losses:
-        if self.cfg.kl_coeff:
+        if self.cfg.kl_coeff and losses.metrics:
             self.kl_coeff.copy_(adapt_kl_coeff(self.kl_coeff, losses.metrics["kl"], self.cfg.kl_target))
             losses.metrics["kl_coeff"] = self.kl_coeff.clone()
         return losses

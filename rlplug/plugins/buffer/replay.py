@@ -26,7 +26,7 @@ class Replay:
 
     @settings
     class Config:
-        capacity: PositiveInt = option("Transitions kept, over all environments.")
+        capacity: PositiveInt = option("Rows kept, over all environments.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.ctx = ctx

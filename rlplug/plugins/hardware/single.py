@@ -11,7 +11,7 @@ from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import ConfigError
 
 MatmulPrecision = Literal["highest", "high", "medium"]
-Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Precision = Literal["32-true", "bf16-mixed"]
 
 
 class CPU:
@@ -30,7 +30,6 @@ class CPU:
 class GPU:
     @settings
     class Config:
-        devices: PositiveInt = option("CUDA devices.")
         precision: Precision = option("Arithmetic of forward and backward.")
         threads: PositiveInt = option("Threads of torch on the host.")
         float32_matmul_precision: MatmulPrecision = option("Precision of float32 matrix products.")
@@ -39,16 +38,10 @@ class GPU:
         self.cfg = cfg
 
     def plan(self) -> Plan:
-        found = torch.cuda.device_count()
-        if found < self.cfg.devices:
-            raise ConfigError(
-                "hardware",
-                f"needs {self.cfg.devices} CUDA device(s), but {found or 'none'} found here; hardware=cpu works"
-                + (f", and so does hardware.devices={found}" if found else ""),
-            )
+        if not torch.cuda.is_available():
+            raise ConfigError("hardware", "needs a CUDA device, and none is found here; hardware=cpu works")
         return Plan(
             "cuda",
-            devices=self.cfg.devices,
             precision=self.cfg.precision,
             threads=self.cfg.threads,
             float32_matmul_precision=self.cfg.float32_matmul_precision,

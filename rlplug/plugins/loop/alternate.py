@@ -11,9 +11,7 @@ class Alternate:
     class Config:
         rollout_fragment_length: PositiveInt = option("Environment steps per environment in one round of collection.")
         train_batch_size: PositiveInt = option("Samples per update from a replay; a rollout is drained whole.")
-        replay_ratio: PositiveFloat | None = option(
-            "Updates per environment step; null: one update for each drained rollout."
-        )
+        replay_ratio: PositiveFloat | None = option("Updates per environment step; null: one update a round.")
         num_steps_sampled_before_learning_starts: NonNegativeInt = option(
             "Environment steps with random actions before the first update."
         )
@@ -27,14 +25,17 @@ class Alternate:
         while not run.done:
             warm = run.progress.env_steps >= self.cfg.num_steps_sampled_before_learning_starts
             run.collect("explore" if warm else "random")
-            while self._owes(run) and run.ready():
-                run.update()
+            if self.cfg.replay_ratio is None:
+                if run.ready() and self._learning(run.progress.env_steps) > 0:
+                    run.update()
+            else:
+                while run.ready() and run.progress.updates < self.updates(run.progress.env_steps):
+                    run.update()
 
-    def _owes(self, run: Run) -> bool:
-        return self.cfg.replay_ratio is None or run.progress.updates < self.updates(run.progress.env_steps)
+    def _learning(self, env_steps: int) -> int:
+        return max(0, env_steps - self.cfg.num_steps_sampled_before_learning_starts)
 
     def updates(self, env_steps: int) -> int:
         """Counted from the beginning of the run, so that a fraction of an update is never lost."""
-        if self.cfg.replay_ratio is None:
-            return env_steps // self.round_steps
-        return max(0, int((env_steps - self.cfg.num_steps_sampled_before_learning_starts) * self.cfg.replay_ratio))
+        per_step = 1.0 / self.round_steps if self.cfg.replay_ratio is None else self.cfg.replay_ratio
+        return int(self._learning(env_steps) * per_step)

@@ -79,8 +79,8 @@ class ES(Algorithm):
         seeds, signs, returns = (learner.gather(batch[key]) for key in ("seed", "sign", "return"))
         steps = signs * centred_ranks(returns) / (len(returns) * self.cfg.sigma)
         grads = {name: self.cfg.weight_decay * p.detach() for name, p in self.named_parameters()}
-        for seed, step in zip(seeds.tolist(), steps, strict=True):
-            for name, eps in self.noise(seed).items():
+        for seed, step in zip(seeds, steps, strict=True):
+            for name, eps in self.noise(int(seed)).items():
                 grads[name] -= step * eps
         learner.apply(grads, self)
         return Losses({}, {"return": returns.mean()})
