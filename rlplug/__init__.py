@@ -24,13 +24,16 @@ if TYPE_CHECKING:
         Optim,
         Plan,
         Run,
+        Store,
         Trainable,
         VecEnv,
     )
     from rlplug.cli.train import train
     from rlplug.config import RunConfig, compose
     from rlplug.registry import Component, hookimpl
-    from rlplug.types import Batch, ConfigError, EnvSpec, Group
+    from rlplug.trainer.agent import load
+    from rlplug.trainer.launch import resume
+    from rlplug.types import Batch, ConfigError, EnvSpec, Group, RunError
 
 __all__ = [
     "Algorithm",
@@ -52,18 +55,24 @@ __all__ = [
     "Plan",
     "Run",
     "RunConfig",
+    "RunError",
+    "Store",
     "Trainable",
     "VecEnv",
     "compose",
     "hookimpl",
+    "load",
+    "resume",
     "train",
 ]
 
 _HOMES = {
-    "rlplug.types": ("Batch", "ConfigError", "EnvSpec", "Group"),
+    "rlplug.types": ("Batch", "ConfigError", "EnvSpec", "Group", "RunError"),
     "rlplug.registry": ("Component", "hookimpl"),
     "rlplug.config": ("RunConfig", "compose"),
     "rlplug.cli.train": ("train",),
+    "rlplug.trainer.agent": ("load",),
+    "rlplug.trainer.launch": ("resume",),
 }
 """where a public name lives; the others are of ``rlplug.api``"""
 

@@ -297,6 +297,34 @@ class Exploration(Trainable):
         return None
 
 
+class Store(Protocol):
+    """Where a buffer keeps its content: a part of a checkpoint, written incrementally.
+
+    Rows that are stored once are in every later checkpoint, and are not written again.
+    """
+
+    end: int
+    """number of the row that the next ``append`` usually begins with; 0 when nothing is stored"""
+    state: Tree
+    """whatever else the buffer needs, small: it is written anew each time; None when nothing is stored"""
+
+    def append(self, start: int, rows: Batch) -> None:
+        """Store rows ``start`` and following, leaves ``[n, ...]``. They are copied at once, and written later.
+
+        Rows that are stored already are replaced.
+        """
+        ...
+
+    def trim(self, first: int) -> None:
+        """Rows before ``first`` are no longer needed."""
+        ...
+
+    def rows(self) -> Iterator[tuple[int, Batch]]:
+        """What was appended, in that order: (number of the first row, leaves ``[n, ...]``). May reach below
+        the first row that is needed."""
+        ...
+
+
 class Buffer(Protocol):
     """Keeps rows. ``Class(cfg, ctx)`` allocates nothing: leaves are known at the first ``add``."""
 
@@ -327,11 +355,13 @@ class Buffer(Protocol):
         """Picklable: actors add, any rank samples."""
         ...
 
-    def save(self, store: Any) -> None:
-        """Append what is new since the last ``save``."""
+    def save(self, store: Store) -> None:
+        """Append what is new since the last ``save``, or ``load``."""
         ...
 
-    def load(self, store: Any) -> None: ...
+    def load(self, store: Store) -> None:
+        """Be as the buffer was that saved; called before the first ``add``."""
+        ...
 
 
 class VecEnv(Protocol):
@@ -429,6 +459,8 @@ class Run(Protocol):
     """the validated run configuration, ``rlplug.config.RunConfig``"""
     folder: Path
     progress: Progress
+    logged: int
+    """rows of metrics so far; a continued run goes on behind those of its checkpoint"""
     algorithm: Algorithm
     source: Source
     learner: Learner
@@ -452,7 +484,10 @@ class Run(Protocol):
 
 
 class Loop(Protocol):
-    """The regime: who collects, and when to update."""
+    """The regime: who collects, and when to update.
+
+    It keeps no state: all that it decides follows from ``run.progress``, so that a continued run goes on in step.
+    """
 
     rows: int
     """transitions per column of a collected segment"""

@@ -93,6 +93,8 @@ class EnvSpec:
     """What an environment offers, read once before anything is built."""
 
     groups: dict[str, Group]
+    outside: dict[str, Group] = field(default_factory=dict[str, Group])
+    """the spaces as the environment itself declares them, by group"""
     extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
     max_episode_steps: int | None = None
     offers: frozenset[str] = frozenset()
@@ -137,6 +139,20 @@ class ConfigError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.key, self.message))
+
+
+class CheckpointError(ConfigError):
+    """What was given to continue or to use is no checkpoint, or not one that can be read here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("", message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message,))
+
+
+class RunError(Exception):
+    """A run had to stop, through no mistake in its configuration. Shown as one message, without a traceback."""
 
 
 def leaves(batch: Batch) -> Iterator[Any]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from rlplug.registry import unknown
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, RunError
 
-VERBS = ("train", "check", "plugins")
+VERBS = ("train", "resume", "evaluate", "check", "plugins")
 """each is a module of this package with a function ``main(arguments) -> exit code``"""
 
+FAILED = 1
 BAD_INPUT = 2
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit code is 0, 2 for bad input, 130 after Ctrl-C."""
+    """Run one command line.
+
+    Returns:
+        The exit code: 0; 1 for a run that had to stop, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments == ["--version"]:
@@ -30,14 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return importlib.import_module(f"rlplug.cli.{verb}").main(arguments)
     except ConfigError as error:
         return refuse(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except RunError as error:
+        return refuse(error)
+    except KeyboardInterrupt as end:
+        return 128 + (end.args[0] if end.args else signal.SIGINT)
 
 
-def refuse(error: ConfigError) -> int:
-    """Print what is wrong with the input, and return the exit code for it."""
+def refuse(error: ConfigError | RunError) -> int:
+    """Print what is wrong, and return the exit code for it."""
     print("rlplug: " + str(error).replace("\n", "\nrlplug: "), file=sys.stderr)
-    return BAD_INPUT
+    return BAD_INPUT if isinstance(error, ConfigError) else FAILED
 
 
 def _is_word(argument: str) -> bool:

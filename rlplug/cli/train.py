@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rlplug.config import composed, parse, plain
 from rlplug.registry import warn_broken
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, RunError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -86,6 +86,8 @@ def job(config: DictConfig) -> float:
     except ConfigError as error:
         _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
         raise SystemExit(refuse(error)) from None  # no Exception: Hydra would report it in its own way
+    except RunError as error:
+        raise SystemExit(refuse(error)) from None
     except KeyboardInterrupt:
         _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
         raise

@@ -2,6 +2,7 @@
 
 from rlplug.config.composition import compose, composed, plain
 from rlplug.config.defaults import default_node, option_names
+from rlplug.config.messages import show
 from rlplug.config.run import Chosen, Core, RunConfig, choose, parse, typed
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "option_names",
     "parse",
     "plain",
+    "show",
     "typed",
 ]

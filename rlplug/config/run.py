@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import PlainValidator, ValidationError
+from pydantic_core import PydanticCustomError
 
 from rlplug import registry
 from rlplug.config.messages import explain, show, together, unknown_key
@@ -45,6 +47,23 @@ class Eval:
     episodes: PositiveInt = option("Episodes of one evaluation.")
 
 
+def _interval(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?min", value) and float(value[:-3]) > 0:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise PydanticCustomError("interval_type", "environment steps, or minutes such as 5min")
+
+
+@settings
+class Checkpoint:
+    every: Annotated[int | str, PlainValidator(_interval)] = option(
+        "Environment steps between checkpoints, or minutes such as 5min; 0: only at the end."
+    )
+    keep_last: PositiveInt = option("Newest checkpoints that are kept.")
+    keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept beside them.")
+
+
 @settings
 class Log:
     every: PositiveInt = option("Environment steps between two rows of metrics.")
@@ -58,7 +77,11 @@ class Core:
     total_steps: PositiveInt = option("Environment steps of the whole run.")
     num_envs: PositiveInt = option("Environments of the whole run.")
     eval: Eval = option("Evaluation during and after training.")
+    checkpoint: Checkpoint = option("What the run can be continued from.")
     log: Log = option("Rows of metrics.")
+    on_nan: Literal["stop", "skip"] = option(
+        "What to do about a loss or gradient that is NaN or infinite: stop the run, or skip that gradient step."
+    )
     compile: bool = option("Use torch.compile.")
     deterministic: bool = option("Use deterministic kernels only.")
 

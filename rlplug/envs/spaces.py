@@ -20,7 +20,11 @@ def single_agent(obs: Space[Any], action: Space[Any], max_episode_steps: int | N
     Raises:
         ConfigError: a space has no counterpart inside.
     """
-    return EnvSpec({"agent": Group(inside_obs(obs), inside_action(action))}, max_episode_steps=max_episode_steps)
+    return EnvSpec(
+        {"agent": Group(inside_obs(obs), inside_action(action))},
+        outside={"agent": Group(obs, action)},
+        max_episode_steps=max_episode_steps,
+    )
 
 
 def inside_obs(space: Space[Any]) -> Space[Any]:

@@ -26,7 +26,18 @@ from typing import Any
 from rlplug import registry
 from rlplug.config import typed
 from rlplug.registry import KINDS, Kind
-from rlplug.testing.checks import algorithms, buffers, envs, explorations, models, others, ranks, settings, steps
+from rlplug.testing.checks import (
+    algorithms,
+    buffers,
+    envs,
+    explorations,
+    models,
+    others,
+    ranks,
+    resume,
+    settings,
+    steps,
+)
 from rlplug.testing.checks.runs import Case, node_of, option_of, options, require
 from rlplug.types import ConfigError
 
@@ -38,7 +49,7 @@ OF_ALGORITHM: dict[str, Callable[[Case], None]] = {
     "act": algorithms.check_act,
     "determinism": algorithms.check_determinism,
     "state": algorithms.check_state,
-    "continues": algorithms.check_continues,
+    "resumes": resume.check_resumes,
     "terms": steps.check_terms,
     "pure": steps.check_pure,
     "parts": steps.check_parts,
@@ -116,6 +127,7 @@ def check_exploration(name: str, algorithm: str, env: str, overrides: Sequence[s
     case = Case(algorithm, env, tuple(overrides))
     require(explorations.accepts(case, name), f"{algorithm} on {env} refuses the exploration {name}")
     explorations.check_exploration(case, name)
+    resume.check_resumes(case, f"exploration=[{name}]")
 
 
 def accepted(algorithm: str) -> list[str]:
@@ -152,6 +164,7 @@ def _properties(kind: Kind, name: str) -> Iterator[tuple[str, Callable[[], None]
         case "buffer":
             yield "streams", partial(buffers.check_streams, name)
             yield "nbytes", partial(buffers.check_nbytes, name)
+            yield "saves", partial(buffers.check_saves, name)
         case "model":
             for option in options(kind, name):
                 yield f"shapes-{option}", partial(models.check_model, name, option)
@@ -175,6 +188,7 @@ def _on_every_algorithm(name: str) -> None:
     require(served, f"is refused by every algorithm: {', '.join(f'{case.name} on {case.env}' for case in cases)}")
     for case in served:
         explorations.check_exploration(case, name)
+        resume.check_resumes(case, f"exploration=[{name}]")
 
 
 def _raise(error: Any) -> None:

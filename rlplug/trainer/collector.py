@@ -10,7 +10,8 @@ import torch
 
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.trainer.context import RunContext, Scope
-from rlplug.types import Batch, Mode, Tree, Weights
+from rlplug.trainer.finite import check_segment
+from rlplug.types import Batch, Mode, Tree, Weights, map_leaves
 
 CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_, "is_first": np.bool_, "valid": np.bool_}
 
@@ -74,14 +75,21 @@ class InProcess:
         self.host = ctx.device.type == "cpu"
         self.carry: Batch = {}
         self.noise: dict[str, Batch] = {}
+        self._step = env.step
+        self._cuts = 0  # how often the episodes were left because their environments could not be restored
         self._rows: dict[int, Rows] = {}
         self._open: Batch = {}  # the row that the next segment begins with
 
     def begin(self, tasks: Tree = None) -> None:
-        """Reset every column."""
+        """Reset every column.
+
+        Raises:
+            RunError: a first observation is NaN or infinite.
+        """
         n = self.columns
         first = self.env.reset(self.seeds, tasks)
         self._open = first | {"is_first": np.ones(n, np.bool_), "valid": np.ones(n, np.bool_)}
+        check_segment(map_leaves(lambda x: torch.as_tensor(x)[None], self._open), 0, self.scope.env_ids)
         self._seen = (*first, *self.memory, "is_first")  # what the policy sees of a row
         if "prev_action" in self.memory:
             space = self.ctx.spec.sole.action
@@ -127,6 +135,10 @@ class InProcess:
             segment = self._collect(rows, mode, stop)
         yield self._kept(segment if mode == "greedy" else self.algorithm.package(segment))
 
+    def unfinished(self, rows: int) -> Batch:
+        """The rows that ``collect(rows)`` had when it raised; behind them, some of an earlier segment."""
+        return self._rows[rows].tensors if rows in self._rows else {}
+
     def _collect(self, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         store = self._rows.get(rows) or self._rows.setdefault(rows, self._allocate(rows + 1))
         tensors, arrays = store.tensors, store.arrays
@@ -144,7 +156,7 @@ class InProcess:
             out = self._act({key: row_of(leaf, t) for key, leaf in seen}, mode)
             for key, value in out.items():
                 arrays[key][t] = value.numpy() if self.host else value.cpu().numpy()
-            result = self.env.step(action[t])
+            result = self._step(action[t])
             reward[t] = result["reward"]
             terminated[t] = result["terminated"]
             truncated[t] = result["truncated"]
@@ -196,13 +208,41 @@ class InProcess:
 
     def state(self) -> Tree:
         """Where the stream stands; ``env`` is None where the environments cannot say it."""
-        return {"open": _copied(self._open), "carry": self.carry, "noise": self.noise, "env": self.env.state()}
+        return {
+            "open": _copied(self._open),
+            "carry": self.carry,
+            "noise": self.noise,
+            "env": self.env.state(),
+            "cuts": self._cuts,
+        }
 
     def load(self, state: Tree) -> None:
+        """Go on where ``state`` says. Where it cannot say it of the environments, every column begins a new episode."""
         if not self._open:
             self.begin()
-        self._open, self.carry, self.noise = _copied(state["open"]), state["carry"], state["noise"]
-        self.env.load(state["env"])
+        self._open, self._cuts = _copied(state["open"]), state["cuts"]
+        self.carry, self.noise = _to(state["carry"], self.ctx.device), _to(state["noise"], self.ctx.device)
+        if state["env"] is not None:
+            self.env.load(state["env"])
+        else:
+            self._cut()
+
+    def _cut(self) -> None:
+        """The open row ends its episode as a final observation does; the next row is the first of a new one."""
+        first = self._anew() | {key: np.zeros(self.columns, CORE[key]) for key in ("reward", "terminated", "truncated")}
+
+        def begin(action: Any) -> Batch:
+            self._step = self.env.step
+            return first
+
+        self._step = begin
+
+    def _anew(self) -> Batch:
+        """Reset every environment, with seeds that it was not reset with before."""
+        self._open["valid"] = np.zeros(self.columns, np.bool_)
+        self._cuts += 1
+        seeds = np.random.SeedSequence([*self.seeds, self._cuts]).generate_state(self.columns)
+        return self.env.reset([int(seed) for seed in seeds])
 
     def close(self) -> None:
         self.env.close()
@@ -225,8 +265,15 @@ class Ragged(InProcess):
         return super().state() | {"fresh": self._fresh, "beyond": self._beyond}
 
     def load(self, state: Tree) -> None:
-        super().load(state)
+        if not self._open:
+            self.begin()
         self._fresh, self._beyond = state["fresh"], state["beyond"]
+        super().load(state)
+
+    def _cut(self) -> None:
+        self._fresh = _copied(self._anew())
+        self._fresh |= {key: np.zeros_like(self._open[key]) for key in self.memory}
+        self._beyond = np.ones(self.columns, np.bool_)
 
     def _collect(self, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         store = self._rows.get(rows) or self._rows.setdefault(rows, self._allocate(rows + 2))
@@ -245,7 +292,7 @@ class Ragged(InProcess):
             now = {key: take_at(arrays[key], at, every) for key in self._seen}
             host = {key: value.cpu().numpy() for key, value in self._act(_to(now, self.ctx.device), mode).items()}
             put(arrays, (at, every), host)
-            result = self.env.step(host["action"])
+            result = self._step(host["action"])
             put(arrays, (at, every), {key: result[key] for key in ("reward", "terminated", "truncated")})
             ended = result["terminated"] | result["truncated"]
             fresh = {key: result[key] for key in observed}

@@ -37,6 +37,7 @@ class Schedules:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.step = 0
         self._moving: list[tuple[Tensor, Sequence[tuple[float, float]]]] = []
 
     def add(self, node: float | Sequence[tuple[float, float]]) -> Tensor:
@@ -48,6 +49,7 @@ class Schedules:
 
     def refresh(self, step: int) -> None:
         """Move every schedule to ``step``, in place."""
+        self.step = step
         for value, points in self._moving:
             value.fill_(piecewise_linear(points, step))
 

@@ -16,6 +16,10 @@ LONGEST = 27_000  # steps after which an episode is counted as it stands: 30 min
 EVALUATION = 2  # tells evaluation's seeds from training's
 
 
+class Stopped(KeyboardInterrupt):
+    """The run was asked to stop, and does so where nothing is half done."""
+
+
 class Evaluator:
     """Plays ``episodes`` episodes.
 
@@ -33,14 +37,23 @@ class Evaluator:
         self.env: VecEnv | None = None
 
     def __call__(self, number: int, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """Mean and standard deviation of the returns, and the mean length.
+        """Mean and standard deviation of the returns, and the mean length; see ``play``."""
+        returns, lengths = zip(*self.play(number, stop), strict=True)
+        return {
+            "eval/return_mean": float(np.mean(returns)),
+            "eval/return_std": float(np.std(returns)),
+            "eval/length_mean": float(np.mean(lengths)),
+        }
+
+    def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> list[tuple[float, int]]:
+        """(return, length) of every episode.
 
         Args:
             number: chooses the episodes' seeds.
             stop: asked now and then.
 
         Raises:
-            KeyboardInterrupt: ``stop`` said so.
+            Stopped: ``stop`` said so.
         """
         if self.env is None:
             self.env = self.make(self.scope)
@@ -51,19 +64,14 @@ class Evaluator:
         played: list[tuple[float, int]] = []
         while left.any():
             if stop():
-                raise KeyboardInterrupt
+                raise Stopped
             for segment in source.collect(self.chunk, mode="greedy"):
                 counted.add(segment)
             for episode_return, length, column in counted.drain(LONGEST):
                 if left[column]:
                     left[column] -= 1
                     played.append((episode_return, length))
-        returns, lengths = zip(*played, strict=True)
-        return {
-            "eval/return_mean": float(np.mean(returns)),
-            "eval/return_std": float(np.std(returns)),
-            "eval/length_mean": float(np.mean(lengths)),
-        }
+        return played
 
     def close(self) -> None:
         if self.env is not None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,35 +20,70 @@ import yaml
 
 from rlplug import registry
 from rlplug.config import Chosen, RunConfig
-from rlplug.types import ConfigError
+from rlplug.types import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from rlplug.trainer.trainer import Trainer
 
+MANIFEST, SUMMARY, LOCK = "manifest.json", "summary.json", "run.lock"
+ORIGIN = ("name", "distribution", "version")
 LIBRARIES = ("rlplug", "torch", "lightning", "gymnasium", "numpy", "hydra-core", "omegaconf")
 
 
-def create(trainer: Trainer, command: Sequence[str]) -> None:
-    """Write ``config.yaml`` and ``manifest.json``.
+@contextmanager
+def locked(folder: Path, key: str = "") -> Iterator[None]:
+    """Make the folder and be the only process that writes into it. The lock ends with the process, however that ends.
+
+    Args:
+        key: of the configuration, that says the folder.
 
     Raises:
-        ConfigError: the folder cannot be made, or holds a run already.
+        ConfigError: another process holds it, or the folder cannot be written.
     """
-    folder = trainer.folder
-    if (folder / "manifest.json").exists():
-        raise ConfigError("hydra.run.dir", f"{folder} holds a run already; choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
-        raise ConfigError("hydra.run.dir", f"{folder} cannot be made: {error.strerror}") from None
-    write_text(folder / "config.yaml", yaml.safe_dump(trainer.config.raw, sort_keys=False))
+        raise ConfigError(key, f"{folder} cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise ConfigError(key, f"{folder} cannot be locked: {error.strerror}") from None
+            file.seek(0)
+            raise ConfigError("", f"{folder} is being written by {file.read() or 'another process'}") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
+        file.flush()
+        yield
+
+
+def require_new(folder: Path) -> None:
+    """Raises:
+    ConfigError: the folder holds a run already.
+    """
+    if (folder / MANIFEST).exists():
+        raise ConfigError("hydra.run.dir", f"{folder} holds a run already; choose another folder, or resume it")
+
+
+def create(trainer: Trainer, command: Sequence[str]) -> None:
+    """Write ``config.yaml`` and ``manifest.json``; in this order, so that what has a manifest can be resumed.
+
+    Raises:
+        ConfigError: the folder holds a run already.
+    """
+    folder = trainer.folder
+    require_new(folder)
+    write_config(folder, trainer.config.raw)
     plan = trainer.plan
     write_json(
-        folder / "manifest.json",
+        folder / MANIFEST,
         {
+            "run": trainer.identity,
             "command": list(command),
-            "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}},
-            "plugins": {chosen.key: _origin(chosen) for chosen in _selected(trainer.config)},
+            "versions": versions(),
+            "plugins": origins(trainer.config),
             "git": _git(),
             "hardware": {
                 "machine": platform.machine(),
@@ -52,8 +91,85 @@ def create(trainer: Trainer, command: Sequence[str]) -> None:
                 "accelerator": torch.cuda.get_device_name() if plan.accelerator == "cuda" else None,
                 "plan": vars(plan),
             },
+            "resumed": [],
         },
     )
+
+
+def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
+    write_text(folder / "config.yaml", yaml.safe_dump(raw, sort_keys=False))
+
+
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Configuration and manifest of a run.
+
+    Raises:
+        CheckpointError: the folder holds no run, or one of the two cannot be read.
+    """
+    if not (folder / MANIFEST).exists() or not (folder / "config.yaml").exists():
+        what = "holds no run" if folder.is_dir() else "does not exist"
+        raise CheckpointError(f"{folder} {what}")
+    try:
+        raw = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if (
+            not isinstance(raw, dict)
+            or not isinstance(manifest["run"], str)
+            or not isinstance(manifest["plugins"], dict)
+        ):
+            raise ValueError("something else was expected in it")
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise CheckpointError(
+            f"{folder}: config.yaml and manifest.json cannot be read: {str(error).splitlines()[0]}"
+        ) from None
+    return raw, manifest
+
+
+def _is_sound(raw: Any, manifest: Any) -> bool:
+    origins = list(manifest["plugins"].values()) if isinstance(manifest["plugins"], dict) else [None]
+    return (
+        isinstance(raw, dict)
+        and isinstance(manifest["run"], str)
+        and isinstance(manifest["resumed"], list)
+        and all(
+            isinstance(origin, dict) and all(isinstance(origin.get(key), str) for key in ORIGIN) for origin in origins
+        )
+    )
+
+
+def finished(folder: Path) -> str | None:
+    """What a finished run came to, in words; None for one that has not finished."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        if summary["status"] != "finished":
+            return None
+        return f"{summary['env_steps']:,} steps, evaluation {summary['eval/return_mean']:,.1f}"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def note_resumed(trainer: Trainer, manifest: dict[str, Any], changed: Sequence[tuple[str, Any, Any]]) -> None:
+    """Write down that the run goes on, with what was changed; it has no summary until it ends again."""
+    manifest["resumed"].append(
+        {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "env_steps": trainer.progress.env_steps,
+            "versions": versions(),
+            "changed": {key: {"from": old, "to": new} for key, old, new in changed},
+        }
+    )
+    write_config(trainer.folder, trainer.config.raw)
+    write_json(trainer.folder / MANIFEST, manifest | {"plugins": origins(trainer.config)})
+    (trainer.folder / SUMMARY).unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}}
+
+
+def origins(config: RunConfig) -> dict[str, dict[str, str]]:
+    """Name, distribution and version of every component, by its key in the configuration."""
+    return {chosen.key: _origin(chosen) for chosen in _selected(config)}
 
 
 def _selected(config: RunConfig) -> Iterator[Chosen]:
@@ -74,11 +190,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write beside the final name, flush to disk, rename."""
     beside = path.with_name(path.name + ".partial")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _git() -> dict[str, Any] | None:

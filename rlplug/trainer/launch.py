@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,20 @@ import torch
 from lightning.fabric import Fabric
 
 from rlplug.api import Plan
-from rlplug.config import RunConfig
+from rlplug.config import RunConfig, changes, parse, show
 from rlplug.trainer import checks
 from rlplug.trainer import folder as run_folder
+from rlplug.trainer.checkpoint import Checkpoint, checkpoints, find, tidy
 from rlplug.trainer.context import RunContext, Scope
+from rlplug.trainer.keeper import Keeper
+from rlplug.trainer.origins import check_installed
 from rlplug.trainer.report import describe
+from rlplug.trainer.state import restore
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import EnvSpec
+from rlplug.types import CheckpointError, ConfigError, EnvSpec, RunError
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
+"""the disk's fault, or that of what somebody put there"""
 
 
 def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float:
@@ -30,30 +38,136 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float
 
     Raises:
         ConfigError: the run cannot start as configured; nothing was written.
-        KeyboardInterrupt: the run was stopped by Ctrl-C, and its folder says so.
+        RunError: the run could not go on.
+        KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, and its folder says so; it holds the signal.
     """
-    trainer = build(config, folder)
-    with closing(trainer):
-        loggers = [chosen.build(trainer.ctx) for chosen in config.logger.values()]
-        run_folder.create(trainer, command)
-        for logger in loggers:
-            trainer.hooks.register(logger)
-        trainer.hooks.check_pending()
-        status = "failed"
-        try:
-            with _stop_on_signal(trainer):
-                trainer.run()
-            if trainer.stopping:
-                raise KeyboardInterrupt
-            status = "finished"
-        except KeyboardInterrupt:
-            status = "interrupted"
-            raise
-        finally:
-            summary = trainer.summary(status)
-            run_folder.write_json(folder / "summary.json", summary)
-            trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
+    with closing(build(config, folder)) as trainer:
+        loggers = _loggers(trainer)
+        run_folder.require_new(folder)
+        with _disk(folder), run_folder.locked(folder, "hydra.run.dir"):
+            run_folder.create(trainer, command)
+            return _drive(trainer, loggers)
+
+
+def resume(folder: Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = print) -> float | None:
+    """Continue a run where its newest good checkpoint was written.
+
+    Args:
+        folder: the run folder.
+        overrides: changes to what does not alter learning, as on the command line.
+        tell: is given, line by line, what a person should know.
+
+    Returns:
+        The mean return of the final evaluation; None for a run that has finished already.
+
+    Raises:
+        ConfigError: the run cannot be continued (so); nothing was written.
+        RunError, KeyboardInterrupt: as in ``train``.
+    """
+    raw, manifest = run_folder.read(folder)
+    new = changes.change(raw, overrides, changes.RESUMABLE, changes.WHY)
+    changed = changes.differences(raw, new)
+    with _disk(folder), run_folder.locked(folder):
+        for note in check_installed(manifest["plugins"]):
+            tell(note)
+        checkpoint = find(folder, tell=tell) if checkpoints(folder) else None
+        if checkpoint is not None:
+            _check_own(checkpoint, manifest["run"], new)
+        done = run_folder.finished(folder)
+        if done and (checkpoint is None or checkpoint.manifest["config"]["total_steps"] == new["total_steps"]):
+            tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={raw['total_steps']}")
+            return None
+        with closing(build(parse(new), folder)) as trainer:
+            trainer.identity = manifest["run"]
+            if checkpoint is not None:
+                restore(trainer, checkpoint)
+            loggers = _loggers(trainer)
+            for line in changes.told(changed):
+                tell(line)
+            steps = trainer.progress.env_steps
+            tell(f"continuing from {f'step {steps:,}' if checkpoint else 'the beginning: there was no checkpoint yet'}")
+            for what in checkpoint.manifest["not_restored"] if checkpoint is not None else ():
+                tell(f"not exactly as it would have gone on: {what}")
+            tidy(folder, checkpoint)
+            run_folder.note_resumed(trainer, manifest, changed)
+            return _drive(trainer, loggers)
+
+
+def _check_own(checkpoint: Checkpoint, run: str, config: Mapping[str, Any]) -> None:
+    """Can the run ``run``, as it is configured now, continue from ``checkpoint``?
+
+    Raises:
+        ConfigError: it is another run's, or the configuration was changed where it may not be.
+    """
+    if checkpoint.manifest["run"] != run:
+        raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
+    for key, old, new in changes.differences(checkpoint.manifest["config"], config):
+        if key.split(".")[0] not in changes.RESUMABLE:
+            raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {changes.WHY}")
+    made, total = checkpoint.manifest["env_steps"], config["total_steps"]
+    if isinstance(total, int) and total < made:
+        raise ConfigError("total_steps", f"{total} is less than the {made} steps that the run has made already")
+
+
+def _loggers(trainer: Trainer) -> list[Any]:
+    return [chosen.build(trainer.ctx) for chosen in trainer.config.logger.values()]
+
+
+def _drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
+    """From the first hook to the last."""
+    for logger in loggers:
+        trainer.hooks.register(logger)
+    trainer.hooks.check_pending()
+    trainer.keeper = Keeper(trainer.folder, trainer.config.checkpoint, trainer.progress.env_steps)
+    status = "failed"
+    try:
+        with _disk(trainer.folder), _stop_on_signal(trainer):
+            trainer.run()
+        if trainer.stopping:
+            raise KeyboardInterrupt(trainer.stopping)
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    except RunError as error:
+        raise RunError(f"{error}; {_way_back(trainer)}") from error.__cause__
+    except Exception as error:
+        error.add_note(_way_back(trainer))
+        raise
+    finally:
+        _end(trainer, status)
     return trainer.evaluation["eval/return_mean"]
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """A full or broken disk is no bug: one message."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        raise RunError(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def _end(trainer: Trainer, status: str) -> None:
+    summary = trainer.summary(status)
+    try:
+        run_folder.write_json(trainer.folder / "summary.json", summary)
+        trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
+    except OSError as error:
+        if status == "finished":
+            raise RunError(f"{trainer.folder}: {error.strerror}; {_way_back(trainer)}") from None
+
+
+def _way_back(trainer: Trainer) -> str:
+    """What is left, and how to go on."""
+    assert trainer.keeper is not None
+    with suppress(RunError):
+        trainer.keeper.wait()
+    last = trainer.keeper.last
+    good = "there is no checkpoint yet" if last is None else f"the last good checkpoint is {last}"
+    return f"{good}; continue with: python -m rlplug resume {trainer.folder}"
 
 
 def check(config: RunConfig) -> str:
@@ -77,7 +191,7 @@ def build(config: RunConfig, folder: Path) -> Trainer:
     checks.cross(config, spec)
     loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
     checks.shares(config.num_envs, loop.batch_size, plan)
-    _set_up_torch(plan, config.deterministic)
+    set_up_torch(plan, config.deterministic)
     fabric = Fabric(
         accelerator=plan.accelerator, devices=plan.devices, num_nodes=plan.num_nodes, precision=plan.precision
     )
@@ -99,7 +213,8 @@ def read_spec(config: RunConfig) -> EnvSpec:
     return env.spec
 
 
-def _set_up_torch(plan: Plan, deterministic: bool) -> None:
+def set_up_torch(plan: Plan, deterministic: bool) -> None:
+    """Threads, precision and determinism of this process."""
     torch.set_num_threads(plan.threads)
     torch.set_float32_matmul_precision(plan.float32_matmul_precision)
     if deterministic:
@@ -109,19 +224,20 @@ def _set_up_torch(plan: Plan, deterministic: bool) -> None:
 
 @contextmanager
 def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
-    """Ctrl-C asks the run to end after this round; a second one ends it at once."""
+    """Ctrl-C and SIGTERM ask the run to end after this round; a second Ctrl-C ends it at once."""
 
     def ask(number: int, frame: Any) -> None:
-        if trainer.stopping:
-            raise KeyboardInterrupt
-        trainer.stopping = True
+        if trainer.stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt(number)
+        trainer.stopping = number
 
     try:
-        before = signal.signal(signal.SIGINT, ask)
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: signals are somebody else's
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

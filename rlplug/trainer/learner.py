@@ -8,7 +8,7 @@ global count afterwards makes one rank equal two equal four microbatches, to rou
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias, cast
@@ -22,10 +22,13 @@ from torch._inductor.exc import InductorError
 
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Optim, Trainable
 from rlplug.trainer.context import RunContext
-from rlplug.types import Batch, Progress, Weights, leaves, map_leaves
+from rlplug.trainer.finite import Step, wrong
+from rlplug.types import Batch, Progress, RunError, Tree, Weights, leaves, map_leaves
 
 Reduction = Literal["mean", "std", "sum", "max", "min"]
 Graph: TypeAlias = Callable[[Batch], tuple[Losses, Sequence[Tensor | None]]]
+
+MOST_UNREAD = 1000  # gradient steps, where nobody asks whether they were finite
 
 
 @dataclass
@@ -42,25 +45,40 @@ class Part:
         self.calls += 1
         return self.calls % self.optim.every == 0
 
-    def clip(self) -> None:
-        """As ``torch.nn.utils`` clips, which takes half as long again."""
+    def clip(self) -> Sequence[Tensor]:
+        """As ``torch.nn.utils`` clips, which takes half as long again.
+
+        Returns:
+            Norms of the gradient before it was clipped, 0-d: one of every tensor, or one of all together.
+        """
         limit = self.optim.grad_clip
-        if limit is None:
-            return
         grads = [p.grad for p in self.params if p.grad is not None]
+        if not grads:
+            return ()
+        each = torch._foreach_norm(grads)
+        if limit is None:
+            return each
         if self.optim.grad_clip_by == "value":
             torch._foreach_clamp_min_(grads, -limit)
             torch._foreach_clamp_max_(grads, limit)
-            return
-        norms = torch.stack(torch._foreach_norm(grads))
+            return each
+        norms = torch.stack(each)
         if self.optim.grad_clip_by == "norm":
             torch._foreach_mul_(grads, list((limit / (norms + 1e-6)).clamp_(max=1.0).unbind()))
-        else:
-            torch._foreach_mul_(grads, (limit / (norms.norm() + 1e-6)).clamp_(max=1.0))
+            return each
+        norm = norms.norm()
+        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp_(max=1.0))
+        return (norm,)
 
 
 class FabricLearner:
-    """``api.Learner`` on Fabric."""
+    """``api.Learner`` on Fabric.
+
+    Args:
+        on_nan: what becomes of a gradient step with a term or gradient that is NaN or infinite. ``stop``: nothing is
+            read back at once, and ``check_finite`` raises. ``skip``: it is not made; its numbers are read back at
+            every step, for which an accelerator has to wait.
+    """
 
     def __init__(
         self,
@@ -72,19 +90,35 @@ class FabricLearner:
         progress: Progress | None = None,
         microbatches: int = 1,
         compile: bool = False,
+        on_nan: Literal["stop", "skip"] = "stop",
     ) -> None:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
         self.exploration, self.progress = exploration, progress or Progress()
         self.microbatches = microbatches
         self.whole = fabric.world_size == 1 and microbatches == 1
         self.compile = compile and self.whole
+        self.on_nan = on_nan
+        self.skipped = 0
+        """gradient steps that were skipped; set back by whoever reports it"""
+        self._unread: list[Step] = []
         self._parts: dict[int, dict[str, Part]] = {}
         self._graphs: dict[tuple[int, Sequence[str]], Graph] = {}
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch | None = None) -> Losses:
-        """Sample, add intrinsic rewards, prepare, update, train the exploration, feed back."""
+        """Sample, add intrinsic rewards, prepare, update, train the exploration, feed back.
+
+        Raises:
+            RunError: see ``check_finite``.
+        """
+        try:
+            return self._update(batch)
+        except Exception:
+            self.check_finite()  # after a step that went wrong, a later one may fail in a way of its own
+            raise
+
+    def _update(self, batch: Batch | None) -> Losses:
         batch = self.sample() if batch is None else batch
         for extra in self.exploration:
             bonus = extra.reward(batch)
@@ -131,7 +165,8 @@ class FabricLearner:
         if not due:
             return Losses({})
         losses = self._backward(batch, who, due)
-        self._step(mine, due)
+        if not self._step(who, due, losses.terms):
+            return Losses(losses.terms, losses.metrics)  # priorities of such a step are no priorities
         who.after_step(due, losses, self)
         return losses
 
@@ -141,15 +176,36 @@ class FabricLearner:
         return {name: p.grad.clone() for name, p in who.named_parameters() if p.grad is not None}
 
     def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
-        mine = self.parts(who)
         for name, p in who.named_parameters():
             p.grad = grads.get(name)
-        self._step(mine, tuple(mine if parts is None else parts))
+        self._step(who, tuple(self.parts(who) if parts is None else parts), {})
 
-    def _step(self, mine: dict[str, Part], due: Sequence[str]) -> None:
+    def _step(self, who: Trainable, due: Sequence[str], terms: Mapping[str, Tensor]) -> bool:
+        """Clip and step, unless the step is to be skipped: False."""
+        mine = self.parts(who)
+        norms = {name: mine[name].clip() for name in due}
+        made = Step(self.progress.updates + 1, self.progress.env_steps, who, dict(terms), norms)
+        if self.on_nan == "stop":
+            self._unread.append(made)
+            if len(self._unread) >= MOST_UNREAD:
+                self.check_finite()
+        elif wrong([made]) is not None:
+            self.skipped += 1
+            return False
         for name in due:
-            mine[name].clip()
             mine[name].optimizer.step()
+        return True
+
+    def check_finite(self) -> None:
+        """Read whether the gradient steps since the last call were made of finite numbers, and forget them.
+
+        Raises:
+            RunError: names the first term or gradient that was not, and when. Raised again by every later call:
+                these weights are lost.
+        """
+        if (message := wrong(self._unread)) is not None:
+            raise RunError(message)
+        self._unread.clear()
 
     def _backward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Losses:
         """Global mean gradients of the due parts, left in ``.grad``; losses as global means."""
@@ -179,7 +235,7 @@ class FabricLearner:
         flat = torch.cat([torch.stack(numbers), *(p.grad.reshape(-1) for p in params if p.grad is not None)])
         flat = self._all_reduce(flat, "sum")
         flat /= flat[0].clamp(min=1.0)
-        values = iter(flat[1 : len(numbers)].unbind())
+        values = iter(flat[1 : len(numbers)].clone().unbind())  # they are kept, and not the gradients with them
         offset = len(numbers)
         for p in params:
             p.grad = flat[offset : offset + p.numel()].view_as(p)
@@ -243,6 +299,37 @@ class FabricLearner:
         metrics = {name: collapse(value.detach()) for name, value in losses.metrics.items()}
         total = torch.stack(list(terms.values())).sum()
         return Losses({k: v.detach() for k, v in terms.items()}, metrics, losses.feedback), count, total
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _named(self) -> Iterator[tuple[str, Trainable]]:
+        """Everything that may have optimizers, by its place: ``algorithm``, ``exploration.0.predictor``."""
+        roots = [("algorithm", self.algorithm), *((f"exploration.{i}", x) for i, x in enumerate(self.exploration))]
+        for prefix, root in roots:
+            for name, module in root.named_modules(prefix=prefix):
+                if isinstance(module, Trainable):
+                    yield name, module
+
+    def state(self) -> Tree:
+        """Optimizers and how often they were called; those that were never used have none."""
+        return {
+            name: {
+                key: {"optimizer": part.optim.optimizer.state_dict(), "calls": part.calls}
+                for key, part in self._parts[id(who)].items()
+            }
+            for name, who in self._named()
+            if id(who) in self._parts
+        }
+
+    def load(self, state: Tree) -> None:
+        for name, who in self._named():
+            for key, saved in state.get(name, {}).items():
+                part = self.parts(who)[key]
+                part.calls = saved["calls"]
+                part.optim.optimizer.load_state_dict(saved["optimizer"])
+                if part.optim.lr is not None:
+                    for group in part.optim.optimizer.param_groups:
+                        group["lr"] = part.optim.lr
 
     # ---- batches and statistics -----------------------------------------------------------------------------------
 

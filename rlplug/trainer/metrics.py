@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.types import Batch
+from rlplug.types import Batch, Tree
 
 
 class Episodes:
@@ -56,12 +56,23 @@ class Episodes:
         finished, self._finished = self._finished, []
         return finished
 
+    def forget(self) -> None:
+        """The episodes that are going on will not be ended."""
+        self._return, self._length = np.zeros_like(self._return), np.zeros_like(self._length)
+
+    def state(self) -> Tree:
+        return {"return": self._return, "length": self._length, "finished": self._finished}
+
+    def load(self, state: Tree) -> None:
+        self._return, self._length, self._finished = state["return"], state["length"], state["finished"]
+
 
 class Clock:
-    """Wall seconds, in all and by phase."""
+    """Wall seconds, in all and by phase; a continued run counts on from ``before``."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
+        self.before = 0.0
         self.spent: dict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -73,7 +84,7 @@ class Clock:
             self.spent[name] += time.perf_counter() - start
 
     def wall(self) -> float:
-        return time.perf_counter() - self.started
+        return self.before + time.perf_counter() - self.started
 
 
 class Means:
@@ -82,10 +93,22 @@ class Means:
     def __init__(self) -> None:
         self._values: dict[str, list[Tensor]] = defaultdict(list)
 
-    def add(self, values: Mapping[str, Tensor]) -> None:
+    def add(self, values: Mapping[str, Tensor], finite: bool = False) -> None:
+        """Count one value of each.
+
+        Args:
+            finite: leave out what is NaN or infinite, for which the values are read back: those of skipped steps.
+        """
         for name, value in values.items():
-            self._values[name].append(value)
+            if not finite or value.isfinite():
+                self._values[name].append(value)
 
     def drain(self) -> dict[str, float]:
         values, self._values = self._values, defaultdict(list)
         return {name: float(torch.stack(seen).float().mean()) for name, seen in values.items()}
+
+    def state(self) -> Tree:
+        return {name: torch.stack(seen) for name, seen in self._values.items()}
+
+    def load(self, state: Tree) -> None:
+        self._values = defaultdict(list, {name: list(seen.unbind()) for name, seen in state.items()})

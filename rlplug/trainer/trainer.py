@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pluggy
@@ -14,12 +17,17 @@ from lightning.fabric import Fabric
 from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Plan, Run, VecEnv
 from rlplug.config import RunConfig
 from rlplug.registry import Events
+from rlplug.trainer.checkpoint import Draft
 from rlplug.trainer.collector import collector
 from rlplug.trainer.context import RunContext, Scope
-from rlplug.trainer.evaluate import Evaluator
+from rlplug.trainer.evaluate import Evaluator, Stopped
+from rlplug.trainer.finite import check_segment
+from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.metrics import Clock, Episodes, Means
-from rlplug.types import Batch, EnvSpec, Mode, Progress
+from rlplug.trainer.state import capture
+from rlplug.trainer.store import RowStore
+from rlplug.types import Batch, EnvSpec, Mode, Progress, Tree
 
 TRAINING = 1  # tells training's environment seeds from evaluation's
 
@@ -32,9 +40,13 @@ class Trainer(Run):
         self.clock = Clock()
         self.progress = Progress()
         self.startup_s = 0.0
-        self.stopping = False
+        self.stopping = 0  # or the signal that asks the run to stop
+        self.identity = uuid4().hex
+        self.store = RowStore()
+        self.keeper: Keeper | None = None
         needs = config.algo.cls.needs(config.algo.cfg, spec)
-        torch.manual_seed(config.seed)
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(config.seed % 2**32)
         self.ctx = RunContext(
             spec=spec,
             needs=needs,
@@ -63,6 +75,7 @@ class Trainer(Run):
             self.progress,
             plan.microbatches,
             config.compile,
+            config.on_nan,
         )
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
@@ -81,6 +94,7 @@ class Trainer(Run):
         self.means = Means()
         self.evaluation: dict[str, float] = {}
         self.evaluated_at: int | None = None
+        self.logged = 0
         self._logged_at = self._evaluated_at = 0
         self._logged_wall, self._logged_steps, self._logged_updates = self.clock.wall(), 0, 0
 
@@ -101,16 +115,22 @@ class Trainer(Run):
 
     @property
     def done(self) -> bool:
-        return self.stopping or self._rows_left <= 0
+        return bool(self.stopping) or self._rows_left <= 0
 
     def collect(self, mode: Mode = "explore") -> None:
+        self.learner.check_finite()
         self._report()
         rows = min(self.loop.rows, self._rows_left)
         with self.clock.phase("collect"):
-            for segment in self.source.collect(rows, mode=mode):
-                self._receive(segment, whole=rows == self.loop.rows)
+            try:
+                for segment in self.source.collect(rows, mode=mode):
+                    self._receive(segment, whole=rows == self.loop.rows)
+            except Exception:  # a policy or an environment may stumble over a number that is none
+                check_segment(self.source.unfinished(rows), self.progress.env_steps, self.ctx.env_ids)
+                raise
 
     def _receive(self, segment: Batch, whole: bool) -> None:
+        check_segment(segment, self.progress.env_steps, self.ctx.env_ids)
         self.algorithm.observe(segment, self.learner)
         for extra in self.exploration.values():
             extra.observe(segment, self.learner)
@@ -125,23 +145,39 @@ class Trainer(Run):
     def update(self, batch: Batch | None = None) -> Losses:
         with self.clock.phase("update"):
             self.ctx.schedules.refresh(self.progress.env_steps)
+            skipped = self.learner.skipped
             losses = self.learner.step(batch)
-        self.means.add(losses.terms)
-        self.means.add(losses.metrics)
+            skipped = self.learner.skipped > skipped
+        self.means.add(losses.terms, finite=skipped)
+        self.means.add(losses.metrics, finite=skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)
         return losses
 
     # ---- reports --------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        """Log and evaluate if it is time to; between rounds, when every update has been made."""
-        steps, config = self.progress.env_steps, self.config
+        """Log, evaluate, write a checkpoint, if it is time to; between rounds, when every update has been made."""
+        steps, config, score = self.progress.env_steps, self.config, None
         if steps >= self._logged_at + config.log.every:
             self._logged_at = steps - steps % config.log.every
             self.log()
         if config.eval.every and steps >= self._evaluated_at + config.eval.every:
+            score = self.evaluate()["eval/return_mean"]
             self._evaluated_at = steps - steps % config.eval.every
-            self.evaluate()
+        if self.keeper is not None:
+            self._saved(self.keeper.poll())
+            if self.keeper.due(steps) or (score is not None and self.keeper.is_best(score)):
+                self._save(capture(self, score))
+
+    def _save(self, draft: Draft) -> None:
+        assert self.keeper is not None
+        with self.clock.phase("checkpoint"):
+            self._saved(self.keeper.wait())
+            self.keeper.submit(draft)
+
+    def _saved(self, path: Path | None) -> None:
+        if path is not None:
+            self.hooks.hook.rlplug_checkpoint(run=self, path=str(path))
 
     def log(self) -> None:
         """One row of metrics, means since the last one."""
@@ -152,6 +188,9 @@ class Trainer(Run):
             returns, lengths, _ = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
         row |= {f"train/{name}": value for name, value in self.means.drain().items()}
+        if self.config.on_nan == "skip":
+            row["train/skipped"] = self.learner.skipped
+            self.learner.skipped = 0
         wall, steps, updates = self.clock.wall(), self.progress.env_steps, self.progress.updates
         seconds = max(wall - self._logged_wall, 1e-9)
         row["time/env_steps_per_s"] = (steps - self._logged_steps) / seconds
@@ -159,39 +198,84 @@ class Trainer(Run):
         row["time/wall_s"] = wall
         row |= {f"time/{phase}": spent for phase, spent in self.clock.spent.items()}
         self._logged_wall, self._logged_steps, self._logged_updates = wall, steps, updates
-        self.hooks.hook.rlplug_logged(run=self, metrics=row, step=steps)
+        self._say(row)
+
+    def _say(self, metrics: Mapping[str, float]) -> None:
+        self.logged += 1
+        self.hooks.hook.rlplug_logged(run=self, metrics=metrics, step=self.progress.env_steps)
 
     def evaluate(self) -> dict[str, float]:
-        """Play the evaluation's episodes and report them."""
+        """Play the evaluation's episodes and report them.
+
+        Raises:
+            Stopped: the run was asked to stop meanwhile.
+        """
         with self.clock.phase("evaluate"):
-            self.evaluation = self.evaluator(self.progress.env_steps, stop=lambda: self.stopping)
+            self.evaluation = self.evaluator(self.progress.env_steps, stop=lambda: bool(self.stopping))
             self.evaluated_at = self.progress.env_steps
         self.hooks.hook.rlplug_evaluated(run=self, metrics=self.evaluation)
-        self.hooks.hook.rlplug_logged(run=self, metrics=self.evaluation, step=self.progress.env_steps)
+        self._say(self.evaluation)
         return self.evaluation
+
+    def reports(self) -> Tree:
+        """What was logged and evaluated, and what is still to be."""
+        return {
+            "logged": self.logged,
+            "logged_at": self._logged_at,
+            "logged_steps": self._logged_steps,
+            "logged_updates": self._logged_updates,
+            "evaluated_at": self._evaluated_at,
+            "evaluation": self.evaluation,
+            "evaluation_at": self.evaluated_at,
+            "means": self.means.state(),
+            "skipped": self.learner.skipped,
+        }
+
+    def load_reports(self, state: Tree) -> None:
+        self.logged, self._logged_at = state["logged"], state["logged_at"]
+        self._logged_steps, self._logged_updates = state["logged_steps"], state["logged_updates"]
+        self._evaluated_at = state["evaluated_at"]
+        self.evaluation, self.evaluated_at = state["evaluation"], state["evaluation_at"]
+        self.means.load({name: values.to(self.ctx.device) for name, values in state["means"].items()})
+        self.learner.skipped = state["skipped"]
+        self._logged_wall = self.clock.wall()
 
     # ---- the whole run --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Start, drive the loop to its end, evaluate.
+        """Start, drive the loop to its end, evaluate; write a checkpoint of where that was.
 
         Raises:
-            KeyboardInterrupt: the run was asked to stop during an evaluation, or twice.
+            KeyboardInterrupt: the run was asked to stop twice.
+            RunError: it cannot go on.
         """
         self.hooks.hook.rlplug_started(run=self)
-        self.startup_s = self.clock.wall()
-        self.loop.run(self)
-        if self.progress.env_steps > self._logged_steps:
-            self.log()
+        self.startup_s = self.clock.wall() - self.clock.before
+        with suppress(Stopped):
+            self.loop.run(self)
+        self.learner.check_finite()
+        # as it is now, so that a longer run goes on as if there had been no end
+        draft = capture(self) if self.keeper is not None else None
         if not self.stopping:
-            self.evaluate()
+            with suppress(Stopped):
+                if self.progress.env_steps > self._logged_steps:
+                    self.log()
+                score = self.evaluate()["eval/return_mean"]
+                if draft is not None:
+                    draft.manifest["score"] = score
+        if draft is not None and self.keeper is not None:
+            self._save(draft)
+            self._saved(self.keeper.wait())
 
     def close(self) -> None:
+        if self.keeper is not None:
+            self.keeper.close()
         self.source.close()
         self.evaluator.close()
 
     def summary(self, status: str) -> Mapping[str, Any]:
         """What ``summary.json`` says."""
+        last = self.keeper.last if self.keeper is not None else None
         wall = self.clock.wall()
         return {
             "status": status,
@@ -203,4 +287,5 @@ class Trainer(Run):
             "wall_s": round(wall, 3),
             "env_steps_per_s": round(self.progress.env_steps / (wall - self.startup_s), 1),
             "startup_s": round(self.startup_s, 3),
+            "checkpoint": last and last.name,
         }

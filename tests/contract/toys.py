@@ -207,6 +207,22 @@ class Modest(Replay):
         return super().nbytes(row) // 2
 
 
+class Wasteful(Replay):
+    """Stores all its rows with every checkpoint."""
+
+    def save(self, store):
+        store.end = 0
+        super().save(store)
+
+
+class Amnesic(Replay):
+    """Forgets which rows are valid."""
+
+    def load(self, store):
+        super().load(store)
+        self._ids = self._ids * 0 + self._ids.max()
+
+
 class Borrowing(Rollout):
     def add(self, segment):
         self._segments.append(segment)
@@ -296,6 +312,8 @@ ALGORITHMS = {cls.__name__.lower(): cls for cls in (Sound, *Sound.__subclasses__
 OTHERS = {
     ("buffer", "late"): "name: late\ncapacity: 1000\n",
     ("buffer", "modest"): "name: modest\ncapacity: 1000\n",
+    ("buffer", "wasteful"): "name: wasteful\ncapacity: 1000\n",
+    ("buffer", "amnesic"): "name: amnesic\ncapacity: 1000\n",
     ("buffer", "borrowing"): "name: borrowing\n",
     ("exploration", "wild"): "# @package exploration.wild\nname: wild\n",
     ("model", "sticky"): "name: sticky\nsize: 8\n",

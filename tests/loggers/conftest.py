@@ -35,6 +35,7 @@ class LoggedRun:
     folder: Path
     config: Config = field(default_factory=Config)
     progress: Progress = field(default_factory=Progress)
+    logged: int = 0
 
     def __post_init__(self) -> None:
         self.hooks = pluggy.PluginManager("rlplug")
@@ -48,6 +49,7 @@ class LoggedRun:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.progress.env_steps = step
+        self.logged += 1
         self.hooks.hook.rlplug_logged(run=self, metrics=metrics, step=step)
 
     def evaluate(self, mean: float, std: float) -> None:

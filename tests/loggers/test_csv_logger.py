@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 
 import numpy as np
+import pytest
 
 
 def rows(run) -> list[dict[str, str]]:
@@ -51,15 +52,16 @@ def test_nothing_but_the_table_is_left_in_the_folder(run, logger):
     assert [path.name for path in run.folder.iterdir()] == ["metrics.csv"]
 
 
-def test_a_continued_run_drops_what_lies_behind_its_step_and_a_half_written_line(run, logger):
+def test_a_continued_run_drops_what_lies_behind_its_checkpoint_and_a_half_written_line(run, logger):
     run.start(logger("csv"))
-    for step in (100, 200, 300):
+    for step in (100, 200, 200):
         run.log(step, {"train/critic": step / 10})
+    run.log(200, {"eval/return_mean": 1.0})
     with (run.folder / "metrics.csv").open("a") as file:
         file.write("400,4")
 
     again = type(run)(run.folder)
-    again.progress.env_steps = 200
+    again.progress.env_steps, again.logged = 200, 2
     again.start(logger("csv"))
     again.log(300, {"train/critic": 31.0, "train/actor": 1.0})
     assert [list(row.values()) for row in rows(run)] == [
@@ -67,3 +69,9 @@ def test_a_continued_run_drops_what_lies_behind_its_step_and_a_half_written_line
         ["200", "20.0", ""],
         ["300", "31.0", "1.0"],
     ]
+
+
+def test_a_continued_run_says_that_rows_are_missing(run, logger):
+    run.logged = 3
+    with pytest.warns(UserWarning, match=r"metrics\.csv has 0 of the 3 rows"):
+        run.start(logger("csv"))

@@ -79,6 +79,16 @@ def test_a_file_gets_a_line_per_evaluation_and_a_table_at_the_end(run, logger, c
     ]
 
 
+@pytest.mark.parametrize(
+    ("status", "verb"), [("finished", "evaluate"), ("interrupted", "resume"), ("failed", None)], ids=str
+)
+def test_the_table_says_what_can_be_done_next(run, logger, capsys, status, verb):
+    run.start(logger("progress"))
+    run.end(status, checkpoint="step_000000001000")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next")]
+    assert said == ([f"next        python -m rlplug {verb} {run.folder}"] if verb else [])
+
+
 def test_a_file_hears_of_a_run_that_neither_evaluates_nor_ends(run, logger, capsys):
     run.start(logger("progress", every=0.01))
     seen = ""

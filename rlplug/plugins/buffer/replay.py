@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context
+from rlplug.api import Context, Store
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError, leaves, map_leaves
 
@@ -50,11 +50,7 @@ class Replay:
         valid = segment["valid"][:-1].numpy()
         length = len(valid)
         if not self._storage:
-            self._storage = map_leaves(
-                lambda x: torch.zeros(self.rows, self.columns, *x.shape[2:], dtype=x.dtype), segment
-            )
-            self._ids = np.zeros(self.rows * self.columns, np.int64)
-            self._below = np.zeros(self.rows, np.int64)  # valid ids in all rows before the one that lies there
+            self._allocate(segment)
         start = self.written % self.rows
         if start + length < self.rows:
             _copy(self._storage, segment, slice(start, start + length + 1))
@@ -71,13 +67,22 @@ class Replay:
         self._ids[(below + np.arange(len(new))) % len(self._ids)] = self.written * self.columns + new
         self.written += length
 
+    def _allocate(self, like: Batch) -> None:
+        self._storage = map_leaves(lambda x: torch.zeros(self.rows, *x.shape[1:], dtype=x.dtype), like)
+        self._ids = np.zeros(self.rows * self.columns, np.int64)
+        self._below = np.zeros(self.rows, np.int64)  # valid ids in all rows before the one that lies there
+
+    @property
+    def _oldest(self) -> int:
+        """The first row that is still there."""
+        return max(0, self.written - self.rows + 1)
+
     def _range(self) -> tuple[int, int]:
         """Which valid ids, counted from the beginning of the run, may be drawn: [low, high)."""
         if not self.written:
             return 0, 0
-        oldest = max(0, self.written - self.rows + 1)
-        newest = max(oldest, self.written - self.window + 1)
-        return int(self._below[oldest % self.rows]), int(self._below[newest % self.rows])
+        newest = max(self._oldest, self.written - self.window + 1)
+        return int(self._below[self._oldest % self.rows]), int(self._below[newest % self.rows])
 
     def __len__(self) -> int:
         low, high = self._range()
@@ -108,6 +113,41 @@ class Replay:
 
     def handle(self) -> Replay:
         return self
+
+    def save(self, store: Store) -> None:
+        """Closed rows are stored once; the open row, which the next ``add`` overwrites, each time."""
+        if not self._storage:
+            return
+        start = max(self._oldest, store.end)
+        while start < self.written:
+            at = start % self.rows
+            length = min(self.written - start, self.rows - at)
+            store.append(start, map_leaves(lambda x: x[at : at + length], self._storage))  # noqa: B023
+            start += length
+        store.trim(self._oldest)
+        store.state = {
+            "written": self.written,
+            "open": map_leaves(lambda x: x[self.written % self.rows], self._storage),
+            "below": int(self._below[self._oldest % self.rows]),
+        }
+
+    def load(self, store: Store) -> None:
+        if store.state is None:
+            return
+        self.written = store.state["written"]
+        for start, rows in store.rows():
+            if not self._storage:
+                self._allocate(rows)
+            # rows before the oldest one lie where newer ones follow
+            _copy(self._storage, rows, (torch.arange(len(rows["valid"])) + start) % self.rows)
+        _copy(self._storage, store.state["open"], self.written % self.rows)
+
+        rows = np.arange(self._oldest, self.written + 1)
+        valid = self._storage["valid"].numpy()[rows[:-1] % self.rows]
+        below = store.state["below"] + np.concatenate([[0], valid.sum(1).cumsum()])
+        self._below[rows % self.rows] = below
+        new = valid.reshape(-1).nonzero()[0]
+        self._ids[(below[0] + np.arange(len(new))) % len(self._ids)] = self._oldest * self.columns + new
 
 
 def _copy(storage: Batch, segment: Batch, where: Any) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlplug.api import Context
+from rlplug.api import Context, Store
 from rlplug.settings import settings
 from rlplug.types import Batch, leaves, map_leaves
 
@@ -45,6 +45,13 @@ class Rollout:
 
     def handle(self) -> Rollout:
         return self
+
+    def save(self, store: Store) -> None:
+        """What a round has collected and was not learnt from yet; mostly nothing."""
+        store.state = self._segments
+
+    def load(self, store: Store) -> None:
+        self._segments = store.state or []
 
 
 def _beside(segments: list[Batch]) -> Batch:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
+import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ class CSV:
     """Columns: ``step`` (environment steps), then the metrics in order of appearance; blank where a row has none.
 
     A row is written in one piece. New columns rewrite the file beside its final name and rename it. A continued
-    run drops the rows behind the step that it continues from.
+    run drops the rows that were written after its checkpoint.
     """
 
     @settings
@@ -36,8 +39,13 @@ class CSV:
         self._path = run.folder / "metrics.csv"
         rows: list[dict[str, str]] = []
         if self._path.exists():
-            self._columns, rows = _read(self._path)
-        self._rewrite(row for row in rows if int(row[STEP]) <= run.progress.env_steps)
+            columns, rows = _read(self._path)
+            rows = rows[: run.logged]
+            self._columns = [name for name in columns if name == STEP or any(row[name] for row in rows)]
+            rows = [{name: row[name] for name in self._columns} for row in rows]
+        if len(rows) < run.logged:
+            warnings.warn(f"{self._path} has {len(rows)} of the {run.logged} rows that were logged", stacklevel=2)
+        self._rewrite(rows)
 
     @hookimpl
     def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
@@ -48,17 +56,28 @@ class CSV:
             self._columns += new
             self._rewrite([*rows, row])
         else:
+            line = _lines(self._columns, [row])
             with self._path.open("ab", buffering=0) as file:
-                file.write(_lines(self._columns, [row]))
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+
+    @hookimpl
+    def rlplug_checkpoint(self, run: Run, path: str) -> None:
+        with self._path.open("rb") as file:
+            os.fsync(file.fileno())  # the rows that a run continued from there goes on behind
 
     def _rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         header = dict(zip(self._columns, self._columns, strict=True))
         beside = self._path.with_name(self._path.name + ".partial")
-        with beside.open("wb") as file:
-            file.write(_lines(self._columns, [header, *rows]))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
+        try:
+            with beside.open("wb") as file:
+                file.write(_lines(self._columns, [header, *rows]))
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
 
 
 def _lines(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
@@ -68,8 +87,10 @@ def _lines(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows; a last line without its end is left out: the process died while it wrote it."""
-    text = path.read_text(encoding="utf-8")
-    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-    rows = list(reader)
+    """Columns and rows, as far as they can be read; a process that died may have left half a line at the end."""
+    text = path.read_bytes().decode(errors="replace")
+    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]), restval="")
+    rows: list[dict[str, str]] = []
+    with suppress(csv.Error):
+        rows.extend(reader)
     return list(reader.fieldnames or [STEP]), rows

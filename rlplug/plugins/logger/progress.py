@@ -21,6 +21,7 @@ from rlplug import hookimpl
 from rlplug.api import Context, Run
 from rlplug.settings import PositiveFloat, option, settings
 
+NEXT = {"finished": "evaluate", "interrupted": "resume"}
 WINDOW_S = 30.0  # steps per second are measured over the last so many seconds
 
 
@@ -157,6 +158,8 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
         "wall time": f"{_clock(wall)}",
         "run folder": str(run.folder),
     }
+    if summary.get("checkpoint") and (verb := NEXT.get(summary["status"])):
+        rows["next"] = f"python -m rlplug {verb} {run.folder}"
     return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
 

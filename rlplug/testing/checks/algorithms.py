@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from typing import Any
 
@@ -16,18 +15,15 @@ from rlplug.registry import hookimpl, load
 from rlplug.testing.checks.runs import (
     UPDATES,
     Case,
-    again,
     answers,
     differences,
     episodes,
-    learner_of,
     play,
     require,
     some,
     trainables,
     watch,
 )
-from rlplug.trainer.trainer import Trainer
 from rlplug.types import leaves
 
 
@@ -174,43 +170,3 @@ def check_state(case: Case) -> None:
             )
         fresh.close()
     trained.close()
-
-
-def check_continues(case: Case) -> None:
-    """With ``state_dict``, the optimizers' and the generators' states a fresh algorithm makes the same next update."""
-    trained, fresh = case.build(), case.build(seed=1)
-    learner = watch(trained)
-    play(trained)
-    carry_over(trained, fresh)
-    results = []
-    for trainer in (trained, fresh):
-        learner_of(trainer).buffer = again(learner.sampled)
-        losses = learner_of(trainer).step()
-        results.append((trainer.algorithm.state_dict(), losses.terms | losses.metrics))
-        trainer.close()
-    names = differences(results[0][0], results[1][0]) + differences(results[0][1], results[1][1])
-    require(
-        not names,
-        f"a fresh algorithm that loaded state_dict() learns otherwise ({some(names)}): a resumed run would not be the"
-        " undisturbed one. Keep counters, coefficients and statistics in registered buffers",
-    )
-
-
-def carry_over(source: Trainer, target: Trainer) -> None:
-    """Give ``target`` everything that a checkpoint keeps of ``source``'s learning."""
-    target.algorithm.load_state_dict(source.algorithm.state_dict())
-    vars(target.progress).update(vars(source.progress))
-    for trainer in (source, target):
-        trainer.ctx.schedules.refresh(source.progress.env_steps)
-    for role, generator in source.ctx.generators.items():
-        target.ctx.generators[role].set_state(generator.get_state())
-    modules = dict(target.algorithm.named_modules())
-    for name, who in trainables(learner_of(source), source.algorithm).items():
-        twin: Any = modules[name]
-        for key, part in learner_of(source).parts(who).items():
-            mine = learner_of(target).parts(twin)[key]
-            mine.calls = part.calls
-            mine.optim.optimizer.load_state_dict(copy.deepcopy(part.optim.optimizer.state_dict()))
-            if mine.optim.lr is not None:
-                for group in mine.optim.optimizer.param_groups:
-                    group["lr"] = mine.optim.lr

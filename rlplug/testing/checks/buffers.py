@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,13 @@ from torch import Tensor
 from rlplug.api import Buffer, Needs
 from rlplug.config import choose
 from rlplug.registry import load
-from rlplug.testing.checks.runs import flat, node_of, option_of, require
+from rlplug.testing.checks.runs import differences, flat, node_of, option_of, require, some
 from rlplug.testing.context import context, spec
-from rlplug.types import Batch, map_leaves
+from rlplug.trainer.checkpoint import Draft, folder_of, write
+from rlplug.trainer.context import RunContext
+from rlplug.trainer.store import Piece, RowStore
+from rlplug.trainer.trees import decode, encode, snapshot
+from rlplug.types import Batch, leaves, map_leaves
 
 COLUMNS, ROWS, SAMPLES, CAPACITY = 5, 4, 16, 120
 
@@ -63,16 +69,19 @@ class Stream:
         return dict(self.memory)
 
 
-def make(name: str, window: int, **changes: Any) -> Buffer:
+def make(name: str, window: int, ctx: RunContext | None = None, **changes: Any) -> Buffer:
     """The buffer for ``COLUMNS`` environments; small, where it has a capacity."""
     option = option_of("buffer", name)
     node = node_of("buffer", option)
     node |= ({"capacity": CAPACITY} if "capacity" in node else {}) | changes
     stale = getattr(load("buffer", name), "stale", None)
     require(isinstance(stale, bool), "the class says stale = True (windows out of old data) or False (the last round)")
-    needs = Needs(window=window, stale=bool(stale), keys=("obs", "action"))
-    ctx = context(spec(3, 2), needs=needs, num_envs=COLUMNS, rows=ROWS, batch_size=SAMPLES)
-    return choose("buffer", "buffer", node).build(ctx)
+    return choose("buffer", "buffer", node).build(ctx or _context(window, bool(stale)))
+
+
+def _context(window: int, stale: bool) -> RunContext:
+    needs = Needs(window=window, stale=stale, keys=("obs", "action"))
+    return context(spec(3, 2), needs=needs, num_envs=COLUMNS, rows=ROWS, batch_size=SAMPLES)
 
 
 def check_streams(name: str, **changes: Any) -> None:
@@ -147,6 +156,49 @@ def _keeps_its_own(buffer: Buffer, sample: Batch) -> None:
         leaf.zero_()
     if "index" in sample:
         buffer.feedback(sample["index"], {"priority": torch.ones(len(sample["index"]))})
+
+
+def check_saves(name: str, **changes: Any) -> None:
+    """Saved and loaded again and again, through several times its capacity, it stays equal to one that never was."""
+    stream, ctx = Stream(CAPACITY * 2), _context(3, load("buffer", name).stale)
+    twin, buffer = make(name, 3, **changes), make(name, 3, ctx, **changes)  # equal seeds: they draw the same
+    store, added = Counting(), 0
+    with tempfile.TemporaryDirectory() as folder:
+        for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
+            twin.add(stream.segment(start))
+            buffer.add(stream.segment(start))
+            added += ROWS
+            if turn % 3 == 0:
+                store.appended = 0
+                buffer.save(store)
+                require(
+                    store.appended <= added,
+                    f"save() appends {store.appended} rows, of which {added} are new: begin at store.end",
+                )
+                added = 0
+                write(folder_of(Path(folder), turn), Draft({}, {}, store.pieces))
+                store = Counting(store.pieces, decode(encode(snapshot(store.state))), _written)
+                buffer = make(name, 3, ctx, **changes)
+                buffer.load(store)
+            require(buffer.ready() == twin.ready(), "after load() it is ready when it was not, or the reverse")
+            if turn % 2 and twin.ready():
+                names = differences(twin.sample(), buffer.sample())
+                require(not names, f"after load() it samples other {some(names)}: save() what sample() reads")
+
+
+def _written(piece: Piece) -> Batch:
+    assert piece.path is not None
+    return decode(piece.path.read_bytes())
+
+
+class Counting(RowStore):
+    """A store that counts the rows that are appended."""
+
+    appended = 0
+
+    def append(self, start: int, rows: Batch) -> None:
+        super().append(start, rows)
+        self.appended += len(next(leaves(rows)))
 
 
 def check_nbytes(name: str, **changes: Any) -> None:

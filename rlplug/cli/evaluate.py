@@ -1,0 +1,59 @@
+"""``evaluate``: greedy episodes with the weights of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlplug.registry import warn_broken
+from rlplug.types import ConfigError
+
+USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [key=value ...]
+
+Plays greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of
+the given one (as checkpoints/best). Writes nothing. --json prints one JSON object.
+
+  eval.episodes=100        how many episodes; as in the run, if not given
+  seed=7                   other episodes; as in the run, these are those of its own evaluation at that step
+  hardware=cpu             where; if not given, as in the run, or the processor where that is not available
+  env.max_episode_steps=50, +env.kwargs.g=9.8
+                           change the environment, as long as its spaces stay the same"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Evaluate one checkpoint.
+
+    Raises:
+        ConfigError: there is none, or it cannot be used here, or not so.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    path, *overrides = [argument for argument in arguments if argument != "--json"] or [""]
+    if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
+        raise ConfigError("", f"evaluate takes no flag {flags[0]}; see rlplug evaluate --help")
+    if not path or ("=" in path and not Path(path).exists()):
+        raise ConfigError("", "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help")
+    warn_broken()
+
+    from rlplug.trainer.agent import evaluate  # here: torch takes seconds to import
+
+    result = evaluate(path, overrides, tell=lambda line: print(f"rlplug: {line}", file=sys.stderr))
+    print(json.dumps(result) if "--json" in arguments else table(result))
+    return 0
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """What ``evaluate`` found, for a person."""
+    spread = f"min {result['eval/return_min']:,.2f}, max {result['eval/return_max']:,.2f}"
+    rows = {
+        "checkpoint": result["checkpoint"],
+        "env steps": f"{result['env_steps']:,}",
+        "episodes": f"{result['episodes']:,} (seed {result['seed']})",
+        "return": f"{result['eval/return_mean']:,.2f} ± {result['eval/return_std']:,.2f} ({spread})",
+        "length": f"{result['eval/length_mean']:,.1f}",
+    }
+    return "\n".join(f"{name:<11} {value}" for name, value in rows.items())

@@ -1,0 +1,35 @@
+"""``resume``: continues a run that was interrupted, was killed, or is to go on for longer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlplug.types import ConfigError
+
+USAGE = """rlplug resume <run folder> [key=value ...]
+
+Continues a run from its newest good checkpoint, as if it had never ended. The folder is all it needs.
+total_steps may be raised, and what does not alter learning may change: eval, log, checkpoint, logger,
+hardware, compile, deterministic, on_nan."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Resume one run.
+
+    Raises:
+        ConfigError: it cannot be continued, or not so.
+        RunError: it could not go on.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    folder, *overrides = arguments or [""]
+    if not folder or "=" in folder or folder.startswith("-"):
+        raise ConfigError("", "resume takes a run folder, then settings written key=value; see rlplug resume --help")
+
+    from rlplug.trainer import launch  # here: torch takes seconds to import
+
+    launch.resume(Path(folder), overrides, tell=lambda line: print(f"rlplug: {line}", file=sys.stderr))
+    return 0

@@ -1,0 +1,184 @@
+"""An ``EnvSpec`` as JSON: a checkpoint knows its environment's spaces without the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+
+from rlplug.types import CheckpointError, ConfigError, EnvSpec, Group
+
+
+def to_json(spec: EnvSpec) -> dict[str, Any]:
+    """Plain dicts, lists, numbers and texts; ``from_json`` gives the same spec again.
+
+    Raises:
+        ConfigError: a space is none of Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them.
+    """
+    return {
+        "groups": _groups_to_json(spec.groups),
+        "outside": _groups_to_json(spec.outside),
+        "extras": [[name, space_to_json(space)] for name, space in spec.extras.items()],
+        "max_episode_steps": spec.max_episode_steps,
+        "offers": sorted(spec.offers),
+    }
+
+
+def from_json(node: Any) -> EnvSpec:
+    """The spec that ``to_json`` was given.
+
+    Raises:
+        CheckpointError: that is not where this comes from.
+    """
+    try:
+        return EnvSpec(
+            _groups_from_json(node["groups"]),
+            outside=_groups_from_json(node["outside"]),
+            extras={name: space_from_json(space) for name, space in node["extras"]},
+            max_episode_steps=node["max_episode_steps"],
+            offers=frozenset(node["offers"]),
+        )
+    except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as error:
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise CheckpointError(f"the environment's spaces cannot be read from the manifest ({what})") from None
+
+
+NOTHING = ("nothing", None)
+
+
+def mismatch(saved: EnvSpec, now: EnvSpec) -> str | None:
+    """What is different about the environment, in words; None when nothing is."""
+    before, after = dict(_facts(saved)), dict(_facts(now))
+    for what in dict.fromkeys((*before, *after)):
+        (text, exact), (text_now, exact_now) = before.get(what, NOTHING), after.get(what, NOTHING)
+        if exact != exact_now:
+            return f"{what} was {text}, and is {text_now if text != text_now else 'another one that looks the same'}"
+    return None
+
+
+def _facts(spec: EnvSpec) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """(what it is about, (as text, as JSON)); the environment's own spaces in front."""
+    yield "who plays", (", ".join(spec.groups), list(spec.groups))
+    for where, groups in (("", spec.outside), (" inside", spec.groups)):
+        for name, group in groups.items():
+            of = "" if name == "agent" else f" of {name}"
+            yield f"the observation space{of}{where}", _shown(group.obs)
+            yield f"the action space{of}{where}", _shown(group.action)
+            yield f"the list of agents{of}{where}", (", ".join(group.agents) or "empty", list(group.agents))
+    for name, space in spec.extras.items():
+        yield f"the space of {name!r}", _shown(space)
+    limit = spec.max_episode_steps
+    yield "the longest episode", (f"{limit} steps" if limit else "without a limit", limit)
+    yield "what the environment offers", (", ".join(sorted(spec.offers)) or "nothing", sorted(spec.offers))
+
+
+def _shown(space: Space[Any]) -> tuple[str, Any]:
+    return " ".join(str(space).split()), space_to_json(space)
+
+
+def _groups_to_json(groups: Mapping[str, Group]) -> list[Any]:
+    return [
+        {
+            "name": name,
+            "obs": space_to_json(group.obs),
+            "action": space_to_json(group.action),
+            "agents": list(group.agents),
+        }
+        for name, group in groups.items()
+    ]
+
+
+def _groups_from_json(nodes: list[Any]) -> dict[str, Group]:
+    return {
+        node["name"]: Group(space_from_json(node["obs"]), space_from_json(node["action"]), tuple(node["agents"]))
+        for node in nodes
+    }
+
+
+def space_to_json(space: Space[Any]) -> dict[str, Any]:
+    """One space. A bound that all elements of a Box have is written once.
+
+    Raises:
+        ConfigError: as ``to_json``.
+    """
+    match space:
+        case Box() if space.dtype.itemsize <= 8:
+            return {
+                "type": "Box",
+                "shape": list(space.shape),
+                "dtype": _dtype(space),
+                "low": _bounds(space.low, space.bounded_below, "-inf"),
+                "high": _bounds(space.high, space.bounded_above, "inf"),
+            }
+        case Discrete():
+            return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": _dtype(space)}
+        case MultiDiscrete():
+            nvec, start = space.nvec.tolist(), space.start.tolist()
+            return {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": _dtype(space)}
+        case MultiBinary():
+            return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
+        case Dict() if all(isinstance(key, str) for key in space.spaces):
+            return {"type": "Dict", "spaces": [[key, space_to_json(sub)] for key, sub in space.spaces.items()]}
+    served = "Box of at most 64 bits, Discrete, MultiDiscrete, MultiBinary and Dicts of them with texts as keys"
+    raise ConfigError("env", f"the space {space} cannot be written into a checkpoint; served are {served}")
+
+
+def space_from_json(node: Any) -> Space[Any]:
+    """The space that ``space_to_json`` was given.
+
+    Raises:
+        KeyError, TypeError, ValueError: it was given no such thing.
+    """
+    match node["type"]:
+        case "Box":
+            shape, dtype = tuple(node["shape"]), np.dtype(node["dtype"])
+            limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+            low, bounded_below = _array(node["low"], shape, dtype, limits.min if limits else -np.inf)
+            high, bounded_above = _array(node["high"], shape, dtype, limits.max if limits else np.inf)
+            box = Box(low, high, shape, dtype.type if dtype.isnative else dtype)  # type: ignore[arg-type]
+            box.bounded_below, box.bounded_above = bounded_below, bounded_above
+            return box
+        case "Discrete":
+            kwargs: Any = {} if node["dtype"] == "int64" else {"dtype": np.dtype(node["dtype"])}
+            return Discrete(node["n"], start=node["start"], **kwargs)
+        case "MultiDiscrete":
+            dtype: Any = np.dtype(node["dtype"])
+            return MultiDiscrete(np.array(node["nvec"], dtype), dtype, start=np.array(node["start"], dtype))
+        case "MultiBinary":
+            return MultiBinary(node["n"])
+        case "Dict":
+            return Dict([(key, space_from_json(sub)) for key, sub in node["spaces"]])
+    raise ValueError(f"there is no space {node['type']!r}")
+
+
+def _dtype(space: Space[Any]) -> str:
+    dtype = np.dtype(space.dtype)
+    return dtype.name if dtype.isnative else dtype.str
+
+
+def _bounds(values: np.ndarray, bounded: np.ndarray, infinite: str) -> Any:
+    """One number where all are the same, else all of them in a row; ``infinite`` stands where there is no bound.
+
+    An integer space without a bound holds its type's smallest or largest number there.
+    """
+    if (
+        values.size
+        and values.tobytes() == values.flat[0].tobytes() * values.size
+        and (bounded.all() or not bounded.any())
+    ):
+        values, bounded = values.flat[:1], bounded.flat[:1]
+        return values.item() if bounded.item() else infinite
+    pairs = zip(values.ravel().tolist(), bounded.ravel().tolist(), strict=True)
+    return [value if is_bounded else infinite for value, is_bounded in pairs]
+
+
+def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype, infinite: float) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds of all elements, and where there is one."""
+    row = bound if isinstance(bound, list) else [bound]
+    bounded = np.array([not isinstance(value, str) for value in row], np.bool_)
+    values = np.array([infinite if isinstance(value, str) else value for value in row], dtype)
+    if isinstance(bound, list):
+        return values.reshape(shape), bounded.reshape(shape)
+    return np.full(shape, values[0]), np.full(shape, bounded[0])

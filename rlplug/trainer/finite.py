@@ -1,0 +1,99 @@
+"""Numbers that are NaN or infinite: in what is learnt from, and in gradient steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlplug.api import Trainable
+from rlplug.types import Batch, RunError
+
+
+def kind(value: float) -> str:
+    """What a number is that is not finite, in words."""
+    return "NaN" if math.isnan(value) else "infinite"
+
+
+class Step(NamedTuple):
+    """A gradient step, and the 0-d numbers that say whether it can be trusted."""
+
+    update: int
+    env_steps: int
+    who: Trainable
+    terms: Mapping[str, Tensor]
+    norms: Mapping[str, Sequence[Tensor]]
+    """of the gradient, by part; one too large for float32 counts as infinite"""
+
+    def numbers(self) -> list[Tensor]:
+        return [*self.terms.values(), *(norm for norms in self.norms.values() for norm in norms)]
+
+    def names(self) -> Iterator[str]:
+        yield from (f"the loss term {name!r}" for name in self.terms)
+        for part, norms in self.norms.items():
+            yield from (f"the gradient of part {part!r}" for _ in norms)
+
+
+def wrong(steps: Sequence[Step]) -> str | None:
+    """What the first number is that is not finite, and in which step; None if there is none. Reads once."""
+    numbers = [x for step in steps for x in step.numbers()]
+    read = torch.stack(numbers).tolist() if numbers else []
+    if all(map(math.isfinite, read)):
+        return None
+    named = ((name, step) for step in steps for name in step.names())
+    name, step, x = next((*of, x) for of, x in zip(named, read, strict=True) if not math.isfinite(x))
+    place = f"update {step.update}, environment step {step.env_steps}"
+    return f"{type(step.who).__name__}: {name} is {kind(x)} at {place}"
+
+
+def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> None:
+    """Stop at an observation or a reward that is NaN or infinite.
+
+    ``on_nan=skip`` does not concern it. A gradient step can be left out, and the run is as if it had never been
+    tried; an environment that returns such a number is in a state that cannot be trusted from then on, and its rows
+    would stay in the buffer, in recurrent states and in running statistics.
+
+    Args:
+        segment: ``[T+1, B]``, on the host.
+        env_steps: of the run, before the segment.
+        env_ids: global numbers of the segment's columns.
+
+    Raises:
+        RunError: names the key, the environment and the step of the first such number.
+    """
+    found: list[tuple[int, str]] = []
+    for key in ("obs", "reward"):
+        for name, leaf in _named(key, segment.get(key, {})):
+            values = leaf.numpy()
+            # The sum of squares is finite only if every value is. It costs a microsecond, isfinite().all() five.
+            if values.dtype.kind == "f" and not math.isfinite(np.vdot(values, values)):
+                found += _first(name, values, key == "reward", segment["valid"].numpy(), env_steps, env_ids)
+    if found:
+        raise RunError(min(found)[1])
+
+
+def _named(name: str, leaf: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of a key: ``obs``, or ``obs.camera`` and so on."""
+    if isinstance(leaf, dict):
+        for key, inner in leaf.items():
+            yield from _named(f"{name}.{key}", inner)
+    else:
+        yield name, leaf
+
+
+def _first(
+    name: str, values: np.ndarray, acted: bool, valid: np.ndarray, env_steps: int, env_ids: Sequence[int]
+) -> Iterator[tuple[int, str]]:
+    """Step and message of the first number that is not finite, if there is one.
+
+    Args:
+        acted: only rows that were acted on say something (rewards); else final observations count too.
+    """
+    bad = ~np.isfinite(values).reshape(*valid.shape, -1).all(-1)
+    for t, b in np.argwhere(bad & valid if acted else bad)[:1]:
+        step, what = env_steps + int(valid[: t + acted].sum()), kind(np.abs(values[t, b]).sum())
+        yield step, f"{name} of environment {env_ids[b]} is {what} at environment step {step}"

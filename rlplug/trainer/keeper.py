@@ -1,0 +1,141 @@
+"""When checkpoints are written, and which ones are kept. Writing happens in a thread of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlplug.trainer import checkpoint
+from rlplug.trainer.checkpoint import Draft
+from rlplug.types import CheckpointError, RunError
+
+BEST = "best"
+
+
+class Keeper:
+    """Of one run folder.
+
+    One checkpoint is written at a time: one that falls due meanwhile waits for it, and training goes on.
+
+    Args:
+        run: the run folder.
+        cfg: the run's settings ``checkpoint``.
+        env_steps: where the run stands.
+    """
+
+    def __init__(self, run: Path, cfg: Any, env_steps: int) -> None:
+        self.run, self.cfg = run, cfg
+        self.minutes = float(cfg.every.removesuffix("min")) if isinstance(cfg.every, str) else None
+        self._steps, self._time = env_steps, time.monotonic()
+        self._scores: dict[Path, float] = {}
+        self.written: list[Path] = []
+        """newest last"""
+        for path in reversed(checkpoint.checkpoints(run)):
+            self.written.append(path)
+            with suppress(CheckpointError):  # an older one than the run continues from
+                self._score(path, checkpoint.Checkpoint(path).manifest["score"])
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[Path] | None = None
+
+    # ---- when -----------------------------------------------------------------------------------------------------
+
+    def due(self, env_steps: int) -> bool:
+        """Is it time, and is nothing being written?"""
+        if self._writing is not None or not self.cfg.every or env_steps == self._steps:
+            return False
+        if self.minutes is not None:
+            return time.monotonic() - self._time >= 60 * self.minutes
+        return env_steps // self.cfg.every > self._steps // self.cfg.every
+
+    def is_best(self, score: float) -> bool:
+        """Is a checkpoint with this evaluation worth keeping for it?"""
+        best = sorted(self._scores.values(), reverse=True)[: self.cfg.keep_best]
+        if math.isnan(score):
+            return False
+        return len(best) < self.cfg.keep_best or bool(best and score > best[-1])
+
+    @property
+    def last(self) -> Path | None:
+        """The newest checkpoint that is there, whole."""
+        return self.written[-1] if self.written else None
+
+    @property
+    def busy(self) -> bool:
+        """Is a checkpoint being written?"""
+        return self._writing is not None and not self._writing.done()
+
+    # ---- writing --------------------------------------------------------------------------------------------------
+
+    def submit(self, draft: Draft) -> None:
+        """Begin to write. A checkpoint of the same environment step that is there already learns the score.
+
+        Raises:
+            RunError: the one before could not be written.
+        """
+        self.wait()
+        env_steps = draft.manifest["env_steps"]
+        self._steps, self._time = env_steps, time.monotonic()
+        folder = checkpoint.folder_of(self.run, env_steps)
+        self._writing = self._thread.submit(self._write, folder, draft)
+
+    def poll(self) -> Path | None:
+        """The checkpoint that was finished since the last call.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        return None if self.busy else self.wait()
+
+    def wait(self) -> Path | None:
+        """As ``poll``, once nothing is being written any more."""
+        if self._writing is None:
+            return None
+        writing, self._writing = self._writing, None
+        try:
+            return writing.result()
+        except OSError as error:
+            raise RunError(f"a checkpoint could not be written to {self.run}: {error.strerror}") from error
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _write(self, folder: Path, draft: Draft) -> Path:
+        score = draft.manifest["score"]
+        if folder not in self.written:
+            checkpoint.write(folder, draft)
+            self.written.append(folder)
+        elif score is not None:
+            checkpoint.note_score(folder, score)
+        self._score(folder, score)
+        self._retire()
+        return folder
+
+    # ---- keeping --------------------------------------------------------------------------------------------------
+
+    def _score(self, path: Path, score: float | None) -> None:
+        if score is not None and not math.isnan(score):
+            self._scores[path] = score
+
+    def _retire(self) -> None:
+        best = sorted(self._scores, key=lambda path: (self._scores[path], path), reverse=True)[: self.cfg.keep_best]
+        if best:
+            self._point_at(best[0])
+        for path in self.written[: -self.cfg.keep_last]:
+            if path not in best:
+                checkpoint.remove(path)
+                self.written.remove(path)
+                self._scores.pop(path, None)
+
+    def _point_at(self, best: Path) -> None:
+        """``checkpoints/best`` leads to the best one."""
+        link = best.with_name(BEST)
+        if link.is_symlink() and link.readlink() == Path(best.name):
+            return
+        beside = best.with_name(BEST + checkpoint.PARTIAL)
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(best.name)
+        beside.replace(link)

@@ -1,0 +1,72 @@
+"""Are the plugins that a run used still here?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+
+from rlplug import registry
+from rlplug.registry import Plugin
+from rlplug.types import CheckpointError
+
+
+def check_installed(plugins: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Compare a manifest's ``plugins`` with what is installed. Imports manifests only.
+
+    Args:
+        plugins: config key -> ``name``, ``distribution`` and ``version`` of the component that stood there.
+
+    Returns:
+        A line for every distribution that has another version now.
+
+    Raises:
+        CheckpointError: components are missing, or come from somewhere else; a line for each.
+    """
+    missing = [line for key, origin in plugins.items() if (line := _missing(key, origin))]
+    if missing:
+        raise CheckpointError("\n".join(missing))
+    used = {origin["distribution"]: origin["version"] for origin in plugins.values()}
+    return [
+        f"{name} was {version} then, and is {now} now"
+        for name, version in used.items()
+        if (now := _version(name)) != version
+    ]
+
+
+def kind_of(key: str) -> str:
+    """The kind of the component at a config key: ``model`` for ``critic_model``, ``logger`` for ``logger.csv``."""
+    return "model" if key.endswith("_model") and "." not in key else key.partition(".")[0]
+
+
+def _missing(key: str, origin: Mapping[str, str]) -> str | None:
+    """What is wrong with one component, and what to do about it; None: it is there."""
+    name, distribution, version = origin["name"], origin["distribution"], origin["version"]
+    kind, pip = kind_of(key), f"pip install {distribution}=={version}"
+    what = f"{key}: the run used {kind} {name!r} of {distribution} {version}"
+    owners = registry.owners().get((kind, name), ())  # type: ignore[call-overload]
+    others = [plugin for plugin in owners if plugin.distribution != distribution]
+    if len(others) < len(owners):
+        if others:
+            names = " and ".join(map(str, others))
+            return f"{what}, which {names} claims as well: pip uninstall {_names(others)}"
+        return None
+    if broken := [plugin for plugin in registry.broken() if plugin.distribution == distribution]:
+        return f"{what}, and {broken[0]} is installed but broken ({broken[0].cause}); {pip}"
+    if others:
+        return f"{what}, but that name is of {others[0]} now: pip uninstall {_names(others)}, and {pip}"
+    if (now := _version(distribution)) is not None:
+        return f"{what}, and {distribution} {now} has none of that name: {pip}"
+    return f"{what}, which is not installed: {pip}"
+
+
+def _names(plugins: list[Plugin]) -> str:
+    return " ".join(plugin.distribution for plugin in plugins)
+
+
+def _version(distribution: str) -> str | None:
+    """As it is installed now; None: it is not."""
+    found = [plugin.version for plugin in registry.plugins() if plugin.distribution == distribution]
+    try:
+        return found[0] if found else metadata.version(distribution)
+    except (metadata.PackageNotFoundError, ValueError):
+        return None

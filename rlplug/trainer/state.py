@@ -1,0 +1,130 @@
+"""Everything that a run's future depends on, between two rounds: out of a trainer, and into a fresh one."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rlplug.envs.spec_json import from_json, mismatch, to_json
+from rlplug.trainer import folder as run_folder
+from rlplug.trainer.checkpoint import Checkpoint, Draft
+from rlplug.trainer.store import RowStore
+from rlplug.trainer.trees import snapshot
+from rlplug.types import CheckpointError, ConfigError, Tree
+
+if TYPE_CHECKING:
+    from rlplug.trainer.trainer import Trainer
+
+
+MISFITS = (RuntimeError, KeyError, IndexError, ValueError, TypeError, AttributeError)
+"""what components raise when they load the state of something else"""
+
+
+def capture(trainer: Trainer, score: float | None = None) -> Draft:
+    """A copy of the state in memory; writing it can take its time.
+
+    Args:
+        score: the evaluation of these very weights, where there is one.
+    """
+    source = trainer.source.state()
+    trainer.buffer.save(trainer.store)
+    trees: dict[str, Tree] = {
+        "weights": {
+            "algorithm": trainer.algorithm.state_dict(),
+            "exploration": {name: extra.state_dict() for name, extra in trainer.exploration.items()},
+        },
+        "learner": {
+            "parts": trainer.learner.state(),
+            "schedules": trainer.ctx.schedules.step,
+            "progress": vars(trainer.progress),
+            "reports": trainer.reports(),
+        },
+        "rank0": {
+            "source": source,
+            "episodes": trainer.episodes.state(),
+            "buffer": trainer.store.state,
+            "generators": {role: generator.get_state() for role, generator in trainer.ctx.generators.items()},
+            "global": _global_generators(),
+        },
+    }
+    missing = ["the environments: their state cannot be read, so new episodes begin"] if source["env"] is None else []
+    manifest = {
+        "rlplug": metadata.version("rlplug"),
+        "run": trainer.identity,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        **vars(trainer.progress),
+        "score": score,
+        "wall_s": round(trainer.clock.wall(), 3),
+        "spent": dict(trainer.clock.spent),
+        "not_restored": missing,
+        "plugins": run_folder.origins(trainer.config),
+        "spec": to_json(trainer.ctx.spec),
+        "rows": trainer.loop.rows,
+        "batch_size": trainer.loop.batch_size,
+        "config": trainer.config.raw,
+    }
+    return Draft(manifest, {name: snapshot(tree) for name, tree in trees.items()}, list(trainer.store.pieces))
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Let a fresh trainer of the same configuration go on where the checkpoint was written.
+
+    Raises:
+        CheckpointError: it is of other spaces or another algorithm, or damaged.
+    """
+    try:
+        if difference := mismatch(from_json(checkpoint.manifest["spec"]), trainer.ctx.spec):
+            raise CheckpointError(f"{checkpoint.path} is of another environment: {difference}")
+        _restore(trainer, checkpoint)
+    except ConfigError:
+        raise
+    except MISFITS as error:
+        reason = [line.strip() for line in str(error).splitlines()][:1] or [type(error).__name__]
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit what is installed and configured now: {reason[0]}"
+        ) from error
+
+
+def _restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    manifest = checkpoint.manifest
+    weights, learner, rank = (checkpoint.tree(name) for name in ("weights", "learner", "rank0"))
+    trainer.store = RowStore(checkpoint.pieces(), rank["buffer"], checkpoint.rows)
+    trainer.clock.before = manifest["wall_s"]
+    trainer.clock.spent.update(manifest["spent"])
+    vars(trainer.progress).update(learner["progress"])
+    trainer.algorithm.load_state_dict(weights["algorithm"])
+    for name, extra in trainer.exploration.items():
+        extra.load_state_dict(weights["exploration"][name])
+    trainer.learner.load(learner["parts"])
+    trainer.ctx.schedules.refresh(learner["schedules"])
+    trainer.load_reports(learner["reports"])
+    trainer.source.load(rank["source"])
+    trainer.episodes.load(rank["episodes"])
+    if rank["source"]["env"] is None:
+        trainer.episodes.forget()
+    trainer.buffer.load(trainer.store)
+    for role, generator in trainer.ctx.generators.items():
+        generator.set_state(rank["generators"][role])
+    _set_global_generators(rank["global"])
+
+
+def _global_generators() -> dict[str, Any]:
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _set_global_generators(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
