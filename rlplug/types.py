@@ -93,11 +93,11 @@ class EnvSpec:
     """What an environment offers, read once before anything is built."""
 
     groups: dict[str, Group]
-    outside: dict[str, Group] = field(default_factory=dict[str, Group])
-    """the spaces as the environment itself declares them, by group"""
     extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
     max_episode_steps: int | None = None
     offers: frozenset[str] = frozenset()
+    outside: dict[str, Group] = field(default_factory=dict[str, Group])
+    """the spaces as the environment itself declares them, by group"""
 
     @property
     def sole(self) -> Group:

@@ -198,8 +198,6 @@ class Checkpoint:
             sound = isinstance(record, dict) and type(record.get("bytes")) is int and type(record.get("sha256")) is str
             if not sound or not re.fullmatch(FILES, name):
                 raise self._damaged(MANIFEST, f"{name!r} is no file of a checkpoint")
-        if missing := {"weights.pt", "learner.pt", "rank0.pt"} - manifest["files"].keys():
-            raise self._damaged(MANIFEST, f"it lacks {', '.join(sorted(missing))}")
         if not all(type(seconds) in NUMBER for seconds in manifest["spent"].values()):
             raise self._damaged(MANIFEST, "spent is not what it should be")
 

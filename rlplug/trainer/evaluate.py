@@ -49,7 +49,7 @@ class Evaluator:
         """(return, length) of every episode.
 
         Args:
-            number: chooses the episodes' seeds.
+            number: chooses the episodes' seeds, and what the policy draws.
             stop: asked now and then.
 
         Raises:
@@ -59,6 +59,7 @@ class Evaluator:
             self.env = self.make(self.scope)
         entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
         seeds = [int(seed) for seed in entropy.generate_state(len(self.quota))]
+        self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
         source = collector(self.env, self.algorithm, self.ctx, self.scope, seeds, keys=())
         counted, left = Episodes(len(self.quota)), self.quota.copy()
         played: list[tuple[float, int]] = []

@@ -107,7 +107,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         CheckpointError: the folder holds no run, or one of the two cannot be read.
     """
     if not (folder / MANIFEST).exists() or not (folder / "config.yaml").exists():
-        what = "holds no run" if folder.is_dir() else "does not exist"
+        what = "holds no run" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {what}")
     try:
         raw = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -70,14 +70,15 @@ def resume(folder: Path, overrides: Sequence[str] = (), tell: Callable[[str], No
     with _disk(folder), run_folder.locked(folder):
         for note in check_installed(manifest["plugins"]):
             tell(note)
+        config = parse(new)
         checkpoint = find(folder, tell=tell) if checkpoints(folder) else None
         if checkpoint is not None:
-            _check_own(checkpoint, manifest["run"], new)
+            _check_own(checkpoint, manifest["run"], config)
         done = run_folder.finished(folder)
-        if done and (checkpoint is None or checkpoint.manifest["config"]["total_steps"] == new["total_steps"]):
-            tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={raw['total_steps']}")
+        if done and (checkpoint is None or checkpoint.manifest["config"].get("total_steps") == config.total_steps):
+            tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
             return None
-        with closing(build(parse(new), folder)) as trainer:
+        with closing(build(config, folder)) as trainer:
             trainer.identity = manifest["run"]
             if checkpoint is not None:
                 restore(trainer, checkpoint)
@@ -93,7 +94,7 @@ def resume(folder: Path, overrides: Sequence[str] = (), tell: Callable[[str], No
             return _drive(trainer, loggers)
 
 
-def _check_own(checkpoint: Checkpoint, run: str, config: Mapping[str, Any]) -> None:
+def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     """Can the run ``run``, as it is configured now, continue from ``checkpoint``?
 
     Raises:
@@ -101,11 +102,11 @@ def _check_own(checkpoint: Checkpoint, run: str, config: Mapping[str, Any]) -> N
     """
     if checkpoint.manifest["run"] != run:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
-    for key, old, new in changes.differences(checkpoint.manifest["config"], config):
+    for key, old, new in changes.differences(checkpoint.manifest["config"], config.raw):
         if key.split(".")[0] not in changes.RESUMABLE:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {changes.WHY}")
-    made, total = checkpoint.manifest["env_steps"], config["total_steps"]
-    if isinstance(total, int) and total < made:
+    made, total = checkpoint.manifest["env_steps"], config.total_steps
+    if total < made:
         raise ConfigError("total_steps", f"{total} is less than the {made} steps that the run has made already")
 
 

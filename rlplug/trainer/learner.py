@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias, cast
 
@@ -23,52 +22,13 @@ from torch._inductor.exc import InductorError
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Optim, Trainable
 from rlplug.trainer.context import RunContext
 from rlplug.trainer.finite import Step, wrong
+from rlplug.trainer.part import Part
 from rlplug.types import Batch, Progress, RunError, Tree, Weights, leaves, map_leaves
 
 Reduction = Literal["mean", "std", "sum", "max", "min"]
 Graph: TypeAlias = Callable[[Batch], tuple[Losses, Sequence[Tensor | None]]]
 
 MOST_UNREAD = 1000  # gradient steps, where nobody asks whether they were finite
-
-
-@dataclass
-class Part:
-    """One optimizer of a trainable, with what it needs per step."""
-
-    optim: Optim
-    optimizer: Any  # Fabric's, which knows about gradient scaling
-    params: list[Tensor]
-    calls: int = 0
-
-    def due(self) -> bool:
-        """Count a call; every ``optim.every``-th is due."""
-        self.calls += 1
-        return self.calls % self.optim.every == 0
-
-    def clip(self) -> Sequence[Tensor]:
-        """As ``torch.nn.utils`` clips, which takes half as long again.
-
-        Returns:
-            Norms of the gradient before it was clipped, 0-d: one of every tensor, or one of all together.
-        """
-        limit = self.optim.grad_clip
-        grads = [p.grad for p in self.params if p.grad is not None]
-        if not grads:
-            return ()
-        each = torch._foreach_norm(grads)
-        if limit is None:
-            return each
-        if self.optim.grad_clip_by == "value":
-            torch._foreach_clamp_min_(grads, -limit)
-            torch._foreach_clamp_max_(grads, limit)
-            return each
-        norms = torch.stack(each)
-        if self.optim.grad_clip_by == "norm":
-            torch._foreach_mul_(grads, list((limit / (norms + 1e-6)).clamp_(max=1.0).unbind()))
-            return each
-        norm = norms.norm()
-        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp_(max=1.0))
-        return (norm,)
 
 
 class FabricLearner:
@@ -153,11 +113,10 @@ class FabricLearner:
         return parts
 
     def _part(self, optim: Optim) -> Part:
-        if optim.lr is not None:
-            for group in optim.optimizer.param_groups:
-                group["lr"] = optim.lr
         params = [p for group in optim.optimizer.param_groups for p in group["params"]]
-        return Part(optim, self.fabric.setup_optimizers(optim.optimizer), params)
+        part = Part(optim, self.fabric.setup_optimizers(optim.optimizer), params)
+        part.follow_schedule()
+        return part
 
     def minimise(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
         mine = self.parts(who)
@@ -313,10 +272,7 @@ class FabricLearner:
     def state(self) -> Tree:
         """Optimizers and how often they were called; those that were never used have none."""
         return {
-            name: {
-                key: {"optimizer": part.optim.optimizer.state_dict(), "calls": part.calls}
-                for key, part in self._parts[id(who)].items()
-            }
+            name: {key: part.state() for key, part in self._parts[id(who)].items()}
             for name, who in self._named()
             if id(who) in self._parts
         }
@@ -324,12 +280,7 @@ class FabricLearner:
     def load(self, state: Tree) -> None:
         for name, who in self._named():
             for key, saved in state.get(name, {}).items():
-                part = self.parts(who)[key]
-                part.calls = saved["calls"]
-                part.optim.optimizer.load_state_dict(saved["optimizer"])
-                if part.optim.lr is not None:
-                    for group in part.optim.optimizer.param_groups:
-                        group["lr"] = part.optim.lr
+                self.parts(who)[key].load(saved)
 
     # ---- batches and statistics -----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Plan, Run, 
 from rlplug.config import RunConfig
 from rlplug.registry import Events
 from rlplug.trainer.checkpoint import Draft
-from rlplug.trainer.collector import collector
+from rlplug.trainer.collector import InProcess, collector
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.evaluate import Evaluator, Stopped
 from rlplug.trainer.finite import check_segment
@@ -81,7 +81,7 @@ class Trainer(Run):
         self.hooks.add_hookspecs(Events)
         seeds = np.random.SeedSequence([config.seed, TRAINING]).generate_state(config.num_envs)
         scope = Scope("actor", config.num_envs, self.ctx.env_ids)
-        self.source = collector(
+        self.source: InProcess = collector(
             self._make_env(scope),
             self.algorithm,
             self.ctx,

@@ -63,7 +63,7 @@ BAD = {
     "seed=range(3)": "seed: range(3) is several values: add -m to sweep over them",
     "algo=[ppo,sac]": "algo: should be exactly one option. There are: ",
     # verbs and flags
-    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, plugins, train",
+    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, evaluate, plugins, resume, train",
     "--bogus": "unrecognized arguments: --bogus; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",
     "--config-dir /no/such/folder": "Additional config directory '/no/such/folder' not found",

@@ -34,7 +34,7 @@ BROKEN = {
     ("algo", "forgetful", "state"): r"loaded state_dict\(\) acts otherwise in mode 'greedy'",
     ("algo", "secretive", "state"): r"loaded the weights that actor_keys\(\) names acts otherwise",
     ("algo", "unresumable", "resumes"): "resumed run is not the undisturbed one: weights",
-    ("algo", "notanumber", "learns"): r"'policy' is -inf at update 1",
+    ("algo", "notanumber", "learns"): "the loss term 'policy' is infinite at update 1",
     ("algo", "notanumber", "terms"): "'policy' is not finite on every valid row",
     ("algo", "wide", "terms"): r"'policy' with shape \[9, 2, 1\]",
     ("algo", "leaky", "parts"): r"part 'policy' give a gradient to baseline.weight of part 'baseline'",

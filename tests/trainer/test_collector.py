@@ -18,6 +18,7 @@ from rlplug.trainer.collector import InProcess, Ragged, collector
 from rlplug.trainer.context import Scope
 from rlplug.trainer.launch import build
 from rlplug.trainer.metrics import Episodes
+from rlplug.trainer.trees import decode, encode, snapshot
 
 COLUMNS = 5
 
@@ -146,6 +147,41 @@ def test_a_restored_source_continues_the_same_stream(env, algo, tmp_path):
     for key, leaf in expected.items():
         assert torch.equal(leaf, actual[key]), key
     assert expected["is_first"].any()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_where_environments_cannot_be_restored_new_episodes_begin(mode):
+    first = source(mode)
+    begun = next(iter(first.collect(7)))["obs"][0].clone()
+    for _ in range(2):
+        (before,) = first.collect(7)
+    state = first.state()
+    assert state["env"] is None
+    again = []
+    for _ in range(2):
+        resumed = source(mode)
+        resumed.load(decode(encode(snapshot(state))))
+        (after,) = resumed.collect(7)
+        again.append({key: leaf.clone() for key, leaf in after.items()})
+    after = again[0]
+    assert all(torch.equal(leaf, again[1][key]) for key, leaf in after.items())
+    assert torch.equal(after["obs"][0], before["obs"][-1])
+    assert not after["valid"][0].any()  # as a final observation: it bootstraps, and no transition leads over it
+    assert not (after["terminated"] | after["truncated"])[0].any()
+    assert not after["reward"][0].any()
+    assert after["is_first"][1].all()
+    assert after["valid"][1].all()
+    assert not after["is_first"][2].any()
+    assert (after["obs"][1].abs() < 0.05).all()  # where CartPole begins
+    assert not torch.isclose(after["obs"][1], begun).any()  # and not where it began before
+    assert not torch.isclose(cut_again(resumed, mode)["obs"][1], after["obs"][1]).any()
+
+
+def cut_again(resumed, mode):
+    """The first segment of a source that goes on where ``resumed`` stands, which could not be restored either."""
+    other = source(mode)
+    other.load(snapshot(resumed.state()))
+    return next(iter(other.collect(7)))
 
 
 def test_stop_pads_short_columns(tmp_path):

@@ -14,19 +14,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 import yaml
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 import rlplug
 from rlplug.api import Plan
 from rlplug.config import compose, parse
 from rlplug.registry import hookimpl
 from rlplug.trainer import checks
+from rlplug.trainer.checkpoint import find
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.evaluate import Evaluator
-from rlplug.trainer.launch import build, train
+from rlplug.trainer.launch import build, resume, train
 from rlplug.types import ConfigError
 from tests.loggers.test_wandb_logger import items, read
 
@@ -266,3 +269,32 @@ def test_one_update_a_round_from_a_replay(tmp_path):
     warm = "loop.num_steps_sampled_before_learning_starts=20"
     seen = tempo([*small, warm, "total_steps=50", "loop.replay_ratio=null"], tmp_path)
     assert [kind for kind, _ in seen] == ["collected"] * 2 + ["collected", "updated"] * 3
+
+
+class Opaque(CartPoleVectorEnv):
+    """Its state is beyond reach, like that of one written in C++."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.handle = object()
+
+
+def test_a_run_whose_environments_cannot_be_saved_says_so_and_goes_on(tmp_path):
+    gymnasium.register("Opaque-v0", vector_entry_point=Opaque, max_episode_steps=500)
+    config = compose(["env=gymnasium", "env.id=Opaque-v0", "total_steps=2048", "logger=[]", "eval.episodes=1"])
+    train(config, tmp_path)
+    assert find(tmp_path).manifest["not_restored"] == [
+        "the environments: their state cannot be read, so new episodes begin"
+    ]
+    said = []
+    resume(tmp_path, ["total_steps=6144"], said.append)
+    (changed, where, how) = said
+    assert changed == "total_steps: 2048 -> 6144"
+    assert where.startswith("continuing from step 2,04")
+    assert how == (
+        "not exactly as it would have gone on: the environments: their state cannot be read, so new episodes begin"
+    )
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert 6144 - 8 < summary["env_steps"] <= 6144
+    logged = [row for row in table(tmp_path) if row["episode/return"]]
+    assert all(float(row["episode/return"]) == float(row["episode/length"]) for row in logged)
