@@ -112,16 +112,11 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         raw = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if (
-            not isinstance(raw, dict)
-            or not isinstance(manifest["run"], str)
-            or not isinstance(manifest["plugins"], dict)
-        ):
-            raise ValueError("something else was expected in it")
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise CheckpointError(
-            f"{folder}: config.yaml and manifest.json cannot be read: {str(error).splitlines()[0]}"
-        ) from None
+        if not _is_sound(raw, manifest):
+            raise ValueError("something else was expected in them")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CheckpointError(f"{folder}: config.yaml and manifest.json cannot be read: {reason}") from None
     return raw, manifest
 
 

@@ -75,19 +75,21 @@ def resume(folder: Path, overrides: Sequence[str] = (), tell: Callable[[str], No
         if checkpoint is not None:
             _check_own(checkpoint, manifest["run"], config)
         done = run_folder.finished(folder)
-        if done and (checkpoint is None or checkpoint.manifest["config"].get("total_steps") == config.total_steps):
+        before = checkpoint.manifest["config"] if checkpoint is not None else raw
+        if done and before.get("total_steps") == config.total_steps:
             tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
             return None
+        if done and checkpoint is None:
+            raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
         with closing(build(config, folder)) as trainer:
             trainer.identity = manifest["run"]
-            if checkpoint is not None:
-                restore(trainer, checkpoint)
+            missing = restore(trainer, checkpoint) if checkpoint is not None else []
             loggers = _loggers(trainer)
             for line in changes.told(changed):
                 tell(line)
             steps = trainer.progress.env_steps
             tell(f"continuing from {f'step {steps:,}' if checkpoint else 'the beginning: there was no checkpoint yet'}")
-            for what in checkpoint.manifest["not_restored"] if checkpoint is not None else ():
+            for what in missing:
                 tell(f"not exactly as it would have gone on: {what}")
             tidy(folder, checkpoint)
             run_folder.note_resumed(trainer, manifest, changed)

@@ -48,6 +48,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
             "source": source,
             "episodes": trainer.episodes.state(),
             "buffer": trainer.store.state,
+            "device": trainer.ctx.device.type,
             "generators": {role: generator.get_state() for role, generator in trainer.ctx.generators.items()},
             "global": _global_generators(),
         },
@@ -71,8 +72,11 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
     return Draft(manifest, {name: snapshot(tree) for name, tree in trees.items()}, list(trainer.store.pieces))
 
 
-def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     """Let a fresh trainer of the same configuration go on where the checkpoint was written.
+
+    Returns:
+        In words, what is not as it was.
 
     Raises:
         CheckpointError: it is of other spaces or another algorithm, or damaged.
@@ -80,7 +84,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     try:
         if difference := mismatch(from_json(checkpoint.manifest["spec"]), trainer.ctx.spec):
             raise CheckpointError(f"{checkpoint.path} is of another environment: {difference}")
-        _restore(trainer, checkpoint)
+        return _restore(trainer, checkpoint)
     except ConfigError:
         raise
     except MISFITS as error:
@@ -90,8 +94,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         ) from error
 
 
-def _restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    manifest = checkpoint.manifest
+def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
+    manifest, device = checkpoint.manifest, trainer.ctx.device
     weights, learner, rank = (checkpoint.tree(name) for name in ("weights", "learner", "rank0"))
     trainer.store = RowStore(checkpoint.pieces(), rank["buffer"], checkpoint.rows)
     trainer.clock.before = manifest["wall_s"]
@@ -108,9 +112,15 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     if rank["source"]["env"] is None:
         trainer.episodes.forget()
     trainer.buffer.load(trainer.store)
-    for role, generator in trainer.ctx.generators.items():
-        generator.set_state(rank["generators"][role])
     _set_global_generators(rank["global"])
+    if rank["device"] == device.type:
+        for role, generator in trainer.ctx.generators.items():
+            generator.set_state(rank["generators"][role])
+        return manifest["not_restored"]
+    for generator in trainer.ctx.generators.values():
+        generator.manual_seed(generator.initial_seed() + trainer.progress.env_steps)
+    moved = f"random numbers: they were drawn on {rank['device']}, and are drawn anew on {device.type}"
+    return [*manifest["not_restored"], moved]
 
 
 def _global_generators() -> dict[str, Any]:

@@ -16,8 +16,11 @@ import yaml
 import rlplug
 from rlplug import registry
 from rlplug.cli import main
+from rlplug.config import parse
+from rlplug.config.changes import RESUMABLE, change
 from rlplug.config.sweeps import check_sweep
 from rlplug.registry import KINDS, Events, Manifest
+from rlplug.trainer.agent import EVALUABLE
 from tests.installing import Install
 
 ROOT = Path(__file__).parent.parent.parent
@@ -129,7 +132,12 @@ def commands(text: str) -> list[list[str]]:
     lines = re.findall(r"^    (?!\$ )(.*python -m rlplug.*)$", text, re.MULTILINE)
     lines += re.findall(r"`(python -m rlplug[^`\n]*)`", text)
     calls = [line.partition("python -m rlplug")[2].partition("#")[0].strip() for line in lines]
+    calls = [re.sub(r"<run[^>]*>", "a/run", call) for call in calls]
     return [shlex.split(call) for call in dict.fromkeys(calls) if not re.search(r"<.+>|^-sc|\.\.\.", call)]
+
+
+MAY = {"resume": RESUMABLE, "evaluate": EVALUABLE}
+"""what a verb may change of a run"""
 
 
 @by_name
@@ -138,6 +146,12 @@ def test_commands_are_right(page: Path, install: Install, capsys: pytest.Capture
     for arguments in commands(TEXT[page]):
         if "plugins" in arguments:
             assert main(arguments) == 0
+        elif arguments and arguments[0].startswith(".testing."):
+            subprocess.run([sys.executable, "-m", f"rlplug{arguments[0]}", "--help"], check=True, capture_output=True)
+            rlplug.compose([argument for argument in arguments[1:] if "=" in argument])
+        elif arguments and arguments[0] in MAY:
+            changed = change(rlplug.compose(["algo=sac"]).raw, arguments[2:], MAY[arguments[0]], "")
+            parse(changed)
         elif "-m" in arguments:
             check_sweep(arguments[1:])
         elif any(argument.startswith("--") for argument in arguments):  # Hydra prints, and sets up logging

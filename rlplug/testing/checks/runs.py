@@ -264,16 +264,18 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """Names of the leaves that are not equal bit for bit (NaN equals NaN)."""
+    """Names of the leaves under which the two trees do not hold the same bits."""
     one, two = flat(a), flat(b)
-    names = list(dict.fromkeys([*one, *two]))
-    return [name for name in names if name not in one or name not in two or not _same(one[name], two[name])]
+    names = dict.fromkeys([*one, *two])
+    return [name for name in names if name not in one or name not in two or _bits(one[name]) != _bits(two[name])]
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and (torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
-    return bool(np.all(a == b))
+def _bits(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.dtype, tuple(leaf.shape), leaf.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype, leaf.shape, leaf.tobytes()
+    return type(leaf), repr(leaf)  # exact for floats, NaN and -0.0 too
 
 
 def some(names: Sequence[str]) -> str:

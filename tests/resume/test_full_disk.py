@@ -1,0 +1,185 @@
+"""A disk that fills up: one message, nothing half written, and the run goes on once there is room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from mmap import PAGESIZE
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlplug.cli import main
+from rlplug.testing.comparing import differences_of_runs
+from rlplug.testing.kill import with_usual
+from rlplug.trainer.checkpoint import Checkpoint, checkpoints
+from rlplug.trainer.folder import read
+
+RUN = with_usual(
+    [
+        "algo=sac",
+        "env=pendulum",
+        "model.hidden=[8]",
+        "loop.num_steps_sampled_before_learning_starts=50",
+        "loop.train_batch_size=16",
+        "buffer.capacity=200",
+        "total_steps=300",
+        "eval.every=0",
+        "eval.episodes=1",
+        "log.every=1",
+        "checkpoint.every=50",
+    ]
+)
+FULL = "No space left on device"
+
+
+class Disk:
+    """A file system of a few megabytes, and a file in it that takes the room."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.ballast = path, path / "ballast"
+
+    def fill(self, but: int = 0) -> None:
+        """Leave so many bytes; in whole pages."""
+        with self.ballast.open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(PAGESIZE))
+            except OSError:
+                pass
+        os.truncate(self.ballast, self.ballast.stat().st_size - but)
+
+    def make_room(self) -> None:
+        self.ballast.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    if sys.platform != "linux" or shutil.which("mount") is None:
+        pytest.skip("a disk of a few megabytes is a tmpfs of Linux")
+    path = tmp_path / "disk"
+    path.mkdir()
+    options = f"size=6m,mode=0777,uid={os.getuid()}"
+    become_root = [] if os.getuid() == 0 else ["sudo", "-n"]
+    try:
+        mount = [*become_root, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+        done = subprocess.run(mount, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("mounting a disk of a few megabytes takes root, or sudo")
+    if done.returncode:
+        pytest.skip(f"a disk of a few megabytes may not be mounted here: {done.stderr.strip()}")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run([*become_root, "umount", str(path)], check=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert main([*RUN, f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def whole(run: Path) -> None:
+    """Every file under a final name can be read; nothing else was left."""
+    for path in checkpoints(run):
+        Checkpoint(path).verify()
+    read(run)
+    assert not list(run.rglob("*.partial"))
+
+
+def only_line(capsys: pytest.CaptureFixture[str]) -> str:
+    (message,) = capsys.readouterr().err.splitlines()
+    return message
+
+
+def resume(run: Path) -> int:
+    return main(["resume", str(run)])
+
+
+@pytest.mark.parametrize("free", [170, 240])
+def test_full_while_checkpoints_are_written(
+    free: int, disk: Disk, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = disk.path / "run"
+    disk.fill(but=free * 1024)
+    assert main([*RUN, f"hydra.run.dir={run}"]) == 1
+    message, good = only_line(capsys), checkpoints(run)
+    last = f"the last good checkpoint is {good[0]}" if good else "there is no checkpoint yet"
+    assert message.startswith(f"rlplug: a checkpoint could not be written to {run}: {FULL}; {last}")
+    assert message.endswith(f"; continue with: python -m rlplug resume {run}")
+    whole(run)
+
+    disk.fill()
+    assert resume(run) == 1
+    assert FULL in capsys.readouterr().err.splitlines()[-1]
+    whole(run)
+    assert checkpoints(run) == good
+
+    disk.make_room()
+    assert resume(run) == 0
+    assert differences_of_runs(undisturbed, run) == []
+
+
+def test_full_while_metrics_are_appended(disk: Disk, undisturbed: Path, capsys: pytest.CaptureFixture[str]):
+    run = disk.path / "run"
+    disk.fill(but=10 * PAGESIZE)
+    assert main([*RUN, "checkpoint.every=0", f"hydra.run.dir={run}"]) == 1
+    where = only_line(capsys).removesuffix(
+        f": {FULL}; there is no checkpoint yet; continue with: python -m rlplug resume {run}"
+    )
+    assert where in (f"rlplug: {run}", f"rlplug: {run / 'metrics.csv'}")  # the latter: there was room for half a row
+    disk.make_room()
+    assert resume(run) == 0
+    assert differences_of_runs(undisturbed, run) == []
+
+
+def test_full_metrics_behind_a_checkpoint(disk: Disk, undisturbed: Path, capsys: pytest.CaptureFixture[str]):
+    """A run that goes on for longer, on a disk that is full meanwhile."""
+    run = disk.path / "run"
+    assert main([*RUN, "total_steps=150", "checkpoint.every=0", f"hydra.run.dir={run}"]) == 0
+    (last,) = checkpoints(run)
+    disk.fill(but=(run / "metrics.csv").stat().st_size // PAGESIZE * PAGESIZE + 6 * PAGESIZE)
+    capsys.readouterr()
+    assert main(["resume", str(run), "total_steps=300"]) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f": {FULL}; the last good checkpoint is {last}; continue with: python -m rlplug resume {run}" in message
+    whole(run)
+    disk.make_room()
+    assert resume(run) == 0
+    assert differences_of_runs(undisturbed, run) == []
+
+
+@pytest.mark.parametrize("pages", range(5))
+def test_full_from_the_start(pages: int, disk: Disk, capsys: pytest.CaptureFixture[str]):
+    run = disk.path / "run"
+    disk.fill(but=pages * PAGESIZE)
+    command = [*RUN, "total_steps=100", "checkpoint.every=0", f"hydra.run.dir={run}"]
+    assert main(command) == 1
+    message = only_line(capsys)
+    assert str(run) in message
+    assert FULL in message
+    assert not list(run.glob("*.partial"))
+    disk.make_room()
+    if "continue with" in message:
+        assert resume(run) == 0
+    else:
+        assert main(command) == 0
+
+
+def test_the_message_of_a_process(disk: Disk):
+    """Nothing else is said, by a thread or at exit."""
+    run = disk.path / "run"
+    disk.fill(but=250 * 1024)
+    command = [sys.executable, "-m", "rlplug", *RUN, f"hydra.run.dir={run}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (message,) = done.stderr.splitlines()
+    assert FULL in message
+    assert yaml.safe_load((run / "config.yaml").read_text())["algo"]["name"] == "sac"

@@ -1,0 +1,153 @@
+"""A run that is killed and resumed ends as the undisturbed one, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlplug.cli import main
+from rlplug.testing import kill
+from rlplug.testing.checks.runs import differences
+from rlplug.testing.comparing import differences_of_runs
+from rlplug.testing.kill import Process, continuous, disturbed, undisturbed, warm_up, with_usual
+from rlplug.trainer.checkpoint import checkpoints
+from rlplug.types import RunError
+
+SMALL = ("model.hidden=[8]", "eval.episodes=2", "log.every=37")  # not at the steps of checkpoints
+ROUNDS = ("loop.rollout_fragment_length=16", *SMALL)
+REPLAY = (
+    "loop.num_steps_sampled_before_learning_starts=50",
+    "loop.train_batch_size=16",
+    "buffer.capacity=300",  # it wraps
+    *SMALL,
+)
+PPO = ("algo=ppo", "algo.sgd_minibatch_size=64", "algo.num_sgd_iter=2", *ROUNDS)
+CONFIGS = {
+    "sac": ("algo=sac", "env=pendulum", *REPLAY),
+    "sac-several-environments": ("algo=sac", "env=pendulum", "num_envs=3", "algo.n_step=3", *REPLAY),
+    "sac-correlated-noise": (
+        "algo=sac",
+        "env=mountaincar_continuous",
+        "exploration=ornstein_uhlenbeck",
+        "env.max_episode_steps=150",
+        *REPLAY,
+    ),
+    "ppo-native-vector": (*PPO, "env=cartpole"),
+    "ppo-list-of-environments": (*PPO, "env=cartpole", "env.vectorization=list"),
+    "ppo-continuous": (*PPO, "env=pendulum", "algo.kl_coeff=0.2"),
+    "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
+}
+
+
+def length(total_steps: int, every: int) -> tuple[str, ...]:
+    return f"total_steps={total_steps}", f"checkpoint.every={every}", f"eval.every={total_steps // 3}"
+
+
+def prove(folder: Path, overrides: Sequence[str], kills: int, while_writing: int) -> None:
+    overrides = with_usual(overrides)
+    warm_up(overrides)
+    seconds = undisturbed(overrides, folder / "a", warm=True)
+    report = disturbed(overrides, folder / "a", folder / "b", seconds, kills, while_writing, warm=True)
+    assert len(report.kills) >= kills
+    assert report.left("writing") >= while_writing
+    assert report.differences == []
+    assert all(count for part, (count, _) in report.compared[0].items() if part != "buffer")
+
+
+@pytest.mark.parametrize("name", ["sac", "ppo-native-vector"])
+def test_killed_twice(name: str, tmp_path: Path):
+    prove(tmp_path, [*CONFIGS[name], *length(400, 50)], kills=2, while_writing=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_killed_five_times(name: str, tmp_path: Path):
+    prove(tmp_path, [*CONFIGS[name], *length(4000, 250)], kills=5, while_writing=2)
+
+
+@pytest.mark.slow
+def test_200_kills_during_continuous_checkpointing(tmp_path: Path):
+    overrides = with_usual([*CONFIGS["sac"], *length(1500, 1)])
+    warm_up(overrides)
+    undisturbed(overrides, tmp_path / "a", warm=True)
+    report = continuous(overrides, tmp_path / "a", tmp_path / "b", kills=200)
+    assert len(report.kills) == 200
+    assert report.left("writing") > 20
+    assert report.compared
+    assert report.differences == []
+
+
+def test_runs_that_differ_are_told_apart(tmp_path: Path):
+    one, other = ([*CONFIGS["sac"], *length(150, 100), f"seed={seed}", "hardware=cpu", "logger=[]"] for seed in (0, 1))
+    assert main([*one, f"hydra.run.dir={tmp_path / 'a'}"]) == 0
+    assert main([*other, f"hydra.run.dir={tmp_path / 'b'}"]) == 0
+    different = {name.partition(":")[0] for name in differences_of_runs(tmp_path / "a", tmp_path / "b")}
+    assert different == {"weights", "learner", "rank0", "buffer", "best", "metrics.csv", "summary.json"}
+    assert differences_of_runs(tmp_path / "a", tmp_path / "a") == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (0.0, -0.0),
+        (1, 1.0),
+        (torch.tensor([0.0]), torch.tensor([-0.0])),
+        (torch.tensor([0.0]), torch.tensor([float("nan")])),
+        (torch.ones(1), torch.ones(1, dtype=torch.float64)),
+        (torch.ones(1), torch.ones(2)),
+        (np.ones(1), np.ones(2)),
+        (np.ones(1), torch.ones(1)),
+    ],
+)
+def test_one_bit_makes_a_difference(a: Any, b: Any):
+    assert differences({"x": a}, {"x": b}) == ["x"]
+    assert differences({"x": a}, {}) == differences({}, {"x": a}) == ["x"]
+    assert differences({"x": b}, {"x": copy.deepcopy(b)}) == []
+
+
+def test_a_kill_that_breaks_a_checkpoint_is_told(tmp_path: Path):
+    """As it would be seen if files were not written beside their final name."""
+    overrides = with_usual([*CONFIGS["sac"], *length(5000, 50)])
+    warm_up(overrides)
+    process = Process(tmp_path / "run", overrides, warm=True)
+    assert process.wait(lambda: bool(checkpoints(tmp_path / "run")))
+    os.kill(process.pid, signal.SIGSTOP)
+    newest = checkpoints(tmp_path / "run")[0]
+    with (newest / "weights.pt").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(RunError, match=r"half a checkpoint under a final name: .* is damaged or was altered: weights"):
+        process.kill()
+
+
+def test_a_run_that_fails_is_told(tmp_path: Path):
+    overrides = with_usual([*CONFIGS["sac"], *length(300, 100), "eval.episodes=0"])
+    process = Process(tmp_path / "run", overrides, warm=True)
+    with pytest.raises(RunError, match=r"ended with exit code 2:\nrlplug: eval\.episodes"):
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["algo=sax"], "kill: algo"),
+        (["--kills", "1", "algo=sac"], "--while-writing is some of --kills"),
+        (["--folder", "{}", "algo=sac", "env=pendulum"], "is there already; choose another folder"),
+    ],
+)
+def test_bad_input_of_the_command(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "disturbed").mkdir()
+    try:
+        code = kill.main([word.format(tmp_path) for word in words])
+    except SystemExit as end:  # argparse
+        code = end.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "disturbed"]

@@ -1,0 +1,73 @@
+"""A trainer's state, into a trainer that is not quite the same."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+import torch
+
+from rlplug.config import compose
+from rlplug.trainer.checkpoint import Checkpoint, folder_of, write
+from rlplug.trainer.launch import build
+from rlplug.trainer.state import capture, restore
+from rlplug.types import CheckpointError
+
+SMALL = [
+    "env=cartpole",
+    "logger=[]",
+    "model.hidden=[8]",
+    "num_envs=2",
+    "loop.rollout_fragment_length=16",
+    "algo.sgd_minibatch_size=8",
+]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A trainer after one update, what it captured, and what writes that."""
+    with closing(build(compose(SMALL), tmp_path)) as trainer:
+        trainer.collect()
+        trainer.update()
+        draft = capture(trainer)
+        yield trainer, draft, lambda: Checkpoint(write(folder_of(tmp_path, trainer.progress.env_steps), draft))
+
+
+def test_another_kind_of_device_draws_anew_and_says_so(saved, tmp_path):
+    before, draft, written = saved
+    draft.trees["rank0"]["device"] = "cuda"
+    draft.trees["rank0"]["generators"] = {role: torch.zeros(16, dtype=torch.uint8) for role in before.ctx.generators}
+    with closing(build(compose(SMALL), tmp_path)) as trainer:
+        fresh = {role: generator.get_state() for role, generator in trainer.ctx.generators.items()}
+        assert restore(trainer, written()) == [
+            "random numbers: they were drawn on cuda, and are drawn anew on cpu",
+        ]
+        assert not any(torch.equal(fresh[role], g.get_state()) for role, g in trainer.ctx.generators.items())
+        trainer.collect()
+        assert trainer.progress.env_steps > before.progress.env_steps
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (["env=acrobot"], "is of another environment: the observation space was Box"),
+        (["model.hidden=[9]"], "does not fit what is installed and configured now: .*PPO"),
+    ],
+    ids=["spaces", "network"],
+)
+def test_the_state_of_something_else_is_refused(saved, tmp_path, other, words):
+    _, _, written = saved
+    with closing(build(compose([*SMALL, *other]), tmp_path)) as trainer, pytest.raises(CheckpointError, match=words):
+        restore(trainer, written())
+
+
+def test_capturing_changes_nothing_and_shares_no_memory(saved):
+    trainer, draft, _ = saved
+    again = capture(trainer)
+    weights = {name: leaf.clone() for name, leaf in draft.trees["weights"]["algorithm"].items()}
+    assert all(torch.equal(leaf, weights[name]) for name, leaf in again.trees["weights"]["algorithm"].items())
+    trainer.collect()
+    trainer.update()
+    assert all(torch.equal(leaf, weights[name]) for name, leaf in draft.trees["weights"]["algorithm"].items())
+    moved = trainer.algorithm.state_dict()
+    assert not all(torch.equal(leaf, weights[name]) for name, leaf in moved.items())
