@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
 USAGE = """rlplug resume <run folder> [key=value ...]
@@ -29,7 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     if not folder or "=" in folder or folder.startswith("-"):
         raise ConfigError("", "resume takes a run folder, then settings written key=value; see rlplug resume --help")
 
+    warn_broken()
+
     from rlplug.trainer import launch  # here: torch takes seconds to import
 
-    launch.resume(Path(folder), overrides, tell=lambda line: print(f"rlplug: {line}", file=sys.stderr))
+    launch.resume(folder, overrides, tell=lambda line: print(f"rlplug: {line}", file=sys.stderr))
     return 0

@@ -175,6 +175,7 @@ def _properties(kind: Kind, name: str) -> Iterator[tuple[str, Callable[[], None]
             yield "run", partial(others.check_logger, name)
         case "loop":
             yield "run", partial(others.check_loop, name)
+            yield "resumes", partial(others.check_loop_resumes, name)
         case "hardware":
             yield "plan", partial(others.check_hardware, name)
 

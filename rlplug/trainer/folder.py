@@ -162,6 +162,16 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}}
 
 
+def other_versions(manifest: Mapping[str, Any]) -> list[str]:
+    """A line for every library that is not as it was when the run began."""
+    then = manifest.get("versions")
+    return [
+        f"{name} was {then[name]} then, and is {now} now"
+        for name, now in versions().items()
+        if name != "rlplug" and isinstance(then, dict) and then.get(name, now) != now
+    ]
+
+
 def origins(config: RunConfig) -> dict[str, dict[str, str]]:
     """Name, distribution and version of every component, by its key in the configuration."""
     return {chosen.key: _origin(chosen) for chosen in _selected(config)}

@@ -49,11 +49,11 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float
             return _drive(trainer, loggers)
 
 
-def resume(folder: Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = print) -> float | None:
+def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = print) -> float | None:
     """Continue a run where its newest good checkpoint was written.
 
     Args:
-        folder: the run folder.
+        path: the run folder.
         overrides: changes to what does not alter learning, as on the command line.
         tell: is given, line by line, what a person should know.
 
@@ -64,11 +64,12 @@ def resume(folder: Path, overrides: Sequence[str] = (), tell: Callable[[str], No
         ConfigError: the run cannot be continued (so); nothing was written.
         RunError, KeyboardInterrupt: as in ``train``.
     """
+    folder = Path(path)
     raw, manifest = run_folder.read(folder)
     new = changes.change(raw, overrides, changes.RESUMABLE, changes.WHY)
     changed = changes.differences(raw, new)
     with _disk(folder), run_folder.locked(folder):
-        for note in check_installed(manifest["plugins"]):
+        for note in (*check_installed(manifest["plugins"]), *run_folder.other_versions(manifest)):
             tell(note)
         config = parse(new)
         checkpoint = find(folder, tell=tell) if checkpoints(folder) else None

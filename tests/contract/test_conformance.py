@@ -54,6 +54,7 @@ BROKEN = {
     ("buffer", "borrowing", "streams"): "is not what was added|every transition of the round once",
     ("model", "sticky", "shapes-sticky"): "the carry is not cleared where is_first",
     ("env", "precise", "episodes-precise"): "'reward' as float64; wanted float32",
+    ("loop", "stubborn", "resumes"): "resumed run is not the undisturbed one",
     ("logger", "misspelt", "run"): "unknown hook 'rlplug_loged'",
 }
 

@@ -12,6 +12,7 @@ from rlplug.envs import make_list
 from rlplug.envs.making import find
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.plugins.buffer.rollout import Rollout
+from rlplug.plugins.loop.alternate import Alternate
 from rlplug.registry import Component, hookimpl
 from rlplug.settings import PositiveFloat, PositiveInt, option, settings
 from rlplug.types import ConfigError
@@ -279,6 +280,20 @@ class Precise:
         return env
 
 
+class Stubborn(Alternate):
+    """Counts its rounds by itself, and learns after every other one."""
+
+    def run(self, run):
+        rounds = 0
+        while not run.done:
+            run.collect()
+            rounds += 1
+            if rounds % 2:
+                run.update()
+            else:
+                run.learner.sample()
+
+
 class Misspelt:
     @settings
     class Config:
@@ -317,6 +332,10 @@ OTHERS = {
     ("buffer", "borrowing"): "name: borrowing\n",
     ("exploration", "wild"): "# @package exploration.wild\nname: wild\n",
     ("model", "sticky"): "name: sticky\nsize: 8\n",
+    ("loop", "stubborn"): (
+        "name: stubborn\nrollout_fragment_length: 32\ntrain_batch_size: 8\nreplay_ratio: null\n"
+        "num_steps_sampled_before_learning_starts: 0\n"
+    ),
     ("env", "precise"): "name: precise\n",
     ("logger", "misspelt"): "# @package logger.misspelt\nname: misspelt\n",
 }

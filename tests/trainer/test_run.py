@@ -271,6 +271,17 @@ def test_one_update_a_round_from_a_replay(tmp_path):
     assert [kind for kind, _ in seen] == ["collected"] * 2 + ["collected", "updated"] * 3
 
 
+def test_a_resumed_run_says_which_libraries_are_others_now(tmp_path):
+    train(compose(["total_steps=1024", "logger=[]", "eval.every=0", "eval.episodes=1"]), tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["versions"]["torch"] = "1.0"
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    said = []
+    assert rlplug.resume(str(tmp_path), tell=said.append) is None
+    assert said[0] == f"torch was 1.0 then, and is {torch.__version__} now"
+    assert said[1].startswith(f"{tmp_path} has finished: 1,0")
+
+
 class Opaque(CartPoleVectorEnv):
     """Its state is beyond reach, like that of one written in C++."""
 

@@ -12,15 +12,16 @@ import pluggy
 from rlplug.api import Plan
 from rlplug.config import RunConfig, choose, compose
 from rlplug.registry import Events, load
-from rlplug.testing.checks.runs import CPU, node_of, options, require
-from rlplug.trainer.launch import build, train
+from rlplug.testing.checks.resume import check_resumes
+from rlplug.testing.checks.runs import CPU, Case, node_of, options, require
+from rlplug.trainer.launch import build, resume, train
 from rlplug.types import ConfigError
 
 STEPS = 2048
 
 
 def check_logger(name: str, *overrides: str) -> None:
-    """Its hooks exist, and it follows a run from start to end."""
+    """Its hooks exist, and it follows a run from start to end, and on when it is resumed."""
     events = {event for event in vars(Events) if event.startswith("rlplug_")}
     mine = {hook for hook in dir(load("logger", name)) if hook.startswith("rlplug_")}
     require(mine & events, f"it implements no event of a run; there are {', '.join(sorted(events))}")
@@ -31,9 +32,13 @@ def check_logger(name: str, *overrides: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         hooks.register(_alone(config, name))
         hooks.check_pending()  # names the hooks that do not exist, and arguments that events do not have
-        train(config, Path(folder) / "run", words)
-        summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
-        require(summary["status"] == "finished", f"with it a run ends as {summary['status']!r}")
+        run = Path(folder) / "run"
+        train(config, run, words)
+        for total in (STEPS, 2 * STEPS):
+            if total > STEPS:
+                resume(run, [f"total_steps={total}"], tell=lambda line: None)
+            summary = json.loads((run / "summary.json").read_text())
+            require(summary["status"] == "finished", f"with it a run ends as {summary['status']!r}")
 
 
 def _alone(config: RunConfig, name: str) -> object:
@@ -56,6 +61,12 @@ def check_loop(name: str, *overrides: str) -> None:
     require(steps > 0, "it collected nothing")
     require(trainer.progress.updates > 0, "it made no update")
     trainer.close()
+
+
+def check_loop_resumes(name: str) -> None:
+    """It keeps no state: a resumed run of the default algorithm goes on in step."""
+    algorithm, env = compose([]).algo.name, "cartpole"
+    check_resumes(Case(algorithm, env), f"loop={options('loop', name)[0]}", updates=3)
 
 
 def check_hardware(name: str) -> None:

@@ -17,32 +17,26 @@ from rlplug.types import Tree, leaves
 
 ADVICE = (
     "Keep counters, coefficients and statistics in registered buffers (an exploration's in its carry too), draw with"
-    " ctx.randn, ctx.rand and ctx.randint, and read neither the clock nor the process"
+    " ctx.randn, ctx.rand and ctx.randint, and read neither the clock nor the process; a loop decides by run.progress alone"
 )
 
 
 def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
-    """Two trainers go the same way, one of them through a checkpoint on disk and a trainer made anew."""
-    undisturbed, resumed = (_played(case.build(*overrides), updates) for _ in range(2))
+    """Two runs go the same way, one of them through a checkpoint on disk and a trainer made anew."""
+    first = case.build(*overrides)
+    play(first, updates)
     with tempfile.TemporaryDirectory() as folder:
-        path = checkpoint.write(checkpoint.folder_of(Path(folder), 1), capture(resumed))
-        resumed.close()
-        resumed = case.build(*overrides, seed=0)
-        restore(resumed, checkpoint.find(path))
-        ends = []
-        for trainer in (undisturbed, resumed):
-            play(trainer, updates)
-            ends.append(whole(trainer))
-            trainer.close()
-    names = differences(*ends)
-    require(
-        not names, f"a resumed run is not the undisturbed one: {some(names)} differ. {ADVICE[0].upper()}{ADVICE[1:]}"
-    )
-
-
-def _played(trainer: Trainer, updates: int) -> Trainer:
-    play(trainer, updates)
-    return trainer
+        path = checkpoint.write(checkpoint.folder_of(Path(folder), 1), capture(first))
+        first.close()
+        resumed = case.build(*overrides)
+        restore(resumed, checkpoint.Checkpoint(path))
+        play(resumed, updates)
+        undisturbed = case.build(*overrides)
+        play(undisturbed, resumed.progress.updates)
+        names = differences(whole(undisturbed), whole(resumed))
+    resumed.close()
+    undisturbed.close()
+    require(not names, f"a resumed run is not the undisturbed one: {some(names)} differ. {ADVICE}")
 
 
 def whole(trainer: Trainer) -> Tree:
