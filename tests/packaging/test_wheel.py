@@ -123,9 +123,11 @@ def test_ppo_trains_in_an_empty_folder(empty: Empty):
     folder = empty.trained("algo=ppo", "env=cartpole", "total_steps=4096", "log.every=1024", "eval.every=0")
     assert folder.parent.name == "ppo-cartpole"
     assert {path.name for path in folder.iterdir()} == {
+        "checkpoints",
         "config.yaml",
         "manifest.json",
         "metrics.csv",
+        "run.lock",
         "summary.json",
         "tensorboard",
     }

@@ -17,7 +17,8 @@ from rlplug.types import Tree, leaves
 
 ADVICE = (
     "Keep counters, coefficients and statistics in registered buffers (an exploration's in its carry too), draw with"
-    " ctx.randn, ctx.rand and ctx.randint, and read neither the clock nor the process; a loop decides by run.progress alone"
+    " ctx.randn, ctx.rand and ctx.randint, and read neither the clock nor the process; a loop decides by run.progress"
+    " alone"
 )
 
 
