@@ -74,8 +74,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], key: str = "") -
 
 
 def told(changed: Sequence[tuple[str, Any, Any]]) -> list[str]:
-    """``total_steps: 20000 -> 40000``, a line for each of ``differences``."""
-    return [f"{key}: {show(old)} -> {show(new)}" for key, old, new in changed]
+    """``total_steps: 20000 -> 40000``, or ``+ logger.wandb``: a line for each of ``differences``."""
+    return [
+        f"{'- ' if new is None else '+ '}{key}"
+        if isinstance(old, Mapping) or isinstance(new, Mapping)
+        else f"{key}: {show(old)} -> {show(new)}"
+        for key, old, new in changed
+    ]
 
 
 def _check(override: Override, raw: Mapping[str, Any], may: Sequence[str], why: str) -> None:

@@ -28,7 +28,7 @@ from rlplug.types import Batch, CheckpointError, ConfigError, Mode
 
 EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic")
 """what may change for an evaluation"""
-WHY = "it does not matter to an evaluation, or would make it one of something else"
+WHY = f"an evaluation may change {', '.join(EVALUABLE)} alone"
 
 
 class Agent:

@@ -30,7 +30,8 @@ from rlplug.types import Batch, CheckpointError, Tree
 
 FORMAT = 1
 MIGRATIONS: dict[int, Mapping[str, Callable[[Any], Any]]] = {}
-"""format -> {"manifest" or a tree's name ("weights", "learner", "rank", "rows"): its content in the next format}"""
+"""format -> {"manifest", "config" (the run's configuration) or a tree's name ("weights", "learner", "rank", "rows"):
+its content in the next format}"""
 
 MANIFEST, FOLDER = "manifest.json", "checkpoints"
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
@@ -112,8 +113,13 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step_*") if not path.suffix), reverse=True)
 
 
-def tidy(run: Path, good: Checkpoint | None) -> None:
-    """Delete what a killed process did not finish writing or deleting, and set aside what is newer than ``good``."""
+def tidy(run: Path, good: Checkpoint | None) -> list[Path]:
+    """Delete what a killed process did not finish writing or deleting, and set aside what is newer than ``good``.
+
+    Returns:
+        What was set aside, by its new name.
+    """
+    moved: list[Path] = []
     for partial in (run / FOLDER).glob(f"*{PARTIAL}"):
         _delete(partial)
     for path in checkpoints(run):
@@ -121,6 +127,8 @@ def tidy(run: Path, good: Checkpoint | None) -> None:
             aside = path.with_name(path.name + DAMAGED)
             _delete(aside)
             path.rename(aside)
+            moved.append(aside)
+    return moved
 
 
 def _delete(path: Path) -> None:
@@ -161,14 +169,16 @@ class Checkpoint:
         self.path = path
         manifest = self._read_manifest()
         self._format: int = manifest["format"]
-        self.manifest: dict[str, Any] = self._migrated("manifest", manifest)
+        self.manifest: dict[str, Any] = migrated("manifest", manifest, self._format)
         self._check()
+        self.manifest["config"] = migrated("config", self.manifest["config"], self._format)
 
     def _read_manifest(self) -> dict[str, Any]:
         try:
             manifest = json.loads((self.path / MANIFEST).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
-            what = "is no checkpoint of rlplug: it has no manifest.json" if self.path.exists() else "does not exist"
+            why = "it has no manifest.json" if self.path.is_dir() else "it is a file"
+            what = f"is no checkpoint of rlplug: {why}" if self.path.exists() else "does not exist"
             raise CheckpointError(f"{self.path} {what}") from None
         except OSError as error:
             raise CheckpointError(f"{self.path / MANIFEST} cannot be read: {error.strerror}") from None
@@ -239,14 +249,9 @@ class Checkpoint:
     def _load(self, name: str, kind: str) -> Tree:
         data = self._verified(name)
         try:
-            return self._migrated(kind, decode(data))
+            return migrated(kind, decode(data), self._format)
         except CheckpointError as error:
             raise self._damaged(name, error.message) from None
-
-    def _migrated(self, kind: str, content: Any) -> Any:
-        for older in range(self._format, FORMAT):
-            content = MIGRATIONS[older].get(kind, lambda x: x)(content)
-        return content
 
     def _verified(self, name: str) -> bytes:
         """The file's content, if it is what the manifest says."""
@@ -267,6 +272,13 @@ class Checkpoint:
 
     def _damaged(self, name: str, why: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is damaged or was altered: {name}: {why}")
+
+
+def migrated(kind: str, content: Any, written: int) -> Any:
+    """What was written in format ``written``, as today's."""
+    for older in range(written, FORMAT):
+        content = MIGRATIONS[older].get(kind, lambda x: x)(content)
+    return content
 
 
 def find(path: Path, files: tuple[str, ...] | None = None, tell: Callable[[str], None] = lambda _: None) -> Checkpoint:

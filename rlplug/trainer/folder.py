@@ -20,6 +20,7 @@ import yaml
 
 from rlplug import registry
 from rlplug.config import Chosen, RunConfig
+from rlplug.trainer import checkpoint
 from rlplug.types import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def create(trainer: Trainer, command: Sequence[str]) -> None:
         folder / MANIFEST,
         {
             "run": trainer.identity,
+            "format": checkpoint.FORMAT,
             "command": list(command),
             "versions": versions(),
             "plugins": origins(trainer.config),
@@ -101,13 +103,15 @@ def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Configuration and manifest of a run.
+    """Configuration and manifest of a run, as today's format has them.
 
     Raises:
         CheckpointError: the folder holds no run, or one of the two cannot be read.
     """
     if not (folder / MANIFEST).exists() or not (folder / "config.yaml").exists():
         what = "holds no run" if folder.exists() else "does not exist"
+        if (folder / "weights.pt").exists():
+            what = "is a checkpoint; resume takes the run folder, and continues its newest one"
         raise CheckpointError(f"{folder} {what}")
     try:
         raw = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
@@ -117,7 +121,9 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{folder}: config.yaml and manifest.json cannot be read: {reason}") from None
-    return raw, manifest
+    if manifest["format"] > checkpoint.FORMAT:
+        raise CheckpointError(f"{folder} was written by a newer rlplug, in format {manifest['format']}: upgrade rlplug")
+    return checkpoint.migrated("config", raw, manifest["format"]), manifest
 
 
 def _is_sound(raw: Any, manifest: Any) -> bool:
@@ -125,6 +131,8 @@ def _is_sound(raw: Any, manifest: Any) -> bool:
     return (
         isinstance(raw, dict)
         and isinstance(manifest["run"], str)
+        and type(manifest["format"]) is int
+        and manifest["format"] > 0
         and isinstance(manifest["resumed"], list)
         and all(
             isinstance(origin, dict) and all(isinstance(origin.get(key), str) for key in ORIGIN) for origin in origins
@@ -154,7 +162,8 @@ def note_resumed(trainer: Trainer, manifest: dict[str, Any], changed: Sequence[t
         }
     )
     write_config(trainer.folder, trainer.config.raw)
-    write_json(trainer.folder / MANIFEST, manifest | {"plugins": origins(trainer.config)})
+    now = {"format": checkpoint.FORMAT, "plugins": origins(trainer.config)}
+    write_json(trainer.folder / MANIFEST, manifest | now)
     (trainer.folder / SUMMARY).unlink(missing_ok=True)
 
 

@@ -19,7 +19,8 @@ BEST = "best"
 class Keeper:
     """Of one run folder.
 
-    One checkpoint is written at a time: one that falls due meanwhile waits for it, and training goes on.
+    One checkpoint is written at a time. One that falls due meanwhile waits for it, and training goes on; one for a
+    best evaluation is of that very moment, and lets training wait.
 
     Args:
         run: the run folder.
@@ -70,17 +71,21 @@ class Keeper:
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
-    def submit(self, draft: Draft) -> None:
+    def submit(self, draft: Draft) -> Path | None:
         """Begin to write. A checkpoint of the same environment step that is there already learns the score.
+
+        Returns:
+            The one before, if it had to be waited for.
 
         Raises:
             RunError: the one before could not be written.
         """
-        self.wait()
+        before = self.wait()
         env_steps = draft.manifest["env_steps"]
         self._steps, self._time = env_steps, time.monotonic()
         folder = checkpoint.folder_of(self.run, env_steps)
         self._writing = self._thread.submit(self._write, folder, draft)
+        return before
 
     def poll(self) -> Path | None:
         """The checkpoint that was finished since the last call.
@@ -122,20 +127,25 @@ class Keeper:
 
     def _retire(self) -> None:
         best = sorted(self._scores, key=lambda path: (self._scores[path], path), reverse=True)[: self.cfg.keep_best]
-        if best:
-            self._point_at(best[0])
+        self._point_at(best[0].name if best else None)
         for path in self.written[: -self.cfg.keep_last]:
             if path not in best:
                 checkpoint.remove(path)
                 self.written.remove(path)
                 self._scores.pop(path, None)
 
-    def _point_at(self, best: Path) -> None:
-        """``checkpoints/best`` leads to the best one."""
-        link = best.with_name(BEST)
-        if link.is_symlink() and link.readlink() == Path(best.name):
-            return
-        beside = best.with_name(BEST + checkpoint.PARTIAL)
-        beside.unlink(missing_ok=True)
-        beside.symlink_to(best.name)
-        beside.replace(link)
+    def _point_at(self, best: str | None) -> None:
+        """``checkpoints/best`` leads to the best one, where the file system has symbolic links."""
+        link = self.run / checkpoint.FOLDER / BEST
+        if best is None:
+            link.unlink(missing_ok=True)
+        elif not link.is_symlink() or link.readlink() != Path(best):
+            beside = link.with_name(BEST + checkpoint.PARTIAL)
+            beside.unlink(missing_ok=True)
+            try:
+                beside.symlink_to(best)
+            except OSError as error:
+                if error.errno not in checkpoint.NO_LINKS:
+                    raise
+            else:
+                beside.replace(link)

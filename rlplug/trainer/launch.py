@@ -20,7 +20,7 @@ from rlplug.trainer import folder as run_folder
 from rlplug.trainer.checkpoint import Checkpoint, checkpoints, find, tidy
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.keeper import Keeper
-from rlplug.trainer.origins import check_installed
+from rlplug.trainer.origins import check_installed, chosen
 from rlplug.trainer.report import describe
 from rlplug.trainer.state import restore
 from rlplug.trainer.trainer import Trainer
@@ -28,6 +28,7 @@ from rlplug.types import CheckpointError, ConfigError, EnvSpec, RunError
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
 """the disk's fault, or that of what somebody put there"""
+STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
 
 
 def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float:
@@ -69,15 +70,17 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
     new = changes.change(raw, overrides, changes.RESUMABLE, changes.WHY)
     changed = changes.differences(raw, new)
     with _disk(folder), run_folder.locked(folder):
-        for note in (*check_installed(manifest["plugins"]), *run_folder.other_versions(manifest)):
+        kept = {key: origin for key, origin in manifest["plugins"].items() if chosen(new, key) == origin["name"]}
+        for note in (*check_installed(kept), *run_folder.other_versions(manifest)):
             tell(note)
         config = parse(new)
         checkpoint = find(folder, tell=tell) if checkpoints(folder) else None
         if checkpoint is not None:
             _check_own(checkpoint, manifest["run"], config)
         done = run_folder.finished(folder)
-        before = checkpoint.manifest["config"] if checkpoint is not None else raw
-        if done and before.get("total_steps") == config.total_steps:
+        made = checkpoint.manifest["env_steps"] if checkpoint is not None else None
+        over = config.total_steps == raw["total_steps"] if made is None else config.total_steps - made < config.num_envs
+        if done and over:
             tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
             return None
         if done and checkpoint is None:
@@ -92,7 +95,8 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
             tell(f"continuing from {f'step {steps:,}' if checkpoint else 'the beginning: there was no checkpoint yet'}")
             for what in missing:
                 tell(f"not exactly as it would have gone on: {what}")
-            tidy(folder, checkpoint)
+            for aside in tidy(folder, checkpoint):
+                tell(f"what is damaged was set aside as {aside}")
             run_folder.note_resumed(trainer, manifest, changed)
             return _drive(trainer, loggers)
 
@@ -157,8 +161,10 @@ def _disk(folder: Path) -> Iterator[None]:
 def _end(trainer: Trainer, status: str) -> None:
     summary = trainer.summary(status)
     try:
-        run_folder.write_json(trainer.folder / "summary.json", summary)
-        trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
+        try:
+            run_folder.write_json(trainer.folder / "summary.json", summary)
+        finally:
+            trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
     except OSError as error:
         if status == "finished":
             raise RunError(f"{trainer.folder}: {error.strerror}; {_way_back(trainer)}") from None
@@ -233,6 +239,8 @@ def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
     def ask(number: int, frame: Any) -> None:
         if trainer.stopping and number == signal.SIGINT:
             raise KeyboardInterrupt(number)
+        if not trainer.stopping:
+            os.write(2, STOPPING)  # print may be what was interrupted
         trainer.stopping = number
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
 
 from rlplug import registry
 from rlplug.registry import Plugin
@@ -31,6 +32,13 @@ def check_installed(plugins: Mapping[str, Mapping[str, str]]) -> list[str]:
         for name, version in used.items()
         if (now := _version(name)) != version
     ]
+
+
+def chosen(raw: Any, key: str) -> str | None:
+    """The name of the component that a configuration has at a key; None: it has none there."""
+    for part in (*key.split("."), "name"):
+        raw = raw.get(part) if isinstance(raw, Mapping) else None
+    return raw
 
 
 def kind_of(key: str) -> str:

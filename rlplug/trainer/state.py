@@ -62,6 +62,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
         "score": score,
         "wall_s": round(trainer.clock.wall(), 3),
         "spent": dict(trainer.clock.spent),
+        "since_logged_s": round(trainer.since_logged, 3),
         "not_restored": missing,
         "plugins": run_folder.origins(trainer.config),
         "spec": to_json(trainer.ctx.spec),
@@ -107,20 +108,20 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     trainer.learner.load(learner["parts"])
     trainer.ctx.schedules.refresh(learner["schedules"])
     trainer.load_reports(learner["reports"])
+    trainer.since_logged = manifest["since_logged_s"]
     trainer.source.load(rank["source"])
     trainer.episodes.load(rank["episodes"])
     if rank["source"]["env"] is None:
         trainer.episodes.forget()
     trainer.buffer.load(trainer.store)
-    _set_global_generators(rank["global"])
+    missing = manifest["not_restored"] + _set_global_generators(rank["global"])
     if rank["device"] == device.type:
         for role, generator in trainer.ctx.generators.items():
             generator.set_state(rank["generators"][role])
-        return manifest["not_restored"]
+        return missing
     for generator in trainer.ctx.generators.values():
         generator.manual_seed(generator.initial_seed() + trainer.progress.env_steps)
-    moved = f"random numbers: they were drawn on {rank['device']}, and are drawn anew on {device.type}"
-    return [*manifest["not_restored"], moved]
+    return [*missing, f"random numbers: they were drawn on {rank['device']}, and are drawn anew on {device.type}"]
 
 
 def _global_generators() -> dict[str, Any]:
@@ -132,9 +133,12 @@ def _global_generators() -> dict[str, Any]:
     }
 
 
-def _set_global_generators(state: dict[str, Any]) -> None:
+def _set_global_generators(state: dict[str, Any]) -> list[str]:
+    """What could not be set, in words."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if len(state["cuda"]) != torch.cuda.device_count():
+        return [f"CUDA's own generators: there were {len(state['cuda'])} devices then, now {torch.cuda.device_count()}"]
+    torch.cuda.set_rng_state_all(state["cuda"])
+    return []

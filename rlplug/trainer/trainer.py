@@ -17,7 +17,6 @@ from lightning.fabric import Fabric
 from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Plan, Run, VecEnv
 from rlplug.config import RunConfig
 from rlplug.registry import Events
-from rlplug.trainer.checkpoint import Draft
 from rlplug.trainer.collector import InProcess, collector
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.evaluate import Evaluator, Stopped
@@ -165,15 +164,10 @@ class Trainer(Run):
             score = self.evaluate()["eval/return_mean"]
             self._evaluated_at = steps - steps % config.eval.every
         if self.keeper is not None:
-            self._saved(self.keeper.poll())
-            if self.keeper.due(steps) or (score is not None and self.keeper.is_best(score)):
-                self._save(capture(self, score))
-
-    def _save(self, draft: Draft) -> None:
-        assert self.keeper is not None
-        with self.clock.phase("checkpoint"):
-            self._saved(self.keeper.wait())
-            self.keeper.submit(draft)
+            with self.clock.phase("checkpoint"):
+                self._saved(self.keeper.poll())
+                if self.keeper.due(steps) or (score is not None and self.keeper.is_best(score)):
+                    self._saved(self.keeper.submit(capture(self, score)))
 
     def _saved(self, path: Path | None) -> None:
         if path is not None:
@@ -238,7 +232,15 @@ class Trainer(Run):
         self.evaluation, self.evaluated_at = state["evaluation"], state["evaluation_at"]
         self.means.load({name: values.to(self.ctx.device) for name, values in state["means"].items()})
         self.learner.skipped = state["skipped"]
-        self._logged_wall = self.clock.wall()
+
+    @property
+    def since_logged(self) -> float:
+        """Seconds since the last row of metrics."""
+        return self.clock.wall() - self._logged_wall
+
+    @since_logged.setter
+    def since_logged(self, seconds: float) -> None:
+        self._logged_wall = self.clock.wall() - seconds
 
     # ---- the whole run --------------------------------------------------------------------------------------------
 
@@ -264,7 +266,7 @@ class Trainer(Run):
                 if draft is not None:
                     draft.manifest["score"] = score
         if draft is not None and self.keeper is not None:
-            self._save(draft)
+            self._saved(self.keeper.submit(draft))
             self._saved(self.keeper.wait())
 
     def close(self) -> None:

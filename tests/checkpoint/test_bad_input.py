@@ -262,7 +262,7 @@ def test_a_path_that_leads_to_something_else(verb: str, name: str, foreign: Path
 
 
 def test_resume_of_a_checkpoint_folder(sac: Path, capsys: Capture):
-    assert "holds no run" in refused(capsys, sac, "resume", steps(sac)[0])
+    assert "is a checkpoint; resume takes the run folder" in refused(capsys, sac, "resume", steps(sac)[0])
 
 
 # ---- what resume is asked for ----------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ from rlplug import Component, hookimpl
 
 @hookimpl
 def rlplug_components():
-    return [Component("model", "gone", "rlplug_gone.model:Gone")]
+    return [Component(kind, "gone", f"rlplug_gone.{kind}:Gone") for kind in ("model", "logger")]
 
 @hookimpl
 def rlplug_conf():
@@ -502,6 +502,23 @@ from rlplug.plugins.model.mlp import MLP
 class Gone(MLP):
     pass
 """,
+    "rlplug_gone/logger.py": """
+from rlplug import hookimpl
+from rlplug.settings import settings
+
+class Gone:
+    @settings
+    class Config:
+        pass
+
+    def __init__(self, cfg, ctx):
+        pass
+
+    @hookimpl
+    def rlplug_started(self, run):
+        pass
+""",
+    "rlplug_gone/conf/logger/gone.yaml": "# @package logger.gone\nname: gone\n",
     "rlplug_gone/conf/__init__.py": "",
 }
 
@@ -522,3 +539,21 @@ def test_a_plugin_that_is_no_longer_installed(site: Path, install: Install, tmp_
     shutil.move(tmp_path / "away", site)
     rlplug.registry.refresh()
     goes_on(capsys, run, "total_steps=192")
+
+
+def test_a_logger_that_is_no_longer_installed_can_be_left_out(
+    site: Path,  # noqa: F811
+    install: Install,  # noqa: F811
+    tmp_path: Path,
+    capsys: Capture,
+):
+    settings = yaml.safe_dump({**default_node("model", "mlp"), "name": "gone"})
+    install("rlplug-gone", "rlplug_gone", {**PLUGIN, "rlplug_gone/conf/model/gone.yaml": settings}, version="3.1")
+    run = trained("ppo", tmp_path / "run", ["logger=[gone]", "total_steps=128"])
+    shutil.rmtree(site)
+    site.mkdir()
+    rlplug.registry.refresh()
+    message = refused(capsys, run, "resume", run, "total_steps=192")
+    assert message.startswith("logger.gone: the run used logger 'gone' of rlplug-gone 3.1, which is not installed")
+    lines = goes_on(capsys, run, "logger=[]", "total_steps=192")
+    assert lines[:2] == ["total_steps: 128 -> 192", "- logger.gone"]

@@ -450,6 +450,9 @@ def test_another_process_keeps_the_same(tmp_path: Path, keeper: Callable[..., Ke
 
 
 def test_none_is_best_when_none_is_to_be_kept(tmp_path: Path, keeper: Callable[..., Keeper]):
+    before = keeper(keep_last=1, keep_best=1)
+    before.submit(draft(5, score=1.0))
+    before.wait()
     one = keeper(keep_last=1, keep_best=0)
     for env_steps in (10, 20):
         assert not one.is_best(1e9)

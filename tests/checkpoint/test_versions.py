@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 import rlplug
 from rlplug.testing.fuzz import Scene
@@ -153,3 +154,32 @@ def test_rows_migrate_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for piece in found.pieces():
         found.rows(piece)
     assert seen == ["manifest", "weights", "learner", "rank", *["rows"] * len(found.pieces())]
+
+
+def test_a_run_from_before_an_option_can_be_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = copy_of(FIXTURES / f"format_{FORMAT}" / "ppo_cartpole", tmp_path / "run")
+    steps = does(run)["env_steps"]
+
+    def without(raw: dict[str, Any]) -> dict[str, Any]:
+        algo = {key: value for key, value in raw["algo"].items() if key != "gamma"}
+        return {key: value for key, value in raw.items() if key != "on_nan"} | {"algo": algo}
+
+    raw = without(yaml.safe_load((run / "config.yaml").read_text()))
+    (run / "config.yaml").write_text(yaml.safe_dump(raw))
+    scene = Scene(run, run, run, None)  # type: ignore[arg-type]
+    scene.forge(find(run).path, lambda manifest: manifest | {"config": without(manifest["config"])})
+    with pytest.raises(rlplug.ConfigError, match=r"on_nan: is missing\nalgo.gamma: is missing"):
+        launch.resume(run, [f"total_steps={steps + 300}"])
+
+    def grown(raw: dict[str, Any]) -> dict[str, Any]:
+        return raw | {"on_nan": "stop", "algo": raw["algo"] | {"gamma": 0.99}}
+
+    monkeypatch.setattr(form, "FORMAT", FORMAT + 1)
+    monkeypatch.setattr(form, "MIGRATIONS", {**MIGRATIONS, FORMAT: {"config": grown}})
+    assert rlplug.load(run).act(np.zeros(4, np.float32)) in (0, 1)
+    launch.resume(run, [f"total_steps={steps + 300}"], tell=lambda _: None)
+    assert find(run).manifest["env_steps"] > steps
+    assert yaml.safe_load((run / "config.yaml").read_text())["on_nan"] == "stop"
+    monkeypatch.undo()
+    with pytest.raises(rlplug.ConfigError, match=f"in format {FORMAT + 1}: upgrade rlplug"):
+        launch.resume(run, [f"total_steps={steps + 600}"])

@@ -180,6 +180,6 @@ def test_differences_are_told_in_the_order_of_the_configuration():
         "b.d.y: null -> 'z'",
         "e: true -> 1",
         "g: '5min' -> null",
-        "h: null -> {'i': 3}",
+        "+ h",
     ]
     assert differences(old, old) == []

@@ -46,3 +46,9 @@ def test_a_continued_run_hides_what_lies_behind_its_step(run, logger):
     again.log(250, {"train/critic": 7.0})
     again.end()
     assert scalars(run, "train/critic") == [(100, 1.0), (200, 2.0), (250, 7.0)]
+
+    anew = type(run)(run.folder)  # killed before its first checkpoint
+    anew.start(logger("tensorboard"))
+    anew.log(100, {"train/critic": 8.0})
+    anew.end()
+    assert scalars(run, "train/critic") == [(100, 8.0)]

@@ -25,12 +25,12 @@ import rlplug
 from rlplug.api import Plan
 from rlplug.config import compose, parse
 from rlplug.registry import hookimpl
-from rlplug.trainer import checks
+from rlplug.trainer import checks, launch
 from rlplug.trainer.checkpoint import find
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.evaluate import Evaluator
 from rlplug.trainer.launch import build, resume, train
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, RunError
 from tests.loggers.test_wandb_logger import items, read
 
 PPO = ["algo=ppo", "env=cartpole", "total_steps=3072", "eval.episodes=4", "eval.every=900", "log.every=1000"]
@@ -233,6 +233,7 @@ def test_ctrl_c_ends_the_round_and_the_folder_says_so(tmp_path):
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in printed
+    assert "rlplug: stopping after this round, with a checkpoint" in printed
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["env_steps"] > 0
@@ -280,6 +281,26 @@ def test_a_resumed_run_says_which_libraries_are_others_now(tmp_path):
     assert rlplug.resume(str(tmp_path), tell=said.append) is None
     assert said[0] == f"torch was 1.0 then, and is {torch.__version__} now"
     assert said[1].startswith(f"{tmp_path} has finished: 1,0")
+
+
+def test_loggers_hear_of_the_end_although_the_summary_cannot_be_written(tmp_path, monkeypatch):
+    class Closing:
+        summary = None
+
+        @hookimpl
+        def rlplug_started(self, run):
+            (run.folder / "summary.json").mkdir()
+
+        @hookimpl
+        def rlplug_ended(self, run, summary):
+            self.summary = summary
+
+    closing = Closing()
+    monkeypatch.setattr(launch, "_loggers", lambda trainer: [closing])
+    config = compose(["total_steps=1024", "eval.every=0", "eval.episodes=1"])
+    with pytest.raises(RunError, match=r"Is a directory; the last good checkpoint is .*/step_"):
+        train(config, tmp_path)
+    assert closing.summary["status"] == "finished"
 
 
 class Opaque(CartPoleVectorEnv):

@@ -29,7 +29,7 @@ class TensorBoard:
         steps = run.progress.env_steps
         self._writer = SummaryWriter(
             str(run.folder / "tensorboard"),
-            purge_step=steps + 1 if steps else None,  # continued: hides what was logged behind that step
+            purge_step=steps + 1 if steps else 0,  # hides what a run that is continued had logged behind that step
             max_queue=1000,  # of scalars; a full queue makes the run wait for the disk, and the default is 10
             flush_secs=self.cfg.flush_secs,
         )

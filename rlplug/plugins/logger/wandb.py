@@ -20,6 +20,8 @@ EXIT_CODES = {"finished": 0, "interrupted": 255}  # W&B shows 255 as killed, any
 class WandB:
     """Metrics against ``env_steps``, and the whole configuration.
 
+    W&B takes no row back: of a run that was killed and resumed it shows the steps between checkpoint and end twice.
+
     Raises:
         ConfigError: ``mode=online`` without credentials. A run never stops to ask for them.
     """
