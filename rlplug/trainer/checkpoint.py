@@ -147,11 +147,7 @@ def note_score(folder: Path, score: float) -> None:
     """
     manifest = json.loads((folder / MANIFEST).read_bytes()) | {"score": score}
     del manifest["checksum"]
-    beside = folder / (MANIFEST + PARTIAL)
-    _delete(beside)
-    _write(beside, _text(manifest | {"checksum": _checksum(manifest)}))
-    beside.replace(folder / MANIFEST)
-    flush(folder)
+    replace(folder / MANIFEST, _text(manifest | {"checksum": _checksum(manifest)}))
 
 
 def folder_of(run: Path, env_steps: int) -> Path:
@@ -320,9 +316,26 @@ def _good(path: Path, files: tuple[str, ...] | None) -> Checkpoint:
     return checkpoint
 
 
-def flush(folder: Path) -> None:
-    """Make renames and new names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def replace(path: Path, data: bytes) -> None:
+    """Write a file beside its final name, flush it to disk, rename it.
+
+    Raises:
+        OSError: the disk refused; what was there still is.
+    """
+    beside = path.with_name(path.name + PARTIAL)
+    _delete(beside)
+    try:
+        _write(beside, data)
+        beside.replace(path)
+    except OSError:
+        _delete(beside)
+        raise
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -202,17 +202,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside the final name, flush to disk, rename."""
-    beside = path.with_name(path.name + ".partial")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    """Whole, or not at all."""
+    checkpoint.replace(path, text.encode())
 
 
 def _git() -> dict[str, Any] | None:
