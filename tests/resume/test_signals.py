@@ -15,6 +15,7 @@ import pytest
 from rlplug.cli import main
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.testing.kill import Process, warm_up, with_usual
+from rlplug.trainer.launch import STOPPING
 
 RUN = with_usual(
     [
@@ -53,7 +54,7 @@ def at(folder: Path, number: int, step: int, then: Callable[[int], None] = lambd
     os.kill(process.pid, number)
     while process.code is None:
         time.sleep(0.001)
-    assert process.log.read_text() == ""
+    assert process.log.read_text().splitlines() == ["", STOPPING.decode().strip()]
     return process.code
 
 
