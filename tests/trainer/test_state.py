@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from rlplug.config import compose
+from rlplug.testing.checks.resume import check_resumes
+from rlplug.testing.checks.runs import Case
 from rlplug.trainer.checkpoint import Checkpoint, folder_of, write
 from rlplug.trainer.launch import build
 from rlplug.trainer.state import capture, restore
@@ -59,6 +61,12 @@ def test_the_state_of_something_else_is_refused(saved, tmp_path, other, words):
     _, _, written = saved
     with closing(build(compose([*SMALL, *other]), tmp_path)) as trainer, pytest.raises(CheckpointError, match=words):
         restore(trainer, written())
+
+
+def test_a_schedule_that_is_acted_by_stands_where_it_stood():
+    noise = "exploration.gaussian.std=[[0,0.1],[100,0.01]]"  # moved by updates, and read before the next one
+    early = "loop.num_steps_sampled_before_learning_starts=20"
+    check_resumes(Case("sac", "pendulum"), "exploration=[gaussian]", noise, early, "model.hidden=[8]", updates=50)
 
 
 def test_capturing_changes_nothing_and_shares_no_memory(saved):

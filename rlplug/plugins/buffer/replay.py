@@ -128,7 +128,6 @@ class Replay:
         store.state = {
             "written": self.written,
             "open": map_leaves(lambda x: x[self.written % self.rows], self._storage),
-            "below": int(self._below[self._oldest % self.rows]),
         }
 
     def load(self, store: Store) -> None:
@@ -144,10 +143,9 @@ class Replay:
 
         rows = np.arange(self._oldest, self.written + 1)
         valid = self._storage["valid"].numpy()[rows[:-1] % self.rows]
-        below = store.state["below"] + np.concatenate([[0], valid.sum(1).cumsum()])
-        self._below[rows % self.rows] = below
+        self._below[rows % self.rows] = np.concatenate([[0], valid.sum(1).cumsum()])  # counted from the oldest row
         new = valid.reshape(-1).nonzero()[0]
-        self._ids[(below[0] + np.arange(len(new))) % len(self._ids)] = self._oldest * self.columns + new
+        self._ids[: len(new)] = self._oldest * self.columns + new
 
 
 def _copy(storage: Batch, segment: Batch, where: Any) -> None:
