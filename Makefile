@@ -4,7 +4,7 @@ PYTHON ?= .venv/bin/python
 
 install:  ## everything that developing needs, in .venv
 	python3 -m venv .venv
-	.venv/bin/python -m pip install -c constraints.txt -e '.[dev]' -e plugins/rlplug-reinforce
+	.venv/bin/python -m pip install -c constraints.txt -e '.[dev]' -e plugins/rlplug-reinforce -e plugins/rlplug-deepsea
 
 check:  ## style, spelling, types, dependency rule
 	$(PYTHON) -m pytest tests/test_quality.py
@@ -18,8 +18,9 @@ slow:  ## the tests that take minutes: published thresholds
 golden:  ## rewrite the golden curves; look at the difference before you commit it
 	$(PYTHON) -m pytest tests/golden --update-golden
 
-docs:  ## rewrite the tables of options in docs/*.md
+docs:  ## rewrite what docs/*.md has from the code: tables of options, and the matrix (minutes)
 	$(PYTHON) docs/tables.py
+	$(PYTHON) docs/matrix.py
 
 wheel:  ## dist/*.whl
 	$(PYTHON) -m build --wheel

@@ -1,10 +1,11 @@
 """Prove that algorithms learn: final evaluations over several seeds, against the number to reach.
 
-    python benchmarks/learning.py                    # everything below
-    python benchmarks/learning.py ppo_cartpole       # one experiment
-    python benchmarks/learning.py --seeds 1,2,3 --jobs 2 sac_pendulum
+    python benchmarks/learning.py                    # everything below: hours
+    python benchmarks/learning.py ppo_cartpole       # one proof
+    python benchmarks/learning.py --seeds 1,2,3 --jobs 2 'dqn_cartpole*' --keep runs/proofs
 
-An experiment is a file of ``conf/experiment``. The command exits with 1 if a mean falls short.
+A proof is an experiment of ``conf/experiment``, maybe with further settings. ``--keep`` keeps the run folders; runs that
+are there already and have finished are not run again. The command exits with 1 if a mean falls short.
 """
 
 from __future__ import annotations
@@ -16,71 +17,128 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-TO_REACH = {  # mean over seeds of the final evaluation: 20 episodes, deterministic
-    "ppo_cartpole": 475.0,
-    "ppo_pendulum": -250.0,
-    "sac_pendulum": -180.0,
-    "sac_mountaincar_continuous": 90.0,
-    "reinforce_cartpole": 450.0,
+
+@dataclass(frozen=True)
+class Proof:
+    """The mean over seeds of the final evaluation: 20 episodes, deterministic.
+
+    Args:
+        experiment: a file of ``conf/experiment``.
+        reach: the mean that is to be reached.
+        overrides: what is changed about the experiment.
+        at_most: the mean that may not be exceeded, where something is left out that learning rests on.
+        above: the name of a proof whose mean is to be exceeded.
+    """
+
+    experiment: str
+    reach: float | None = None
+    overrides: tuple[str, ...] = ()
+    at_most: float | None = None
+    above: str | None = None
+
+    def goal(self) -> str:
+        said = [f">= {self.reach:g}"] * (self.reach is not None) + [f"<= {self.at_most:g}"] * (self.at_most is not None)
+        return ", ".join(said + [f"> {self.above}"] * (self.above is not None))
+
+    def holds(self, mean: float, means: dict[str, float]) -> bool:
+        return (
+            (self.reach is None or mean >= self.reach)
+            and (self.at_most is None or mean <= self.at_most)
+            and (self.above is None or (self.above in means and mean > means[self.above]))
+        )
+
+
+RAINBOW = {
+    "double": ("algo.double_q=true",),
+    "dueling": ("algo.dueling=true",),
+    "n_step": ("algo.n_step=3",),
+    "prioritized": ("buffer=prioritized", "buffer.capacity=50_000"),
+    "noisy": ("algo.noisy=true", "exploration=[]"),
+    "distributional": ("algo.num_atoms=51", "algo.v_min=0", "algo.v_max=100"),
+}
+"""the switches of DQN, each alone"""
+
+PROOFS = {
+    "ppo_cartpole": Proof("ppo_cartpole", 475),
+    "ppo_pendulum": Proof("ppo_pendulum", -250),
+    "sac_pendulum": Proof("sac_pendulum", -180),
+    "sac_mountaincar_continuous": Proof("sac_mountaincar_continuous", 90),
+    "reinforce_cartpole": Proof("reinforce_cartpole", 450),
+    "dqn_cartpole": Proof("dqn_cartpole", 475),
+    **{f"dqn_cartpole_{name}": Proof("dqn_cartpole", 450, words) for name, words in RAINBOW.items()},
+    "rainbow_cartpole": Proof("rainbow_cartpole", 450),
+    "sac_cartpole": Proof("sac_cartpole", 400),
+    "ppo_lstm_stateless_cartpole": Proof("ppo_lstm_stateless_cartpole", 400),
+    "r2d2_stateless_cartpole": Proof("r2d2_stateless_cartpole", 400),
+    "sac_lstm_pendulum_no_velocity": Proof("sac_lstm_pendulum_no_velocity", -400),
+    "ppo_icm_frozenlake": Proof("ppo_icm_frozenlake", 0.9),
+    "ppo_icm_frozenlake_without": Proof("ppo_icm_frozenlake", overrides=("exploration=[]",), at_most=0),
+    "ppo_doorkey": Proof("ppo_doorkey", 0.9),
+    "ppo_lunarlander": Proof("ppo_lunarlander", 200),
+    "dqn_lunarlander": Proof("dqn_lunarlander", 200),
 }
 
 
-def run(experiment: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
+def run(name: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
     """One run in a process of its own.
 
     Returns:
         Its ``summary.json``.
     """
-    target = folder / f"{experiment}-s{seed}"
-    command = [sys.executable, "-m", "rlplug", f"experiment={experiment}", f"seed={seed}", f"hydra.run.dir={target}"]
-    done = subprocess.run([*command, *overrides], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    return json.loads((target / "summary.json").read_text())
+    target, proof = folder / f"{name}-s{seed}", PROOFS[name]
+    summary = target / "summary.json"
+    if not summary.exists():
+        command = [sys.executable, "-m", "rlplug", f"experiment={proof.experiment}", *proof.overrides, f"seed={seed}"]
+        done = subprocess.run([*command, f"hydra.run.dir={target}", *overrides], capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return json.loads(summary.read_text())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiments", nargs="*", metavar="experiment", help=", ".join(TO_REACH))
+    parser.add_argument("proofs", nargs="*", metavar="proof", help=", ".join(PROOFS))
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--keep", type=Path, help="keep the run folders here, to draw curves of them")
     parser.add_argument("--override", action="append", default=[], help="a further override, e.g. algo.lr=1e-4")
     args = parser.parse_args()
-    unknown = set(args.experiments) - set(TO_REACH)
-    if unknown:
-        parser.error(f"no such experiment: {', '.join(sorted(unknown))}; there are {', '.join(TO_REACH)}")
+    asked = args.proofs or ["*"]
+    if unknown := [word for word in asked if not any(fnmatch(name, word) for name in PROOFS)]:
+        parser.error(f"no such proof: {', '.join(unknown)}; there are {', '.join(PROOFS)}")
     seeds = [int(seed) for seed in args.seeds.split(",")]
-    results, short = {}, False
-    overrides = ["eval.every=2_000" if args.keep else "eval.every=0", *args.override]
+    out = Path(__file__).parent / "results" / "learning.json"
+    results, short = json.loads(out.read_text()) if out.exists() else {}, False
+    overrides = ["logger=[]", *([] if args.keep else ["eval.every=0"]), *args.override]
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as pool:
         folder = args.keep.absolute() if args.keep else Path(temporary)
-        for name in args.experiments or TO_REACH:
-            futures = [pool.submit(run, name, seed, folder, overrides) for seed in seeds]
-            summaries = [future.result() for future in futures]
+        names = [name for name in PROOFS if any(fnmatch(name, word) for word in asked)]
+        futures = {name: [pool.submit(run, name, seed, folder, overrides) for seed in seeds] for name in names}
+        for name in names:
+            proof, summaries = PROOFS[name], [future.result() for future in futures[name]]
             scores = [summary["eval/return_mean"] for summary in summaries]
-            mean, reached = statistics.mean(scores), statistics.mean(scores) >= TO_REACH[name]
-            short |= not reached
+            mean = statistics.mean(scores)
             results[name] = {
                 "scores": dict(zip(args.seeds.split(","), scores, strict=True)),
                 "mean": mean,
-                "to_reach": TO_REACH[name],
+                "goal": proof.goal(),
                 "env_steps": max(summary["env_steps"] for summary in summaries),
                 "wall_s": max(summary["wall_s"] for summary in summaries),
             }
-            listed = ", ".join(f"{score:.1f}" for score in scores)
+            reached = proof.holds(mean, {name: result["mean"] for name, result in results.items()})
+            short |= not reached
+            listed = ", ".join(f"{score:.2f}" for score in scores)
             print(
-                f"{name:<28} mean {mean:8.1f}  to reach {TO_REACH[name]:6.0f}  {'ok' if reached else 'SHORT'}"
+                f"{name:<32} mean {mean:8.2f}  {proof.goal():<12} {'ok' if reached else 'SHORT'}"
                 f"  seeds [{listed}]  {results[name]['env_steps']} steps  {results[name]['wall_s']:.0f} s",
                 flush=True,
             )
-    out = Path(__file__).parent / "results" / "learning.json"
-    out.parent.mkdir(exist_ok=True)
-    known = json.loads(out.read_text()) if out.exists() else {}
-    out.write_text(json.dumps(known | results, indent=2) + "\n")
+            out.write_text(json.dumps(results, indent=2) + "\n")
     return int(short)
 
 

@@ -21,7 +21,7 @@ import yaml
 
 from rlplug import registry
 from rlplug.cli.options import options
-from rlplug.config import Core
+from rlplug.config import Core, default_node
 from rlplug.registry import Kind
 
 DOCS = Path(__file__).parent
@@ -54,8 +54,7 @@ def _row(*cells: str) -> str:
 def files(kind: Kind, name: str) -> dict[str, dict[str, Any]]:
     """The YAML files that choose a component, with their nodes; the one of its name comes first."""
     paths = sorted((CONF / kind).glob("*.yaml"), key=lambda path: (path.stem != name, path.stem))
-    nodes = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
-    nodes = {file: node["algo"] if kind == "algo" else node for file, node in nodes.items()}
+    nodes = {path.stem: default_node(kind, path.stem) for path in paths}
     return {file: node for file, node in nodes.items() if node["name"] == name}
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rlplug.types import Batch, EnvSpec, Mode, Progress, Role, Tree, Weights
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Weights
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -32,7 +32,7 @@ class Needs:
     burn_in: int = 0
     """transitions in front of the window that only warm up a recurrent state"""
     carry_every: int = 0
-    """how often, in rows, the recurrent state is stored; 0: never"""
+    """how often, in rows, a buffer keeps the recurrent state, and a window begins; 0: there is none"""
     episodes: bool = False
     """only whole episodes leave the actor"""
     stale: bool = False
@@ -93,6 +93,8 @@ class Context(Protocol):
     """for a component built inside another one: the space of its input"""
     copies: int
     """how many independent members the component should hold, as a leading axis; see ``nn.Ensemble``"""
+    render: bool
+    """an environment should have ``render() -> [H, W, 3] uint8``, a picture of its first column, or None"""
 
     @property
     def role(self) -> Role: ...
@@ -107,8 +109,12 @@ class Context(Protocol):
         """Global numbers of the environments of this process."""
         ...
 
-    def build(self, slot: str, space: Space[Any], copies: int = 1) -> Any:
-        """Build the component of a slot: ``model``, ``critic_model`` (empty means ``model``) ..."""
+    def build(self, slot: Any, space: Space[Any], copies: int = 1) -> Any:
+        """Build the model of a slot, ``model`` or ``critic_model`` (empty means ``model``) ..., or of an option.
+
+        Args:
+            slot: its name, or the value of an option of type ``settings.ModelNode``.
+        """
         ...
 
     def child(self, spec: EnvSpec) -> Context:
@@ -251,6 +257,15 @@ class Algorithm(Trainable):
         """
         raise NotImplementedError(f"{cls.__name__}.needs")
 
+    @classmethod
+    def recurrent(cls, cfg: Any, needs: Needs) -> Needs:
+        """What it lives on where a model has a recurrent state: ``needs`` with ``carry_every``, and the key ``carry``.
+
+        Raises:
+            ConfigError: it cannot learn with such a model, as by default.
+        """
+        raise ConfigError("model", f"{cls.__name__} cannot learn with a recurrent model; take another model")
+
     def initial_carry(self, n: int) -> Batch:
         """Recurrent state of ``n`` columns; leaves ``[n, ...]``."""
         return {}
@@ -285,12 +300,28 @@ class Exploration(Trainable):
         return {}
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
-        """Change ``out["action"]`` in explore mode; the new carry comes second."""
+        """Change ``out["action"]`` in explore mode; the new carry comes second.
+
+        Asked for one row before the run begins.
+
+        Args:
+            out: what ``act`` gave.
+            step: what ``act`` was given; ``mask`` says which actions are allowed, where the environment says so.
+
+        Raises:
+            ConfigError: it cannot do anything with the actions, or with what the algorithm says of them.
+        """
         return out, carry
 
     def weights(self, w: Weights) -> Weights:
-        """Parameter noise."""
+        """The weights (``named_parameters``) that act in explore mode during the next segment: parameter noise."""
         return w
+
+    def measured(self, plain: Batch, noisy: Batch) -> None:
+        """What the algorithm says (``act``, greedily) of the same rows without and with ``weights``.
+
+        Called once a segment by modules that have ``weights``, to adapt the noise.
+        """
 
     def reward(self, batch: Batch) -> Tensor | None:
         """Intrinsic reward of every row, ``[T+1, B]``, on the unshuffled sample."""
@@ -330,6 +361,8 @@ class Buffer(Protocol):
 
     stale: ClassVar[bool]
     """Its samples are windows of ``needs.window`` transitions, of many policies; else the last round, whole."""
+    sequences: ClassVar[bool]
+    """Its windows begin at rows whose recurrent state it keeps."""
 
     def add(self, segment: Batch) -> None:
         """Store a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
@@ -340,7 +373,10 @@ class Buffer(Protocol):
         ...
 
     def sample(self) -> Batch:
-        """Rows ``[burn_in + window + 1, B]`` with ``index`` and ``prob``; a rollout gives all it has, once."""
+        """Rows ``[burn_in + window + 1, B]`` with ``index`` and ``prob``; a rollout gives all it has, once.
+
+        One that draws by priority adds ``weight [B]``, ``(N prob)^-beta``: the learner divides it by the largest one.
+        """
         ...
 
     def feedback(self, index: Tensor, values: Batch) -> None:
@@ -369,7 +405,10 @@ class VecEnv(Protocol):
 
     In lock step, a column whose row is a final observation is reset by the next ``step``, which ignores its
     action. Vector environments that reset within the ending step are not in lock step: there ``step`` returns
-    the new episode's first observation in ``obs`` and, whenever a column ended, ``final_obs`` beside it.
+    the new episode's first observation in ``obs`` and, whenever a column ended, ``final_obs`` (and ``final_mask``)
+    beside it.
+
+    With an attribute ``check_bounds = False`` its observations may lie beyond the bounds of their space.
     """
 
     spec: EnvSpec
@@ -438,6 +477,8 @@ class Model(nn.Module):
 
     batched: ClassVar[bool] = False
     """It makes ``ctx.copies`` members itself, as a leading axis of the features; else ``nn.Ensemble`` stacks them."""
+    recurrent: ClassVar[bool] = False
+    """It has a carry."""
     out_dim: int
 
     def initial_carry(self, n: int) -> Batch:

@@ -11,14 +11,17 @@ component's YAML, where a person reads them. Validation is pydantic's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass as plain_dataclass
 from itertools import pairwise
-from typing import Annotated, Any, TypeAlias, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, dataclass_transform
 
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 __all__ = [
+    "ModelNode",
+    "Nested",
     "NonNegativeFloat",
     "NonNegativeInt",
     "PositiveFloat",
@@ -31,6 +34,16 @@ __all__ = [
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
+
+@plain_dataclass(frozen=True)
+class Nested:
+    """Marks an option that holds a component: in YAML a mapping with ``name`` and that component's settings."""
+
+    kind: Literal["model"]
+
+
+ModelNode: TypeAlias = Annotated[Any, Nested("model")]
+"""A model inside a component, built by ``ctx.build(cfg.<option>, space)``."""
 
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
 """A float in [0, 1]."""

@@ -60,7 +60,7 @@ KEYS: Mapping[str, Key] = {
     "logp": Key("[T+1, B]", "float32", "log-probability of the action under the policy that acted"),
     "value": Key("[T+1, B]", "float32", "value estimate of the policy that acted; present on row T too"),
     "dist": Key("[T+1, B, ...]", "float32", "parameters of the policy that acted, for KL terms"),
-    "carry": Key("[K, B, ...]", "float32", "recurrent state before rows 0, k, 2k, ... with k = needs.carry_every"),
+    "carry": Key("[T+1, B, ...]", "float32", "recurrent state before the row; in a sample [1, B, ...], before row 0"),
     "prev_reward": Key("[T+1, B]", "float32", "reward of the row before; 0 where is_first"),
     "prev_action": Key("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
     "version": Key("[T+1, B]", "int64", "number of the weights that acted"),
@@ -68,6 +68,7 @@ KEYS: Mapping[str, Key] = {
     "index": Key("[B]", "int64", "insertion id of the sample in its buffer"),
     "priority": Key("[B]", "float32", "new priority of a sample (feedback), or first one of a row (package)"),
     "prob": Key("[B]", "float32", "probability with which the buffer drew the sample"),
+    "weight": Key("[B]", "float32", "importance weight of a sample drawn by priority, at most 1 over all ranks"),
     "reward_int": Key("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
     "advantage": Key("[T+1, B]", "float32", "advantage estimate (prepare)"),
     "ret": Key("[T+1, B]", "float32", "return estimate, the value's target (prepare)"),
@@ -98,6 +99,8 @@ class EnvSpec:
     offers: frozenset[str] = frozenset()
     outside: dict[str, Group] = field(default_factory=dict[str, Group])
     """the spaces as the environment itself declares them, by group"""
+    frame_stack: int = 1
+    """so many frames, oldest first, are stacked on the first axis of an image observation"""
 
     @property
     def sole(self) -> Group:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from rlplug.config.messages import show
+from rlplug.settings import Nested
 
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
 
@@ -30,6 +31,10 @@ def options(config: Any, defaults: Mapping[str, Any]) -> list[Option]:
     """
     rows: list[Option] = []
     for name, field in config.__pydantic_fields__.items():
+        if any(isinstance(mark, Nested) for mark in field.metadata):
+            inside = defaults.get(name, {}).get("name", "")
+            rows.append(Option(name, "model", inside, "", field.description or ""))
+            continue
         annotation = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
         default = show(defaults[name]).strip("'") if name in defaults else ""
         rows.append(Option(name, type_text(annotation), default, range_text(annotation), field.description or ""))
@@ -70,4 +75,4 @@ def _is_schedule(annotation: Any) -> bool:
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     (item,) = get_args(annotation) if get_origin(annotation) is list else (None,)
-    return get_origin(item) is tuple
+    return get_origin(item) is tuple and len(get_args(item)) == 2

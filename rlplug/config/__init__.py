@@ -3,16 +3,18 @@
 from rlplug.config.composition import compose, composed, plain
 from rlplug.config.defaults import default_node, option_names
 from rlplug.config.messages import show
-from rlplug.config.run import Chosen, Core, RunConfig, choose, parse, typed
+from rlplug.config.run import Chosen, Core, Preprocess, RunConfig, choose, nested, parse, typed
 
 __all__ = [
     "Chosen",
     "Core",
+    "Preprocess",
     "RunConfig",
     "choose",
     "compose",
     "composed",
     "default_node",
+    "nested",
     "option_names",
     "parse",
     "plain",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,7 +13,15 @@ from pydantic_core import PydanticCustomError
 from rlplug import registry
 from rlplug.config.messages import explain, show, together, unknown_key
 from rlplug.registry import Component, Kind
-from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
+from rlplug.settings import (
+    Nested,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitFloat,
+    option,
+    settings,
+)
 from rlplug.types import ConfigError
 
 T = TypeVar("T")
@@ -45,6 +54,7 @@ class Chosen:
 class Eval:
     every: NonNegativeInt = option("Environment steps between evaluations; 0: only at the end.")
     episodes: PositiveInt = option("Episodes of one evaluation.")
+    record: NonNegativeInt = option("Episodes that every evaluation plays for a video, videos/step_*.gif; 0: none.")
 
 
 def _interval(value: Any) -> Any:
@@ -70,6 +80,18 @@ class Log:
 
 
 @settings
+class Preprocess:
+    normalize_obs: bool = option("Subtract the running mean of vector observations, divide by their deviation.")
+    clip_obs: PositiveFloat = option("Normalised observations are clipped to +- this.")
+    scale_reward: PositiveFloat = option("Factor of the environment's rewards.")
+    normalize_reward: bool = option("Divide rewards by the running deviation of the discounted return.")
+    reward_gamma: UnitFloat = option("Discount of that return.")
+    clip_reward: Literal["sign"] | PositiveFloat | None = option(
+        "sign: rewards become -1, 0 or 1; a number: they are clipped to +- this; null: neither."
+    )
+
+
+@settings
 class Core:
     """The settings of a run that belong to no component."""
 
@@ -78,6 +100,7 @@ class Core:
     num_envs: PositiveInt = option("Environments of the whole run.")
     eval: Eval = option("Evaluation during and after training.")
     checkpoint: Checkpoint = option("What the run can be continued from.")
+    preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
     log: Log = option("Rows of metrics.")
     on_nan: Literal["stop", "skip"] = option(
         "What to do about a loss or gradient that is NaN or infinite: stop the run, or skip that gradient step."
@@ -173,12 +196,39 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     Raises:
         ConfigError: with one line for each mistake.
     """
+    inside, wrong = {}, []
+    for name, kind in _nested(config).items():
+        if name in node:
+            try:
+                inside[name] = choose(kind, f"{key}.{name}", node[name])
+            except ConfigError as error:
+                wrong.append(error)
+                inside[name] = None
     try:
-        cfg = config(**node)
+        cfg = config(**node | inside)
     except ValidationError as error:
-        raise together(explain(error, node, config, key)) from None
+        raise together([*explain(error, node, config, key), *wrong]) from None
+    if wrong:
+        raise together(wrong)
     for name, value in node.items():
         # pydantic takes true for the number 1
         if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool):
             raise ConfigError(f"{key}.{name}" if key else name, f"{show(value)} has the wrong type: should be a number")
     return cfg
+
+
+def nested(chosen: Chosen) -> Iterator[Chosen]:
+    """A component, and those inside it."""
+    yield chosen
+    for name in _nested(type(chosen.cfg)):
+        yield from nested(getattr(chosen.cfg, name))
+
+
+def _nested(config: Any) -> dict[str, Kind]:
+    """The options that hold a component, and of which kind."""
+    return {
+        name: mark.kind
+        for name, field in config.__pydantic_fields__.items()
+        for mark in field.metadata
+        if isinstance(mark, Nested)
+    }

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Discrete, MultiDiscrete
 
-from rlplug.envs.spaces import allocate, copy, equal, execute, observe, single_agent, write
-from rlplug.types import Batch, Tree
+from rlplug.envs.checking import MisfitError, writer
+from rlplug.envs.masks import find_masks
+from rlplug.envs.spaces import allocate, copy, equal, execute, single_agent
+from rlplug.types import Batch, EnvSpec, RunError, Tree
+
+LONGEST = 100_000
+"""actions of an episode that are kept; a longer one is not replayed"""
 
 
 class EnvList:
@@ -25,6 +32,10 @@ class EnvList:
     Args:
         envs: the environments; the list takes them over and closes them.
         max_episode_steps: after how many steps they truncate; None: never, or unknown.
+        frame_stack: so many frames are stacked in their observations.
+        mask_key: what action masks are called in ``info``; None: there are none.
+        check_bounds: whoever collects shall stop at an observation beyond the bounds of its space.
+        env_ids: the environments' global numbers, for messages.
 
     Raises:
         ConfigError: the environments have spaces that cannot be served.
@@ -32,27 +43,44 @@ class EnvList:
 
     lockstep = True
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], max_episode_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        max_episode_steps: int | None = None,
+        *,
+        frame_stack: int = 1,
+        mask_key: str | None = None,
+        check_bounds: bool = True,
+        env_ids: Sequence[int] | None = None,
+    ) -> None:
         self.envs = list(envs)
         self.num_envs = n = len(self.envs)
-        obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
-        self.spec = single_agent(obs_space, action_space, max_episode_steps)
-        self._observe, self._execute = observe(obs_space), execute(action_space)
-        self._steps = [env.step for env in self.envs]
-        self._obs = allocate(self.spec.sole.obs, n)
-        self._reward = np.zeros(n, np.float32)
-        self._terminated = np.zeros(n, np.bool_)
-        self._truncated = np.zeros(n, np.bool_)
-        self._final = [False] * n
-        self._seeds: list[int] = []
-        self._episodes = [0] * n
+        self.env_ids = list(range(n) if env_ids is None else env_ids)
+        self._seeds, self._episodes = [0] * n, [0] * n
         self._actions: list[list[Any]] = [[] for _ in range(n)]
+        self._final = [False] * n
+        self._steps = [env.step for env in self.envs]
+        obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
+        masked = mask_key is not None and isinstance(action_space, Discrete | MultiDiscrete)
+        self._masks = find_masks(action_space, mask_key, self._reset(0, 0)[1] if masked else {})
+        mask_size = self._masks.size if self._masks else None
+        self.spec = single_agent(obs_space, action_space, max_episode_steps, frame_stack, mask_size)
+        self.check_bounds, self._execute = check_bounds, execute(action_space)
+        self.place(rows_of(self.spec, n))
+
+    def place(self, rows: Batch) -> None:
+        """Write into these arrays, which look like those of ``rows_of``, from the next ``reset`` on."""
+        self._mask = rows.get("mask")
+        self._first = {key: rows[key] for key in ("obs", "mask") if key in rows}
+        self._obs, self._write = rows["obs"], writer(self.envs[0].observation_space, rows["obs"])
+        self._reward, self._terminated, self._truncated = rows["reward"], rows["terminated"], rows["truncated"]
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin episode 0 of every column.
 
         Raises:
             ValueError: not one seed a column, or tasks for an environment that has none.
+            RunError: an environment raises, or says what its spaces do not allow.
         """
         if len(seeds) != self.num_envs:
             raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
@@ -61,25 +89,39 @@ class EnvList:
         self._seeds = [int(seed) for seed in seeds]
         for i in range(self.num_envs):
             self._begin(i, 0)
-        return {"obs": self._observe(self._obs)}
+        return dict(self._first)
 
     def step(self, action: np.ndarray) -> Batch:
-        """One step of every column; a column whose row is final begins its next episode instead."""
-        obs, reward, terminated, truncated = self._obs, self._reward, self._terminated, self._truncated
+        """One step of every column; a column whose row is final begins its next episode instead.
+
+        Raises:
+            RunError: as ``reset``.
+        """
+        reward, terminated, truncated = self._reward, self._terminated, self._truncated
         for i, (outside, inside) in enumerate(zip(self._execute(action), action.copy(), strict=True)):
             if self._final[i]:
                 self._begin(i, self._episodes[i] + 1)
                 reward[i], terminated[i], truncated[i] = 0.0, False, False
                 continue
-            row, reward[i], end, cut, _ = self._steps[i](outside)
-            terminated[i], truncated[i] = end, cut
-            self._final[i] = end or cut
-            self._actions[i].append(inside)
-            write(obs, i, row)
-        return {"obs": self._observe(obs), "reward": reward, "terminated": terminated, "truncated": truncated}
+            if len(self._actions[i]) < LONGEST:
+                self._actions[i].append(inside)
+            try:
+                row, reward[i], terminated[i], truncated[i], info = self._steps[i](outside)
+                self._final[i] = end = bool(terminated[i] or truncated[i])
+                self._write(i, row)
+                if self._masks is not None:
+                    self._allow(i, info, end, bool(terminated[i]))
+            except Exception as error:
+                raise self._failure(i, "step", error) from error
+        return self._first | {"reward": reward, "terminated": terminated, "truncated": truncated}
 
-    def state(self) -> Tree:
-        """Each column's seed, episode and that episode's actions ``[L, ...]``; all columns' rows."""
+    def state(self) -> Tree | None:
+        """Each column's seed, episode and that episode's actions ``[L, ...]``; all columns' rows.
+
+        None while an episode is too long to be replayed.
+        """
+        if any(len(log) >= LONGEST for log in self._actions):
+            return None
         space = self.spec.sole.action
         return {
             "seeds": list(self._seeds),
@@ -93,11 +135,14 @@ class EnvList:
         self._seeds = list(state["seeds"])
         for i, (episode, actions) in enumerate(zip(state["episodes"], state["actions"], strict=True)):
             self._begin(i, episode)
-            self._actions[i] = list(actions)
-            for outside in self._execute(actions):
-                row, _, end, cut, _ = self._steps[i](outside)
-                write(self._obs, i, row)
-                self._final[i] = end or cut
+            for inside, outside in zip(actions, self._execute(actions), strict=True):
+                self._actions[i].append(inside)
+                try:
+                    row, _, end, cut, _ = self._steps[i](outside)
+                    self._write(i, row)
+                except Exception as error:
+                    raise self._failure(i, "step", error) from error
+                self._final[i] = bool(end or cut)
                 if self._final[i]:
                     break
         if not equal(self._obs, state["obs"]):
@@ -107,12 +152,67 @@ class EnvList:
                 stacklevel=2,
             )
 
+    def render(self) -> Any:
+        """A picture of the first environment, ``[H, W, 3]`` uint8; None: it was not made to show one."""
+        return self.envs[0].render() if self.envs[0].render_mode == "rgb_array" else None
+
+    @property
+    def render_fps(self) -> float:
+        """Steps that are a second to a viewer."""
+        return self.envs[0].metadata.get("render_fps", 30)
+
     def close(self) -> None:
         for env in self.envs:
             env.close()
 
     def _begin(self, i: int, episode: int) -> None:
-        seed = int(np.random.SeedSequence([self._seeds[i], episode]).generate_state(1)[0])
-        row, _ = self.envs[i].reset(seed=seed)
-        write(self._obs, i, row)
-        self._episodes[i], self._actions[i], self._final[i] = episode, [], False
+        row, info = self._reset(i, episode)
+        try:
+            self._write(i, row)
+            if self._masks is not None:
+                self._allow(i, info, False, False)
+        except MisfitError as error:
+            raise self._failure(i, "reset", error) from error
+        self._final[i] = False
+
+    def _reset(self, i: int, episode: int) -> tuple[Any, dict[str, Any]]:
+        self._episodes[i], self._actions[i] = episode, []
+        try:
+            return self.envs[i].reset(seed=self._seed(i))
+        except Exception as error:
+            raise self._failure(i, "reset", error) from error
+
+    def _seed(self, i: int) -> int:
+        """Of the column's current episode."""
+        return int(np.random.SeedSequence([self._seeds[i], self._episodes[i]]).generate_state(1)[0])
+
+    def _allow(self, i: int, info: dict[str, Any], final: bool, terminated: bool) -> None:
+        assert self._masks is not None
+        assert self._mask is not None
+        self._mask[i] = self._masks.read(info, final, terminated)
+
+    def _where(self, i: int) -> str:
+        return (
+            f"environment {self.env_ids[i]} (episode {self._episodes[i]}, seed {self._seed(i)},"
+            f" step {len(self._actions[i])})"
+        )
+
+    def _failure(self, i: int, where: str, error: Exception) -> RunError:
+        if isinstance(error, MisfitError):
+            return RunError(f"{self._where(i)}: {error}")
+        inside = error.__traceback__.tb_next if error.__traceback__ else None  # without this file's own frame
+        lines = traceback.format_exception(type(error), error, inside)
+        return RunError(f"{self._where(i)} raised in {where}():\n{''.join(lines).rstrip()}")
+
+
+def rows_of(spec: EnvSpec, n: int) -> Batch:
+    """Zeros for what ``n`` environments say."""
+    rows: Batch = {
+        "obs": allocate(spec.sole.obs, n),
+        "reward": np.zeros(n, np.float32),
+        "terminated": np.zeros(n, np.bool_),
+        "truncated": np.zeros(n, np.bool_),
+    }
+    if "mask" in spec.extras:
+        rows["mask"] = np.ones((n, *(spec.extras["mask"].shape or ())), np.bool_)
+    return rows

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import gymnasium
@@ -15,17 +15,21 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.native import NativeVector
+from rlplug.envs.wrapping import Wrapping
 from rlplug.types import ConfigError
 
 E = TypeVar("E")
 
 PACKAGES = {
     "ALE": ("ale_py", "rlplug[atari]"),
-    "BabyAI": ("minigrid", "minigrid"),
-    "MiniGrid": ("minigrid", "minigrid"),
+    "BabyAI": ("minigrid", "rlplug[minigrid]"),
+    "MiniGrid": ("minigrid", "rlplug[minigrid]"),
     "dm_control": ("shimmy", "shimmy[dm-control]"),
 }
 """First word of an id -> the module that registers it, and what pip calls that."""
+STICKY, FRAMES = "repeat_action_probability", "max_num_frames_per_episode"
+ATARI = {"noop_max": 30, "reward_clipping": False, "use_fire_reset": False, "episodic_life": False}
+"""What ALE's vector is told to do as ``gymnasium.wrappers.AtariPreprocessing`` does."""
 
 
 def find(env_id: str) -> EnvSpec:
@@ -58,8 +62,65 @@ def find(env_id: str) -> EnvSpec:
     )
 
 
+@dataclass(frozen=True)
+class Maker:
+    """Makes a single environment, here or in another process.
+
+    Args:
+        spec: what ``find`` returned.
+        kwargs: for the environment's constructor.
+        wrapping: what is done to it.
+        module: the one that registers it, if it has to be imported.
+    """
+
+    spec: EnvSpec
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    wrapping: Wrapping = field(default_factory=Wrapping)
+    module: str = ""
+
+    def __call__(self) -> gymnasium.Env[Any, Any]:
+        """A new environment.
+
+        Raises:
+            ConfigError: it cannot be made; says why, and what to install.
+        """
+        if self.module:
+            importlib.import_module(self.module)
+        kwargs = dict(self.kwargs)
+        if self.wrapping.atari:
+            if not is_atari(self.spec):
+                raise ConfigError("env.atari", f"{self.spec.id} is no Atari environment; use false")
+            sticky = self.wrapping.sticky_actions
+            kwargs = {"frameskip": 1, **({} if sticky is None else {STICKY: sticky}), **kwargs}
+        # EnvList resets before it steps: no order to enforce, and nothing to check at every step.
+        bare = replace(self.spec, order_enforce=False, disable_env_checker=True)
+        # A limit that is asked for counts steps of the wrapped environment, and stands in place of the registered one.
+        limit = None if self.wrapping.max_episode_steps is None else -1
+
+        def make() -> gymnasium.Env[Any, Any]:
+            return self.wrapping(gymnasium.make(bare, max_episode_steps=limit, **kwargs))
+
+        return _explain(self.spec.id, self.spec.entry_point, make)
+
+    @property
+    def offers(self) -> dict[str, Any]:
+        """What an ``EnvList`` of them has to be told."""
+        registered = self.spec.max_episode_steps
+        if registered is None and self.wrapping.atari:
+            registered = (self.spec.kwargs | dict(self.kwargs)).get(FRAMES)
+        return {
+            "max_episode_steps": self.wrapping.limit(registered),
+            "frame_stack": self.wrapping.frame_stack,
+            "mask_key": self.wrapping.mask_key,
+        }
+
+
 def make_list(
-    spec: EnvSpec, num_envs: int, kwargs: Mapping[str, Any] | None = None, max_episode_steps: int | None = None
+    spec: EnvSpec,
+    num_envs: int,
+    kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    **options: Any,
 ) -> EnvList:
     """``num_envs`` environments in a Python loop.
 
@@ -67,40 +128,70 @@ def make_list(
         spec: what ``find`` returned.
         kwargs: for the environment's constructor.
         max_episode_steps: None: as registered.
+        options: further ones of ``Wrapping`` and of ``EnvList``.
 
     Raises:
         ConfigError: the environment cannot be made; says why, and what to install.
     """
-    # EnvList resets before it steps: no order to enforce, and nothing to check at every step.
-    bare = replace(spec, order_enforce=False, disable_env_checker=True)
-
-    def make() -> Any:
-        return gymnasium.make(bare, max_episode_steps=max_episode_steps, **(kwargs or {}))
-
-    envs = [_explain(spec.id, spec.entry_point, make) for _ in range(num_envs)]
-    return EnvList(envs, max_episode_steps or spec.max_episode_steps)
+    own = {key: options.pop(key) for key in ("check_bounds", "env_ids") if key in options}
+    make = Maker(spec, kwargs or {}, Wrapping(max_episode_steps=max_episode_steps, **options))
+    return EnvList([make() for _ in range(num_envs)], **make.offers, **own)
 
 
-def has_native(spec: EnvSpec) -> bool:
-    """Does the environment register a vector of its own, free of wrappers for single environments?"""
-    return spec.vector_entry_point is not None and not spec.additional_wrappers
+def is_atari(spec: EnvSpec) -> bool:
+    return "ale_py" in str(spec.entry_point)
+
+
+def why_not_native(spec: EnvSpec, wrapping: Wrapping) -> str | None:
+    """Why the environment's own vector cannot be taken; None: it can."""
+    if spec.vector_entry_point is None or spec.additional_wrappers:
+        return f"{spec.id} registers no vector of its own"
+    if is_atari(spec):
+        return None if wrapping.atari else f"the vector of {spec.id} preprocesses images (env.atari=true)"
+    single = {
+        "frame_skip": wrapping.frame_skip > 1,
+        "sticky_actions": wrapping.sticky_actions,
+        "flatten": wrapping.flatten,
+        "frame_stack": wrapping.frame_stack > 1,
+    }
+    if needed := [f"env.{key}" for key, asked in single.items() if asked]:
+        return f"{' and '.join(needed)} wrap single environments"
+    return None
+
+
+def has_native(spec: EnvSpec, wrapping: Wrapping | None = None) -> bool:
+    """Does the environment register a vector of its own, and can that do what is asked for?"""
+    return why_not_native(spec, wrapping or Wrapping()) is None
 
 
 def make_native(
-    spec: EnvSpec, num_envs: int, kwargs: Mapping[str, Any] | None = None, max_episode_steps: int | None = None
+    spec: EnvSpec,
+    num_envs: int,
+    kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    **options: Any,
 ) -> NativeVector:
     """``num_envs`` environments that are one vector by themselves. Arguments and errors as ``make_list``."""
-    if not has_native(spec):
-        raise ConfigError("env.vectorization", f"{spec.id} registers no vector of its own; use auto or list")
-    options = dict(kwargs or {})
-    if max_episode_steps is not None:
-        options["max_episode_steps"] = max_episode_steps
+    own = {key: options.pop(key) for key in ("check_bounds", "env_ids") if key in options}
+    wrapping = Wrapping(max_episode_steps=max_episode_steps, **options)
+    if reason := why_not_native(spec, wrapping):
+        raise ConfigError("env.vectorization", f"{reason}; use auto or list")
+    told = Maker(spec, kwargs or {}, wrapping).offers
+    if is_atari(spec):
+        given = {"frameskip": wrapping.frame_skip, "stack_num": wrapping.frame_stack} | ATARI
+        if wrapping.sticky_actions is not None:
+            given[STICKY] = wrapping.sticky_actions
+        if max_episode_steps is not None:
+            given[FRAMES] = max_episode_steps * wrapping.frame_skip
+    else:
+        given = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
 
     def make() -> Any:
-        return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
+        arguments: dict[str, Any] = given | dict(kwargs or {})
+        return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **arguments)
 
     env = _explain(spec.id, spec.vector_entry_point, make)
-    return NativeVector(env, max_episode_steps or spec.max_episode_steps)
+    return NativeVector(env, drop=wrapping.drop, select=wrapping.select, **told, **own)
 
 
 def _base(name: str) -> str:
@@ -118,8 +209,14 @@ def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
     """``make()``, its exceptions turned into ones that tell the user what to do."""
     try:
         return make()
+    except ConfigError:
+        raise
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise ConfigError("env.id", f"{env_id} needs what is not installed: {error}") from error
+        # Gymnasium names its own extras; ours hold the versions that go together.
+        said = re.sub(r"[\"']?gymnasium\[(box2d|mujoco)\][\"']?", r"'rlplug[\1]'", str(error))
+        if "ale_py" in str(entry_point):
+            said = re.sub(r"[\"']?gymnasium\[\w+\][\"']?", "'rlplug[atari]'", said)
+        raise ConfigError("env.id", f"{env_id} needs what is not installed: {said}") from error
     except Exception as error:
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rlplug.envs.checking import MisfitError, reader
+from rlplug.envs.masks import find_masks
 from rlplug.envs.snapshot import restore, snapshot
-from rlplug.envs.spaces import copy, execute, observe, row, single_agent, write
-from rlplug.types import Batch, ConfigError, Tree
+from rlplug.envs.spaces import copy, execute, single_agent, write
+from rlplug.envs.wrapping import has_mask, view
+from rlplug.types import Batch, ConfigError, RunError, Tree
 
 
 class NativeVector:
@@ -19,8 +23,8 @@ class NativeVector:
     ``NEXT_STEP`` gives one row a step. In ``SAME_STEP``, and in ``DISABLED``, where this adapter
     resets at once what has ended, an ended column has two rows at the end of one step: ``step``
     then returns the first observation of the new episode in ``obs``, and, whenever some column ended,
-    ``final_obs [B, ...]``: the final observation there, ``obs`` in the other columns. A column that
-    ended gets ahead of the others by one row: ``lockstep`` is False.
+    ``final_obs [B, ...]``: the final observation there, ``obs`` in the other columns (``final_mask`` likewise). A
+    column that ended gets ahead of the others by one row: ``lockstep`` is False.
 
     A vector environment draws the episodes of a column from generators that go on from one episode
     to the next, mostly one for all columns: an episode has no seed of its own, and seeds of single
@@ -32,12 +36,25 @@ class NativeVector:
     Args:
         env: the environment; it is taken over and closed.
         max_episode_steps: after how many steps its episodes truncate; None: never, or unknown.
+        frame_stack, mask_key, check_bounds, env_ids: as of ``EnvList``; the mask may also be in a Dict observation.
+        drop, select: see ``wrapping.view``.
 
     Raises:
         ConfigError: the environment does not declare an autoreset mode, or has spaces that cannot be served.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], max_episode_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        max_episode_steps: int | None = None,
+        *,
+        frame_stack: int = 1,
+        mask_key: str | None = None,
+        check_bounds: bool = True,
+        env_ids: Sequence[int] | None = None,
+        drop: Sequence[str] = (),
+        select: Sequence[int] | None = None,
+    ) -> None:
         mode = env.metadata.get("autoreset_mode")
         if not isinstance(mode, AutoresetMode):
             raise ConfigError(
@@ -46,33 +63,52 @@ class NativeVector:
         self.env = env
         # Actions come from a policy over this very space; asserting so is a sixth of the time of CartPole's step.
         vars(env.unwrapped.action_space)["contains"] = lambda action: True
-        self.num_envs = env.num_envs
-        self.spec = single_agent(env.single_observation_space, env.single_action_space, max_episode_steps)
+        self.num_envs = n = env.num_envs
+        self.env_ids = list(range(n) if env_ids is None else env_ids)
         self.lockstep = mode is AutoresetMode.NEXT_STEP
         self._mode = mode
-        self._observe = observe(env.single_observation_space)
-        self._execute = execute(env.single_action_space)
+        space, action_space = env.single_observation_space, env.single_action_space
+        self._in_obs = mask_key if has_mask(space, mask_key) else None
+        left, _ = view(space, [self._in_obs] if self._in_obs else [], None)
+        shown, self._view = view(left, drop, select)
+        self._seeds, self._steps = [0] * n, 0
         self._seed_each = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self._masks = None if mask_key is None else find_masks(action_space, mask_key, self._info(*self._reset()))
+        mask_size = self._masks.size if self._masks else None
+        self.spec = single_agent(shown, action_space, max_episode_steps, frame_stack, mask_size)
+        self._read, self._read_one, self._execute = reader(shown, n), reader(shown), execute(action_space)
+        self.check_bounds = check_bounds
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin an episode in every column.
 
         Raises:
             ValueError: not one seed a column, or tasks for an environment that has none.
+            RunError: the environment raises, or says what its spaces do not allow.
         """
         if len(seeds) != self.num_envs:
             raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
         if tasks is not None:
             raise ValueError("this environment has no tasks")
-        seeds = [int(seed) for seed in seeds]
-        # All that VectorEnv.reset promises to take is one int; 31 bits, because some are C++ inside.
-        one = int(np.random.SeedSequence(seeds).generate_state(1)[0]) >> 1
-        obs, _ = self.env.reset(seed=seeds if self._seed_each else one)  # type: ignore[arg-type]
-        return {"obs": self._observe(obs)}
+        self._seeds, self._steps = [int(seed) for seed in seeds], 0
+        obs, info = self._reset()
+        batch = {"obs": self._observe(obs)}
+        if self._masks is not None:
+            none = np.zeros(self.num_envs, np.bool_)
+            batch["mask"] = self._allowed(self._info(obs, info), none, none)
+        return batch
 
     def step(self, action: np.ndarray) -> Batch:
-        """One step of every column. See the class for ``final_obs``."""
-        obs, reward, terminated, truncated, info = self.env.step(self._execute(action))
+        """One step of every column. See the class for ``final_obs``.
+
+        Raises:
+            RunError: as ``reset``.
+        """
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(self._execute(action))
+        except Exception as error:
+            raise self._failure("step", error) from error
+        self._steps += 1
         batch = {
             "reward": np.asarray(reward, np.float32),
             "terminated": np.asarray(terminated, np.bool_),
@@ -81,15 +117,14 @@ class NativeVector:
         if not self.lockstep:
             ended = batch["terminated"] | batch["truncated"]
             if ended.any():
-                if self._mode is AutoresetMode.DISABLED:
-                    batch = copy(batch | {"final_obs": self._observe(obs)})  # the reset may write into these
-                    obs, _ = self.env.reset(options={"reset_mask": ended})
-                else:
-                    last = copy(obs)
-                    for i in np.flatnonzero(ended):
-                        write(last, int(i), row(info["final_obs"], i))
-                    batch["final_obs"] = self._observe(last)
+                batch, obs, info = self._restarted(batch, obs, info, ended)
         batch["obs"] = self._observe(obs)
+        if self._masks is not None:
+            going = np.zeros(self.num_envs, np.bool_)
+            ends = (batch["terminated"], batch["truncated"]) if self.lockstep else (going, going)
+            batch["mask"] = self._allowed(self._info(obs, info), *ends)
+            if "final_mask" in batch:
+                batch["final_mask"] = np.where(ended[:, None], batch["final_mask"], batch["mask"])
         return batch
 
     def state(self) -> Tree | None:
@@ -101,3 +136,92 @@ class NativeVector:
 
     def close(self) -> None:
         self.env.close()
+
+    def _reset(self) -> tuple[Any, Any]:
+        # All that VectorEnv.reset promises to take is one int; 31 bits, because some are C++ inside.
+        one = int(np.random.SeedSequence(self._seeds).generate_state(1)[0]) >> 1
+        try:
+            return self.env.reset(seed=self._seeds if self._seed_each else one)  # type: ignore[arg-type]
+        except Exception as error:
+            raise self._failure("reset", error) from error
+
+    def _restarted(self, batch: Batch, obs: Any, info: Any, ended: np.ndarray) -> tuple[Batch, Any, Any]:
+        """``batch`` with the final rows of the columns that ended, and what is said of the rows after them."""
+        batch = copy(batch | {"final_obs": self._observe(obs)})  # a reset may write into these
+        key = self._masks.key if self._masks else ""
+        if self._mode is AutoresetMode.DISABLED:
+            masks = [_of(self._info(obs, info), key, i) for i in range(self.num_envs)]
+        else:
+            masks: list[Any] = [None] * self.num_envs
+            for i in map(int, np.flatnonzero(ended)):
+                last = _row(info["final_obs"], i)
+                write(batch["final_obs"], i, self._read_one(self._view(last)))
+                masks[i] = last[key] if self._in_obs else _of(info.get("final_info", {}), key, i)
+        if self._masks is not None:
+            batch["final_mask"] = self._allowed({key: masks}, batch["terminated"], batch["truncated"], ended)
+        if self._mode is AutoresetMode.DISABLED:
+            try:
+                obs, fresh = self.env.reset(options={"reset_mask": ended})
+            except Exception as error:
+                raise self._failure("reset", error) from error
+            masks = [_of(fresh, key, i) if ended[i] else mask for i, mask in enumerate(masks)]
+            info = {key: masks}
+        return batch, obs, info
+
+    def _observe(self, obs: Any) -> Any:
+        """The inside observations.
+
+        Raises:
+            RunError: they are not of their space.
+        """
+        try:
+            return self._read(self._view(obs))
+        except MisfitError as error:
+            raise RunError(f"{self._place(self.env_ids)}: {error}") from error
+
+    def _info(self, obs: Any, info: Any) -> Any:
+        """``info``, with the masks that are in the observation."""
+        return info if self._in_obs is None else {self._in_obs: obs[self._in_obs]}
+
+    def _allowed(
+        self, info: Any, terminated: np.ndarray, truncated: np.ndarray, where: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Masks ``[B, A]``; everything is allowed outside of ``where``."""
+        assert self._masks is not None
+        out = np.ones((self.num_envs, self._masks.size), np.bool_)
+        key = self._masks.key
+        for i in range(self.num_envs) if where is None else np.flatnonzero(where):
+            one = {key: _of(info, key, int(i))}
+            try:
+                out[i] = self._masks.read(one, bool(terminated[i] or truncated[i]), bool(terminated[i]))
+            except MisfitError as error:
+                raise RunError(f"{self._place([self.env_ids[i]])}: {error}") from error
+        return out
+
+    def _place(self, ids: Sequence[int]) -> str:
+        of = f"environment {ids[0]}" if len(ids) == 1 else f"environments {ids[0]} to {ids[-1]}"
+        return f"{of} (a vector with seeds {_few(self._seeds)}, step {self._steps})"
+
+    def _failure(self, where: str, error: Exception) -> RunError:
+        inside = error.__traceback__.tb_next if error.__traceback__ else None
+        lines = traceback.format_exception(type(error), error, inside)
+        return RunError(f"{self._place(self.env_ids)} raised in {where}():\n{''.join(lines).rstrip()}")
+
+
+def _of(info: Mapping[str, Any], key: str, i: int) -> Any:
+    """What a vector's ``info`` says of column ``i``; None: nothing (see gymnasium's ``VectorEnv._add_info``)."""
+    there = info.get(f"_{key}")
+    if key not in info or (there is not None and not there[i]):
+        return None
+    return info[key][i]
+
+
+def _row(obs: Any, i: int) -> Any:
+    """Observation ``i`` of a batch of the environment's own."""
+    if isinstance(obs, dict):
+        return {key: _row(part, i) for key, part in obs.items()}
+    return tuple(_row(part, i) for part in obs) if isinstance(obs, tuple) else obs[i]
+
+
+def _few(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds[:4])) + (", ..." if len(seeds) > 4 else "")

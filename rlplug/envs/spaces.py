@@ -1,6 +1,7 @@
 """Between an environment's spaces and the ones that rlplug sees ("inside").
 
-Inside, floats are float32, Discrete spaces count from 0, and bounded Box actions lie in [-1, 1].
+Inside, floats are float32, Discrete spaces count from 0, a Tuple is a Dict with the keys "0", "1" and so on, and
+bounded Box actions lie in [-1, 1].
 """
 
 from __future__ import annotations
@@ -9,21 +10,32 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from rlplug.types import ConfigError, EnvSpec, Group
 
 
-def single_agent(obs: Space[Any], action: Space[Any], max_episode_steps: int | None) -> EnvSpec:
+def single_agent(
+    obs: Space[Any],
+    action: Space[Any],
+    max_episode_steps: int | None,
+    frame_stack: int = 1,
+    mask_size: int | None = None,
+) -> EnvSpec:
     """The spec of an environment with one agent.
+
+    Args:
+        mask_size: length of its action masks; None: it gives none.
 
     Raises:
         ConfigError: a space has no counterpart inside.
     """
     return EnvSpec(
         {"agent": Group(inside_obs(obs), inside_action(action))},
+        extras={} if mask_size is None else {"mask": MultiBinary(mask_size)},
         outside={"agent": Group(obs, action)},
         max_episode_steps=max_episode_steps,
+        frame_stack=frame_stack,
     )
 
 
@@ -31,7 +43,7 @@ def inside_obs(space: Space[Any]) -> Space[Any]:
     """The inside counterpart of an observation space.
 
     Raises:
-        ConfigError: the space is none of Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them.
+        ConfigError: the space is none of Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of them.
     """
     match space:
         case Box():
@@ -46,9 +58,12 @@ def inside_obs(space: Space[Any]) -> Space[Any]:
             return space
         case Dict():
             return Dict({key: inside_obs(sub) for key, sub in space.spaces.items()})
+        case Tuple():
+            return Dict({str(i): inside_obs(sub) for i, sub in enumerate(space.spaces)})
     raise ConfigError(
         "env.id",
-        f"its observation space is {space}; served are Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them",
+        f"its observation space holds {space}; served are Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and"
+        " Tuples of them (env.drop leaves a key of a Dict out)",
     )
 
 
@@ -77,6 +92,9 @@ def observe(space: Space[Any]) -> Callable[[Any], Any]:
     if isinstance(space, Dict):
         parts = {key: observe(sub) for key, sub in space.spaces.items()}
         return lambda obs: {key: part(obs[key]) for key, part in parts.items()}
+    if isinstance(space, Tuple):
+        each = [observe(sub) for sub in space.spaces]
+        return lambda obs: {str(i): part(obs[i]) for i, part in enumerate(each)}
     dtype = inside_obs(space).dtype
     start: Any = getattr(space, "start", 0)
     if np.any(start):
@@ -120,7 +138,7 @@ def allocate(space: Space[Any], n: int) -> Any:
 
 
 def write(out: Any, i: int, obs: Any) -> None:
-    """Put one observation into row ``i`` of a batch."""
+    """Put one inside observation into row ``i`` of a batch."""
     if isinstance(out, dict):
         for key, part in out.items():
             write(part, i, obs[key])

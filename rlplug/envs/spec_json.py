@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from rlplug.types import CheckpointError, ConfigError, EnvSpec, Group
 
@@ -15,7 +15,7 @@ def to_json(spec: EnvSpec) -> dict[str, Any]:
     """Plain dicts, lists, numbers and texts; ``from_json`` gives the same spec again.
 
     Raises:
-        ConfigError: a space is none of Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them.
+        ConfigError: a space is none of Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of them.
     """
     return {
         "groups": _groups_to_json(spec.groups),
@@ -23,6 +23,7 @@ def to_json(spec: EnvSpec) -> dict[str, Any]:
         "extras": [[name, space_to_json(space)] for name, space in spec.extras.items()],
         "max_episode_steps": spec.max_episode_steps,
         "offers": sorted(spec.offers),
+        "frame_stack": spec.frame_stack,
     }
 
 
@@ -39,6 +40,7 @@ def from_json(node: Any) -> EnvSpec:
             extras={name: space_from_json(space) for name, space in node["extras"]},
             max_episode_steps=node["max_episode_steps"],
             offers=frozenset(node["offers"]),
+            frame_stack=node["frame_stack"],
         )
     except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as error:
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -72,6 +74,7 @@ def _facts(spec: EnvSpec) -> Iterator[tuple[str, tuple[str, Any]]]:
     limit = spec.max_episode_steps
     yield "the longest episode", (f"{limit} steps" if limit else "without a limit", limit)
     yield "what the environment offers", (", ".join(sorted(spec.offers)) or "nothing", sorted(spec.offers))
+    yield "the number of stacked frames", (str(spec.frame_stack), spec.frame_stack)
 
 
 def _shown(space: Space[Any]) -> tuple[str, Any]:
@@ -121,7 +124,9 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
             return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
         case Dict() if all(isinstance(key, str) for key in space.spaces):
             return {"type": "Dict", "spaces": [[key, space_to_json(sub)] for key, sub in space.spaces.items()]}
-    served = "Box of at most 64 bits, Discrete, MultiDiscrete, MultiBinary and Dicts of them with texts as keys"
+        case Tuple():
+            return {"type": "Tuple", "spaces": [space_to_json(sub) for sub in space.spaces]}
+    served = "Box of at most 64 bits, Discrete, MultiDiscrete, MultiBinary, Tuples of them, Dicts with texts as keys"
     raise ConfigError("env", f"the space {space} cannot be written into a checkpoint; served are {served}")
 
 
@@ -150,6 +155,8 @@ def space_from_json(node: Any) -> Space[Any]:
             return MultiBinary(node["n"])
         case "Dict":
             return Dict([(key, space_from_json(sub)) for key, sub in node["spaces"]])
+        case "Tuple":
+            return Tuple([space_from_json(sub) for sub in node["spaces"]])
     raise ValueError(f"there is no space {node['type']!r}")
 
 

@@ -1,17 +1,31 @@
 """Pure torch functions, each with its source. They know no network, no environment and no run."""
 
+from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae, n_step, reverse_scan
 from rlplug.functional.schedule import piecewise_linear
+from rlplug.functional.sequences import chunks, n_step_rows
 from rlplug.functional.targets import polyak_
+from rlplug.functional.td import dueling, forbid, greedy, huber, inverse_rescale, rescale, retrace
 
 __all__ = [
     "adapt_kl_coeff",
+    "chunks",
     "clipped_surrogate",
     "clipped_value_loss",
+    "dueling",
+    "forbid",
     "gae",
+    "greedy",
+    "huber",
+    "inverse_rescale",
+    "kl_divergence",
     "n_step",
+    "n_step_rows",
     "piecewise_linear",
     "polyak_",
+    "project",
+    "rescale",
+    "retrace",
     "reverse_scan",
 ]

@@ -1,5 +1,6 @@
 """Building blocks for networks. They know no algorithm and no run."""
 
+from rlplug.nn.cnn import CNN, Pixels, ResidualCNN, is_image
 from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
 from rlplug.nn.ensemble import Ensemble
 from rlplug.nn.heads import (
@@ -13,9 +14,13 @@ from rlplug.nn.heads import (
 )
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear
 from rlplug.nn.optim import Adam
+from rlplug.nn.recurrent import GRU, LSTM, Recurrent
 from rlplug.nn.spaces import Flatten, flat_size, flatten
 
 __all__ = [
+    "CNN",
+    "GRU",
+    "LSTM",
     "MLP",
     "Activation",
     "Adam",
@@ -34,9 +39,13 @@ __all__ = [
     "Linear",
     "MultiCategorical",
     "MultiCategoricalHead",
+    "Pixels",
+    "Recurrent",
+    "ResidualCNN",
     "TanhGaussian",
     "TanhGaussianHead",
     "flat_size",
     "flatten",
     "head_for",
+    "is_image",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -16,9 +17,10 @@ from rlplug.types import ConfigError
 class Flatten:
     """Turns a tree of ``space`` with any leading axes into ``[..., size]`` float32.
 
-    Box and MultiBinary: trailing axes flattened; Discrete and MultiDiscrete, which count from 0: one-hot;
-    Dict and Tuple: their parts one behind the other, in the order of the space. A flat float32 Box passes
-    through untouched. The sizes are read once, since NumPy integers of a space stop ``torch.compile``.
+    Box and MultiBinary: trailing axes flattened, bytes from 0 to 255 divided by 255; Discrete and MultiDiscrete,
+    which count from 0: one-hot; Dict and Tuple: their parts one behind the other, in the order of the space. A flat
+    float32 Box passes through untouched. The sizes are read once, since NumPy integers of a space stop
+    ``torch.compile``.
 
     Raises:
         ConfigError: the space is none of these.
@@ -28,8 +30,11 @@ class Flatten:
         self.shape = space.shape or ()
         self.parts: list[tuple[Any, Flatten]] = []
         self.choices: list[int] = []
+        self.bytes = False
         match space:
-            case spaces.Box() | spaces.MultiBinary():
+            case spaces.Box():
+                self.bytes = space.dtype == np.uint8 and bool((space.high == 255).all())
+            case spaces.MultiBinary():
                 pass
             case spaces.Discrete():
                 self.choices = [int(space.n)]
@@ -55,7 +60,7 @@ class Flatten:
         if len(self.shape) != 1:
             x = self._flat_event(x)
         if not self.choices:
-            return x.float()
+            return x / 255.0 if self.bytes and x.dtype == torch.uint8 else x.float()
         columns = x.long().unbind(-1)
         return torch.cat([one_hot(c, n) for c, n in zip(columns, self.choices, strict=True)], -1).float()
 

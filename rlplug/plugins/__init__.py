@@ -6,13 +6,22 @@ from rlplug.registry import Component, hookimpl
 @hookimpl
 def rlplug_components() -> list[Component]:
     return [
+        Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
+        Component("buffer", "prioritized", "rlplug.plugins.buffer.prioritized:Prioritized"),
         Component("buffer", "rollout", "rlplug.plugins.buffer.rollout:Rollout"),
         Component("buffer", "replay", "rlplug.plugins.buffer.replay:Replay"),
+        Component("buffer", "sequence", "rlplug.plugins.buffer.sequence:Sequence"),
+        Component("env", "dm_control", "rlplug.plugins.env.dm_control:DMControl"),
         Component("env", "gymnasium", "rlplug.plugins.env.gymnasium:Gymnasium"),
+        Component("exploration", "boltzmann", "rlplug.plugins.exploration.discrete:Boltzmann"),
+        Component("exploration", "epsilon_greedy", "rlplug.plugins.exploration.discrete:EpsilonGreedy"),
         Component("exploration", "gaussian", "rlplug.plugins.exploration.noise:Gaussian"),
+        Component("exploration", "icm", "rlplug.plugins.exploration.icm:ICM"),
         Component("exploration", "ornstein_uhlenbeck", "rlplug.plugins.exploration.noise:OrnsteinUhlenbeck"),
+        Component("exploration", "parameter_noise", "rlplug.plugins.exploration.parameter_noise:ParameterNoise"),
+        Component("exploration", "rnd", "rlplug.plugins.exploration.rnd:RND"),
         Component("hardware", "cpu", "rlplug.plugins.hardware.single:CPU"),
         Component("hardware", "gpu", "rlplug.plugins.hardware.single:GPU"),
         Component("hardware", "auto", "rlplug.plugins.hardware.single:Auto"),
@@ -21,7 +30,12 @@ def rlplug_components() -> list[Component]:
         Component("logger", "tensorboard", "rlplug.plugins.logger.tensorboard:TensorBoard"),
         Component("logger", "wandb", "rlplug.plugins.logger.wandb:WandB"),
         Component("loop", "alternate", "rlplug.plugins.loop.alternate:Alternate"),
+        Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),
+        Component("model", "impala_cnn", "rlplug.plugins.model.cnn:ImpalaCNN"),
+        Component("model", "lstm", "rlplug.plugins.model.recurrent:LSTM"),
         Component("model", "mlp", "rlplug.plugins.model.mlp:MLP"),
+        Component("model", "multi_input", "rlplug.plugins.model.multi_input:MultiInput"),
+        Component("model", "nature_cnn", "rlplug.plugins.model.cnn:NatureCNN"),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space
+from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space, Tuple, flatdim
 
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.config import Chosen, Core, choose, typed
@@ -21,9 +21,10 @@ from rlplug.config.run import CORE
 from rlplug.envs.spaces import execute, observe
 from rlplug.envs.spec_json import from_json, mismatch
 from rlplug.trainer.checkpoint import Checkpoint, find
-from rlplug.trainer.context import RunContext, Scope
+from rlplug.trainer.context import RunContext, Scope, needs_of
 from rlplug.trainer.evaluate import Evaluator
 from rlplug.trainer.origins import check_installed, kind_of
+from rlplug.trainer.preprocess import Preprocess
 from rlplug.types import Batch, CheckpointError, ConfigError, Mode
 
 EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic")
@@ -40,9 +41,9 @@ class Agent:
         algorithm: what acts, with its weights.
     """
 
-    def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int) -> None:
+    def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, see: Callable[[Any], Any]) -> None:
         self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
-        self._ctx = ctx
+        self._ctx, self._see = ctx, see
         ctx.spec.sole  # noqa: B018  raises for several agents
         (self._outside,) = (ctx.spec.outside or ctx.spec.groups).values()
         self._observe, self._execute = observe(self._outside.obs), execute(self._outside.action)
@@ -70,13 +71,15 @@ class Agent:
             )
         self._first |= ended
 
-    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None) -> Any:
+    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, mask: Any = None) -> Any:
         """What to do now; a recurrent state is kept until the next call.
 
         Args:
-            obs: one observation, or a batch ``[n, ...]`` of ``n`` environments; a dict of them for a Dict space.
+            obs: one observation, or a batch ``[n, ...]`` of ``n`` environments; a dict or tuple of them for a Dict or
+                Tuple space.
             mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training alone).
             reward: of the last action, ``[n]`` for a batch, for a policy that sees it.
+            mask: the allowed actions, ``[A]`` or ``[n, A]`` bool, for a policy that was trained with masks.
 
         Returns:
             One action, or ``[n, ...]``.
@@ -100,12 +103,26 @@ class Agent:
                 raise ValueError("this policy sees the reward of its last action: act(obs, reward=...)")
             before = np.zeros(columns) if reward is None else np.broadcast_to(reward, columns)
             step["prev_reward"] = self._zeroed(before.astype(np.float32))
+        if "mask" in self.spec.extras:
+            step["mask"] = self._mask(mask, columns)
         with torch.inference_mode(), self._ctx.acting(Scope("eval", columns, range(columns))):
-            out, self._carry = self.algorithm.act(_tensors(step, self._ctx.device), self._carry, mode)
+            seen = _tensors(step, self._ctx.device)
+            seen["obs"] = self._see(seen["obs"])
+            out, self._carry = self.algorithm.act(seen, self._carry, mode)
         self._action = out["action"].cpu().numpy()
         self._first = np.zeros(columns, np.bool_)
         action = self._execute(self._action)
         return action[0] if n is None else action
+
+    def _mask(self, mask: Any, columns: int) -> np.ndarray:
+        size = flatdim(self.spec.extras["mask"])
+        mask = np.ones((columns, size), np.bool_) if mask is None else np.asarray(mask, np.bool_)
+        if mask.shape not in ((size,), (columns, size)):
+            raise ValueError(f"mask has shape {[*mask.shape]}; [{size}] or [{columns}, {size}] is right")
+        mask = np.broadcast_to(mask, (columns, size))
+        if not mask.any(-1).all():
+            raise ValueError("mask forbids every action")
+        return mask
 
     def _begin(self, columns: int) -> None:
         """Episodes in so many columns, unless they are going on already."""
@@ -143,8 +160,8 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
     own: int = checkpoint.manifest["config"]["seed"]
-    algorithm, ctx = _restored(checkpoint, torch.device(device), own if seed is None else seed, warnings.warn)
-    return Agent(algorithm, ctx, checkpoint.manifest["env_steps"])
+    algorithm, ctx, see = _restored(checkpoint, torch.device(device), own if seed is None else seed, warnings.warn)
+    return Agent(algorithm, ctx, checkpoint.manifest["env_steps"], see)
 
 
 def evaluate(
@@ -180,7 +197,7 @@ def evaluate(
     env = choose("env", "env", raw["env"])
     plan = _plan(raw, any(re.match(r"\+*hardware\b", override) for override in overrides), tell)
     set_up_torch(plan, core.deterministic)
-    algorithm, ctx = _restored(checkpoint, torch.device(plan.accelerator), core.seed, tell)
+    algorithm, ctx, see = _restored(checkpoint, torch.device(plan.accelerator), core.seed, tell)
 
     def make(scope: Scope) -> VecEnv:
         made = env.build(ctx.derive(scope=scope))
@@ -190,7 +207,7 @@ def evaluate(
             raise ConfigError("env", f"is not what {checkpoint.path} was trained on: {difference}")
         return made
 
-    with closing(Evaluator(make, algorithm, ctx, core.eval.episodes)) as evaluator:
+    with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, see)) as evaluator:
         returns, lengths = zip(*evaluator.play(manifest["env_steps"]), strict=True)
     return {
         "checkpoint": str(checkpoint.path),
@@ -217,8 +234,11 @@ def _plan(raw: Mapping[str, Any], asked_for: bool, tell: Callable[[str], None]) 
 
 def _restored(
     checkpoint: Checkpoint, device: torch.device, seed: int, tell: Callable[[str], None]
-) -> tuple[Algorithm, RunContext]:
-    """The algorithm with its weights, and the context it was built in. The caller's random numbers stay as they are."""
+) -> tuple[Algorithm, RunContext, Callable[[Any], Any]]:
+    """The algorithm with its weights, the context it was built in, and what it sees of an observation.
+
+    The caller's random numbers stay as they are.
+    """
     manifest, raw = checkpoint.manifest, checkpoint.manifest["config"]
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("", f"there is no device {device} here; cpu works")
@@ -226,11 +246,11 @@ def _restored(
     for note in check_installed(used):
         tell(note)
     spec = from_json(manifest["spec"])
-    algo = choose("algo", "algo", raw["algo"])
+    algo, models = choose("algo", "algo", raw["algo"]), _models(raw)
     ctx = RunContext(
         spec=spec,
-        needs=algo.cls.needs(algo.cfg, spec),
-        slots=_models(raw),
+        needs=needs_of(algo, models.values(), spec),
+        slots=models,
         device=device,
         num_envs=raw["num_envs"],
         total_steps=raw["total_steps"],
@@ -241,13 +261,16 @@ def _restored(
     )
     with torch.random.fork_rng(devices=[]):
         algorithm = algo.build(ctx).to(device)
+    see = Preprocess(typed(Core, {key: raw[key] for key in CORE if key in raw}).preprocess, spec, raw["num_envs"])
+    see.to(device)
     try:
         algorithm.load_state_dict(checkpoint.tree("weights")["algorithm"])
+        see.load_state_dict(checkpoint.tree("weights")["preprocess"])
     except (RuntimeError, KeyError) as error:
         reason = [line.strip() for line in str(error).splitlines()][:2][-1]
         raise CheckpointError(f"{checkpoint.path} does not fit algo {algo.name!r} as it is now: {reason}") from None
     ctx.schedules.refresh(manifest["env_steps"])
-    return algorithm, ctx
+    return algorithm, ctx, see
 
 
 def _models(raw: Mapping[str, Any]) -> dict[str, Chosen]:
@@ -262,14 +285,16 @@ def _count(space: Space[Any], obs: Any) -> int | None:
     Raises:
         ValueError: they are not of the space.
     """
+    if isinstance(space, Tuple):
+        if not isinstance(obs, tuple) or len(obs) != len(space.spaces):
+            got = f"{len(obs)} parts" if isinstance(obs, tuple) else f"a {type(obs).__name__}"
+            raise ValueError(f"the observation is {got}; the observation space is {space}")
+        return _same([_count(sub, part) for sub, part in zip(space.spaces, obs, strict=True)], space)
     if isinstance(space, Dict):
         if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
             got = f"a dict of {', '.join(map(str, obs))}" if isinstance(obs, Mapping) else f"a {type(obs).__name__}"
             raise ValueError(f"the observation is {got}; the observation space is {space}")
-        counts = {_count(sub, obs[key]) for key, sub in space.spaces.items()}
-        if len(counts) != 1:
-            raise ValueError(f"the parts of the observation differ in their leading axis; the space is {space}")
-        return counts.pop()
+        return _same([_count(sub, obs[key]) for key, sub in space.spaces.items()], space)
     x = np.asarray(obs)
     assert space.shape is not None
     lead = x.ndim - len(space.shape)
@@ -285,8 +310,16 @@ def _count(space: Space[Any], obs: Any) -> int | None:
     return len(x) if lead else None
 
 
+def _same(counts: Sequence[int | None], space: Space[Any]) -> int | None:
+    if len(set(counts)) != 1:
+        raise ValueError(f"the parts of the observation differ in their leading axis; the space is {space}")
+    return counts[0]
+
+
 def _stacked(space: Space[Any], obs: Any, one: bool) -> Any:
     """With a leading axis."""
+    if isinstance(space, Tuple):
+        return tuple(_stacked(sub, part, one) for sub, part in zip(space.spaces, obs, strict=True))
     if isinstance(space, Dict):
         return {key: _stacked(sub, obs[key], one) for key, sub in space.spaces.items()}
     x = np.asarray(obs)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 from rlplug.api import Algorithm, Exploration, VecEnv
+from rlplug.envs.checking import Bounds
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.finite import check_segment
 from rlplug.types import Batch, Mode, Tree, Weights, map_leaves
@@ -65,11 +67,17 @@ class InProcess:
         seeds: Sequence[int],
         exploration: Mapping[str, Exploration] | None = None,
         keys: Sequence[str] | None = None,
+        see: Callable[[Any], Any] | None = None,
     ) -> None:
         self.env, self.algorithm, self.ctx, self.scope, self.seeds = env, algorithm, ctx, scope, seeds
         self.exploration = dict(exploration or {})
         self.columns = len(scope.env_ids)
         self.keys = ctx.needs.keys if keys is None else keys
+        self.see = see
+        (group, *others) = ctx.spec.groups.values()
+        checked = getattr(env, "check_bounds", True) and not others and not group.agents
+        self.bounds = Bounds(group.obs) if checked else None
+        self.carries = "carry" in self.keys
         self.memory = [key for key in ("prev_action", "prev_reward") if key in ctx.needs.keys]
         self.closes = "value" in ctx.needs.keys  # which stands on row T too
         self.host = ctx.device.type == "cpu"
@@ -89,7 +97,7 @@ class InProcess:
         n = self.columns
         first = self.env.reset(self.seeds, tasks)
         self._open = first | {"is_first": np.ones(n, np.bool_), "valid": np.ones(n, np.bool_)}
-        check_segment(map_leaves(lambda x: torch.as_tensor(x)[None], self._open), 0, self.scope.env_ids)
+        check_segment(map_leaves(lambda x: torch.as_tensor(x)[None], self._open), 0, self.scope.env_ids, self.bounds)
         self._seen = (*first, *self.memory, "is_first")  # what the policy sees of a row
         if "prev_action" in self.memory:
             space = self.ctx.spec.sole.action
@@ -131,9 +139,34 @@ class InProcess:
             self.algorithm.load_state_dict(weights["main"], strict=False)
         if tasks is not None or not self._open:
             self.begin(tasks)
-        with torch.inference_mode(), self.ctx.acting(self.scope):
+        with torch.inference_mode(), self.ctx.acting(self.scope), self._perturbed(mode):
             segment = self._collect(rows, mode, stop)
         yield self._kept(segment if mode == "greedy" else self.algorithm.package(segment))
+
+    @contextmanager
+    def _perturbed(self, mode: Mode) -> Iterator[None]:
+        """Act with the weights that the exploration modules make of the algorithm's own."""
+        modules = [x for x in self.exploration.values() if type(x).weights is not Exploration.weights]
+        if mode != "explore" or not modules:
+            yield
+            return
+        keys = set(self.algorithm.actor_keys())
+        params = {name: p for name, p in self.algorithm.named_parameters() if name in keys}
+        weights = plain = {name: p.data for name, p in params.items()}
+        for extra in modules:
+            weights = extra.weights(weights)
+        step = self._tensors({key: self._open[key] for key in self._seen})
+        try:
+            said, _ = self._decide(step, "greedy")
+            for name, p in params.items():
+                p.data = weights[name]
+            noisy, _ = self._decide(step, "greedy")
+            for extra in modules:
+                extra.measured(said, noisy)
+            yield
+        finally:
+            for name, p in params.items():
+                p.data = plain[name]
 
     def unfinished(self, rows: int) -> Batch:
         """The rows that ``collect(rows)`` had when it raised; behind them, some of an earlier segment."""
@@ -153,6 +186,8 @@ class InProcess:
             if stop is not None and stop():
                 end = t
                 break
+            if self.carries:
+                put(arrays["carry"], t, _arrays(self.carry))
             out = self._act({key: row_of(leaf, t) for key, leaf in seen}, mode)
             for key, value in out.items():
                 arrays[key][t] = value.numpy() if self.host else value.cpu().numpy()
@@ -173,6 +208,8 @@ class InProcess:
         self._open = _copied(take({key: arrays[key] for key in (*self._seen, "valid")}, end))
         for t in range(end + 1, rows + 1):
             put(arrays, t, self._open)
+        if self.carries:
+            put(arrays["carry"], slice(end, rows + 1), _arrays(self.carry))
         valid[end:] = False
         if self.closes and mode != "random":
             self._say(arrays, end, {key: row_of(leaf, end) for key, leaf in seen}, mode)
@@ -180,17 +217,23 @@ class InProcess:
 
     def _say(self, arrays: Batch, t: int, step: Batch, mode: Mode) -> None:
         """What the algorithm says (its value) of a row on which it does not act."""
-        out, _ = self.algorithm.act(step if self.host else _to(step, self.ctx.device), self.carry, mode)
-        put(arrays, t, {key: value.cpu().numpy() for key, value in out.items()})
+        put(arrays, t, _arrays(self._decide(self._tensors(step), mode)[0]))
 
     def _act(self, step: Batch, mode: Mode) -> Batch:
-        if not self.host:
-            step = _to(step, self.ctx.device)
-        out, self.carry = self.algorithm.act(step, self.carry, mode)
+        step = self._tensors(step)
+        out, self.carry = self._decide(step, mode)
         if mode == "explore":
             for name, extra in self.exploration.items():
                 out, self.noise[name] = extra.perturb(out, step, self.noise[name])
         return out
+
+    def _tensors(self, step: Batch) -> Batch:
+        return _to(step, self.ctx.device) if not self.host or isinstance(step["is_first"], np.ndarray) else step
+
+    def _decide(self, step: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        if self.see is not None:
+            step = step | {"obs": self.see(step["obs"])}
+        return self.algorithm.act(step, self.carry, mode)
 
     def _allocate(self, length: int) -> Rows:
         """Memory for ``length`` rows; what the algorithm says of a row is learnt by asking it once."""
@@ -200,8 +243,13 @@ class InProcess:
         before = {role: g.get_state() for role, g in self.ctx.generators.items()}
         step = _to({k: v for k, v in self._open.items() if k != "valid"}, self.ctx.device)
         for asked in ("explore", "random"):
-            out, _ = self.algorithm.act(step, self.carry, asked)
-            store.allocate({key: value.cpu().numpy() for key, value in out.items()}, length)
+            out, _ = self._decide(step, asked)
+            if asked == "explore":
+                for name, extra in self.exploration.items():
+                    out, _ = extra.perturb(out, step, self.noise[name])
+            store.allocate(_arrays(out), length)
+        if self.carries:
+            store.allocate({"carry": _arrays(self.carry)}, length)
         for role, state in before.items():
             self.ctx.generators[role].set_state(state)
         return store
@@ -290,15 +338,22 @@ class Ragged(InProcess):
         arrays["valid"][at, every] = True
         while at.max() < rows and not (stop is not None and stop()):
             now = {key: take_at(arrays[key], at, every) for key in self._seen}
-            host = {key: value.cpu().numpy() for key, value in self._act(_to(now, self.ctx.device), mode).items()}
+            if self.carries:
+                put(arrays["carry"], (at, every), _arrays(self.carry))
+            host = _arrays(self._act(now, mode))
             put(arrays, (at, every), host)
             result = self._step(host["action"])
             put(arrays, (at, every), {key: result[key] for key in ("reward", "terminated", "truncated")})
             ended = result["terminated"] | result["truncated"]
             fresh = {key: result[key] for key in observed}
-            last = fresh | {"obs": result["final_obs"]} if ended.any() else fresh
+            last = fresh
+            if ended.any():
+                finals = {"obs": "final_obs", "mask": "final_mask"}
+                last = fresh | {key: result[final] for key, final in finals.items() if final in result}
             last |= {key: result["reward"] if key == "prev_reward" else host["action"] for key in self.memory}
             put(arrays, (at + 1, every), last)
+            if self.carries:
+                put(arrays["carry"], (at + 1, every), _arrays(self.carry))
             if ended.any() and self.closes:
                 self._close(arrays, at + 1, every, last, ended, mode)
             fresh |= {key: np.zeros_like(last[key]) for key in self.memory}
@@ -309,8 +364,10 @@ class Ragged(InProcess):
             self._fresh = _copied(fresh) if self._beyond.any() else None
         row = np.minimum(at, rows)
         arrays["valid"][row, every] = False
+        if self.carries:
+            put(arrays["carry"], (row, every), _arrays(self.carry))
         for column in np.flatnonzero(at < rows):
-            for key in self._seen:
+            for key in (*self._seen, *(("carry",) if self.carries else ())):
                 pad(arrays[key], int(at[column]), rows, int(column))
         self._open = _copied({key: take_at(arrays[key], row, every) for key in self._seen})
         self._open["valid"] = ~self._beyond
@@ -327,8 +384,7 @@ class Ragged(InProcess):
 
     def _close(self, arrays: Batch, at: Any, every: Any, row: Batch, where: Any, mode: Mode) -> None:
         """What the algorithm says (its value) of rows on which it does not act: final and open ones."""
-        step = _to({"is_first": np.zeros(self.columns, np.bool_)} | row, self.ctx.device)
-        out, _ = self.algorithm.act(step, self.carry, mode)
+        out, _ = self._decide(self._tensors({"is_first": np.zeros(self.columns, np.bool_)} | row), mode)
         for key, value in out.items():
             put_at(arrays[key], at[where], every[where], value.cpu().numpy())
 
@@ -370,6 +426,10 @@ def row_of(leaf: Any, t: Any) -> Any:
 def _like(mask: np.ndarray, values: np.ndarray) -> np.ndarray:
     """``mask [B]`` with the axes that it needs to meet ``values [B, ...]``."""
     return mask.reshape(mask.shape + (1,) * (values.ndim - 1))
+
+
+def _arrays(batch: Batch) -> Batch:
+    return {key: _arrays(leaf) if isinstance(leaf, dict) else leaf.cpu().numpy() for key, leaf in batch.items()}
 
 
 def _copied(batch: Batch) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,16 @@ def generator(device: torch.device, *entropy: int) -> torch.Generator:
     """A generator whose stream is given by all of ``entropy``."""
     (seed,) = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
     return torch.Generator(device).manual_seed(int(seed) >> 1)
+
+
+def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
+    """What a run's algorithm lives on.
+
+    Raises:
+        ConfigError: it cannot serve these spaces, or recurrent models.
+    """
+    needs: Needs = algo.cls.needs(algo.cfg, spec)
+    return algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
 
 
 class Schedules:
@@ -94,6 +104,7 @@ class RunContext(Context):
         self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
         self.space: Space[Any] | None = None
         self.copies = 1
+        self.render = False
         self.schedules = Schedules(self.device)
         self.generators = {role: generator(self.device, seed, i) for i, role in enumerate(ROLES)}
 
@@ -129,8 +140,8 @@ class RunContext(Context):
     def child(self, spec: EnvSpec) -> RunContext:
         return self.derive(spec=spec)
 
-    def build(self, slot: str, space: Space[Any], copies: int = 1) -> Any:
-        chosen = self.slots[slot]
+    def build(self, slot: Any, space: Space[Any], copies: int = 1) -> Any:
+        chosen = self.slots[slot] if isinstance(slot, str) else slot
         if copies == 1 or chosen.cls.batched:
             return chosen.build(self.derive(space=space, copies=copies))
         return Ensemble([chosen.build(self.derive(space=space, copies=1)) for _ in range(copies)])

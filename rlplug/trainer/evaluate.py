@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +29,20 @@ class Evaluator:
     """
 
     def __init__(
-        self, make: Callable[[Scope], VecEnv], algorithm: Algorithm, ctx: RunContext, episodes: int, chunk: int = 32
+        self,
+        make: Callable[[Scope], VecEnv],
+        algorithm: Algorithm,
+        ctx: RunContext,
+        episodes: int,
+        see: Callable[[Any], Any] | None = None,
+        chunk: int = 32,
     ) -> None:
         columns = min(episodes, MOST_COLUMNS)
         self.scope = Scope("eval", columns, range(columns))
         self.quota = np.bincount(np.arange(episodes) % columns)
         self.make, self.algorithm, self.ctx, self.chunk = make, algorithm, ctx, chunk
         self.env: VecEnv | None = None
+        self.see = see
 
     def __call__(self, number: int, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Mean and standard deviation of the returns, and the mean length; see ``play``."""
@@ -60,7 +68,7 @@ class Evaluator:
         entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
         seeds = [int(seed) for seed in entropy.generate_state(len(self.quota))]
         self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
-        source = collector(self.env, self.algorithm, self.ctx, self.scope, seeds, keys=())
+        source = collector(self.env, self.algorithm, self.ctx, self.scope, seeds, keys=(), see=self.see)
         counted, left = Episodes(len(self.quota)), self.quota.copy()
         played: list[tuple[float, int]] = []
         while left.any():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Trainable
+from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, RunError
 
 
@@ -50,8 +51,8 @@ def wrong(steps: Sequence[Step]) -> str | None:
     return f"{type(step.who).__name__}: {name} is {kind(x)} at {place}"
 
 
-def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> None:
-    """Stop at an observation or a reward that is NaN or infinite.
+def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None = None) -> None:
+    """Stop at an observation or a reward that is NaN or infinite, and at an observation outside of its space.
 
     ``on_nan=skip`` does not concern it. A gradient step can be left out, and the run is as if it had never been
     tried; an environment that returns such a number is in a state that cannot be trusted from then on, and its rows
@@ -61,6 +62,7 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
         segment: ``[T+1, B]``, on the host.
         env_steps: of the run, before the segment.
         env_ids: global numbers of the segment's columns.
+        bounds: those of the observations; None: they are not looked at.
 
     Raises:
         RunError: names the key, the environment and the step of the first such number.
@@ -72,8 +74,18 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
             # The sum of squares is finite only if every value is. It costs a microsecond, isfinite().all() five.
             if values.dtype.kind == "f" and not math.isfinite(np.vdot(values, values)):
                 found += _first(name, values, key == "reward", segment["valid"].numpy(), env_steps, env_ids)
+    if bounds is not None and "obs" in segment and (beyond := bounds.find(_arrays(segment["obs"]))) is not None:
+        t, b, what = beyond
+        step = env_steps + int(segment["valid"].numpy()[:t].sum())
+        found.append(
+            (step, f"environment {env_ids[b]} at environment step {step}: {what}; env.check_bounds=false lets it pass")
+        )
     if found:
         raise RunError(min(found)[1])
+
+
+def _arrays(obs: Any) -> Any:
+    return {key: _arrays(part) for key, part in obs.items()} if isinstance(obs, dict) else obs.numpy()
 
 
 def _named(name: str, leaf: Any) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from rlplug import registry
-from rlplug.config import Chosen, RunConfig
+from rlplug.config import Chosen, RunConfig, nested
 from rlplug.trainer import checkpoint
 from rlplug.types import CheckpointError, ConfigError
 
@@ -182,8 +182,8 @@ def other_versions(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def origins(config: RunConfig) -> dict[str, dict[str, str]]:
-    """Name, distribution and version of every component, by its key in the configuration."""
-    return {chosen.key: _origin(chosen) for chosen in _selected(config)}
+    """Kind, name, distribution and version of every component, by its key in the configuration."""
+    return {part.key: _origin(part) for chosen in _selected(config) for part in nested(chosen)}
 
 
 def _selected(config: RunConfig) -> Iterator[Chosen]:
@@ -194,7 +194,12 @@ def _selected(config: RunConfig) -> Iterator[Chosen]:
 
 def _origin(chosen: Chosen) -> dict[str, str]:
     plugin = registry.owner(chosen.kind, chosen.name)
-    return {"name": chosen.name, "distribution": plugin.distribution, "version": plugin.version}
+    return {
+        "kind": chosen.kind,
+        "name": chosen.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+    }
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -208,7 +208,7 @@ def build(config: RunConfig, folder: Path) -> Trainer:
     fabric.launch()
     trainer = Trainer(config, folder, plan, fabric, spec, loop)
     try:
-        checks.sizes(trainer)
+        checks.fits(trainer)
     except BaseException:
         trainer.close()
         raise

@@ -23,6 +23,7 @@ from rlplug.api import Algorithm, Buffer, Exploration, Losses, Optim, Trainable
 from rlplug.trainer.context import RunContext
 from rlplug.trainer.finite import Step, wrong
 from rlplug.trainer.part import Part
+from rlplug.trainer.preprocess import Preprocess
 from rlplug.types import Batch, Progress, RunError, Tree, Weights, leaves, map_leaves
 
 Reduction = Literal["mean", "std", "sum", "max", "min"]
@@ -35,6 +36,7 @@ class FabricLearner:
     """``api.Learner`` on Fabric.
 
     Args:
+        preprocess: what is done to every sample before it is learnt from.
         on_nan: what becomes of a gradient step with a term or gradient that is NaN or infinite. ``stop``: nothing is
             read back at once, and ``check_finite`` raises. ``skip``: it is not made; its numbers are read back at
             every step, for which an accelerator has to wait.
@@ -46,14 +48,16 @@ class FabricLearner:
         ctx: RunContext,
         algorithm: Algorithm,
         buffer: Buffer,
-        exploration: Sequence[Exploration] = (),
+        exploration: Mapping[str, Exploration] | None = None,
         progress: Progress | None = None,
         microbatches: int = 1,
         compile: bool = False,
         on_nan: Literal["stop", "skip"] = "stop",
+        preprocess: Preprocess | None = None,
     ) -> None:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
-        self.exploration, self.progress = exploration, progress or Progress()
+        self.exploration, self.progress = dict(exploration or {}), progress or Progress()
+        self.preprocess = preprocess
         self.microbatches = microbatches
         self.whole = fabric.world_size == 1 and microbatches == 1
         self.compile = compile and self.whole
@@ -79,29 +83,39 @@ class FabricLearner:
             raise
 
     def _update(self, batch: Batch | None) -> Losses:
-        batch = self.sample() if batch is None else batch
-        for extra in self.exploration:
-            bonus = extra.reward(batch)
-            if bonus is not None:
-                batch["reward_int"] = bonus + batch["reward_int"] if "reward_int" in batch else bonus
-                batch["reward"] = batch["reward"] + bonus
+        batch = self.sample() if batch is None else self._received(batch)
         with torch.no_grad():
             prepared = self.algorithm.prepare(batch)
         losses = self.algorithm.update(prepared, self)
-        for extra in self.exploration:
+        losses.metrics.update(self._bonuses)
+        for name, extra in self.exploration.items():
             if self.parts(extra):
                 mine = extra.update(batch, self)
-                losses.metrics.update(mine.terms | mine.metrics)
+                losses.metrics.update({f"{name}/{key}": value for key, value in (mine.terms | mine.metrics).items()})
         if losses.feedback:
             self.buffer.feedback(batch["index"], losses.feedback)
         self.progress.updates += 1
         return losses
 
     def sample(self) -> Batch:
-        batch = self.buffer.sample()
-        if self.ctx.device.type == "cpu":
-            return batch
-        return map_leaves(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
+        return self._received(self.buffer.sample())
+
+    def _received(self, batch: Batch) -> Batch:
+        """Rows as they are learnt from: here, preprocessed, weighted, with intrinsic rewards."""
+        if self.ctx.device.type != "cpu":
+            batch = map_leaves(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
+        if self.preprocess is not None:
+            batch = self.preprocess.seen(batch)
+        if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4
+            batch["weight"] = batch["weight"] / self.reduce(batch["weight"], "max")
+        self._bonuses: dict[str, Tensor] = {}
+        bonuses = {name: bonus for name, x in self.exploration.items() if (bonus := x.reward(batch)) is not None}
+        for name, bonus in bonuses.items():
+            batch["reward_int"] = batch["reward_int"] + bonus if "reward_int" in batch else bonus
+            self._bonuses[f"{name}/reward"] = self.reduce(bonus[:-1], "mean", batch["valid"][:-1])
+        if bonuses:
+            batch["reward"] = batch["reward"] + batch["reward_int"]
+        return batch
 
     # ---- gradients ------------------------------------------------------------------------------------------------
 
@@ -263,7 +277,7 @@ class FabricLearner:
 
     def _named(self) -> Iterator[tuple[str, Trainable]]:
         """Everything that may have optimizers, by its place: ``algorithm``, ``exploration.0.predictor``."""
-        roots = [("algorithm", self.algorithm), *((f"exploration.{i}", x) for i, x in enumerate(self.exploration))]
+        roots = [("algorithm", self.algorithm), *((f"exploration.{name}", x) for name, x in self.exploration.items())]
         for prefix, root in roots:
             for name, module in root.named_modules(prefix=prefix):
                 if isinstance(module, Trainable):

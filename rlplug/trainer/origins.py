@@ -42,14 +42,15 @@ def chosen(raw: Any, key: str) -> str | None:
 
 
 def kind_of(key: str) -> str:
-    """The kind of the component at a config key: ``model`` for ``critic_model``, ``logger`` for ``logger.csv``."""
-    return "model" if key.endswith("_model") and "." not in key else key.partition(".")[0]
+    """The kind that a config key is about: ``model`` for ``critic_model.torso``, ``logger`` for ``logger.csv``."""
+    root = key.partition(".")[0]
+    return "model" if root.endswith("_model") else root
 
 
 def _missing(key: str, origin: Mapping[str, str]) -> str | None:
     """What is wrong with one component, and what to do about it; None: it is there."""
     name, distribution, version = origin["name"], origin["distribution"], origin["version"]
-    kind, pip = kind_of(key), f"pip install {distribution}=={version}"
+    kind, pip = origin.get("kind", kind_of(key)), f"pip install {distribution}=={version}"
     what = f"{key}: the run used {kind} {name!r} of {distribution} {version}"
     owners = registry.owners().get((kind, name), ())  # type: ignore[call-overload]
     others = [plugin for plugin in owners if plugin.distribution != distribution]

@@ -37,6 +37,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
         "weights": {
             "algorithm": trainer.algorithm.state_dict(),
             "exploration": {name: extra.state_dict() for name, extra in trainer.exploration.items()},
+            "preprocess": trainer.preprocess.state_dict(),
         },
         "learner": {
             "parts": trainer.learner.state(),
@@ -105,6 +106,7 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     trainer.algorithm.load_state_dict(weights["algorithm"])
     for name, extra in trainer.exploration.items():
         extra.load_state_dict(weights["exploration"][name])
+    trainer.preprocess.load_state_dict(weights["preprocess"])
     trainer.learner.load(learner["parts"])
     trainer.ctx.schedules.refresh(learner["schedules"])
     trainer.load_reports(learner["reports"])

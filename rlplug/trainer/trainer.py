@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,14 +19,16 @@ from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Plan, Run, 
 from rlplug.config import RunConfig
 from rlplug.registry import Events
 from rlplug.trainer.collector import InProcess, collector
-from rlplug.trainer.context import RunContext, Scope
+from rlplug.trainer.context import RunContext, Scope, needs_of
 from rlplug.trainer.evaluate import Evaluator, Stopped
 from rlplug.trainer.finite import check_segment
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.metrics import Clock, Episodes, Means
+from rlplug.trainer.preprocess import Preprocess
 from rlplug.trainer.state import capture
 from rlplug.trainer.store import RowStore
+from rlplug.trainer.video import ALONE, picture, record
 from rlplug.types import Batch, EnvSpec, Mode, Progress, Tree
 
 TRAINING = 1  # tells training's environment seeds from evaluation's
@@ -43,7 +46,7 @@ class Trainer(Run):
         self.identity = uuid4().hex
         self.store = RowStore()
         self.keeper: Keeper | None = None
-        needs = config.algo.cls.needs(config.algo.cfg, spec)
+        needs = needs_of(config.algo, config.models.values(), spec)
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(config.seed % 2**32)
         self.ctx = RunContext(
@@ -64,17 +67,19 @@ class Trainer(Run):
         self.exploration: dict[str, Exploration] = {
             name: chosen.build(self.ctx).to(fabric.device) for name, chosen in config.exploration.items()
         }
+        self.preprocess: Preprocess = Preprocess(config.preprocess, spec, len(self.ctx.env_ids)).to(fabric.device)
         self.buffer: Buffer = config.buffer.build(self.ctx)
         self.learner: FabricLearner = FabricLearner(
             fabric,
             self.ctx,
             self.algorithm,
             self.buffer,
-            tuple(self.exploration.values()),
+            self.exploration,
             self.progress,
             plan.microbatches,
             config.compile,
             config.on_nan,
+            self.preprocess,
         )
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
@@ -87,8 +92,15 @@ class Trainer(Run):
             scope,
             [int(seeds[i]) for i in scope.env_ids],
             self.exploration,
+            see=self.preprocess if self.preprocess.obs else None,
         )
-        self.evaluator = Evaluator(self._make_env, self.algorithm, self.ctx, config.eval.episodes)
+        self.evaluator = Evaluator(
+            self._make_env,
+            self.algorithm,
+            self.ctx,
+            config.eval.episodes,
+            see=self.preprocess if self.preprocess.obs else None,
+        )
         self.episodes = Episodes(len(scope.env_ids))
         self.means = Means()
         self.evaluation: dict[str, float] = {}
@@ -97,8 +109,34 @@ class Trainer(Run):
         self._logged_at = self._evaluated_at = 0
         self._logged_wall, self._logged_steps, self._logged_updates = self.clock.wall(), 0, 0
 
-    def _make_env(self, scope: Scope) -> VecEnv:
-        return self.config.env.build(self.ctx.derive(scope=scope))
+    def _make_env(self, scope: Scope, render: bool = False) -> VecEnv:
+        return self.config.env.build(self.ctx.derive(scope=scope, render=render))
+
+    def check_pictures(self) -> None:
+        """Make an environment that shows itself, and look at it.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        with closing(self._make_env(ALONE, render=True)) as env:
+            env.reset([0])
+            picture(env)
+
+    def record(self, episodes: int, path: Path) -> None:
+        """Play greedy episodes for a video.
+
+        Raises:
+            ConfigError: the environment shows no pictures.
+        """
+        record(
+            partial(self._make_env, ALONE, render=True),
+            path,
+            algorithm=self.algorithm,
+            ctx=self.ctx,
+            seed=self.config.seed,
+            episodes=episodes,
+            see=self.preprocess,
+        )
 
     # ---- what a loop drives ---------------------------------------------------------------------------------------
 
@@ -119,20 +157,24 @@ class Trainer(Run):
     def collect(self, mode: Mode = "explore") -> None:
         self.learner.check_finite()
         self._report()
+        self.preprocess.settle()
         rows = min(self.loop.rows, self._rows_left)
         with self.clock.phase("collect"):
             try:
                 for segment in self.source.collect(rows, mode=mode):
                     self._receive(segment, whole=rows == self.loop.rows)
             except Exception:  # a policy or an environment may stumble over a number that is none
-                check_segment(self.source.unfinished(rows), self.progress.env_steps, self.ctx.env_ids)
+                check_segment(
+                    self.source.unfinished(rows), self.progress.env_steps, self.ctx.env_ids, self.source.bounds
+                )
                 raise
 
     def _receive(self, segment: Batch, whole: bool) -> None:
-        check_segment(segment, self.progress.env_steps, self.ctx.env_ids)
+        check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.source.bounds)
+        self.preprocess.observe(segment, self.learner)
         self.algorithm.observe(segment, self.learner)
         for extra in self.exploration.values():
-            extra.observe(segment, self.learner)
+            extra.observe(self.preprocess.seen(segment), self.learner)
         if whole or self.buffer.stale:  # the few rows of a last, short rollout would make a poor gradient
             self.buffer.add(segment)
         self.progress.env_steps += self.episodes.add(segment)
@@ -207,6 +249,9 @@ class Trainer(Run):
         with self.clock.phase("evaluate"):
             self.evaluation = self.evaluator(self.progress.env_steps, stop=lambda: bool(self.stopping))
             self.evaluated_at = self.progress.env_steps
+            if self.config.eval.record:
+                path = self.folder / "videos" / f"step_{self.progress.env_steps:012d}.gif"
+                self.record(self.config.eval.record, path)
         self.hooks.hook.rlplug_evaluated(run=self, metrics=self.evaluation)
         self._say(self.evaluation)
         return self.evaluation

@@ -19,7 +19,7 @@ BAD = {
     "hydra/launcher=bsic": "hydra/launcher: unknown option 'bsic'; did you mean basic? There are: ",
     "algo=null": "algo: unknown option 'null'; There are: ",
     "algo=3": "algo: unknown option '3'; There are: ",
-    "env=atari/pong": "env: unknown option 'atari/pong'; There are: ",
+    "env=atari/pong": "env: unknown option 'atari/pong'; did you mean atari? There are: ",
     "buffer.name=rollut": "buffer.name: unknown buffer 'rollut'; did you mean rollout? There are: ",
     # groups and keys
     "algoo=sac": "algoo: unknown key; did you mean algo? There are: ",
@@ -73,7 +73,15 @@ BAD = {
     "plugins algo sacc": "algo.name: unknown algo 'sacc'; did you mean sac? There are: ",
     "plugins a b c": "plugins takes at most a kind and a name",
     # spaces and crosses
-    "algo=sac env=cartpole": "algo: sac needs continuous (Box) actions, but the environment's are Discrete(2)",
+    "algo=dqn env=pendulum": "algo: dqn needs one Discrete action, but the environment's are Box(-1.0, 1.0, (1,)",
+    "algo=dqn model=lstm": "buffer: replay keeps no recurrent states, which dqn needs for its recurrent model; take ",
+    "algo=dqn buffer=sequence": "buffer: sequence keeps recurrent states, and the model has none; take buffer=replay ",
+    "algo=reinforce model=lstm": "model: Reinforce cannot learn with a recurrent model; take another model",
+    "algo=ppo env=taxi preprocess.normalize_obs=true": "preprocess.normalize_obs: there is no vector of numbers in ",
+    "algo=ppo env=cartpole env.frame_stack=4": "env.frame_stack: ",
+    "algo=ppo env=pendulum exploration=[boltzmann]": "exploration.boltzmann: ",
+    "algo=ppo model=lstm model.torso.hiden=[3]": "model.torso.hiden: unknown key; did you mean model.torso.hidden",
+    "algo=ppo model=nature_cnn": "model: ",
     "algo=ppo env=pendulum exploration=gaussian": "exploration.gaussian: changes actions after ppo chose them",
     "algo=sac env=pendulum buffer=rollout": "buffer: rollout gives the last round only, but sac learns from samples",
     "algo=ppo buffer=replay": "buffer: replay keeps data of earlier policies, which ppo cannot learn from",
@@ -91,8 +99,6 @@ BAD = {
     # environments
     "env=gymnasium env.id=Cartpole-v1": "env.id: ",
     "env=gymnasium env.id=CartPole-v7": "env.id: ",
-    "env=gymnasium env.id=LunarLander-v3": "env.id: ",
-    "env=gymnasium env.id=ALE/Pong-v5": "env.id: ",
     "+env.kwargs.nope=1": "env.kwargs: ",
     # sweeps, refused before their first job
     "-m algo=ppo,sacc": "algo: unknown option 'sacc'; did you mean sac? There are: ",

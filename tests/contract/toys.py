@@ -245,6 +245,7 @@ class Sticky(nn.Module):
     """A recurrent model that carries its state over into the next episode."""
 
     batched = False
+    recurrent = True
 
     @settings
     class Config:
@@ -323,12 +324,13 @@ algo:
   lr: 0.01
 """
 
+REPLAY = "capacity: 1000\ndevice: cpu\ndeduplicate: true\ncompress: null\ncompressed_share: 0.5\n"
 ALGORITHMS = {cls.__name__.lower(): cls for cls in (Sound, *Sound.__subclasses__())}
 OTHERS = {
-    ("buffer", "late"): "name: late\ncapacity: 1000\n",
-    ("buffer", "modest"): "name: modest\ncapacity: 1000\n",
-    ("buffer", "wasteful"): "name: wasteful\ncapacity: 1000\n",
-    ("buffer", "amnesic"): "name: amnesic\ncapacity: 1000\n",
+    ("buffer", "late"): "name: late\n" + REPLAY,
+    ("buffer", "modest"): "name: modest\n" + REPLAY,
+    ("buffer", "wasteful"): "name: wasteful\n" + REPLAY,
+    ("buffer", "amnesic"): "name: amnesic\n" + REPLAY,
     ("buffer", "borrowing"): "name: borrowing\n",
     ("exploration", "wild"): "# @package exploration.wild\nname: wild\n",
     ("model", "sticky"): "name: sticky\nsize: 8\n",

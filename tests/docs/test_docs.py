@@ -44,7 +44,7 @@ def test_every_component_stands_in_a_table():
     assert "<!-- options: run -->" in options
     assert all(f"<!-- options: {kind} -->" in options for kind in KINDS if kind != "algo")
     ours = [name for (kind, name), (owner, *_) in registry.owners().items() if (kind, owner.name) == ("algo", "rlplug")]
-    assert {"ppo", "sac"} <= set(ours)
+    assert {"dqn", "ppo", "sac"} <= set(ours)
     for name in ours:
         assert f"<!-- options: algo/{name} -->" in TEXT[DOCS / f"{name}.md"]
         assert f"[{name}]({name}.md)" in options
@@ -53,6 +53,7 @@ def test_every_component_stands_in_a_table():
 @pytest.mark.parametrize(
     ("algo", "overrides"),
     [
+        ("dqn", ["env=cartpole", "total_steps=600", "loop.num_steps_sampled_before_learning_starts=500"]),
         ("ppo", ["env=cartpole", "total_steps=2048", "algo.kl_coeff=0.2", "algo.entropy_coeff=0.01"]),
         ("sac", ["env=pendulum", "total_steps=600", "loop.num_steps_sampled_before_learning_starts=590"]),
     ],

@@ -145,3 +145,15 @@ def test_seeds_and_tasks_must_fit():
         env.reset([0])
     with pytest.raises(ValueError, match="no tasks"):
         env.reset([0, 1], tasks=[1, 2])
+
+
+def test_an_episode_too_long_to_be_replayed_has_no_state(monkeypatch):
+    monkeypatch.setattr("rlplug.envs.env_list.LONGEST", 10)
+    env = EnvList([gymnasium.make("Pendulum-v1", max_episode_steps=13) for _ in range(2)])
+    env.reset([0, 1])
+    there = []
+    for _ in range(16):
+        env.step(np.zeros((2, 1), np.float32))
+        there.append(env.state() is not None)
+        assert all(len(log) <= 10 for log in env._actions)
+    assert there == [True] * 9 + [False] * 4 + [True] * 3

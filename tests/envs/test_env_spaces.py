@@ -87,7 +87,8 @@ def test_float64_bounds_beyond_float32_become_infinite():
 @pytest.mark.parametrize(
     ("function", "space"),
     [
-        (inside_obs, Tuple([Discrete(2)])),
+        (inside_obs, Tuple([Text(3)])),
+        (inside_action, Tuple([Discrete(2)])),
         (inside_obs, Dict({"words": Text(3)})),
         (inside_action, Dict({})),
         (inside_action, Box(0, 9, (2,), np.int64)),

@@ -115,7 +115,7 @@ def test_images_are_small():
 @pytest.mark.parametrize(
     "space",
     [
-        Tuple([Discrete(2)]),
+        Tuple([Text(5)]),
         Text(5),
         Dict(a=Text(5)),
         Dict({1: Discrete(2)}),  # type: ignore[dict-item]

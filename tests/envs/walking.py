@@ -1,10 +1,14 @@
 """What the tests of environments share: one small environment with awkward spaces, and rows made transitions."""
 
+import sys
+import time
+
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from rlplug.envs.spaces import copy
+from rlplug.types import map_leaves
 
 
 class Walk(gymnasium.Env):
@@ -25,6 +29,114 @@ class Walk(gymnasium.Env):
 
     def _obs(self):
         return {"position": self.position, "side": 6 + int(np.sign(self.position[0]))}
+
+
+class Bare(Walk):
+    """Says whether its process has imported torch."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        obs["position"] = np.full(2, float("torch" in sys.modules))
+        return obs, info
+
+
+class Stuck(Walk):
+    """Never comes back from a step."""
+
+    def step(self, action):
+        time.sleep(1000)
+
+
+class Faulty(gymnasium.Env):
+    """Says nothing wrong up to step 2 of an episode, and then ``fault(self)``: (observation, info); or at a reset."""
+
+    observation_space = Tuple([Box(-1, 1, (2,), np.float32), Discrete(3, start=5)])
+    action_space = MultiDiscrete([2, 3])
+
+    def __init__(self, fault, at_reset=False):
+        self.fault, self.at_reset = fault, at_reset
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.fault(self) if self.at_reset else self.fine()
+
+    def step(self, action):
+        self.steps += 1
+        obs, info = self.fault(self) if self.steps == 3 else self.fine()
+        return obs, 0.0, False, False, info
+
+    def fine(self):
+        return (np.zeros(2, np.float32), 5), {"action_mask": (np.ones(2, np.int8), np.array([0, 1, 1], np.int8))}
+
+
+class Everything(gymnasium.Env):
+    """All kinds of observations, nested, and a mask among them that excludes every action but two."""
+
+    observation_space = Dict(
+        {
+            "seen": Tuple([Box(0, 255, (4, 5, 3), np.uint8), Dict(turn=Discrete(3, start=-1))]),
+            "bits": MultiBinary((2, 2)),
+            "hand": MultiDiscrete([3, 4], start=[1, 0]),
+            "action_mask": MultiBinary(5),
+        }
+    )
+    action_space = Discrete(5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._obs(), float(action), self.steps == 7, False, {}
+
+    def _obs(self):
+        random = self.np_random
+        mask = np.zeros(5, np.int8)
+        mask[random.choice(5, 2, replace=False)] = 1
+        return {
+            "seen": (random.integers(0, 256, (4, 5, 3), np.uint8), {"turn": int(random.integers(-1, 2))}),
+            "bits": random.integers(0, 2, (2, 2), np.int8),
+            "hand": random.integers([1, 0], [4, 4]),
+            "action_mask": mask,
+        }
+
+
+class Counting(gymnasium.Env):
+    """Images that show the number of the step; the action is the reward; endless."""
+
+    action_space = Discrete(10)
+
+    def __init__(self, shape=(6, 7)):
+        self.observation_space = Box(0, 255, shape, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 1
+        return self._obs(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._obs(), float(action), False, False, {}
+
+    def _obs(self):
+        obs = np.full(self.observation_space.shape, self.steps % 256, np.uint8)
+        if obs.ndim == 3:
+            obs += 100 * np.arange(obs.shape[-1], dtype=np.uint8)
+        return obs
+
+
+def rows(env, steps, seeds, policy=None):
+    """Copied rows under actions drawn by ``policy(row)``; by default out of a fixed sequence."""
+    space = env.spec.sole.action
+    space.seed(0)
+    out = [map_leaves(np.array, env.reset(seeds))]
+    for _ in range(steps):
+        action = policy(out[-1]) if policy else np.stack([space.sample() for _ in seeds])
+        out.append(map_leaves(np.array, env.step(action)))
+    return out
 
 
 def flat(obs):

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -41,16 +43,34 @@ def unflatten(x, lead):
     return x.unflatten(0, lead)
 
 
+def scaled(space: Any, element: Any) -> Any:
+    """Space and element with images in [0, 1], the only difference."""
+    if isinstance(space, Dict | Tuple):
+        keys = list(space.spaces) if isinstance(space, Dict) else range(len(space.spaces))
+        parts = {key: scaled(space.spaces[key], element[key]) for key in keys}
+        new, inner = ({key: part[i] for key, part in parts.items()} for i in range(2))
+        return (Dict(new), inner) if isinstance(space, Dict) else (Tuple(new.values()), tuple(inner.values()))
+    return (Box(0, 1, IMAGE.shape), element / np.float32(255)) if space == IMAGE else (space, element)
+
+
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_flat_form_is_that_of_gymnasium(space):
     space.seed(0)
     elements = [space.sample() for _ in range(6)]
-    expected = torch.from_numpy(np.stack([spaces.flatten(space, e) for e in elements])).float()
+    expected = torch.from_numpy(np.stack([spaces.flatten(*scaled(space, e)) for e in elements])).float()
     x = stack(space, elements)
     assert expected.shape == (6, flat_size(space))
     for flat in (flatten(space, x), flatten(space, unflatten(x, (2, 3))).flatten(0, 1)):
         assert flat.dtype == torch.float32
         assert torch.equal(flat, expected)
+
+
+def test_only_bytes_up_to_255_are_scaled():
+    x = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
+    assert flatten(Box(0, 255, (3,), np.uint8), x).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
+    assert flatten(Box(0, 255, (3,), np.uint8), x.float()).tolist() == x.tolist()  # normalised before
+    assert flatten(Box(0, 254, (3,), np.uint8), x).tolist() == x.tolist()
+    assert flatten(Box(0, 255, (3,), np.int64), x.long()).tolist() == x.tolist()
 
 
 def test_a_flat_vector_passes_through():

@@ -17,7 +17,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-SOURCES = {"rlplug": ROOT, "rlplug_reinforce": ROOT / "plugins" / "rlplug-reinforce"}
+SOURCES = {
+    "rlplug": ROOT,
+    "rlplug_reinforce": ROOT / "plugins" / "rlplug-reinforce",
+    "rlplug_deepsea": ROOT / "plugins" / "rlplug-deepsea",
+}
 VERSION = {
     name: tomllib.loads((source / "pyproject.toml").read_text())["project"]["version"]
     for name, source in SOURCES.items()
@@ -112,9 +116,10 @@ def test_the_wheel_holds_code_and_configuration_once(wheels: dict[str, Path]):
     assert f"rlplug-{VERSION['rlplug']}.dist-info/licenses/LICENSE" in names
 
 
-def test_the_plugins_wheel_holds_its_configuration_and_no_tests(wheels: dict[str, Path]):
-    names = [name for name in contents(wheels["rlplug_reinforce"]) if ".dist-info/" not in name]
-    package = SOURCES["rlplug_reinforce"] / "rlplug_reinforce"
+@pytest.mark.parametrize("name", ["rlplug_reinforce", "rlplug_deepsea"])
+def test_the_plugins_wheel_holds_its_configuration_and_no_tests(name: str, wheels: dict[str, Path]):
+    names = [file for file in contents(wheels[name]) if ".dist-info/" not in file]
+    package = SOURCES[name] / name
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".yaml")]
     assert sorted(names) == sorted(str(path.relative_to(package.parent)) for path in files)
 
@@ -141,7 +146,7 @@ def test_ppo_trains_in_an_empty_folder(empty: Empty):
     assert float(rows[-1]["eval/return_mean"]) == summary["eval/return_mean"]
     assert any(row["episode/return"] and row["train/policy"] for row in rows)
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
-    assert plugins["algo"] == {"name": "ppo", "distribution": "rlplug", "version": VERSION["rlplug"]}
+    assert plugins["algo"] == {"kind": "algo", "name": "ppo", "distribution": "rlplug", "version": VERSION["rlplug"]}
 
 
 def test_what_was_installed_fits_together(empty: Empty):
@@ -150,11 +155,11 @@ def test_what_was_installed_fits_together(empty: Empty):
 
 def test_an_algorithm_that_is_not_installed_is_refused(refused: subprocess.CompletedProcess[str]):
     assert refused.returncode == 2
-    assert refused.stderr == "rlplug: algo: unknown option 'reinforce'; There are: ppo, sac\n"
+    assert refused.stderr == "rlplug: algo: unknown option 'reinforce'; There are: dqn, ppo, sac\n"
 
 
 def test_an_installed_plugin_is_listed(refused: subprocess.CompletedProcess[str], empty: Empty):
-    assert "algo: ppo, reinforce, sac" in empty.rlplug("--help").stdout.splitlines()
+    assert "algo: dqn, ppo, reinforce, sac" in empty.rlplug("--help").stdout.splitlines()
     rows = [line.split() for line in empty.rlplug("plugins").stdout.splitlines()]
     assert ["algo", "reinforce", "rlplug-reinforce", VERSION["rlplug_reinforce"]] in rows
 
@@ -165,3 +170,14 @@ def test_an_installed_plugin_trains(refused: subprocess.CompletedProcess[str], e
     assert json.loads((folder / "summary.json").read_text())["updates"] == 4
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
     assert plugins["algo"]["distribution"] == "rlplug-reinforce"
+
+
+def test_an_installed_environment_and_exploration_train(empty: Empty, wheels: dict[str, Path]):
+    refused = empty.rlplug("algo=ppo", "env=deepsea", "exploration=[counts]")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("rlplug: env: unknown option 'deepsea'; There are: ")
+    empty.install(wheels["rlplug_deepsea"])
+    folder = empty.trained("algo=ppo", "env=deepsea", "exploration=[counts]", "total_steps=2048", "logger=[]")
+    assert folder.parent.name == "ppo-deepsea"
+    plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
+    assert {plugins[key]["distribution"] for key in ("env", "exploration.counts")} == {"rlplug-deepsea"}

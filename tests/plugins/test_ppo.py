@@ -4,34 +4,59 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gymnasium import spaces
 
 from rlplug import testing
+from rlplug.functional import gae
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.ranks import one_rank
+from rlplug.types import ConfigError, map_leaves
 
 T, B = 16, 4
 
 
-def make(**changes) -> PPO:
+def make(spec=None, overrides=(), **changes) -> PPO:
     torch.manual_seed(0)
-    spec = testing.spec(3, 2)
-    cfg = testing.config("algo/ppo", **{"sgd_minibatch_size": 16, "num_sgd_iter": 2, **changes})
-    return PPO(cfg, testing.context(spec, needs=PPO.needs(cfg, spec), num_envs=B, rows=T))
+    spec = spec or testing.spec(3, 2)
+    cfg = testing.config("algo/ppo", **{"sgd_minibatch_size": 16, "num_sgd_iter": 2, "max_seq_len": 8, **changes})
+    needs = PPO.needs(cfg, spec)
+    if any("lstm" in word or "gru" in word for word in overrides):
+        needs = PPO.recurrent(cfg, needs)
+    return PPO(cfg, testing.context(spec, overrides=overrides, needs=needs, num_envs=B, rows=T))
 
 
-def segment(algorithm: PPO):
+def segment(algorithm: PPO, mask=None):
+    """What was collected: two columns have an episode that ends within, column 0 begins within one."""
     g = torch.Generator().manual_seed(1)
     obs = torch.randn(T + 1, B, 3, generator=g)
-    false = torch.zeros(T + 1, B, dtype=torch.bool)
-    batch = {"obs": obs, "reward": obs[..., 0] + 1.0, "terminated": false, "truncated": false, "is_first": false}
-    batch["valid"] = ~false
-    batch["valid"][-1] = batch["valid"][5, 2] = False
+    batch = {"obs": obs, "reward": obs[..., 0] + 1.0}
+    for key in ("terminated", "truncated", "is_first"):
+        batch[key] = torch.zeros(T + 1, B, dtype=torch.bool)
+    batch["valid"] = ~batch["is_first"]
+    batch["valid"][-1] = batch["valid"][5, 2] = batch["valid"][9, 3] = False
+    batch["truncated"][4, 2] = batch["terminated"][8, 3] = True
+    batch["is_first"][0, 1:] = batch["is_first"][6, 2] = batch["is_first"][10, 3] = True
+    if mask is not None:
+        batch["mask"] = mask
     with torch.no_grad():
-        out = [
-            algorithm.act({"obs": row, "is_first": torch.zeros(B, dtype=torch.bool)}, {}, "explore")[0] for row in obs
-        ]
-    return batch | {key: torch.stack([o[key] for o in out]) for key in out[0]}
+        carry = map_leaves(lambda x: torch.randn(x.shape, generator=g), algorithm.initial_carry(B))
+        out = []
+        for t in range(T + 1):
+            step = {key: batch[key][t] for key in ("obs", "is_first", "mask") if key in batch}
+            said, after = algorithm.act(step, carry, "explore")
+            out.append(said | ({"carry": carry} if carry else {}))
+            carry = after
+    return batch | stacked(out)
+
+
+def stacked(rows):
+    return {
+        key: stacked([row[key] for row in rows])
+        if isinstance(rows[0][key], dict)
+        else torch.stack([row[key] for row in rows])
+        for key in rows[0]
+    }
 
 
 def update(algorithm: PPO, batch=None):
@@ -46,7 +71,7 @@ def update(algorithm: PPO, batch=None):
 
 
 def test_every_valid_row_is_used_once_an_epoch():
-    assert update(make())[1] == 2 * 4  # 63 valid rows in minibatches of 16
+    assert update(make())[1] == 2 * 4  # 62 valid rows in minibatches of 16
 
 
 def test_first_pass_has_ratio_one():
@@ -88,13 +113,14 @@ def test_shared_torso_has_fewer_parameters_and_learns():
     assert all(torch.isfinite(term) for term in losses.terms.values())
 
 
-def test_invalid_rows_change_nothing():
-    algorithm, other = make(), make()
+@pytest.mark.parametrize("overrides", [[], ["model=lstm"]])
+def test_invalid_rows_change_nothing(overrides):
+    algorithm, other = make(overrides=overrides), make(overrides=overrides)
     batch = segment(algorithm)
     segment(other)  # both have drawn the same noise
-    changed = {key: leaf.clone() for key, leaf in batch.items()}
+    changed = map_leaves(torch.clone, batch)
     for key in ("reward", "logp", "action"):
-        changed[key][5, 2] = 1 if key == "action" else 1e3
+        changed[key][5, 2] = changed[key][9, 3] = 1 if key == "action" else 1e3
     update(algorithm, batch)
     update(other, changed)
     for a, b in zip(algorithm.parameters(), other.parameters(), strict=True):
@@ -105,3 +131,161 @@ def test_scheduled_clip_follows_the_steps():
     algorithm = make(clip_param=[[0, 0.2], [100, 0.0]])
     algorithm.ctx.schedules.refresh(50)
     assert float(algorithm.clip_param) == pytest.approx(0.1)
+
+
+# ---- masks ----------------------------------------------------------------------------------------------------------
+
+MASKED = {"discrete": (spaces.Discrete(4), [[4]]), "multi": (spaces.MultiDiscrete([3, 2]), [[3], [2]])}
+
+
+def masks(sizes, rows: int, columns: int):
+    """Random ones that leave something of every choice, and which of a flat row's entries are forbidden somewhere."""
+    g = torch.Generator().manual_seed(2)
+    parts = []
+    for (n,) in sizes:
+        part = torch.rand(rows, columns, n, generator=g) < 0.5
+        part.scatter_(-1, torch.randint(n, (rows, columns, 1), generator=g), True)
+        parts.append(part)
+    return torch.cat(parts, -1)
+
+
+@pytest.mark.parametrize("kind", MASKED)
+@pytest.mark.parametrize("mode", ["explore", "greedy"])
+def test_no_forbidden_action_is_taken(kind, mode):
+    action, sizes = MASKED[kind]
+    algorithm = make(testing.spec(3, action))
+    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = 2000, range(2000)
+    mask = masks(sizes, 1, 2000)[0]
+    step = {"obs": torch.randn(2000, 3), "is_first": torch.zeros(2000, dtype=torch.bool), "mask": mask}
+    chosen = algorithm.act(step, {}, mode)[0]["action"].view(2000, -1)
+    for (n,), part, a in zip(sizes, mask.split([n for (n,) in sizes], -1), chosen.unbind(-1), strict=True):
+        assert a.max() < n
+        assert part.gather(-1, a[:, None]).all()
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_forbidden_actions_get_no_gradient(kind):
+    action, sizes = MASKED[kind]
+    algorithm = make(testing.spec(3, action), kl_coeff=0.2, entropy_coeff=0.1)
+    mask = torch.ones(T + 1, B, sum(n for (n,) in sizes), dtype=torch.bool)
+    mask[..., 1] = False  # choice 1 of the first factor
+    with torch.no_grad():
+        prepared = algorithm.prepare(segment(algorithm, mask))
+    losses = algorithm.forward(prepared, ("policy",))
+    assert all(torch.isfinite(x).all() for x in (losses.terms | losses.metrics).values())
+    sum(term.mean() for term in losses.terms.values()).backward()
+    gradient = algorithm.policy.linear.weight.grad
+    assert (gradient[1] == 0).all()
+    assert (gradient[[0, 2]] != 0).all()
+
+
+def test_masks_reach_every_minibatch():
+    algorithm = make(testing.spec(3, 4), num_sgd_iter=1, sgd_minibatch_size=T * B)
+    losses, _ = update(algorithm, segment(algorithm, masks([[4]], T + 1, B)))
+    assert float(losses.metrics["kl"]) == pytest.approx(0.0, abs=1e-6)  # the same masks as when it acted
+
+
+# ---- recurrence -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_one_unroll_of_stream_rows_is_every_episode_by_itself(cell, shared):
+    algorithm = make(overrides=[f"model={cell}"], vf_share_layers=shared, gamma=0.9, lambda_=0.8)
+    batch = segment(algorithm)
+    with torch.no_grad():
+        value = algorithm.values(batch, map_leaves(lambda x: x[0], batch["carry"]))
+        torso, name = (algorithm.model, "policy") if shared else (algorithm.value_model, "value")
+        for column, starts in enumerate([[0], [0], [0, 6], [0, 10]]):
+            for start, end in zip(starts, [*starts[1:], T + 1], strict=True):
+                carry = torso.initial_carry(1)
+                if not batch["is_first"][start, column]:
+                    carry = map_leaves(lambda x: x[0, column : column + 1], batch["carry"][name])  # noqa: B023
+                brute = []
+                for obs in batch["obs"][start:end, column]:
+                    features, carry = torso(obs[None], carry, torch.zeros(1, dtype=torch.bool))
+                    brute.append(algorithm.value(features)[0, 0])
+                torch.testing.assert_close(value[start:end, column], torch.stack(brute))
+                rows = {key: batch[key][start:end, column : column + 1] for key in ("reward", "terminated", "valid")}
+                advantage, _ = gae(
+                    rows["reward"], torch.stack(brute)[:, None], rows["terminated"], rows["valid"], 0.9, 0.8
+                )
+                whole, _ = gae(batch["reward"], value, batch["terminated"], batch["valid"], 0.9, 0.8)
+                torch.testing.assert_close(whole[start:end, column], advantage[:, 0])
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 16])
+@pytest.mark.parametrize("overrides", [["model=lstm"], ["model=mlp", "model@critic_model=gru"]])
+def test_chunks_unroll_to_what_acted(length, overrides):
+    algorithm = make(overrides=overrides, max_seq_len=length)
+    with torch.no_grad():
+        prepared = algorithm.prepare(segment(algorithm))
+        losses = algorithm.forward(prepared, ("policy",))
+        features = algorithm.values(prepared, map_leaves(lambda x: x[0], prepared["carry"]))
+    valid = prepared["valid"]
+    assert valid.shape == (length, B * -(-T // length))
+    assert int(valid.sum()) == T * B - 2
+    torch.testing.assert_close(losses.metrics["kl"][valid], torch.zeros(T * B - 2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(features[valid], prepared["value"][valid])
+
+
+def test_the_policy_forgets_where_an_episode_begins():
+    algorithm = make(overrides=["model=lstm"])
+    batch = segment(algorithm)
+    with torch.no_grad():
+        _, dist, _ = algorithm.dist(batch, map_leaves(lambda x: x[0], batch["carry"]))
+        for start, end, column in ((6, T + 1, 2), (10, T + 1, 3), (0, 6, 2)):
+            carry = algorithm.model.initial_carry(1)
+            for t in range(start, end):
+                features, carry = algorithm.model(
+                    batch["obs"][t, column][None], carry, torch.zeros(1, dtype=torch.bool)
+                )
+                torch.testing.assert_close(dist.params[t, column], algorithm.policy(features).params[0])
+                if t < T:
+                    torch.testing.assert_close(batch["dist"][t, column], algorithm.policy(features).params[0])
+
+
+def test_advantages_are_normalised_over_valid_rows():
+    algorithm = make(overrides=["model=lstm"], sgd_minibatch_size=T * B, num_sgd_iter=1)
+    learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None)
+    seen, minimise = [], learner.minimise
+    learner.minimise = lambda batch, *rest: seen.append(batch) or minimise(batch, *rest)
+    with torch.no_grad():
+        prepared = algorithm.prepare(segment(algorithm))
+    assert not prepared["valid"].all()
+    algorithm.update(prepared, learner)
+    (minibatch,) = seen
+    a = minibatch["advantage"][minibatch["valid"]]
+    torch.testing.assert_close(a.mean(), torch.tensor(0.0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(a.std(correction=0), torch.tensor(1.0))
+
+
+def test_memory_reaches_back_through_a_chunk_and_no_further():
+    """The loss of a chunk's last row has a gradient in the observations of its rows, and of its own episode alone."""
+    algorithm = make(overrides=["model=lstm"], max_seq_len=8)
+    with torch.no_grad():
+        prepared = algorithm.prepare(segment(algorithm))
+    prepared["obs"].requires_grad_()
+    algorithm.forward(prepared, ("policy",)).terms["value"][7].sum().backward()
+    reached = prepared["obs"].grad.abs().sum(-1) > 0  # [8, 2 B]: two chunks of every column
+    assert reached[:, :4].all()
+    assert reached[:, 4].tolist() == [False] * 6 + [True] * 2  # column 2 begins anew in row 6
+    assert reached[:, 6].all()
+    assert reached[:, 7].tolist() == [False] * 2 + [True] * 6  # and column 3 in row 10
+
+
+def test_minibatches_of_chunks_have_as_many_rows_as_asked():
+    algorithm = make(overrides=["model=lstm"], max_seq_len=4, sgd_minibatch_size=16)
+    losses, count = update(algorithm)
+    assert count == 2 * 4  # 16 chunks of 4 rows, in fours
+    assert all(torch.isfinite(x) for x in (losses.terms | losses.metrics).values())
+
+
+def test_recurrent_minibatches_smaller_than_a_chunk_are_refused():
+    with pytest.raises(ConfigError, match="max_seq_len"):
+        make(overrides=["model=lstm"], max_seq_len=32)
+
+
+def test_a_memory_that_nothing_reads_is_refused():
+    with pytest.raises(ConfigError, match="vf_share_layers"):
+        make(overrides=["model=mlp", "model@critic_model=lstm"], vf_share_layers=True, max_seq_len=8)

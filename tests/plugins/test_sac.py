@@ -2,37 +2,87 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
 from rlplug import testing
 from rlplug.api import Losses
-from rlplug.plugins.algo.sac import SAC
+from rlplug.plugins.algo.sac import SAC, View
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.ranks import one_rank
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, map_leaves
 
 SPEC = testing.spec(3, testing.box(2))
+IMAGE = spaces.Box(0, 255, (3, 12, 12), np.uint8)
+SMALL = ["model=cnn", "model.filters=[[4, 3, 2]]", "model.hidden=[8]"]
+KINDS = {
+    "vector": (SPEC, []),
+    "image": (testing.spec(IMAGE, testing.box(2)), SMALL),
+    "dict": (
+        testing.spec(spaces.Dict({"a": IMAGE, "b": testing.box(2)}), testing.box(2)),
+        ["model=multi_input", "model.image.filters=[[4, 3, 2]]", "model.image.hidden=[8]"],
+    ),
+    "discrete": (testing.spec(3, 4), []),
+    "discrete image": (testing.spec(IMAGE, 4), SMALL),
+    "multi": (testing.spec(3, spaces.MultiDiscrete([3, 2])), []),
+    "binary": (testing.spec(3, spaces.MultiBinary(3)), []),
+    "lstm": (SPEC, ["model=lstm"]),
+    "lstm discrete": (testing.spec(3, 4), ["model=lstm"]),
+    "memory of the policy alone": (SPEC, ["model=gru", "model@critic_model=mlp"]),
+}
 
 
-def make(seed: int = 0, spec=SPEC, **changes) -> SAC:
+def make(seed: int = 0, spec=SPEC, overrides=(), **changes) -> SAC:
     torch.manual_seed(seed)
-    cfg = testing.config("algo/sac", **changes)
-    return SAC(cfg, testing.context(spec, overrides=["algo=sac"], needs=SAC.needs(cfg, spec), seed=seed))
+    cfg = testing.config("algo/sac", **{"sequence_length": 4, "burn_in": 2, **changes})
+    needs = SAC.needs(cfg, spec)
+    if any("lstm" in word or "gru" in word for word in overrides):
+        needs = SAC.recurrent(cfg, needs)
+    return SAC(cfg, testing.context(spec, overrides=["algo=sac", *overrides], needs=needs, seed=seed))
 
 
-def sample(algorithm: SAC, n: int = 6):
+def sample(algorithm: SAC, n: int = 6, mask: torch.Tensor | None = None):
+    """Windows as a buffer gives them; in those of sequences episodes end and begin."""
     g = torch.Generator().manual_seed(1)
-    rows = algorithm.cfg.n_step + 1
-    shape = algorithm.ctx.spec.sole.action.shape
-    batch = {"obs": torch.randn(rows, n, 3, generator=g), "reward": torch.randn(rows, n, generator=g)}
-    batch["action"] = torch.rand(rows, n, *shape, generator=g) * 2 - 1
-    batch["terminated"] = torch.zeros(rows, n, dtype=torch.bool)
-    batch["terminated"][0, 0] = True
-    return batch | {"valid": torch.ones(rows, n, dtype=torch.bool)}
+    needs, space = algorithm.ctx.needs, algorithm.ctx.spec.sole
+    rows = needs.burn_in + needs.window + 1
+
+    def draw(space):
+        if isinstance(space, spaces.Dict):
+            return {key: draw(part) for key, part in space.spaces.items()}
+        if space.dtype == np.uint8:
+            return torch.randint(256, (rows, n, *space.shape), generator=g, dtype=torch.uint8)
+        return torch.randn(rows, n, *space.shape, generator=g)
+
+    batch = {"obs": draw(space.obs), "reward": torch.randn(rows, n, generator=g)}
+    match space.action:
+        case spaces.Box(shape=shape):
+            batch["action"] = torch.rand(rows, n, *shape, generator=g) * 2 - 1
+        case spaces.Discrete(n=choices):
+            batch["action"] = torch.randint(int(choices), (rows, n), generator=g)
+        case action:
+            choices = action.nvec.tolist() if isinstance(action, spaces.MultiDiscrete) else [2] * action.n
+            columns = [torch.randint(c, (rows, n), generator=g) for c in choices]
+            batch["action"] = torch.stack(columns, -1)
+    for key in ("terminated", "is_first"):
+        batch[key] = torch.zeros(rows, n, dtype=torch.bool)
+    batch["valid"] = torch.ones(rows, n, dtype=torch.bool)
+    if algorithm.sequences:  # column 0 ends within the rows that are learned from, column 1 in the burn-in
+        for column, row in ((0, needs.burn_in + 1), (1, 0)):
+            batch["terminated"][row, column] = column == 0
+            batch["valid"][row + 1, column] = False
+            batch["is_first"][row + 2, column] = True
+        batch["carry"] = map_leaves(lambda x: torch.randn(1, *x.shape, generator=g), algorithm.initial_carry(n))
+    else:
+        batch["terminated"][0, 0] = True
+    if mask is not None:
+        batch["mask"] = mask.expand(rows, n, -1)
+    return batch
 
 
 def gradients(algorithm: SAC, batch, parts) -> dict[str, torch.Tensor]:
@@ -41,8 +91,10 @@ def gradients(algorithm: SAC, batch, parts) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in algorithm.named_parameters() if p.grad is not None}
 
 
-def test_one_graph_gives_the_gradients_of_three_losses_computed_one_by_one():
-    algorithm = make()
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_graph_gives_the_gradients_of_three_losses_computed_one_by_one(kind):
+    spec, overrides = KINDS[kind]
+    algorithm = make(spec=spec, overrides=overrides)
     batch = algorithm.prepare(sample(algorithm))
     together = gradients(algorithm, batch, ("critic", "actor", "alpha"))
     apart = [gradients(algorithm, batch, (part,)) for part in ("critic", "actor", "alpha")]
@@ -52,7 +104,7 @@ def test_one_graph_gives_the_gradients_of_three_losses_computed_one_by_one():
         frozenset({"log_alpha"}),
     }
     merged = {name: grad for one in apart for name, grad in one.items()}
-    assert merged.keys() == together.keys()
+    assert merged.keys() == together.keys() == {n for n, p in algorithm.named_parameters() if p.requires_grad}
     for name, grad in merged.items():
         torch.testing.assert_close(together[name], grad, rtol=1e-5, atol=1e-7)
 
@@ -117,6 +169,254 @@ def test_actions_of_any_shape():
     FabricLearner(one_rank(), algorithm.ctx, algorithm, None).minimise(algorithm.prepare(sample(algorithm)), algorithm)
 
 
-def test_discrete_actions_are_refused():
-    with pytest.raises(ConfigError, match="continuous"):
-        make(spec=testing.spec(3, 2))
+@pytest.mark.parametrize("action", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Text(3)])
+def test_actions_without_bounds_or_sense_are_refused(action):
+    with pytest.raises(ConfigError, match=r"^algo: sac"):
+        make(spec=testing.spec(3, action))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_acts_and_learns_a_step(kind):
+    spec, overrides = KINDS[kind]
+    algorithm = make(spec=spec, overrides=overrides, n_step=3)
+    batch = sample(algorithm)
+    step = {
+        "obs": map_leaves(lambda x: x[0], {"obs": batch["obs"]})["obs"],
+        "is_first": torch.ones(6, dtype=torch.bool),
+    }
+    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = 6, range(6)
+    for mode in ("explore", "greedy", "random"):
+        out, carry = algorithm.act(step, algorithm.initial_carry(6), mode)
+        for action in out["action"].detach().numpy():
+            assert spec.sole.action.contains(action.astype(spec.sole.action.dtype))
+        assert bool(carry) == algorithm.sequences
+    losses = FabricLearner(one_rank(), algorithm.ctx, algorithm, None).minimise(algorithm.prepare(batch), algorithm)
+    assert all(torch.isfinite(x) for x in (losses.terms | losses.metrics).values())
+    assert losses.feedback["priority"].shape == (6,)
+
+
+@pytest.mark.parametrize("kind", ["vector", "discrete"])
+def test_importance_weights_scale_the_critics_loss_and_errors_become_priorities(kind):
+    spec, overrides = KINDS[kind]
+    algorithm = make(spec=spec, overrides=overrides)
+    batch = algorithm.prepare(sample(algorithm))
+    plain = algorithm.forward(batch, ("critic", "actor", "alpha"))
+    weight = torch.linspace(0.0, 1.0, 6)
+    weighted = algorithm.forward(batch | {"weight": weight}, ("critic", "actor", "alpha"))
+    torch.testing.assert_close(weighted.terms["critic"], weight * plain.terms["critic"])
+    for key in ("actor", "alpha"):
+        assert torch.equal(weighted.terms[key], plain.terms[key])
+    assert torch.equal(weighted.feedback["priority"], plain.feedback["priority"])
+    assert "weight" in algorithm.prepare(sample(algorithm) | {"weight": weight})
+    with torch.no_grad():  # both critics alike: half the sum of two squares is the square of the mean error
+        for p in algorithm.critic.parameters():
+            p.copy_(p[:1].expand_as(p))
+        same = algorithm.forward(batch, ("critic",))
+    torch.testing.assert_close(same.feedback["priority"].square(), same.terms["critic"])
+
+
+# ---- discrete actions -----------------------------------------------------------------------------------------------
+
+
+def soft_q_by_linear_solve(reward, step, going, pi, gamma, alpha):
+    """``Q = r + gamma P sum_a' pi (Q - alpha log pi)`` solved as one linear system; tables ``[S, A]``."""
+    states, actions = reward.shape
+    system, right = torch.eye(states * actions), reward.clone().flatten()
+    for s in range(states):
+        for a in range(actions):
+            if going[s, a]:
+                for b in range(actions):
+                    p = pi[step[s, a], b]
+                    system[s * actions + a, step[s, a] * actions + b] -= gamma * p
+                    right[s * actions + a] -= gamma * alpha * (p * p.log() if p > 0 else 0.0)
+    return torch.linalg.solve(system, right).view(states, actions)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_critics_of_a_fixed_policy_converge_to_its_soft_q(masked):
+    """1910.07207, equations 2, 3 and 10, on a small MDP: learned by gradients, and solved as a linear system."""
+    states, actions, alpha = 3, 3, 0.5
+    spec = testing.spec(spaces.Discrete(states), actions)
+    algorithm = make(
+        spec=spec, overrides=["model=mlp", "model.hidden=[]"], gamma=0.8, tau=0.5, critic_lr=0.05, initial_alpha=alpha
+    )
+    g = torch.Generator().manual_seed(3)
+    reward = torch.randn(states, actions, generator=g)
+    step = torch.randint(states, (states, actions), generator=g)
+    going = torch.ones(states, actions, dtype=torch.bool)
+    going[0, 1] = False
+    mask = torch.ones(states, actions, dtype=torch.bool)
+    if masked:
+        mask[1, 2] = mask[2, 0] = False
+    with torch.no_grad():
+        algorithm.policy.linear.weight.copy_(torch.randn(actions, states, generator=g))
+        logits = algorithm.policy.linear.weight.T + algorithm.policy.linear.bias
+        pi = torch.where(mask, logits, -torch.inf).softmax(-1)
+    s, a = (x.flatten() for x in torch.meshgrid(torch.arange(states), torch.arange(actions), indexing="ij"))
+    rows = lambda first, second: torch.stack((first, second))  # noqa: E731
+    batch = algorithm.prepare(
+        {
+            "obs": rows(s, step[s, a]),
+            "action": rows(a, a),
+            "reward": rows(reward[s, a], reward[s, a]),
+            "terminated": rows(~going[s, a], ~going[s, a]),
+            "valid": torch.ones(2, len(s), dtype=torch.bool),
+            "mask": rows(mask[s], mask[step[s, a]]),
+        }
+    )
+    learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None)
+    for _ in range(600):
+        learner.minimise(batch, algorithm, ("critic",))
+    with torch.no_grad():
+        learned = algorithm.critic(algorithm.critic.encode(torch.arange(states), {}, None)[0])
+    expected = soft_q_by_linear_solve(reward, step, going, pi, 0.8, alpha)
+    for q in learned.squeeze(-2):
+        torch.testing.assert_close(q, expected, rtol=0, atol=5e-3)
+
+
+def test_one_factor_is_a_discrete_action():
+    """The same weights and data give the same losses, as Discrete(2), as MultiDiscrete([2]) and as MultiBinary(1)."""
+    terms = []
+    for action in (spaces.Discrete(2), spaces.MultiDiscrete([2]), spaces.MultiBinary(1)):
+        algorithm = make(spec=testing.spec(3, action))
+        batch = sample(make(spec=testing.spec(3, 2)))
+        batch["action"] = batch["action"].view(*batch["action"].shape, *algorithm.shape)
+        terms.append(algorithm.forward(algorithm.prepare(batch), ("critic", "actor", "alpha")).terms)
+    for other in terms[1:]:
+        for key in ("critic", "actor", "alpha"):
+            assert torch.equal(terms[0][key], other[key])
+
+
+def test_the_value_of_several_factors_is_the_mean_over_all_joint_actions():
+    sizes = [3, 2]
+    algorithm = make(spec=testing.spec(3, spaces.MultiDiscrete(sizes)), initial_alpha=0.7)
+    batch = algorithm.prepare(sample(algorithm))
+    losses = algorithm.forward(batch, ("critic", "actor", "alpha"))
+    with torch.no_grad():
+        log_pi = algorithm.dist(batch["obs"], None).log_probs  # [B, 2, 3]
+        q = algorithm.critic(algorithm.critic.encode(batch["obs"], {}, None)[0])  # [2, B, 2, 3]
+        value, logp = torch.zeros(6), torch.zeros(6)
+        for joint in itertools.product(*map(range, sizes)):
+            log_joint = sum(log_pi[:, f, a] for f, a in enumerate(joint))
+            q_joint = sum(q.amin(0)[:, f, a] for f, a in enumerate(joint))
+            value += log_joint.exp() * (q_joint - 0.7 * log_joint)
+            logp += log_joint.exp() * log_joint
+        taken = torch.stack([q[:, b, 0, i] + q[:, b, 1, j] for b, (i, j) in enumerate(batch["action"])], -1)
+    torch.testing.assert_close(losses.terms["actor"], -value)
+    torch.testing.assert_close(losses.metrics["logp"], logp)
+    torch.testing.assert_close(losses.metrics["q"], taken[0])
+    goal = 0.5 * math.log(3 * 2)
+    torch.testing.assert_close(losses.terms["alpha"], -algorithm.log_alpha.detach() * (logp + goal))
+
+
+# ---- masks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["explore", "greedy", "random"])
+def test_no_forbidden_action_is_taken(mode):
+    algorithm = make(spec=testing.spec(3, spaces.MultiDiscrete([3, 2])))
+    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = 1000, range(1000)
+    g = torch.Generator().manual_seed(0)
+    mask = torch.cat([torch.eye(n)[torch.randint(n, (1000,), generator=g)] < 0.5 for n in (3, 2)], -1)
+    step = {"obs": torch.randn(1000, 3), "is_first": torch.zeros(1000, dtype=torch.bool), "mask": mask}
+    action = algorithm.act(step, {}, mode)[0]["action"]
+    assert mask[:, :3].gather(-1, action[:, :1]).all()
+    assert mask[:, 3:].gather(-1, action[:, 1:]).all()
+    if mode == "random":
+        assert {tuple(a) for a in action.tolist()} == set(itertools.product(range(3), range(2)))
+
+
+@pytest.mark.parametrize("overrides", [[], ["model=lstm"]])
+def test_forbidden_actions_count_neither_in_targets_nor_in_the_policy(overrides):
+    mask = torch.tensor([True, False, True, True])
+    algorithm = make(spec=testing.spec(3, 4), overrides=overrides, n_step=2)
+    batch = sample(algorithm, mask=mask)
+    batch["action"] = torch.where(batch["action"] == 1, 0, batch["action"])
+    batch = algorithm.prepare(batch)
+    before = algorithm.forward(batch, ("critic", "actor", "alpha")).terms
+    with torch.no_grad():
+        for critic in (algorithm.critic, algorithm.target):
+            critic.head.bias[..., 1] += 1e6
+    after = algorithm.forward(batch, ("critic", "actor", "alpha")).terms
+    for key in ("critic", "actor", "alpha"):
+        torch.testing.assert_close(after[key], before[key])
+    found = gradients(algorithm, batch, ("actor",))["policy.linear.weight"]
+    assert (found[1] == 0).all()
+    assert (found[[0, 2, 3]] != 0).any(-1).all()
+    dist = algorithm.dist(torch.randn(5, 3), mask.expand(5, 4))
+    torch.testing.assert_close(algorithm.target_entropy(dist), torch.full((5,), 0.5 * math.log(3)))
+
+
+# ---- recurrence -----------------------------------------------------------------------------------------------------
+
+
+def one_by_one(torso, batch, column: int, carry):
+    """Features of every row of a column, the state emptied by hand where an episode begins."""
+    out = []
+    for obs, first in zip(batch["obs"][:, column], batch["is_first"][:, column], strict=True):
+        if first:
+            carry = {}
+        features, carry = torso(obs[None], carry, torch.zeros(1, dtype=torch.bool))
+        out.append(features)
+    return out
+
+
+@pytest.mark.parametrize("burn_in", [0, 2])
+@pytest.mark.parametrize("action", [testing.box(2), spaces.Discrete(4)], ids=["continuous", "discrete"])
+def test_one_unroll_is_every_row_by_itself(action, burn_in):
+    """The critics' loss of every row, from the definitions: one row after the other, one target at a time."""
+    n, gamma = 2, 0.9
+    spec = testing.spec(3, action)
+    algorithm = make(spec=spec, overrides=["model=lstm"], n_step=n, gamma=gamma, burn_in=burn_in, initial_alpha=0.3)
+    raw = sample(algorithm)
+    batch = algorithm.prepare(raw)
+    losses = algorithm.forward(batch, ("critic", "actor", "alpha"))
+    assert batch["valid"].shape == losses.terms["critic"].shape == (4, 6)
+    with torch.no_grad():
+        for b in range(6):
+            state = map_leaves(lambda x: x[0, b : b + 1], raw["carry"])  # noqa: B023
+            policy = [algorithm.policy(x) for x in one_by_one(algorithm.model, raw, b, state)]
+            codes = one_by_one(algorithm.critic.torso, raw, b, {})
+            target_codes = one_by_one(algorithm.target.torso, raw, b, {})
+            for row in range(burn_in, burn_in + 4):
+                if not raw["valid"][row, b]:
+                    continue
+                goal, at = 0.0, row
+                for i in range(n):
+                    goal, at, ended = goal + gamma**i * raw["reward"][at, b], at + 1, raw["terminated"][at, b]
+                    if ended or not raw["valid"][at, b]:
+                        break
+                noise = batch["next_noise"][row - burn_in, b][None] if "next_noise" in batch else None
+                view = View(policy[at], target_codes[at])
+                value, _ = algorithm.soft_value(algorithm.target, view, noise, torch.tensor(0.3))
+                if not ended:
+                    goal = goal + gamma ** (at - row) * value[0]
+                taken = raw["action"][row, b].view(1, -1)
+                error = algorithm.q(codes[row], taken)[:, 0] - goal
+                expected = 0.5 * error.square().sum()
+                torch.testing.assert_close(losses.terms["critic"][row - burn_in, b], expected, rtol=1e-4, atol=1e-5)
+                noise = batch["noise"][row - burn_in, b][None] if "noise" in batch else None
+                value, _ = algorithm.soft_value(
+                    algorithm.critic, View(policy[row], codes[row]), noise, torch.tensor(0.3)
+                )
+                torch.testing.assert_close(losses.terms["actor"][row - burn_in, b], -value[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_burn_in_warms_up_without_gradient():
+    algorithm = make(overrides=["model=lstm"], burn_in=3)
+    batch = algorithm.prepare(sample(algorithm))
+    batch["is_first"].zero_()
+    before = algorithm.forward(batch, ("critic", "actor")).terms
+    batch["obs"][1] += 1.0
+    batch["obs"].requires_grad_()
+    after = algorithm.forward(batch, ("critic", "actor")).terms
+    for key in ("critic", "actor"):
+        assert (before[key] != after[key]).any()
+    sum(term.mean() for term in after.values()).backward()
+    assert (batch["obs"].grad[:3] == 0).all()
+    assert (batch["obs"].grad[3:-1] != 0).any(-1).all()
+
+
+def test_a_memory_of_the_critics_alone_is_refused():
+    with pytest.raises(ConfigError, match="critic_model"):
+        make(overrides=["model=mlp", "model@critic_model=lstm"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rlplug.api import Algorithm, Needs
+from rlplug.api import Algorithm, Exploration, Needs
 from rlplug.config import compose
 from rlplug.envs import NativeVector
 from rlplug.testing.context import context
@@ -220,3 +220,67 @@ def test_previous_action_and_reward_are_those_of_the_row_before(mode):
         rewarded += int(segment["prev_reward"].sum())
     assert rewarded > 50
     assert {"prev_action", "prev_reward"} <= algorithm.seen[0].keys()
+
+
+class Counting(Algorithm):
+    """Its state counts the rows of the episode; it stands in the row, as does what ``act`` was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.push = torch.nn.Parameter(torch.zeros(()))
+
+    def initial_carry(self, n):
+        return {"rows": torch.zeros(n, 1)}
+
+    def act(self, step, carry, mode):
+        before = torch.where(step["is_first"][:, None], 0.0, carry["rows"])
+        action = (step["obs"][:, 2] < 0).long() if self.push < 0.5 else torch.ones_like(step["is_first"]).long()
+        return {"action": action, "given": before.squeeze(-1)}, {"rows": before + 1}
+
+
+class Pushing(Exploration):
+    """Noise on weights that shows in every action."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def weights(self, w):
+        return {name: torch.ones_like(x) for name, x in w.items()}
+
+    def measured(self, plain, noisy):
+        self.told.append((plain["action"].clone(), noisy["action"].clone()))
+
+
+def counting(mode: AutoresetMode, exploration=None) -> InProcess:
+    env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
+    needs = Needs(keys=("obs", "action", "given", "carry"), carry_every=1)
+    ctx = context(env.spec, needs=needs, num_envs=COLUMNS)
+    return collector(env, Counting(), ctx, Scope("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)), exploration)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_row_has_the_recurrent_state_before_it(mode, rows):
+    made, seen = counting(mode), 0
+    for _ in range(60 // rows):
+        for s in made.collect(rows):
+            carry = torch.where(s["is_first"], 0.0, s["carry"]["rows"].squeeze(-1))
+            assert torch.equal(carry[:-1][s["valid"][:-1]], s["given"][:-1][s["valid"][:-1]])
+            final = ~s["valid"][1:] & s["valid"][:-1]  # where an episode, or the segment, ends
+            assert torch.equal(carry[1:][final], carry[:-1][final] + 1)
+            seen += int(final.sum())
+    assert seen > COLUMNS
+
+
+def test_parameter_noise_acts_and_leaves_no_trace():
+    extra = Pushing()
+    made = counting(AutoresetMode.NEXT_STEP, {"pushing": extra})
+    (segment,) = made.collect(6)
+    assert segment["action"][:-1].all()
+    assert not made.algorithm.push
+    assert len(extra.told) == 1
+    assert not torch.equal(*extra.told[0])
+    (segment,) = made.collect(6, mode="greedy")
+    assert not segment["action"][:-1].all()
+    assert len(extra.told) == 1

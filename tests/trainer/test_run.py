@@ -55,6 +55,7 @@ def test_the_folder_says_what_it_was_and_what_came_out(finished):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["command"][-1] == "log.every=1000"
     assert manifest["plugins"]["algo"] == {
+        "kind": "algo",
         "name": "ppo",
         "distribution": "rlplug",
         "version": metadata.version("rlplug"),

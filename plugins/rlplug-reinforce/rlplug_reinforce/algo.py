@@ -16,7 +16,7 @@ class Reinforce(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        return Needs(keys=("obs", "action"))
+        return Needs(keys=("obs", "action", "mask"))
 
     def __init__(self, cfg: Config, ctx: Context):
         super().__init__()
@@ -29,16 +29,16 @@ class Reinforce(Algorithm):
     def optimizers(self):
         return {"policy": Optim(Adam(self.parameters(), lr=self.lr), lr=self.lr)}
 
-    def dist(self, obs):
-        """Action distribution of every row."""
-        return self.policy(self.model(obs, {}, None)[0])
+    def dist(self, rows):
+        """Action distribution of every row; an environment may forbid actions."""
+        return self.policy(self.model(rows["obs"], {}, None)[0], rows.get("mask"))
 
     def value(self, obs):
         """Baseline of every row."""
         return self.baseline(self.value_model(obs, {}, None)[0]).squeeze(-1)
 
     def act(self, step, carry, mode):
-        dist = self.dist(step["obs"])
+        dist = self.dist(step)
         action = dist.mode() if mode == "greedy" else dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
         return {"action": action}, carry
 
@@ -49,7 +49,7 @@ class Reinforce(Algorithm):
         return batch | {"advantage": advantage, "ret": ret}
 
     def forward(self, batch, parts):
-        dist = self.dist(batch["obs"])
+        dist = self.dist(batch)
         return Losses(
             {
                 "policy": -dist.logp(batch["action"]) * batch["advantage"],

@@ -78,7 +78,7 @@ def test_the_policy_loss_has_the_policy_gradient(action):
     batch = segment(algo)
     assert batch["valid"].sum() > 10
     policy = [*algo.model.parameters(), *algo.policy.parameters()]
-    dist, valid = algo.dist(batch["obs"]), batch["valid"]
+    dist, valid = algo.dist(batch), batch["valid"]
     score = (dist.logp(batch["action"]) * batch["advantage"])[valid].mean()
     expected = torch.autograd.grad(-score, policy)
     algo.forward(batch, ("policy",)).terms["policy"][valid].mean().backward()
@@ -92,7 +92,7 @@ def test_one_step_makes_good_actions_likelier_and_bad_ones_less_likely():
     batch = {"obs": obs, "action": torch.tensor([0, 0]), "advantage": torch.tensor([1.0, -1.0]), "ret": torch.ones(2)}
 
     def logp():
-        return algo.dist(obs).logp(batch["action"]).detach()
+        return algo.dist({"obs": obs}).logp(batch["action"]).detach()
 
     before, (optim,) = logp(), algo.optimizers().values()
     losses = algo.forward(batch, ("policy",))
@@ -105,7 +105,20 @@ def test_one_step_makes_good_actions_likelier_and_bad_ones_less_likely():
 def test_greedy_actions_are_the_most_likely_ones():
     algo = build(5)
     obs = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(act(algo, obs, "greedy"), algo.dist(obs).params.argmax(-1))
+    assert torch.equal(act(algo, obs, "greedy"), algo.dist({"obs": obs}).params.argmax(-1))
+
+
+def test_forbidden_actions_are_neither_taken_nor_learned():
+    algo = build(3)
+    obs = torch.randn(256, 4, generator=torch.Generator().manual_seed(1))
+    step = {"obs": obs, "mask": torch.tensor([True, False, True]).expand(256, 3)}
+    step["is_first"] = torch.zeros(256, dtype=torch.bool)
+    for mode in ("explore", "greedy"):
+        assert (algo.act(step, {}, mode)[0]["action"] != 1).all()
+    batch = step | {"action": torch.zeros(256, dtype=torch.long), "advantage": torch.ones(256), "ret": torch.ones(256)}
+    sum(term.mean() for term in algo.forward(batch, ("policy",)).terms.values()).backward()
+    assert (algo.policy.linear.weight.grad[1] == 0).all()
+    assert (algo.policy.linear.weight.grad[[0, 2]] != 0).all()
 
 
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])

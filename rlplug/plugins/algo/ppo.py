@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
-from rlplug.nn import Adam, Linear, head_for
+from rlplug.functional.sequences import chunks
+from rlplug.nn import Adam, Distribution, Linear, head_for
 from rlplug.settings import (
     NonNegativeFloat,
     PositiveFloat,
@@ -20,7 +22,7 @@ from rlplug.settings import (
     option,
     settings,
 )
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
 
 
 class PPO(Algorithm):
@@ -45,11 +47,24 @@ class PPO(Algorithm):
         grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
         grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
         initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+        max_seq_len: PositiveInt = option(
+            "Recurrent: rows that are unrolled at once, from the state stored before them."
+        )
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         spec.sole  # noqa: B018  raises for several agents
-        return Needs(keys=("obs", "action", "logp", "dist"))
+        return Needs(keys=("obs", "action", "logp", "dist", "mask"))
+
+    @classmethod
+    def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
+        if cfg.sgd_minibatch_size < cfg.max_seq_len:
+            raise ConfigError(
+                "algo.sgd_minibatch_size",
+                f"{cfg.sgd_minibatch_size} rows are less than the {cfg.max_seq_len} of algo.max_seq_len, which a "
+                "recurrent model learns from together",
+            )
+        return replace(needs, carry_every=cfg.max_seq_len, keys=(*needs.keys, "is_first", "carry"))
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -60,8 +75,11 @@ class PPO(Algorithm):
                 "algo.sgd_minibatch_size", f"{cfg.sgd_minibatch_size} is more than a rollout's {rows} rows"
             )
         obs, action = ctx.spec.sole.obs, ctx.spec.sole.action
+        self.sequences = ctx.needs.carry_every > 0
         self.model = ctx.build("model", obs)
         self.value_model = None if cfg.vf_share_layers else ctx.build("critic_model", obs)
+        if self.sequences and not self.initial_carry(1):
+            raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
         self.policy = head_for(action, self.model.out_dim, initial_log_std=cfg.initial_log_std)
         self.value = Linear((self.value_model or self.model).out_dim, 1, gain=1.0)
         self.lr, self.clip_param = ctx.schedule(cfg.lr), ctx.schedule(cfg.clip_param)
@@ -73,41 +91,60 @@ class PPO(Algorithm):
         adam = Adam(self.parameters(), lr=self.lr, eps=1e-5)
         return {"policy": Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=self.lr)}
 
-    def dist(self, obs):
-        """Features of the policy's torso, and the action distribution of every row."""
-        features, _ = self.model(obs, {}, None)
-        return features, self.policy(features)
+    def initial_carry(self, n: int) -> Batch:
+        carries = {"policy": self.model.initial_carry(n)}
+        if self.value_model is not None:
+            carries["value"] = self.value_model.initial_carry(n)
+        return {name: carry for name, carry in carries.items() if carry}
 
-    def values(self, obs, features: Tensor | None = None) -> Tensor:
+    def dist(self, rows: Batch, carry: Batch) -> tuple[Tensor, Distribution, Batch]:
+        """Features of the policy's torso, the action distribution of every row, and the torso's new carry.
+
+        Args:
+            rows: ``obs`` and, where there are any, ``mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
+            carry: as ``initial_carry`` has it, before the first row.
+        """
+        features, after = self.model(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
+        return features, self.policy(features, rows.get("mask")), after
+
+    def values(self, rows: Batch, carry: Batch, features: Tensor | None = None) -> Tensor:
         """Value ``[...]`` of every row; ``features`` are those of the policy's torso, if they are known."""
-        model = self.value_model or self.model
-        if model is not self.model or features is None:
-            features, _ = model(obs, {}, None)
+        if self.value_model is not None:
+            features, _ = self.value_model(rows["obs"], carry.get("value", {}), rows.get("is_first"))
+        elif features is None:
+            features, _ = self.model(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
         return self.value(features).squeeze(-1)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        _, dist = self.dist(step["obs"])
+        _, dist, after = self.dist(step, carry)
+        if carry:
+            carry = carry | ({"policy": after} if after else {})
         if mode == "greedy":
             return {"action": dist.mode()}, carry
+        if "value" in carry and self.value_model is not None:
+            _, carry["value"] = self.value_model(step["obs"], carry["value"], step["is_first"])
         action = dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
         return {"action": action, "logp": dist.logp(action), "dist": dist.params}, carry
 
     def prepare(self, batch: Batch) -> Batch:
         """Equations 11 and 12: advantages by GAE, and the value's targets.
 
-        The weights are still those that acted, so all values of the rollout come from one forward.
+        The weights are still those that acted, so all values of the rollout come from one forward, or one unroll.
         """
-        value = self.values(batch["obs"])
+        value = self.values(batch, _before(batch))
         advantage, ret = gae(
             batch["reward"], value, batch["terminated"], batch["valid"], self.cfg.gamma, self.cfg.lambda_
         )
-        keys = ("obs", "action", "logp", "dist", "valid")
-        return {key: batch[key] for key in keys} | {"value": value, "advantage": advantage, "ret": ret}
+        keys = ("obs", "action", "logp", "dist", "valid", "mask", *(("is_first", "carry") if self.sequences else ()))
+        prepared = {key: batch[key] for key in keys if key in batch}
+        prepared |= {"value": value, "advantage": advantage, "ret": ret}
+        return chunks(prepared, self.cfg.max_seq_len) if self.sequences else prepared
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Equation 9, with the adaptive penalty of equation 8 where ``kl_coeff`` is on."""
-        features, dist = self.dist(batch["obs"])
-        value = self.values(batch["obs"], features)
+        carry = _before(batch)
+        features, dist, _ = self.dist(batch, carry)
+        value = self.values(batch, carry, features)
         logp = dist.logp(batch["action"])
         ratio = torch.exp(logp - batch["logp"])
         terms = {
@@ -130,12 +167,15 @@ class PPO(Algorithm):
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         losses, cfg = Losses({}), self.cfg
+        size = cfg.sgd_minibatch_size
+        if self.sequences:
+            size = max(1, round(size / len(batch["valid"])))
         for _ in range(cfg.num_sgd_iter):
-            for minibatch in learner.minibatches(batch, cfg.sgd_minibatch_size, "row"):
+            for minibatch in learner.minibatches(batch, size, "column" if self.sequences else "row"):
                 if cfg.normalize_advantage:
-                    a = minibatch["advantage"]
-                    scale = learner.reduce(a, "std") + 1e-8
-                    minibatch["advantage"] = (a - learner.reduce(a, "mean")) / scale
+                    a, valid = minibatch["advantage"], minibatch.get("valid")
+                    scale = learner.reduce(a, "std", valid) + 1e-8
+                    minibatch["advantage"] = (a - learner.reduce(a, "mean", valid)) / scale
                 losses = learner.minimise(minibatch, self)
                 if cfg.kl_stop is not None and losses.metrics["kl"] > cfg.kl_stop:
                     return self._adapt(losses)
@@ -146,3 +186,8 @@ class PPO(Algorithm):
             self.kl_coeff.copy_(adapt_kl_coeff(self.kl_coeff, losses.metrics["kl"], self.cfg.kl_target))
             losses.metrics["kl_coeff"] = self.kl_coeff.clone()
         return losses
+
+
+def _before(batch: Batch) -> Batch:
+    """The recurrent state before row 0, if there is one."""
+    return map_leaves(lambda x: x[0], batch.get("carry", {}))

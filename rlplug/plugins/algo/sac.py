@@ -1,10 +1,16 @@
-"""Soft Actor-Critic, Haarnoja et al. 2018 (arXiv:1801.01290; with automatic temperature arXiv:1812.05905)."""
+"""Soft Actor-Critic, Haarnoja et al. 2018 (arXiv:1801.01290; with automatic temperature arXiv:1812.05905).
+
+For discrete actions Christodoulou 2019 (arXiv:1910.07207); on sequences, with recurrent models, the separate actor and
+critics of Ni et al. 2022 (arXiv:2110.05038). One ``forward`` serves all: what the action is made of stands in
+``soft_value``, and where the rows come from in ``_views``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, cast
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -13,26 +19,71 @@ from torch.func import functional_call
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.returns import n_step
+from rlplug.functional.sequences import n_step_rows
 from rlplug.functional.targets import polyak_
-from rlplug.nn import Adam, Linear, TanhGaussianHead
-from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
+from rlplug.nn import Adam, Linear, MultiCategorical, MultiCategoricalHead, TanhGaussian, TanhGaussianHead, is_image
+from rlplug.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Scheduled,
+    UnitFloat,
+    option,
+    settings,
+)
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
 
 
 class Critic(nn.Module):
-    """``copies`` independent ``Q(s, a)``; output ``[copies, B]``."""
+    """``copies`` independent critics in two halves: ``encode`` sees observations, ``forward`` judges actions.
 
-    def __init__(self, ctx: Context, size: int, copies: int) -> None:
+    Continuous actions join a vector observation at the torso's input; behind images, dicts and the history that a
+    recurrent torso sees, they join the features in one hidden layer. Discrete actions are outputs.
+
+    Args:
+        choices: the number of choices of every factor of a discrete action; None: the action is continuous.
+    """
+
+    def __init__(self, ctx: Context, size: int, choices: Sequence[int] | None, copies: int) -> None:
         super().__init__()
-        inputs = {"obs": ctx.spec.sole.obs, "action": spaces.Box(-1.0, 1.0, (size,))}
-        self.torso = ctx.build("critic_model", spaces.Dict(inputs), copies)
-        self.head = Linear(self.torso.out_dim, 1, copies=copies)
-        self.copies = copies
+        obs = ctx.spec.sole.obs
+        self.copies, self.joins, self.head_shape = copies, "behind", (1,)
+        inputs: spaces.Space[Any] = obs
+        if choices is None and _is_vector(obs) and not ctx.needs.carry_every:
+            self.joins = "before"
+            inputs = spaces.Dict({"obs": obs, "action": spaces.Box(-1.0, 1.0, (size,))})
+        self.torso = ctx.build("critic_model", inputs, copies)
+        width = self.torso.out_dim
+        if choices is not None:
+            self.joins, self.head_shape = "nowhere", (len(choices), max(choices))
+        elif self.joins == "behind":
+            self.join = Linear(width + size, width, copies=copies)
+        self.head = Linear(width, math.prod(self.head_shape), copies=copies)
 
-    def forward(self, obs, action: Tensor) -> Tensor:
-        """``action [B, A]``."""
-        features, _ = self.torso({"obs": obs, "action": action}, {}, None)
-        return self.head(features).view(self.copies, -1)
+    def encode(self, obs: Any, carry: Batch, is_first: Tensor | None) -> tuple[Any, Batch]:
+        """Features ``[copies, ..., F]`` of what does not depend on the action, and the new carry."""
+        return (obs, carry) if self.joins == "before" else self.torso(obs, carry, is_first)
+
+    def forward(self, code: Any, action: Tensor | None = None) -> Tensor:
+        """``Q [copies, ...]`` of ``action [..., A]``; of all discrete ones, ``[copies, ..., factors, n]``."""
+        if self.joins == "before":
+            code, _ = self.torso({"obs": code, "action": action}, {}, None)
+        elif action is not None:
+            action = action.expand(*code.shape[:-1], action.shape[-1])
+            code = torch.relu(self.join(torch.cat((code, action), -1)))
+        q = self.head(code)
+        q = q if self.copies > 1 else q.unsqueeze(0)
+        return q.squeeze(-1) if self.joins != "nowhere" else q.unflatten(-1, self.head_shape)
+
+
+class View(NamedTuple):
+    """What the losses see of some rows."""
+
+    dist: Any
+    """the policy's distribution"""
+    code: Any
+    """what the critics, or the target critics, made of the observations"""
 
 
 class SAC(Algorithm):
@@ -44,7 +95,10 @@ class SAC(Algorithm):
         tau: UnitFloat = option("Polyak step of the target critics.")
         target_network_update_freq: PositiveInt = option("Critic steps between two moves of the target.")
         initial_alpha: PositiveFloat = option("Temperature at the start.")
-        target_entropy: Literal["auto"] | float = option("auto: minus the number of action dimensions.")
+        target_entropy: Literal["auto"] | float = option(
+            "auto: minus the number of action dimensions; of discrete actions target_entropy_fraction."
+        )
+        target_entropy_fraction: UnitFloat = option("Discrete: auto is this share of the entropy of uniform actions.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
         alpha_lr: Scheduled[NonNegativeFloat] | None = option(
@@ -52,30 +106,55 @@ class SAC(Algorithm):
         )
         grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
         grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
+        burn_in: NonNegativeInt = option("Recurrent: rows in front of them that only warm up the states.")
+        stride: PositiveInt = option("Recurrent: rows between the beginnings of two samples.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        action = spec.sole.action
-        if not isinstance(action, spaces.Box):
-            raise ConfigError("algo", f"sac needs continuous (Box) actions, but the environment's are {action}")
-        if not action.is_bounded():
-            raise ConfigError("algo", f"sac needs actions within bounds, but the environment's are {action}")
-        return Needs(
-            window=cfg.n_step, stale=True, perturbed=True, keys=("obs", "action", "reward", "terminated", "valid")
+        action, keys = spec.sole.action, ("obs", "action", "reward", "terminated", "valid")
+        match action:
+            case spaces.Box():
+                if not action.is_bounded():
+                    raise ConfigError("algo", f"sac needs actions within bounds, but the environment's are {action}")
+            case spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
+                keys = (*keys, "mask")
+            case _:
+                served = "Box, Discrete, MultiDiscrete and MultiBinary"
+                raise ConfigError("algo", f"sac serves {served} actions, but the environment's are {action}")
+        return Needs(window=cfg.n_step, stale=True, perturbed=True, keys=keys)
+
+    @classmethod
+    def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
+        return replace(
+            needs,
+            window=cfg.sequence_length + cfg.n_step - 1,
+            burn_in=cfg.burn_in,
+            carry_every=cfg.stride,
+            keys=(*needs.keys, "is_first", "carry"),
         )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        action = cast(spaces.Box, ctx.spec.sole.action)
-        self.shape, self.size = action.shape, math.prod(action.shape)
+        action, copies = ctx.spec.sole.action, 2 if cfg.twin_q else 1
+        assert action.shape is not None
+        self.shape, self.size, choices = action.shape, math.prod(action.shape), _choices(action)
+        self.sequences, self.discrete = ctx.needs.carry_every > 0, choices is not None
         self.model = ctx.build("model", ctx.spec.sole.obs)
-        self.policy = TanhGaussianHead(self.model.out_dim, self.size)
-        self.critic = Critic(ctx, self.size, 2 if cfg.twin_q else 1)
-        self.target = Critic(ctx, self.size, 2 if cfg.twin_q else 1).requires_grad_(False)
+        if self.sequences and not self.model.initial_carry(1):
+            raise ConfigError(
+                "model", "has no recurrent state, but critic_model has; sac needs both, or the first alone"
+            )
+        self.policy: TanhGaussianHead | MultiCategoricalHead = (
+            TanhGaussianHead(self.model.out_dim, self.size)
+            if choices is None
+            else MultiCategoricalHead(self.model.out_dim, choices, self.shape)
+        )
+        self.critic = Critic(ctx, self.size, choices, copies)
+        self.target = Critic(ctx, self.size, choices, copies).requires_grad_(False)
         self.target.load_state_dict(self.critic.state_dict())
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.initial_alpha)), requires_grad=cfg.alpha_lr is not None)
-        self.target_entropy = -float(self.size) if cfg.target_entropy == "auto" else cfg.target_entropy
         self.actor_lr, self.critic_lr = ctx.schedule(cfg.actor_lr), ctx.schedule(cfg.critic_lr)
         self.alpha_lr = ctx.schedule(0.0 if cfg.alpha_lr is None else cfg.alpha_lr)
         self.steps: Tensor
@@ -94,60 +173,190 @@ class SAC(Algorithm):
     def actor_keys(self) -> tuple[str, ...]:
         return tuple(name for name in self.state_dict() if name.startswith(("model.", "policy.")))
 
-    def dist(self, obs):
-        features, _ = self.model(obs, {}, None)
-        return self.policy(features)
+    # ---- acting ---------------------------------------------------------------------------------------------------
+
+    def initial_carry(self, n: int) -> Batch:
+        return self.model.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         n = len(step["is_first"])
-        if mode == "random":
-            return {"action": self.ctx.rand(n, *self.shape) * 2.0 - 1.0}, carry
-        dist = self.dist(step["obs"])
-        action = dist.mode() if mode == "greedy" else dist.sample(self.ctx.randn(n, self.size))
+        features, carry = self.model(step["obs"], carry, step["is_first"])
+        dist = self.policy(features, step.get("mask"))
+        if mode == "greedy":
+            action = dist.mode()
+        elif mode == "explore":
+            action = dist.sample(self.policy.noise(self.ctx, n))
+        elif isinstance(dist, MultiCategorical):
+            uniform = MultiCategorical(torch.zeros_like(dist.log_probs), _allowed(dist), dist.event)
+            action = uniform.sample(self.policy.noise(self.ctx, n))
+        else:
+            action = self.ctx.rand(n, *self.shape) * 2.0 - 1.0
         return {"action": action.view(n, *self.shape)}, carry
+
+    # ---- learning -------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Batch) -> Batch:
         """Fold ``n_step`` rewards, and draw the noise of both reparameterised actions."""
+        out = self._sequence(batch) if self.sequences else self._transition(batch)
+        out["action"] = out["action"].flatten(out["ret"].ndim) if self.shape else out["action"].unsqueeze(-1)
+        if not self.discrete:
+            columns = out["ret"].shape[-1]
+            lead = out["ret"].shape[:-1]  # a rank's share of the noise is that of its columns
+            for name in ("noise", "next_noise"):
+                out[name] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
+        return out | {key: batch[key] for key in ("weight",) if key in batch}
+
+    def _transition(self, batch: Batch) -> Batch:
+        """Row 0 of a window, and the row that its target bootstraps from; ``[B, ...]``."""
         ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], self.cfg.gamma)
-        n = len(ret)
-        columns = torch.arange(n, device=ret.device)
-        obs = {"obs": batch["obs"]}
-        return {
-            **map_leaves(lambda x: x[0], obs),
-            "action": batch["action"][0].reshape(n, -1),
-            "ret": ret,
-            "discount": discount,
-            "next_obs": map_leaves(lambda x: x[last, columns], obs)["obs"],
-            "noise": self.ctx.randn(n, self.size),
-            "next_noise": self.ctx.randn(n, self.size),
-        }
+        columns = torch.arange(len(ret), device=ret.device)
+        seen = {key: batch[key] for key in ("obs", "mask") if key in batch}
+        now = map_leaves(lambda x: x[0], seen | {"action": batch["action"]})
+        later = {f"next_{key}": x for key, x in map_leaves(lambda x: x[last, columns], seen).items()}
+        return now | later | {"ret": ret, "discount": discount}
+
+    def _sequence(self, batch: Batch) -> Batch:
+        """All rows ``[burn_in + L + n, B, ...]``, of which the ``L`` behind the burn-in have action and target."""
+        burn, length = self.cfg.burn_in, self.cfg.sequence_length
+        reward, terminated, valid = (batch[key][burn:] for key in ("reward", "terminated", "valid"))
+        ret, discount, last = n_step_rows(reward, terminated, valid, self.cfg.gamma, self.cfg.n_step)
+        seen = {key: batch[key] for key in ("obs", "is_first", "carry", "mask") if key in batch}
+        own = {"action": batch["action"][burn : burn + length], "valid": valid[:length]}
+        return seen | own | {"ret": ret, "discount": discount, "last": last}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """All three losses in one graph; every parameter gets the gradient of its own loss alone."""
-        terms: dict[str, Tensor] = {}
-        metrics: dict[str, Tensor] = {}
+        now, later = self._unrolled(batch) if self.sequences else self._rows(batch, parts)
         alpha = self.log_alpha.exp().detach()
+        losses = Losses({}, {"temperature": alpha})
         if "critic" in parts:  # 1812.05905, equations 5 and 6
             with torch.no_grad():
-                next_action, next_logp = self.dist(batch["next_obs"]).sample_and_logp(batch["next_noise"])
-                next_value = self.target(batch["next_obs"], next_action).amin(0) - alpha * next_logp
+                next_value, _ = self.soft_value(self.target, later, batch.get("next_noise"), alpha)
                 target = batch["ret"] + batch["discount"] * next_value
-            q = self.critic(batch["obs"], batch["action"])
-            terms["critic"] = 0.5 * (q - target).square().sum(0)
-            metrics["q"] = q[0].detach()
+            q = self.q(now.code, batch["action"])
+            error = q - target
+            loss = 0.5 * error.square().sum(0)
+            losses.terms["critic"] = loss * batch["weight"] if "weight" in batch else loss
+            losses.metrics["q"] = q[0].detach()
+            losses.feedback["priority"] = self._priority(error.detach().abs().mean(0), batch)
         if "actor" in parts or "alpha" in parts:
-            action, logp = self.dist(batch["obs"]).sample_and_logp(batch["noise"])
+            still = {name: p.detach() for name, p in self.critic.named_parameters()}
+
+            def critic(*inputs: Tensor) -> Tensor:
+                return functional_call(self.critic, still, inputs)
+
+            view = View(now.dist, now.code if self.critic.joins == "before" else now.code.detach())
+            value, logp = self.soft_value(critic, view, batch.get("noise"), alpha)
             if "actor" in parts:  # equation 9, through critics that stand still
-                still = {name: p.detach() for name, p in self.critic.named_parameters()}
-                q_pi = functional_call(self.critic, still, (batch["obs"], action)).amin(0)
-                terms["actor"] = alpha * logp - q_pi
+                losses.terms["actor"] = -value
             if "alpha" in parts:  # equation 18, on log(alpha)
-                terms["alpha"] = -self.log_alpha * (logp.detach() + self.target_entropy)
-            metrics["logp"] = logp.detach()
-        return Losses(terms, metrics | {"temperature": alpha})
+                losses.terms["alpha"] = -self.log_alpha * (logp.detach() + self.target_entropy(now.dist))
+            losses.metrics["logp"] = logp.detach()
+        return losses
+
+    def _rows(self, batch: Batch, parts: Sequence[str]) -> tuple[View, View]:
+        """Views of the sampled rows and of those that their targets bootstrap from."""
+        dist = later = None
+        if "actor" in parts or "alpha" in parts:
+            dist = self.dist(batch["obs"], batch.get("mask"))
+        if "critic" in parts:
+            with torch.no_grad():
+                code, _ = self.target.encode(batch["next_obs"], {}, None)
+                later = View(self.dist(batch["next_obs"], batch.get("next_mask")), code)
+        code, _ = self.critic.encode(batch["obs"], {}, None)
+        return View(dist, code), later or View(None, None)
+
+    def _unrolled(self, batch: Batch) -> tuple[View, View]:
+        """The same by one unroll of each network: the policy's from the stored state, the critics' from zeros."""
+        last, length = batch["last"], len(batch["ret"])
+        columns = torch.arange(last.shape[1], device=last.device)
+        mask: Tensor | None = batch["mask"][self.cfg.burn_in :] if "mask" in batch else None
+        features = self._unroll(self.model, batch, map_leaves(lambda x: x[0], batch["carry"]))
+        code = self._unroll(self.critic.encode, batch, {})
+        now = View(self.policy(features[:length], None if mask is None else mask[:length]), code[..., :length, :, :])
+        with torch.no_grad():
+            next_code = self._unroll(self.target.encode, batch, {})[..., last, columns, :]
+            next_dist = self.policy(features[last, columns], None if mask is None else mask[last, columns])
+        return now, View(next_dist, next_code)
+
+    def _unroll(self, torso: Callable[..., tuple[Tensor, Batch]], batch: Batch, carry: Batch) -> Tensor:
+        """Features ``[..., L + n, B, F]`` of the rows behind the burn-in, which has no gradient."""
+        burn = self.cfg.burn_in
+        rows = {"obs": batch["obs"]}
+        if burn:
+            with torch.no_grad():
+                _, carry = torso(map_leaves(lambda x: x[:burn], rows)["obs"], carry, batch["is_first"][:burn])
+        features, _ = torso(map_leaves(lambda x: x[burn:], rows)["obs"], carry, batch["is_first"][burn:])
+        return features
+
+    def dist(self, obs: Any, mask: Tensor | None) -> Any:
+        features, _ = self.model(obs, {}, None)
+        return self.policy(features, mask)
+
+    def soft_value(
+        self, critic: Callable[..., Tensor], view: View, noise: Tensor | None, alpha: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """``V = E[min Q - alpha log pi]`` and ``E[log pi]``, ``[...]``.
+
+        Of continuous actions by one sample: 1812.05905, equation 3. Of discrete ones exactly: 1910.07207, equation
+        10, where with several factors ``Q`` is a sum over them and ``pi`` their product.
+        """
+        dist = view.dist
+        if isinstance(dist, TanhGaussian):
+            assert noise is not None
+            action, logp = dist.sample_and_logp(noise)
+            return critic(view.code, action).amin(0) - alpha * logp, logp
+        p = dist.log_probs.exp()
+        logp = (p * dist.log_probs).sum((-2, -1))
+        return (p * critic(view.code).amin(0)).sum((-2, -1)) - alpha * logp, logp
+
+    def q(self, code: Any, action: Tensor) -> Tensor:
+        """``Q(s, a) [copies, ...]`` of ``action [..., A]``; of discrete ones the sum over the factors."""
+        if not self.discrete:
+            return self.critic(code, action)
+        q = self.critic(code)
+        index = action.long().expand(len(q), *action.shape).unsqueeze(-1)
+        return q.gather(-1, index).squeeze(-1).sum(-1)
+
+    def target_entropy(self, dist: Any) -> Tensor | float:
+        """Of every row: what is allowed may differ."""
+        if self.cfg.target_entropy != "auto":
+            return self.cfg.target_entropy
+        if not self.discrete:
+            return -float(self.size)
+        return self.cfg.target_entropy_fraction * _allowed(dist).sum(-1).log().sum(-1)
+
+    def _priority(self, error: Tensor, batch: Batch) -> Tensor:
+        """``[B]``: a sequence's is the mean of its valid rows."""
+        if not self.sequences:
+            return error
+        valid = batch["valid"]
+        return torch.where(valid, error, 0.0).sum(0) / valid.sum(0).clamp(min=1)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         if "critic" in parts:
             self.steps += 1
             if self.cfg.target_network_update_freq == 1 or self.steps % self.cfg.target_network_update_freq == 0:
                 polyak_(self.target, self.critic, self.cfg.tau)
+
+
+def _choices(action: spaces.Space[Any]) -> list[int] | None:
+    """The number of choices of every factor; None for continuous actions."""
+    match action:
+        case spaces.Discrete():
+            return [int(action.n)]
+        case spaces.MultiDiscrete():
+            return action.nvec.ravel().tolist()
+        case spaces.MultiBinary():
+            return [2] * math.prod(action.shape)
+        case _:
+            return None
+
+
+def _allowed(dist: MultiCategorical) -> Tensor:
+    """``[..., factors, n]``: forbidden choices, and those that only pad, have the lowest number there is."""
+    return dist.log_probs > 0.5 * torch.finfo(dist.log_probs.dtype).min
+
+
+def _is_vector(obs: spaces.Space[Any]) -> bool:
+    return not isinstance(obs, spaces.Dict | spaces.Tuple) and not is_image(obs)

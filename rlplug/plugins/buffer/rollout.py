@@ -17,6 +17,7 @@ class Rollout:
     """Holds ``[T+1, B]`` segments until they are sampled; side by side if there are several."""
 
     stale: ClassVar[bool] = False
+    sequences: ClassVar[bool] = False
 
     @settings
     class Config:

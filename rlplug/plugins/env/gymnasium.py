@@ -2,34 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import os
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from rlplug.api import Context, VecEnv
-from rlplug.envs.making import find, has_native, make_list, make_native
-from rlplug.settings import PositiveInt, option, settings
+from rlplug.envs.making import Maker, find, has_native, make_list, make_native
+from rlplug.envs.subprocess import Subprocess
+from rlplug.envs.wrapping import Wrapping
+from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
+from rlplug.types import ConfigError
 
 
 @settings
 class Config:
     id: str = option("Registered id, or module:id to import the module that registers it.")
     kwargs: dict[str, Any] = option("Arguments of the environment's constructor.")
-    vectorization: Literal["auto", "native", "list"] = option(
+    backend: Literal["gymnasium", "envpool"] = option("Which package the environment comes from.")
+    vectorization: Literal["auto", "native", "list", "subprocess"] = option(
         "native: the vector that the environment brings; list: single environments in a loop, every episode with a"
-        " seed of its own; auto: native where there is one."
+        " seed of its own; subprocess: the same in worker processes; auto: native where there is one that can do what"
+        " is asked for, else list."
     )
+    workers: PositiveInt | None = option("Processes of vectorization=subprocess; null: as many as there are cores.")
     max_episode_steps: PositiveInt | None = option("Steps after which an episode is truncated; null: as registered.")
+    mask_key: str | None = option("Name of the action mask in info or in a Dict observation; null: there is none.")
+    check_bounds: bool = option("Stop at an observation beyond the bounds that its space declares.")
+    atari: bool = option("Standard preprocessing of Atari (Machado et al. 2018), of 84x84 grey images.")
+    frame_skip: PositiveInt = option("Every action is taken so many times, and the rewards are added up.")
+    sticky_actions: Annotated[float, Field(ge=0.0, lt=1.0)] | None = option(
+        "Probability that the last action is repeated instead (with atari, at every frame); null: as registered."
+    )
+    drop: list[str] = option("Keys of a Dict observation that are left out.")
+    flatten: bool = option("Make one vector of an observation of any kind; Discrete parts become one-hot.")
+    select: list[NonNegativeInt] | None = option("Indices of a vector observation that are kept; null: all.")
+    frame_stack: PositiveInt = option("So many images, oldest first, are stacked on the first axis.")
 
 
 class Gymnasium:
-    """Makes an ``EnvList`` or a ``NativeVector`` of one environment for each of ``ctx.env_ids``.
+    """Makes a vector of one environment for each of ``ctx.env_ids``.
 
     Raises:
-        ConfigError: no such environment, or it cannot be made.
+        ConfigError: no such environment, it cannot be made, or it is not of the kind that an option is about.
     """
 
     Config = Config
 
     def __new__(cls, cfg: Config, ctx: Context) -> VecEnv:  # type: ignore[misc]
-        spec = find(cfg.id)
-        native = cfg.vectorization == "native" or (cfg.vectorization == "auto" and has_native(spec))
-        return (make_native if native else make_list)(spec, len(ctx.env_ids), cfg.kwargs, cfg.max_episode_steps)
+        options = {f.name: getattr(cfg, f.name) for f in fields(Wrapping)}
+        own: dict[str, Any] = {"env_ids": ctx.env_ids, "check_bounds": cfg.check_bounds}
+        if ctx.render:
+            return _shown(cfg, options | own)
+        if cfg.backend == "envpool":
+            return _from_envpool(cfg, options | own)
+        spec, wrapping = find(cfg.id), Wrapping(**options)
+        if cfg.vectorization == "subprocess":
+            make = Maker(spec, cfg.kwargs, wrapping, cfg.id.rpartition(":")[0])
+            return Subprocess(make, workers=cfg.workers, **own, **make.offers)
+        native = cfg.vectorization == "native" or (cfg.vectorization == "auto" and has_native(spec, wrapping))
+        return (make_native if native else make_list)(spec, len(ctx.env_ids), cfg.kwargs, **options, **own)
+
+
+def _shown(cfg: Config, options: dict[str, Any]) -> VecEnv:
+    """Single environments, which are the ones that show pictures of themselves."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draws without a screen
+    try:
+        return make_list(find(cfg.id), len(options["env_ids"]), {**cfg.kwargs, "render_mode": "rgb_array"}, **options)
+    except ConfigError as error:
+        raise ConfigError("eval.record", f"{cfg.id} shows no pictures of itself; 0 records none ({error})") from error
+
+
+def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
+    from rlplug.envs.envpool import make_envpool  # only where it is chosen: the package is optional
+
+    if cfg.vectorization not in ("auto", "native"):
+        raise ConfigError(
+            "env.vectorization", f"is {cfg.vectorization}, but envpool is a vector of its own; use auto or native"
+        )
+    if options.pop("flatten"):
+        raise ConfigError("env.flatten", "wraps single environments, and env.backend=envpool has none")
+    return make_envpool(id=cfg.id, num_envs=len(options["env_ids"]), kwargs=cfg.kwargs, **options)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from rlplug.api import Buffer, Needs
@@ -28,9 +32,13 @@ class Stream:
     """Numbered rows: row ``i`` of column ``b`` says ``i * COLUMNS + b``; episodes of uneven length, and gaps.
 
     Column 0 is one long episode, the last column has stretches of rows that are not valid.
+
+    Args:
+        stack: observations are images of so many frames, oldest first, of which there are too few in an episode's
+            first rows: some columns fill up with zeros, some with the first frame. 0: vectors.
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, stack: int = 0) -> None:
         dice = np.random.default_rng(0)
         number = np.arange(length * COLUMNS).reshape(length, COLUMNS)
         final = np.zeros((length, COLUMNS), np.bool_)
@@ -46,96 +54,162 @@ class Stream:
         first[0], first[1:] = True, final[:-1]
         ended = np.zeros_like(final)
         ended[:-1] = final[1:]
+        obs = np.repeat(number[..., None], 3, -1).astype(np.float32)
         rows = {
-            "obs": np.repeat(number[..., None], 3, -1).astype(np.float32),
+            "obs": _stacked(number, first, stack) if stack else obs,
             "action": number,
             "reward": number.astype(np.float32),
             "terminated": ended & (number % 2 == 0),
             "truncated": ended & (number % 2 == 1),
             "is_first": first,
             "valid": valid,
+            "carry": {"q": {"h": obs[..., :2], "c": obs}},
         }
         self.rows: Batch = map_leaves(torch.from_numpy, rows)
         self.memory: Batch = {}
 
-    def segment(self, start: int) -> Batch:
+    def segment(self, start: int, carry: bool = False) -> Batch:
         """Rows ``start`` to ``start + ROWS``, in the same memory every time, as a source gives them."""
-        fresh = {key: leaf[start : start + ROWS + 1].clone() for key, leaf in self.rows.items()}
+        fresh = map_leaves(lambda leaf: leaf[start : start + ROWS + 1].clone(), self.rows)
         fresh["valid"][-1] = False
-        if not self.memory:
-            self.memory = fresh
-        for key, leaf in fresh.items():
-            self.memory[key].copy_(leaf)
-        return dict(self.memory)
+        self.memory = self.memory or fresh
+        for into, leaf in zip(leaves(self.memory), leaves(fresh), strict=True):
+            into.copy_(leaf)
+        return {key: leaf for key, leaf in self.memory.items() if carry or key != "carry"}
 
 
-def make(name: str, window: int, ctx: RunContext | None = None, **changes: Any) -> Buffer:
-    """The buffer for ``COLUMNS`` environments; small, where it has a capacity."""
-    option = option_of("buffer", name)
-    node = node_of("buffer", option)
-    node |= ({"capacity": CAPACITY} if "capacity" in node else {}) | changes
-    stale = getattr(load("buffer", name), "stale", None)
-    require(isinstance(stale, bool), "the class says stale = True (windows out of old data) or False (the last round)")
-    return choose("buffer", "buffer", node).build(ctx or _context(window, bool(stale)))
+def _stacked(number: Any, first: Any, stack: int) -> Any:
+    """``[length, COLUMNS, stack, 16, 16]``: frames that say their number, and compress."""
+    frames = np.zeros((*number.shape, 16, 16), np.uint8)
+    frames[..., 0, :2] = np.stack([number // 256, number % 256], -1)
+    frames[..., 5:9, 3:12] = (number % 251)[..., None, None]
+    stacks = np.zeros((*number.shape, stack, 16, 16), np.uint8)
+    for row, column in np.ndindex(number.shape):
+        new = frames[row, column]
+        if first[row, column]:
+            stacks[row, column, :-1] = new if column % 2 else 0
+        else:
+            stacks[row, column, :-1] = stacks[row - 1, column, 1:]
+        stacks[row, column, -1] = new
+    return stacks
 
 
-def _context(window: int, stale: bool) -> RunContext:
-    needs = Needs(window=window, stale=stale, keys=("obs", "action"))
-    return context(spec(3, 2), needs=needs, num_envs=COLUMNS, rows=ROWS, batch_size=SAMPLES)
+class Variant:
+    """A buffer for ``COLUMNS`` environments; small, where it has a capacity.
+
+    Args:
+        stack: see ``Stream``.
+        changes: of the buffer's own options.
+    """
+
+    def __init__(self, name: str, window: int, stack: int = 0, **changes: Any) -> None:
+        self.cls, self.stack = load("buffer", name), stack
+        for key, what in (
+            ("stale", "True (windows out of old data) or False (the last round)"),
+            ("sequences", "True (windows begin at rows whose recurrent state is kept) or False"),
+        ):
+            require(isinstance(getattr(self.cls, key, None), bool), f"the class says {key} = {what}")
+        self.node = node_of("buffer", option_of("buffer", name))
+        self.node |= ({"capacity": CAPACITY} if "capacity" in self.node else {}) | changes
+        self.carries = self.cls.sequences or not self.cls.stale
+        keys = ("obs", "action", "carry") if self.carries else ("obs", "action")
+        self.needs = Needs(window=window, stale=bool(self.cls.stale), keys=keys)
+        if self.cls.sequences:
+            self.needs = replace(self.needs, burn_in=2, carry_every=3)
+
+    def context(self) -> RunContext:
+        image = spaces.Box(0, 255, (self.stack, 16, 16), np.uint8)
+        of = replace(spec(image, 2), frame_stack=self.stack) if self.stack else spec(3, 2)
+        return context(of, needs=self.needs, num_envs=COLUMNS, rows=ROWS, batch_size=SAMPLES)
+
+    def make(self, ctx: RunContext | None = None) -> Buffer:
+        return choose("buffer", "buffer", self.node).build(ctx or self.context())
+
+    def segment(self, stream: Stream, start: int) -> Batch:
+        return stream.segment(start, self.carries)
+
+    def __str__(self) -> str:
+        return f"({self.node}, {f'stacks of {self.stack} frames' if self.stack else 'vectors'}, {self.needs})"
+
+
+def variants(name: str, windows: tuple[int, ...], **changes: Any) -> Iterator[Variant]:
+    """A buffer on vectors and on stacked images, with every way that it offers of keeping these."""
+    for window in windows:
+        yield Variant(name, window, **changes)
+    options = node_of("buffer", option_of("buffer", name)).keys()
+    for deduplicate in (True, False) if "deduplicate" in options else (None,):
+        for compress in (None, "lz4") if "compress" in options else (None,):
+            ways = {"deduplicate": deduplicate, "compress": compress}
+            yield Variant(name, windows[-1], 3, **{key: way for key, way in ways.items() if key in options} | changes)
 
 
 def check_streams(name: str, **changes: Any) -> None:
     """Through several times its capacity: what is sampled is what was added, row by row."""
-    for window in (1, 3):
-        stream, buffer = Stream(CAPACITY * 2), make(name, window, **changes)
-        require(not buffer.ready(), "an empty buffer says that it is ready")
-        drawn, ids, added, was_ready = set[int](), dict[int, int](), list[int](), False
-        for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
-            buffer.add(stream.segment(start))
-            added += _numbers({key: leaf[start : start + ROWS] for key, leaf in stream.rows.items()})
-            require(buffer.ready() or not was_ready, f"{name} was ready, and no longer is after a further segment")
-            was_ready = buffer.ready()
-            if turn % 2 or not was_ready:  # two segments between two samples
-                continue
-            sample = buffer.sample()
-            drawn |= _check_sample(stream, sample, window)
-            _check_index(sample, ids)
-            was_ready = buffer.ready()
-            require(was_ready == buffer.stale, f"stale = {buffer.stale}, but after a sample ready() is {was_ready}")
-            if was_ready:
-                _keeps_its_own(buffer, sample)
-            else:
-                require(_numbers(sample) == sorted(added), "drained, it gives every transition of the round once")
-                added = []
-        require(drawn, f"{name} was never ready within {CAPACITY * 2} rows of {COLUMNS} environments (window {window})")
-        columns = {number % COLUMNS for number in drawn}
-        require(columns == set(range(COLUMNS)), f"only the columns {sorted(columns)} of {COLUMNS} were ever sampled")
+    for variant in variants(name, (1, 3), **changes):
+        try:
+            _check_stream(name, variant)
+        except AssertionError as error:
+            error.add_note(str(variant))
+            raise
+
+
+def _check_stream(name: str, variant: Variant) -> None:
+    stream, buffer = Stream(CAPACITY * 2, variant.stack), variant.make()
+    require(not buffer.ready(), "an empty buffer says that it is ready")
+    drawn, ids, added, was_ready = set[int](), dict[int, int](), list[int](), False
+    for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
+        buffer.add(variant.segment(stream, start))
+        added += _numbers(map_leaves(lambda leaf: leaf[start : start + ROWS], stream.rows))  # noqa: B023
+        require(buffer.ready() or not was_ready, f"{name} was ready, and no longer is after a further segment")
+        was_ready = buffer.ready()
+        if turn % 2 or not was_ready:  # two segments between two samples
+            continue
+        sample = buffer.sample()
+        drawn |= _check_sample(stream, sample, variant.needs, buffer.sequences)
+        _check_index(sample, ids)
+        was_ready = buffer.ready()
+        require(was_ready == buffer.stale, f"stale = {buffer.stale}, but after a sample ready() is {was_ready}")
+        if was_ready:
+            _keeps_its_own(buffer, sample)
+        else:
+            require(_numbers(sample) == sorted(added), "drained, it gives every transition of the round once")
+            added = []
+    require(drawn, f"{name} was never ready within {CAPACITY * 2} rows of {COLUMNS} environments ({variant})")
+    columns = {number % COLUMNS for number in drawn}
+    require(columns == set(range(COLUMNS)), f"only the columns {sorted(columns)} of {COLUMNS} were ever sampled")
 
 
 def _numbers(rows: Batch) -> list[int]:
     return sorted(rows["action"][rows["valid"]].tolist())
 
 
-def _check_sample(stream: Stream, sample: Batch, window: int) -> set[int]:
+def _check_sample(stream: Stream, sample: Batch, needs: Needs, sequences: bool) -> set[int]:
     """Numbers of the transitions in a sample that is right."""
-    valid, number = sample["valid"], sample["action"]
+    valid, number, window = sample["valid"], sample["action"], needs.burn_in + needs.window
     require(valid.ndim == 2, f"a sample's leaves are [T+1, B, ...], but valid has shape {list(valid.shape)}")
     require(len(valid) > window, f"a sample has {len(valid)} rows; a window of {window} transitions needs {window + 1}")
-    require("index" not in sample or valid[:-1].any(0).all(), "a sample has columns that carry no loss: no valid row")
-    truth = {key: leaf.flatten(0, 1) for key, leaf in stream.rows.items()}
+    learnt = valid[needs.burn_in : -1]
+    require("index" not in sample or learnt.any(0).all(), "a sample has columns that carry no loss: no valid row")
+    truth = map_leaves(lambda leaf: leaf.flatten(0, 1), stream.rows)
     t, b = valid[:-1].nonzero().unbind(1)
-    now, after = number[t, b], sample["obs"][t + 1, b, 0].long()
-    far = after != now + COLUMNS
+    now = number[t, b]
+    far = (sample["obs"][t + 1, b] != truth["obs"][now + COLUMNS]).flatten(1).any(1)
     require(
         not far.any(),
-        f"behind rows {now[far][:3].tolist()} of the stream stand {after[far][:3].tolist()}, not the next ones"
-        f" of their columns (window {window}): look at wrap-around, and at the row that the next segment overwrites",
+        f"behind rows {now[far][:3].tolist()} of the stream stand {number[t + 1, b][far][:3].tolist()}, not the next"
+        f" ones of their columns, or not as they were (window {window}): look at wrap-around, at the row that the next"
+        " segment overwrites, and at what images are made of",
     )
     require(truth["valid"][now].all(), "a row that is not valid came back as valid")
     for key in ("obs", "reward", "terminated", "truncated", "is_first"):
         require(key in sample, f"a sample lacks {key!r}")
         same = torch.equal(sample[key][t, b], truth[key][now])
         require(same, f"{key!r} of a sampled row is not what was added: copy a segment's memory, it is written again")
+    if "carry" in needs.keys:
+        rows = number[:1] if sequences else number[: len(number)]
+        names = differences(sample["carry"], map_leaves(lambda leaf: leaf[rows], truth["carry"]))
+        wanted = "[1, B, ...], that before its first row" if sequences else "[T+1, B, ...], as collected"
+        require(not names, f"the recurrent state of a sample is {wanted}; wrong: {some(names)}")
     return set(now.tolist())
 
 
@@ -143,9 +217,15 @@ def _check_index(sample: Batch, ids: dict[int, int]) -> None:
     """An insertion id means one transition, for ever."""
     if "index" not in sample:
         return
-    for key in ("index", "prob"):
-        require(sample[key].shape == sample["valid"].shape[1:], f"{key!r} has a number for every column of a sample")
+    for key in ("index", "prob", "weight"):
+        if key in sample or key != "weight":
+            require(
+                sample[key].shape == sample["valid"].shape[1:], f"{key!r} has a number for every column of a sample"
+            )
     require((sample["prob"] > 0).all() and (sample["prob"] <= 1).all(), "'prob' lies in (0, 1]")
+    if "weight" in sample:
+        weight = sample["weight"]
+        require(weight.isfinite().all() and (weight > 0).all(), "'weight', (N prob)^-beta, is positive and finite")
     for index, number in zip(sample["index"].tolist(), sample["action"][0].tolist(), strict=True):
         require(ids.setdefault(index, number) == number, f"the insertion id {index} stands for two transitions")
 
@@ -160,13 +240,22 @@ def _keeps_its_own(buffer: Buffer, sample: Batch) -> None:
 
 def check_saves(name: str, **changes: Any) -> None:
     """Saved and loaded again and again, through several times its capacity, it stays equal to one that never was."""
-    stream, ctx = Stream(CAPACITY * 2), _context(3, load("buffer", name).stale)
-    twin, buffer = make(name, 3, **changes), make(name, 3, ctx, **changes)  # equal seeds: they draw the same
+    for variant in variants(name, (3,), **changes):
+        try:
+            _check_saved(variant)
+        except AssertionError as error:
+            error.add_note(str(variant))
+            raise
+
+
+def _check_saved(variant: Variant) -> None:
+    stream, ctx = Stream(CAPACITY * 2, variant.stack), variant.context()
+    twin, buffer = variant.make(), variant.make(ctx)  # equal seeds: they draw the same
     store, added = Counting(), 0
     with tempfile.TemporaryDirectory() as folder:
         for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
-            twin.add(stream.segment(start))
-            buffer.add(stream.segment(start))
+            twin.add(variant.segment(stream, start))
+            buffer.add(variant.segment(stream, start))
             added += ROWS
             if turn % 3 == 0:
                 store.appended = 0
@@ -178,12 +267,17 @@ def check_saves(name: str, **changes: Any) -> None:
                 added = 0
                 write(folder_of(Path(folder), turn), Draft({}, {}, store.pieces))
                 store = Counting(store.pieces, decode(encode(snapshot(store.state))), _written)
-                buffer = make(name, 3, ctx, **changes)
+                buffer = variant.make(ctx)
                 buffer.load(store)
             require(buffer.ready() == twin.ready(), "after load() it is ready when it was not, or the reverse")
             if turn % 2 and twin.ready():
-                names = differences(twin.sample(), buffer.sample())
+                sample, again = twin.sample(), buffer.sample()
+                names = differences(sample, again)
                 require(not names, f"after load() it samples other {some(names)}: save() what sample() reads")
+                if "index" in sample:
+                    priority = 1.0 + sample["index"] % 7
+                    twin.feedback(sample["index"], {"priority": priority})
+                    buffer.feedback(again["index"], {"priority": priority})
 
 
 def _written(piece: Piece) -> Batch:
@@ -203,15 +297,15 @@ class Counting(RowStore):
 
 def check_nbytes(name: str, **changes: Any) -> None:
     """``nbytes`` is an upper bound of what is kept, and at most a tenth above it."""
-    stream, buffer = Stream(CAPACITY * 2), make(name, 1, **changes)
-    row = {key: leaf[0] for key, leaf in stream.rows.items()}
-    said = buffer.nbytes(row)
-    for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
-        if not buffer.ready() or len(_arrays(buffer)) == 0 or "index" in buffer.sample():
-            buffer.add(stream.segment(start))
-    kept = sum(_arrays(buffer).values())
-    require(kept <= said, f"nbytes() says {said}, but {kept} bytes are kept: count every array")
-    require(said <= 1.1 * kept + 1024, f"nbytes() says {said}, but only {kept} bytes are kept")
+    for variant in variants(name, (1,), **changes):
+        stream, buffer = Stream(CAPACITY * 2, variant.stack), variant.make()
+        said = buffer.nbytes(map_leaves(lambda leaf: leaf[0], variant.segment(stream, 0)))
+        for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
+            if buffer.stale or not buffer.ready():
+                buffer.add(variant.segment(stream, start))
+        kept = sum(_arrays(buffer).values())
+        require(kept <= said, f"nbytes() says {said}, but {kept} bytes are kept: count every array {variant}")
+        require(said <= 1.1 * kept + 1024, f"nbytes() says {said}, but only {kept} bytes are kept {variant}")
 
 
 def _arrays(root: Any) -> dict[int, int]:
@@ -220,11 +314,12 @@ def _arrays(root: Any) -> dict[int, int]:
     seen: set[int] = set()
 
     def visit(thing: Any) -> None:
-        if id(thing) in seen:
+        if id(thing) in seen or isinstance(thing, RunContext | ModuleType | type):
             return
         seen.add(id(thing))
         if isinstance(thing, Tensor):
-            found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+            if thing.ndim:  # others are schedules, which belong to the run
+                found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
         elif isinstance(thing, np.ndarray):
             base = thing if thing.base is None or not isinstance(thing.base, np.ndarray) else thing.base
             found[base.ctypes.data] = base.nbytes
@@ -234,7 +329,7 @@ def _arrays(root: Any) -> dict[int, int]:
         elif isinstance(thing, list | tuple | set):
             for value in thing:
                 visit(value)
-        elif type(thing).__module__ == type(root).__module__:
+        elif hasattr(thing, "__dict__"):
             visit(vars(thing))
 
     visit(root)

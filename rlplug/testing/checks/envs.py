@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
+from gymnasium.spaces import Discrete, MultiDiscrete
 
 from rlplug.api import VecEnv
 from rlplug.config import choose
@@ -13,10 +15,12 @@ from rlplug.testing.checks.runs import differences, flat, node_of, option_of, op
 from rlplug.testing.checks.settings import MISSING
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.trees import decode, encode, snapshot
-from rlplug.types import Batch, EnvSpec, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, map_leaves
 
 COLUMNS, STEPS = 3, 1100
 CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
+LAST = {"final_obs", "final_mask"}
+"""what stands in a row only where a column ended, of environments that are not in lock step"""
 
 
 def make(name: str, option: str | None = None, **changes: Any) -> VecEnv:
@@ -32,31 +36,55 @@ def complete(name: str) -> list[str]:
 
 
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:
-    """Rows under random actions, copied, each with the action that led to it (None: a reset)."""
-    space = env.spec.sole.action
-    space.seed(actions)
-    yield map_leaves(np.array, env.reset([seed + i for i in range(COLUMNS)])), None
+    """Rows under random allowed actions, copied, each with the action that led to it (None: a reset)."""
+    env.spec.sole.action.seed(actions)
+    row = map_leaves(np.array, env.reset([seed + i for i in range(COLUMNS)]))
+    yield row, None
     for _ in range(steps):
-        action = np.stack([space.sample() for _ in range(COLUMNS)])
+        action = draw(env, row)
         given = action.copy()
         row = map_leaves(np.array, env.step(action))
         require(np.array_equal(action, given), "step() changes the array of actions that it is given")
         yield row, given
 
 
+def draw(env: VecEnv, row: Batch) -> np.ndarray:
+    """A random action for every column, one that ``row["mask"]`` allows where there is a mask."""
+    space = env.spec.sole.action
+    if "mask" not in row:
+        return np.stack([space.sample() for _ in range(COLUMNS)])
+    cuts = np.cumsum(space.nvec)[:-1] if isinstance(space, MultiDiscrete) else None
+    masks = row["mask"].astype(np.int8)
+    return np.stack([space.sample(mask=mask if cuts is None else tuple(np.split(mask, cuts))) for mask in masks])
+
+
 def check_env(name: str, option: str | None = None, **changes: Any) -> None:
-    """Spaces, shapes and types; episodes end and begin as the stream rule wants it; seeds decide everything."""
-    env = make(name, option, **changes)
+    """Spaces, shapes and types; episodes end and begin as the stream rule wants it; seeds decide everything.
+
+    Warns where an option is for a package that is not installed: it is not checked.
+    """
+    try:
+        env = make(name, option, **changes)
+    except ConfigError as error:
+        if "pip install" not in error.message:
+            raise
+        warnings.warn(f"the option {option!r} of env {name!r} is not checked: {error}", stacklevel=2)
+        return
     spec, group = env.spec, env.spec.sole
     if getattr(group.action, "is_bounded", lambda: False)():
         low, high = group.action.low, group.action.high  # type: ignore[attr-defined]
         require((low == -1).all() and (high == 1).all(), "bounded actions lie in [-1, 1]: rescale them inside step()")
     length, over, ends = np.zeros(COLUMNS, np.int64), np.zeros(COLUMNS, np.bool_), 0
     for row, action in walk(env, 0, STEPS):
-        for key in ("obs", *spec.extras):
-            require(key in row, f"a row lacks {key!r}, which the spec names")
+        named = {"obs", *spec.extras} | (CORE.keys() if action is not None else set())
+        for key in named:
+            require(key in row, f"a row lacks {key!r}" + (", which the spec names" if key not in CORE else ""))
+        more = row.keys() - named - LAST
+        require(not more, f"a row holds {some(sorted(more))}, which the spec does not name")
         for key in row.keys() & {"obs", "final_obs"}:
             _inside(key, row[key], group.obs)
+        for key in row.keys() & {"mask", "final_mask"}:
+            _allows(key, row[key], group.action, row.get("terminated", np.zeros(COLUMNS, np.bool_)))
         if action is None:
             continue
         for key, dtype in CORE.items():
@@ -81,6 +109,8 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         require(ends, f"no episode ended within {STEPS} steps, although max_episode_steps is {spec.max_episode_steps}")
     _follows_its_seeds(env, make(name, option, **changes))
     env.close()
+    if option in (None, complete(name)[0]) and _can(name, option, "subprocess"):
+        _same_in_processes(*(make(name, option, **changes | {"vectorization": how}) for how in ("list", "subprocess")))
 
 
 def _inside(key: str, leaf: Any, space: Any) -> None:
@@ -95,19 +125,45 @@ def _inside(key: str, leaf: Any, space: Any) -> None:
         require(not out, f"{name} is outside of {inner}, such as {out[:1]}")
 
 
+def _allows(key: str, mask: Any, space: Any, terminated: np.ndarray) -> None:
+    sizes = np.array([space.n]) if isinstance(space, Discrete) else space.nvec
+    shape = (COLUMNS, int(sizes.sum()))
+    require(mask.shape == shape, f"{key!r} has shape {mask.shape}; wanted {shape}")
+    require(mask.dtype == np.bool_, f"{key!r} is {mask.dtype}; wanted bool")
+    allowed = np.logical_or.reduceat(mask, np.cumsum(sizes) - sizes, axis=1).all(1)
+    require((allowed | terminated).all(), f"{key!r} forbids every action in a row that is acted on")
+
+
+def _can(name: str, option: str | None, vectorization: str) -> bool:
+    """Does the component offer this way of making a vector?"""
+    config = choose("env", "env", node_of("env", option or option_of("env", name))).cls.Config
+    return vectorization in get_args(get_type_hints(config).get("vectorization"))
+
+
+def _same_in_processes(here: VecEnv, there: VecEnv) -> None:
+    require(here.spec == there.spec, "in worker processes it has another spec than in this one")
+    names = differences(list(walk(here, 7, 60)), list(walk(there, 7, 60)))
+    require(not names, f"in worker processes equal seeds and actions give other rows than in this one ({some(names)})")
+    here.close()
+    there.close()
+
+
 def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
-    one, two, other = (list(walk(env, seed, 60)) for seed in (7, 7, 8))
+    one, two = (list(walk(env, 7, 60)) for _ in range(2))
     names = differences(one, two)
     require(not names, f"reset with equal seeds and stepped with equal actions it gives other rows ({some(names)})")
-    require(differences([row for row, _ in one], [row for row, _ in other]), "other seeds give the same episodes")
-    list(walk(env, 7, 30))
+    *_, (row, _) = walk(env, 7, 30)
     state = snapshot(env.state())
     if state is None:
+        twin.close()
         return
-    space = env.spec.sole.action
-    space.seed(3)
-    actions = [np.stack([space.sample() for _ in range(COLUMNS)]) for _ in range(20)]
-    went_on = [map_leaves(np.array, env.step(action.copy())) for action in actions]
+    env.spec.sole.action.seed(3)
+    actions: list[np.ndarray] = []
+    went_on: list[Batch] = []
+    for _ in range(20):
+        actions.append(draw(env, row))
+        row = map_leaves(np.array, env.step(actions[-1].copy()))
+        went_on.append(row)
     list(walk(twin, 9, 13))
     twin.load(decode(encode(state)))  # as it comes out of a checkpoint
     again = [map_leaves(np.array, twin.step(action.copy())) for action in actions]

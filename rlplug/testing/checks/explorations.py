@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor
 
 from rlplug.api import Exploration
+from rlplug.nn import flatten
 from rlplug.registry import load
 from rlplug.testing.checks.algorithms import require_inside
 from rlplug.testing.checks.runs import (
@@ -26,6 +28,9 @@ from rlplug.testing.checks.runs import (
 )
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError, map_leaves
+
+ROUNDS = 8
+"""of collection after a short run, which show that actions are others"""
 
 
 def accepts(case: Case, name: str) -> bool:
@@ -61,19 +66,42 @@ def check_exploration(case: Case, name: str) -> None:
         for losses in record.losses:
             wrong = [key for key, value in losses.items() if not torch.isfinite(value).all()]
             require(not wrong, f"{some(wrong)} is not finite with {name} on top of {case.name}")
-        runs.append((trainer.algorithm.state_dict(), record.losses))
+        weights = map_leaves(torch.clone, trainer.algorithm.state_dict())
+        for _ in range(ROUNDS):
+            trainer.collect()
+        runs.append(({"weights": weights, "obs": trainer.source.state()["open"]["obs"]}, record.losses))
         if word != "exploration=[]":
             _check_module(trainer, trainer.exploration[name])
         trainer.close()
     names = differences(runs[0], runs[1])
     require(not names, f"two runs with seed 0 differ in {some(names)}: draw with ctx.randn, ctx.rand and ctx.randint")
     require(differences(runs[0][0], runs[2][0]), f"a run of {case.name} is the same with and without it")
+    if hasattr(trainer.config.algo.cfg, "n_step"):
+        trainer = case.build(f"exploration=[{name}]", "algo.n_step=3")
+        watch(trainer)
+        play(trainer)
+        _check_reward(trainer, trainer.exploration[name])
+        trainer.close()
 
 
 def _check_module(trainer: Trainer, extra: Exploration) -> None:
-    rows = episodes(trainer)
+    _check_perturb(trainer, extra)
+    _check_weights(trainer, extra)
+    _check_reward(trainer, extra)
+    learns = trainables(learner_of(trainer), extra).values()
+    owned = {id(p) for who in learns for part in learner_of(trainer).parts(who).values() for p in part.params}
+    lost = [name for name, p in extra.named_parameters() if p.requires_grad and id(p) not in owned]
+    require(not lost, f"no optimizer has the parameter {some(lost)}: add it to a part, or call requires_grad_(False)")
+
+
+def _check_perturb(trainer: Trainer, extra: Exploration) -> None:
+    """It gives new actions, inside the space, and allowed ones where some are forbidden."""
+    if type(extra).perturb is Exploration.perturb:
+        return
+    rows, space = episodes(trainer), trainer.ctx.spec.sole.action
+    if "mask" in trainer.ctx.needs.keys and isinstance(space, Discrete | MultiDiscrete):
+        rows += [row | {"mask": _mask(space, i)} for i, row in enumerate(rows)]
     acted = answers(trainer.algorithm, trainer.ctx, rows, "explore")
-    space = trainer.ctx.spec.sole.action
     with asking(trainer.ctx):
         carry = extra.initial_carry(COLUMNS)
         for out, row in zip(acted, rows, strict=True):
@@ -83,16 +111,70 @@ def _check_module(trainer: Trainer, extra: Exploration) -> None:
             require(not names, f"perturb() writes into {some(names)} of its argument: give a new tensor")
             require(changed.keys() >= out.keys(), f"perturb() drops {sorted(out.keys() - changed.keys())}")
             require_inside(changed["action"], space, "perturb()")
-    sample = trainer.learner.sample()
+            if "mask" in row:
+                one_hot = flatten(space, changed["action"]).bool()
+                require((row["mask"] | ~one_hot).all(), 'perturb() takes forbidden actions: heed step["mask"]')
+
+
+def _mask(space: Discrete | MultiDiscrete, seed: int) -> Tensor:
+    """About half of the actions are allowed, at least one of every part."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = [int(space.n)] if isinstance(space, Discrete) else space.nvec.ravel().tolist()
+    scores = [torch.rand(COLUMNS, n, generator=draw) for n in sizes]
+    return torch.cat([(part > 0.5) | (part == part.amax(-1, keepdim=True)) for part in scores], -1)
+
+
+def _check_weights(trainer: Trainer, extra: Exploration) -> None:
+    if type(extra).weights is Exploration.weights:
+        return
+    own = {name: p.detach().clone() for name, p in trainer.algorithm.named_parameters()}
+    with asking(trainer.ctx):
+        noisy = extra.weights({name: p.clone() for name, p in own.items()})
+        extra.weights(own)
+    require(noisy.keys() == own.keys(), f"weights() adds or drops {some(sorted(noisy.keys() ^ own.keys()))}")
+    wrong = [name for name, p in own.items() if (noisy[name].shape, noisy[name].dtype) != (p.shape, p.dtype)]
+    require(not wrong, f"weights() changes shape or dtype of {some(wrong)}")
+    names = differences({name: p.detach() for name, p in trainer.algorithm.named_parameters()}, own)
+    require(not names, f"weights() writes into {some(names)} of its argument: give new tensors")
+
+
+def _check_reward(trainer: Trainer, extra: Exploration) -> None:
+    """A number for every row, of that row's transition alone, without a way back into the algorithm."""
+    learner: Any = trainer.learner
+    sample = map_leaves(torch.clone, learner.sampled)
+    before = map_leaves(torch.clone, sample)
     reward: Any = extra.reward(sample)
-    if reward is not None:
-        require(isinstance(reward, Tensor), f"reward() gives a {type(reward).__name__}; give a tensor or None")
-        require(
-            reward.shape == sample["reward"].shape,
-            f"reward() has shape {list(reward.shape)}; it has a number for every row: {list(sample['reward'].shape)}",
+    names = differences(before, sample)
+    require(not names, f"reward() writes into {some(names)} of its argument: give a new tensor")
+    if reward is None:
+        return
+    require(isinstance(reward, Tensor), f"reward() gives a {type(reward).__name__}; give a tensor or None")
+    require(
+        reward.shape == sample["reward"].shape,
+        f"reward() has shape {list(reward.shape)}; it has a number for every row: {list(sample['reward'].shape)}",
+    )
+    require(torch.isfinite(reward[sample["valid"]]).all(), "reward() is not finite on every valid row")
+    require(not reward.requires_grad, "reward() has a gradient: compute it under torch.no_grad()")
+    begins = sample["valid"].clone()
+    begins[-1] = False
+    require(
+        (reward[~begins] == 0).all(),
+        'reward() is not 0 on every row that begins no transition: not batch["valid"], or the last row of the sample',
+    )
+    columns = reward.shape[1]
+    for start in range(min(columns, 4)):
+        mine = map_leaves(
+            lambda x, i=start: x[:, i :: min(columns, 4)] if x.ndim > 1 else x[i :: min(columns, 4)], sample
         )
-        require(torch.isfinite(reward[sample["valid"]]).all(), "reward() is not finite on every valid row")
-    learns = trainables(learner_of(trainer), extra).values()
-    owned = {id(p) for who in learns for part in learner_of(trainer).parts(who).values() for p in part.params}
-    lost = [name for name, p in extra.named_parameters() if p.requires_grad and id(p) not in owned]
-    require(not lost, f"no optimizer has the parameter {some(lost)}: add it to a part, or call requires_grad_(False)")
+        torch.testing.assert_close(
+            extra.reward(mine),
+            reward[:, start :: min(columns, 4)],
+            rtol=1e-4,
+            atol=1e-6,
+            msg="reward() of a column depends on the other columns of the sample: keep statistics in observe()",
+        )
+    for p in trainer.algorithm.parameters():
+        p.grad = None
+    extra.update(sample, learner)
+    reached = [name for name, p in trainer.algorithm.named_parameters() if p.grad is not None]
+    require(not reached, f"its loss gives a gradient to {some(reached)} of the algorithm")

@@ -1,13 +1,15 @@
-"""Models: shapes, recurrence over streams, members."""
+"""Models: shapes, recurrence over streams, members, state."""
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
+from torch.func import functional_call
 
 from rlplug.config import choose
 from rlplug.testing.checks.runs import flat, node_of, option_of, require
@@ -16,11 +18,19 @@ from rlplug.trainer.context import RunContext
 from rlplug.types import Batch, ConfigError, EnvSpec, map_leaves
 
 T, B = 6, 3
+VECTOR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+SMALL = spaces.Box(0, 255, (7, 7, 3), np.uint8)
 SPACES: dict[str, spaces.Space[Any]] = {
-    "a vector": spaces.Box(-np.inf, np.inf, (4,), np.float32),
+    "a vector": VECTOR,
     "a choice": spaces.Discrete(5),
-    "a dict": spaces.Dict({"obs": spaces.Box(-np.inf, np.inf, (4,), np.float32), "action": box(2)}),
+    "choices": spaces.MultiDiscrete([3, 2]),
+    "bits": spaces.MultiBinary(4),
+    "a dict": spaces.Dict({"obs": VECTOR, "action": box(2)}),
     "an image": spaces.Box(0, 255, (3, 84, 84), np.uint8),
+    "a small image": SMALL,
+    "a dict with an image": spaces.Dict(
+        {"inner": spaces.Dict({"image": SMALL, "way": spaces.Discrete(4)}), "0": VECTOR},
+    ),
 }
 
 
@@ -41,6 +51,9 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
         _check_shapes(alone, (), space, what)
         _check_shapes(several, (3,), space, what)
         _check_members(several, space, what)
+        _check_state(ctx, alone, space, what)
+        recurrent = getattr(chosen.cls, "recurrent", None)
+        require(recurrent == bool(alone.initial_carry(B)), "the class says recurrent = True (it has a carry) or False")
     require(served, f"{name} accepts none of {', '.join(SPACES)}: tell it a space with check_model")
 
 
@@ -67,8 +80,7 @@ def _row(x: Any, t: Any) -> Any:
 
 def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], what: str) -> None:
     x = inputs(space, T)
-    is_first = torch.zeros(T, B, dtype=torch.bool)
-    is_first[0], is_first[3, 1] = True, True
+    is_first = _beginnings()
     carry: Batch = model.initial_carry(B)
     for key, leaf in flat(carry).items():
         require(len(leaf) == B, f"initial_carry(n) has {key} of shape {list(leaf.shape)}; its leaves are [n, ...]")
@@ -80,14 +92,13 @@ def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], w
     for t in range(T):
         features, at = model(_row(x, t), at, is_first[t])
         _shaped(features, (*lead, B, model.out_dim), f"{what} [B, ...]", lead)
+        for key, leaf in flat(at).items():
+            wanted = flat(carry)[key]
+            same = (leaf.shape, leaf.dtype) == (wanted.shape, wanted.dtype)
+            require(same, f"the carry {key} becomes {leaf.dtype} {list(leaf.shape)}; initial_carry has other leaves")
         steps.append(features)
-    torch.testing.assert_close(
-        torch.stack(steps, len(lead)),
-        out,
-        atol=1e-3 * max(1.0, out.abs().max().item()),  # an image is up to 255, unscaled
-        rtol=1e-3,
-        msg=lambda m: f"row by row {what} gives other features than [T, B, ...] at once: {m}",
-    )
+    by_row = torch.stack(steps, len(lead))
+    _same(by_row, out, f"row by row {what} gives other features than [T, B, ...] at once")
     for key, leaf in flat(at).items():
         close = torch.allclose(leaf, flat(last)[key], 1e-3, 1e-3)
         require(close, f"row by row the carry {key} ends elsewhere than after [T, B, ...] at once")
@@ -96,11 +107,57 @@ def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], w
         fresh, _ = model(_row(x, 0), carry, is_first[0])
         again, _ = model(_row(x, 0), stale, is_first[0])
         require(torch.equal(fresh, again), "the carry is not cleared where is_first")
+        _check_streams(model, lead, x, out, what)
 
     model.zero_grad()
     out.square().sum().backward()
     without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     require(not without, f"the features do not depend on the parameters {', '.join(without)}")
+
+
+def _check_streams(model: Any, lead: tuple[int, ...], x: Any, out: Tensor, what: str) -> None:
+    """One unroll over rows of several episodes is each of them alone."""
+    zeros, none = model.initial_carry(B), torch.zeros(T, B, dtype=torch.bool)
+    out = out.movedim(len(lead), 0)
+    for start, column in _beginnings().nonzero().tolist():
+        end = next((t for t in range(start + 1, T) if _beginnings()[t, column]), T)
+        rows = map_leaves(lambda leaf: leaf[start:end], {"x": x})["x"]  # noqa: B023
+        alone, _ = model(rows, zeros, none[start:end])
+        alone = alone.movedim(len(lead), 0)
+        _same(
+            alone[..., column, :],
+            out[start:end, ..., column, :],
+            f"{what}: an episode alone gives other features than inside [T, B, ...]",
+        )
+    empty, _ = model(x, {}, _beginnings())
+    _same(empty.movedim(len(lead), 0), out, "an empty carry is not what initial_carry gives")
+
+
+def _check_state(ctx: RunContext, model: Any, space: spaces.Space[Any], what: str) -> None:
+    """The features follow from ``state_dict()`` alone, and from the weights that a functional call is given."""
+    x, carry, is_first = inputs(space, T), model.initial_carry(B), _beginnings()
+    expected, _ = model(x, carry, is_first)
+    other = ctx.build("model", space)
+    given = {name: value.detach() for name, value in model.state_dict().items()}
+    called, _ = functional_call(other, given, (x, carry, is_first))
+    require(torch.equal(called, expected), f"{what}: under functional_call it does not use the weights given")
+    require(not called.requires_grad, f"{what}: under functional_call it uses other weights too")
+    other.load_state_dict(given)
+    require(torch.equal(other(x, carry, is_first)[0], expected), f"{what}: something is missing in state_dict()")
+    copy = pickle.loads(pickle.dumps(model))
+    require(torch.equal(copy(x, carry, is_first)[0], expected), f"{what}: a pickled copy gives other features")
+
+
+def _beginnings() -> Tensor:
+    """``is_first [T, B]``: columns begin together, and end unevenly."""
+    is_first = torch.zeros(T, B, dtype=torch.bool)
+    is_first[0], is_first[3, 1], is_first[4, 1], is_first[5, 2] = True, True, True, True
+    return is_first
+
+
+def _same(a: Tensor, b: Tensor, message: str) -> None:
+    scale = max(1.0, b.detach().abs().max().item())
+    torch.testing.assert_close(a, b, atol=1e-4 * scale, rtol=1e-3, msg=lambda m: f"{message}: {m}")
 
 
 def _shaped(features: Tensor, shape: tuple[int, ...], what: str, lead: tuple[int, ...]) -> None:

@@ -163,7 +163,9 @@ class Watching(FabricLearner):
 def watch(trainer: Trainer, look: Look | None = None) -> Watching:
     """Replace a run's learner by a watching one; before its first update."""
     old = learner_of(trainer)
-    new = Watching(old.fabric, old.ctx, old.algorithm, old.buffer, old.exploration, old.progress)
+    new = Watching(
+        old.fabric, old.ctx, old.algorithm, old.buffer, old.exploration, old.progress, preprocess=old.preprocess
+    )
     new.look = look
     trainer.learner = new
     return new

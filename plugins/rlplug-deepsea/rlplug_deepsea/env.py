@@ -1,0 +1,66 @@
+"""Deep Sea, Osband et al. 2019 (arXiv:1908.03568, appendix A; of bsuite)."""
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from rlplug import Context, EnvSpec, Group
+from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, option, settings
+
+
+class DeepSea:
+    """A diver sinks one row a step through ``size x size`` cells, and drifts left or right.
+
+    Always right, at a cost of ``move_cost / size`` a step, there is a treasure worth 1 in the last row. Which action is
+    right is drawn for every cell. All columns of the vector are stepped at once, in lock step: a column that ended is
+    reset by the next step, which ignores its action.
+    """
+
+    lockstep = True
+
+    @settings
+    class Config:
+        size: PositiveInt = option("Rows and columns; an episode has as many steps.")
+        move_cost: NonNegativeFloat = option("Cost of going right all the way.")
+        slip: NonNegativeFloat = option("Probability that a move to the right fails; 0: nothing is left to chance.")
+        mapping_seed: NonNegativeInt = option("Which action is right in which cell.")
+
+    def __init__(self, cfg: Config, ctx: Context):
+        self.cfg, self.columns = cfg, np.arange(len(ctx.env_ids))
+        self.right = np.random.default_rng(cfg.mapping_seed).integers(2, size=(cfg.size, cfg.size))
+        obs = Box(0.0, 1.0, (cfg.size, cfg.size), np.float32)
+        self.spec = EnvSpec({"default": Group(obs, Discrete(2))}, max_episode_steps=cfg.size)
+
+    def reset(self, seeds, tasks=None):
+        self.draws = [np.random.default_rng(seed) for seed in seeds]
+        self.row, self.column = np.zeros_like(self.columns), np.zeros_like(self.columns)
+        return {"obs": self._obs()}
+
+    def step(self, action):
+        size, over = self.cfg.size, self.row == self.cfg.size
+        cell = np.minimum(self.row, size - 1), self.column
+        right = (action == self.right[cell]) & ~over
+        goes = right & ([draw.random() for draw in self.draws] >= np.float64(self.cfg.slip))
+        treasure = goes & (self.row == size - 1) & (self.column == size - 1)
+        moved = np.clip(self.column + np.where(goes, 1, -1), 0, size - 1)
+        self.row, self.column = np.where(over, 0, self.row + 1), np.where(over, 0, moved)
+        reward = (treasure - right * self.cfg.move_cost / size).astype(np.float32)
+        ended = self.row == size
+        return {"obs": self._obs(), "reward": reward, "terminated": ended, "truncated": np.zeros_like(ended)}
+
+    def _obs(self):
+        """One-hot, and nothing below the last row."""
+        obs = np.zeros((len(self.columns), self.cfg.size + 1, self.cfg.size), np.float32)
+        obs[self.columns, self.row, self.column] = 1.0
+        return obs[:, :-1]
+
+    def state(self):
+        return {"row": self.row, "column": self.column, "draws": [draw.bit_generator.state for draw in self.draws]}
+
+    def load(self, state):
+        self.row, self.column = state["row"].copy(), state["column"].copy()
+        self.draws = [np.random.default_rng() for _ in self.columns]
+        for draw, one in zip(self.draws, state["draws"], strict=True):
+            draw.bit_generator.state = one
+
+    def close(self):
+        pass

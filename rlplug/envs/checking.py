@@ -1,0 +1,182 @@
+"""Is what an environment says what its spaces promise?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
+
+from rlplug.envs.spaces import inside_obs, write
+
+ROUNDING = 1e-5
+"""so far, relative to a bound, an observation may lie beyond it"""
+NUMBERS = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
+"""kinds of numbers that stand for those of a space"""
+
+
+class MisfitError(Exception):
+    """An environment said what its spaces do not allow."""
+
+
+def reader(space: Space[Any], n: int | None = None) -> Callable[[Any], Any]:
+    """Function from an environment's observation to the inside one: an array, or a dict of them.
+
+    It copies only what has to change. It raises ``MisfitError`` where shape or type are not those of the space, or an
+    index (of Discrete, MultiDiscrete, MultiBinary) is out of range; for the bounds of a Box see ``Bounds``.
+
+    Args:
+        n: it reads batches of ``n``; None: single observations.
+    """
+    return _reader("observation", space, n)
+
+
+def _reader(name: str, space: Space[Any], n: int | None) -> Callable[[Any], Any]:
+    if isinstance(space, Dict):
+        parts = {key: _reader(f"{name}[{key!r}]", sub, n) for key, sub in space.spaces.items()}
+
+        def read_dict(obs: Any) -> Any:
+            try:
+                return {key: read(obs[key]) for key, read in parts.items()}
+            except (KeyError, TypeError, IndexError):
+                if isinstance(obs, dict) and parts.keys() <= obs.keys():
+                    raise
+                got = f"a dict with {', '.join(map(repr, obs))}" if isinstance(obs, dict) else _kind(obs)
+                raise MisfitError(f"{name} is {got}; its space has the keys {', '.join(map(repr, parts))}") from None
+
+        return read_dict
+    if isinstance(space, Tuple):
+        each = [_reader(f"{name}[{i}]", sub, n) for i, sub in enumerate(space.spaces)]
+
+        def read_tuple(obs: Any) -> Any:
+            if not isinstance(obs, tuple | list) or len(obs) != len(each):
+                got = f"{len(obs)} parts" if isinstance(obs, tuple | list) else _kind(obs)
+                raise MisfitError(f"{name} is {got}; its space is a Tuple of {len(each)}")
+            return {str(i): read(part) for i, (read, part) in enumerate(zip(each, obs, strict=True))}
+
+        return read_tuple
+    return _leaf(name, space, n)
+
+
+def _leaf(name: str, space: Space[Any], n: int | None) -> Callable[[Any], np.ndarray]:
+    assert space.shape is not None
+    shape = space.shape if n is None else (n, *space.shape)
+    inside = inside_obs(space)
+    dtype: np.dtype[Any] = np.dtype(inside.dtype)
+    kinds, start = NUMBERS[dtype.kind], getattr(space, "start", 0)
+    shifted = bool(np.any(start))
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+    indices = None if isinstance(space, Box) else _limits(inside)
+
+    def read(obs: Any) -> np.ndarray:
+        try:
+            x = obs if type(obs) is np.ndarray else np.asarray(obs)
+        except ValueError:
+            raise MisfitError(f"{name} is no array; its space is {_line(space)}") from None
+        if x.shape != shape:
+            raise MisfitError(f"{name} has shape {[*x.shape]}; its space says {[*shape]}")
+        if x.dtype.kind not in kinds:
+            raise MisfitError(f"{name} is of type {x.dtype}; its space says {space.dtype}")
+        if x.dtype != dtype:
+            if limits and x.size and (x.min() < limits.min or x.max() > limits.max):
+                raise MisfitError(f"{name} holds {x.min()} to {x.max()}; its space says {space.dtype}")
+            x = x.astype(dtype)
+        if shifted:
+            x = x - start
+        if indices and ((x < indices[0]) | (x > indices[1])).any():
+            raise MisfitError(f"{name} is {(x + start).tolist()}; its space is {_line(space)}")
+        return x
+
+    return read
+
+
+def writer(space: Space[Any], out: Any) -> Callable[[int, Any], None]:
+    """Function that puts an environment's observation into a row of ``out``, a batch of inside ones.
+
+    It raises as the function that ``reader`` gives.
+    """
+    read = reader(space)
+    if not isinstance(space, Box):
+        return lambda i, obs: write(out, i, read(obs))
+    shape, dtype, array = space.shape, out.dtype, np.ndarray
+
+    def put(i: int, obs: Any) -> None:
+        usual = type(obs) is array and obs.dtype is dtype and obs.shape == shape
+        out[i] = obs if usual else read(obs)
+
+    return put
+
+
+class Bounds:
+    """Finds observations with numbers that their space excludes.
+
+    Args:
+        space: of the inside observations.
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self._leaves = [(path, leaf, limits) for path, leaf in _leaves(space) if (limits := _limits(leaf))]
+
+    def find(self, obs: Any) -> tuple[int, int, str] | None:
+        """Row, column and description of the first number that is out of bounds; None where there is none.
+
+        Args:
+            obs: rows ``[T, B, ...]``; NaN is not looked at.
+        """
+        found: list[tuple[int, int, str]] = []
+        for path, space, (low, high) in self._leaves:
+            x = obs
+            for key in path:
+                x = x[key]
+            beyond = (x < low) | (x > high)
+            if beyond.any():
+                t, b, *place = np.argwhere(beyond)[0].tolist()
+                found.append((t, b, _describe(path, space, x[t, b], tuple(place))))
+        return min(found, default=None)
+
+
+def _leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Space[Any]]]:
+    if isinstance(space, Dict):
+        for key, sub in space.spaces.items():
+            yield from _leaves(sub, (*path, key))
+    else:
+        yield path, space
+
+
+def _limits(space: Space[Any]) -> tuple[Any, Any] | None:
+    """The bounds of an inside leaf, with room for rounding; None where its type has no other numbers."""
+    match space:
+        case Discrete():
+            return 0, int(space.n) - 1
+        case MultiDiscrete():
+            return 0, space.nvec - 1
+        case Box() if space.dtype.kind == "f":
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            low, high = low - ROUNDING * np.maximum(-low, 1), high + ROUNDING * np.maximum(high, 1)
+            with np.errstate(over="ignore"):
+                limits = low.astype(space.dtype), high.astype(space.dtype)
+            return limits if np.isfinite(limits).any() else None
+        case Box() if space.dtype.kind in "iu":
+            integers: Any = np.iinfo(np.dtype(space.dtype))  # pyright: ignore[reportArgumentType, reportCallIssue]
+            least, most = integers.min, integers.max
+            return (space.low, space.high) if (space.low > least).any() or (space.high < most).any() else None
+        case Box():
+            return None
+    return 0, 1
+
+
+def _describe(path: tuple[str, ...], space: Space[Any], x: np.ndarray, place: tuple[int, ...]) -> str:
+    name = "".join(["observation", *(f"[{key!r}]" for key in path)])
+    holds = f"{name} is {x[place]}" if not place else f"{name} holds {x[place]} at {[*place]}"
+    if isinstance(space, Box):
+        return f"{holds}, beyond the bounds of its space, {space.low[place]} to {space.high[place]}"
+    return f"{holds}, outside of its space, {_line(space)}"
+
+
+def _line(space: Space[Any]) -> str:
+    return " ".join(str(space).split())
+
+
+def _kind(x: Any) -> str:
+    return f"of type {type(x).__name__}"

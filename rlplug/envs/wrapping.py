@@ -1,0 +1,162 @@
+"""What the options of an environment make of it: Gymnasium's own wrappers, in the right order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Space, flatten, flatten_space
+from gymnasium.wrappers import (
+    AtariPreprocessing,
+    FrameStackObservation,
+    RepeatAction,
+    StickyAction,
+    TimeLimit,
+    TransformObservation,
+)
+
+from rlplug.types import ConfigError
+
+Env = gymnasium.Env[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapping:
+    """What is done to a single environment. The options are those of conf/env/gymnasium.yaml."""
+
+    max_episode_steps: int | None = None
+    mask_key: str | None = None
+    atari: bool = False
+    frame_skip: int = 1
+    sticky_actions: float | None = None
+    drop: Sequence[str] = ()
+    flatten: bool = False
+    select: Sequence[int] | None = None
+    frame_stack: int = 1
+
+    def __call__(self, env: Env) -> Env:
+        """Wrap an environment.
+
+        Raises:
+            ConfigError: it is not of the kind that an option is about.
+        """
+        if self.atari:
+            # Noisy and repeated actions are the emulator's own; episodes last beyond lost lives (Machado et al. 2018).
+            env = AtariPreprocessing(env, frame_skip=self.frame_skip, grayscale_newaxis=self.frame_stack == 1)
+        else:
+            if self.frame_skip > 1:
+                env = RepeatAction(env, self.frame_skip)
+            if self.sticky_actions:
+                env = StickyAction(env, self.sticky_actions)
+        if self.max_episode_steps is not None:
+            env = TimeLimit(env, self.max_episode_steps)
+        if has_mask(env.observation_space, self.mask_key):
+            env = MaskToInfo(env, self.mask_key)
+        space, function = view(env.observation_space, self.drop, None)
+        env = _transformed(env, space, function)
+        if self.flatten:
+            env = _flat(env)
+        env = _transformed(env, *view(env.observation_space, (), self.select))
+        return _stacked(env, self.frame_stack) if self.frame_stack > 1 else env
+
+    def limit(self, registered: int | None) -> int | None:
+        """The longest episode in steps of the wrapped environment; None: it has no end, or is not known."""
+        skipped = None if registered is None else -(-registered // self.frame_skip)
+        return self.max_episode_steps or skipped
+
+
+def has_mask(space: Space[Any], key: str | None) -> bool:
+    """Does the observation hold the action mask?"""
+    return key is not None and isinstance(space, Dict) and key in space.spaces
+
+
+class MaskToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Moves the action mask out of a Dict observation into ``info``."""
+
+    def __init__(self, env: Env, key: str | None) -> None:
+        super().__init__(env)
+        self.key: Any = key
+        self.observation_space, self._without = view(env.observation_space, [self.key], None)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(**kwargs)
+        return self._without(obs), info | {self.key: obs[self.key]}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._without(obs), reward, terminated, truncated, info | {self.key: obs[self.key]}
+
+
+def view(
+    space: Space[Any], drop: Sequence[str], select: Sequence[int] | None
+) -> tuple[Space[Any], Callable[[Any], Any]]:
+    """The space that is left of an observation space, and the function to it, from one observation or a batch.
+
+    Args:
+        drop: keys of a Dict that are left out.
+        select: indices of a vector that are kept; None: all.
+
+    Raises:
+        ConfigError: the observation has no such keys, or indices.
+    """
+    if drop:
+        keys = list(space.spaces) if isinstance(space, Dict) else []
+        if unknown := [key for key in drop if key not in keys]:
+            has = f"the keys {', '.join(keys)}" if keys else f"no keys: it is {space}"
+            raise ConfigError("env.drop", f"the observation has no {unknown[0]!r}; it has {has}")
+        kept = [key for key in keys if key not in drop]
+        if not kept:
+            raise ConfigError("env.drop", f"nothing is left of the observation, which has {', '.join(keys)}")
+        if select is None:
+            return Dict({key: space[key] for key in kept}), lambda obs: {key: obs[key] for key in kept}  # type: ignore[index]
+    if select is not None:
+        if not isinstance(space, Box) or len(space.shape) != 1:
+            raise ConfigError("env.select", f"chooses elements of a vector, and the observation is {space}")
+        if not select or max(select) >= space.shape[0]:
+            raise ConfigError("env.select", f"is {[*select]}; wanted are indices below {space.shape[0]}")
+        index = np.array(select)
+        low, high = space.low[index], space.high[index]
+        return Box(low, high, dtype=space.dtype.type), lambda obs: np.asarray(obs)[..., index]  # type: ignore[arg-type]
+    return space, _same
+
+
+def _same(obs: Any) -> Any:
+    return obs
+
+
+def _transformed(env: Env, space: Space[Any], function: Callable[[Any], Any]) -> Env:
+    return env if function is _same else TransformObservation(env, function, space)
+
+
+def _flat(env: Env) -> Env:
+    """The observation as one vector of floats."""
+    space = env.observation_space
+    try:
+        flat = flatten_space(space)
+    except NotImplementedError:
+        flat = None
+    if not isinstance(flat, Box):
+        raise ConfigError("env.flatten", f"the observation space {space} cannot be made a vector")
+    low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
+    return TransformObservation(env, lambda obs: np.asarray(flatten(space, obs), np.float32), Box(low, high))
+
+
+def _stacked(env: Env, size: int) -> Env:
+    """The last ``size`` images as ``[size, H, W]``, or ``[size * C, H, W]`` where they have colours."""
+    space = env.observation_space
+    if not isinstance(space, Box) or len(space.shape) not in (2, 3):
+        what = "a vector" if isinstance(space, Box) and len(space.shape) == 1 else f"{space}"
+        raise ConfigError("env.frame_stack", f"is {size}, but only images are stacked, and the observation is {what}")
+    if len(space.shape) == 3 and space.shape[-1] < space.shape[0]:
+        first = Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=space.dtype.type)  # type: ignore[arg-type]
+        env = TransformObservation(env, lambda obs: np.moveaxis(obs, -1, 0), first)
+    env = FrameStackObservation(env, size, padding_type="zero")
+    if len(space.shape) == 2:
+        return env
+    stack: Any = env.observation_space
+    shape = (-1, *stack.shape[2:])
+    merged = Box(stack.low.reshape(shape), stack.high.reshape(shape), dtype=stack.dtype.type)
+    return TransformObservation(env, lambda obs: obs.reshape(shape), merged)

@@ -1,0 +1,43 @@
+"""Distributions of returns over a fixed support."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def project(prob: Tensor, atoms: Tensor, support: Tensor) -> Tensor:
+    """Move a distribution onto the support: Bellemare et al. 2017 (arXiv:1707.06887), equation 7.
+
+    Atoms beyond the support move to its ends; the mass of one between two points of the support is shared by
+    them according to its distance. One that lies on a point gives it all of its mass, so none is lost.
+
+    Args:
+        prob: ``[..., K]``, mass of each atom.
+        atoms: ``[..., K]``, where it lies.
+        support: ``[N]``, at least two, evenly spaced and rising.
+
+    Returns:
+        Mass of each point of the support, ``[..., N]``.
+    """
+    first, last = support[0], support[-1]
+    place = (atoms.clamp(first, last) - first) / ((last - first) / (len(support) - 1))
+    below = place.floor().clamp(max=len(support) - 2)
+    share, index = place - below, below.long()
+    mass = prob.new_zeros(*prob.shape[:-1], len(support))
+    return mass.scatter_add(-1, index, prob * (1.0 - share)).scatter_add(-1, index + 1, prob * share)
+
+
+def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """``KL(target || softmax(logits))``, the loss of Rainbow: Hessel et al. 2018 (arXiv:1710.02298), section 3.
+
+    Its gradient is that of C51's cross-entropy, and it is zero where the target is met.
+
+    Args:
+        target: ``[..., K]``, probabilities; they may be zero.
+        logits: ``[..., K]``.
+
+    Returns:
+        ``[...]``.
+    """
+    return (torch.xlogy(target, target) - target * logits.log_softmax(-1)).sum(-1)

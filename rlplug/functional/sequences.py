@@ -1,0 +1,61 @@
+"""Streams longer than one sample: rollouts that recurrent models learn from in pieces, sequences of a replay."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlplug.functional.returns import n_step
+from rlplug.types import Batch, map_leaves
+
+
+def chunks(batch: Batch, length: int) -> Batch:
+    """Cut a rollout into columns of ``length`` rows, each with the recurrent state that stands before it.
+
+    A column's chunks lie side by side, so their order does not depend on how columns are shared out. Where ``T``
+    is not a multiple of ``length``, the last chunk ends with copies of row T-1 that are not valid. Row T is left
+    out: it begins no transition.
+
+    Args:
+        batch: leaves ``[T+1, B, ...]``, among them ``valid`` and ``carry``.
+        length: rows of a chunk; a shorter rollout is one chunk.
+
+    Returns:
+        Leaves ``[length, B * ceil(T / length), ...]``; those of ``carry`` are ``[1, B * ceil(T / length), ...]``.
+    """
+    rows = len(batch["valid"]) - 1
+    length = min(length, rows)
+    index = torch.arange(-(-rows // length) * length, device=batch["valid"].device)
+    there, index = index < rows, index.clamp(max=rows - 1)
+
+    def fold(x: Tensor) -> Tensor:
+        return x.reshape(-1, length, *x.shape[1:]).movedim(0, 2).flatten(1, 2)
+
+    def before(x: Tensor) -> Tensor:
+        return x[index[::length]].transpose(0, 1).flatten(0, 1).unsqueeze(0)
+
+    out = map_leaves(lambda x: fold(x[index]), {key: leaf for key, leaf in batch.items() if key != "carry"})
+    out["valid"] = fold(batch["valid"][index] & there[:, None])
+    return out | {"carry": map_leaves(before, batch["carry"])}
+
+
+def n_step_rows(
+    reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float, n: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``n_step`` from every row of a sequence behind which ``n`` rows follow.
+
+    Args:
+        reward: ``[L+n, B]``; rows that are not valid are ignored.
+        terminated: ``[L+n, B]`` bool.
+        valid: ``[L+n, B]`` bool; the last row's is not read.
+        gamma: discount factor.
+        n: rewards in a target.
+
+    Returns:
+        ``ret [L, B]``, the folded rewards; ``discount [L, B]``, ``gamma^k`` or 0 after termination;
+        ``last [L, B]`` int64, the row of the sequence to bootstrap from. Rows that are not valid hold no
+        transition: 0, 1 and the row itself.
+    """
+    reward, terminated, valid = (x.unfold(0, n + 1, 1).movedim(-1, 0) for x in (reward, terminated, valid))
+    ret, discount, k = n_step(reward, terminated, valid, gamma)
+    return ret, discount, k + torch.arange(len(k), device=k.device)[:, None]

@@ -1,0 +1,80 @@
+"""Temporal-difference learning of action values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlplug.functional.returns import reverse_scan
+
+
+def huber(error: Tensor, delta: float = 1.0) -> Tensor:
+    """``error^2 / 2`` up to ``delta``, linear beyond: Huber 1964; what Mnih et al. 2015 call clipping the error."""
+    small = error.abs().clamp(max=delta)
+    return small * (error.abs() - 0.5 * small)
+
+
+def dueling(value: Tensor, advantage: Tensor, dim: int = -1) -> Tensor:
+    """``Q = V + A - mean(A)``: Wang et al. 2016 (arXiv:1511.06581), equation 9.
+
+    Args:
+        value: as ``advantage``, with size 1 along ``dim``.
+        advantage: ``[..., A, ...]``.
+        dim: the axis of the actions.
+    """
+    return value + advantage - advantage.mean(dim, keepdim=True)
+
+
+def greedy(q: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The best action, among those that are allowed.
+
+    Args:
+        q: ``[..., A]``.
+        mask: ``[..., A]`` bool, the allowed actions; None: all.
+
+    Returns:
+        ``[...]`` int64.
+    """
+    return forbid(q, mask).argmax(-1)
+
+
+def forbid(q: Tensor, mask: Tensor | None) -> Tensor:
+    """``q [..., A]`` with the least finite number where ``mask`` does not allow the action; None: all are allowed."""
+    return q if mask is None else q.masked_fill(~mask, torch.finfo(q.dtype).min)
+
+
+def rescale(x: Tensor, eps: float) -> Tensor:
+    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x``: Pohlen et al. 2018 (arXiv:1805.11593), proposition A.2."""
+    return x / ((x.abs() + 1.0).sqrt() + 1.0) + eps * x  # without the difference of two almost equal numbers
+
+
+def inverse_rescale(x: Tensor, eps: float) -> Tensor:
+    """The inverse of ``rescale``, with the same ``eps``."""
+    root = (1.0 + 4.0 * eps * (x.abs() + 1.0 + eps)).sqrt()
+    return x.sign() * ((2.0 * (x.abs() + 1.0 + eps) / (root + 1.0)).square() - 1.0)
+
+
+def retrace(
+    reward: Tensor, q: Tensor, expected: Tensor, trace: Tensor, terminated: Tensor, valid: Tensor, gamma: float
+) -> Tensor:
+    """Retrace's targets of action values, Munos et al. 2016 (arXiv:1606.02647), equation 4, over stream rows.
+
+    ``G_t = r_t + gamma (E_{t+1} + c_{t+1} (G_{t+1} - Q_{t+1}))``, where what stands in the outer parentheses
+    vanishes after termination, and ``c`` beyond the last valid row of an episode.
+
+    Args:
+        reward: ``[T+1, B]``.
+        q: ``[T+1, B]``, value of the action that was taken.
+        expected: ``[T+1, B]``, value of the row under the policy that is evaluated, final observations and row T too.
+        trace: ``[T+1, B]``, ``c = lambda min(1, pi(a) / mu(a))``.
+        terminated: ``[T+1, B]`` bool.
+        valid: ``[T+1, B]`` bool.
+        gamma: discount factor.
+
+    Returns:
+        ``G [T, B]``; ``q`` where the row is not valid.
+    """
+    discount = (~terminated[:-1]).to(q.dtype) * gamma
+    error = torch.where(valid[:-1], reward[:-1] + discount * expected[1:] - q[:-1], 0.0)
+    decay = torch.where(valid[:-1], discount * trace[1:], 0.0)  # the error of a row that is not valid is zero
+    return q[:-1] + reverse_scan(decay, error)

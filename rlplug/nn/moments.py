@@ -1,0 +1,59 @@
+"""Running statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+EPSILON = 1e-8
+
+
+class Moments(nn.Module):
+    """Running mean and variance ``[*shape]``, merged batch by batch (Chan et al. 1979).
+
+    What was seen last counts only after ``settle``: a rollout may be learnt from with the moments that it was acted
+    with.
+    """
+
+    mean: Tensor
+    var: Tensor
+    seen: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.size = math.prod(shape)
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("seen", torch.zeros(1 + 2 * self.size, dtype=torch.float64))  # count, mean, squares
+
+    @torch.no_grad()
+    def add(self, x: Tensor, gather: Callable[[Tensor], Tensor] = lambda own: own) -> None:
+        """Count ``x [n, *shape]``, this rank's share of what is added.
+
+        Args:
+            gather: ``Learner.gather``, where there are other shares.
+        """
+        x = x.reshape(len(x), self.size).to(self.seen)
+        own = torch.cat([x.new_tensor([len(x)]), x.sum(0), x.square().sum(0)])
+        count, total, squares = gather(own[None]).sum(0).split([1, self.size, self.size])
+        if not count:
+            return
+        mean = total / count
+        before, old_mean, old_m2 = self.seen.split([1, self.size, self.size])
+        shift, whole = mean - old_mean, before + count
+        m2 = old_m2 + (squares - count * mean.square()).clamp(min=0.0) + shift.square() * before * count / whole
+        self.seen.copy_(torch.cat([whole, old_mean + shift * count / whole, m2]))
+
+    def settle(self) -> None:
+        """From now on, what was seen until now counts."""
+        count, mean, m2 = self.seen.split([1, self.size, self.size])
+        if count > 1:
+            self.mean.copy_(mean.view(self.mean.shape))
+            self.var.copy_((m2 / count).view(self.var.shape))
+
+    def scale(self) -> Tensor:
+        """One over the standard deviation."""
+        return (self.var + EPSILON).rsqrt()

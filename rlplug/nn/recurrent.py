@@ -1,0 +1,176 @@
+"""LSTM and GRU layers over streams of episodes: their state is cleared where an episode begins."""
+
+from __future__ import annotations
+
+import warnings
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlplug.nn.mlp import Init
+from rlplug.types import Batch
+
+# cuDNN wants all weights in one piece of memory, or else copies them, which is cheap, and says so on every call.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+
+FAR = 1e4
+"""A gate that far from 0 is exactly shut or open."""
+
+
+class Recurrent(nn.Module):
+    """Base of the layers. Weights are laid out as in ``torch.nn.LSTM`` and ``torch.nn.GRU``.
+
+    Rows of many episodes go through torch's fused kernels in ONE call, whatever the pattern of their beginnings: before
+    each beginning inside the segment a row is put in whose gates are forced so that it empties the state. Columns
+    with fewer of them end with rows whose gates keep the state as it is. This costs what the few more rows cost.
+
+    Args:
+        in_features: size of the input.
+        hidden: size of the state, and of the features.
+        init: ``orthogonal`` (gain 1, zero bias) or torch's ``default``.
+    """
+
+    gates: ClassVar[int]
+    states: ClassVar[tuple[str, ...]]
+
+    def __init__(self, in_features: int, hidden: int, *, init: Init = "default") -> None:
+        super().__init__()
+        self.in_features, self.hidden = in_features, hidden
+        size = self.gates * hidden
+        self.weight_ih = nn.Parameter(torch.empty(size, in_features))
+        self.weight_hh = nn.Parameter(torch.empty(size, hidden))
+        self.bias_ih = nn.Parameter(torch.empty(size))
+        self.bias_hh = nn.Parameter(torch.empty(size))
+        self.forced: Tensor
+        forced = FAR * torch.tensor(self._forced()).repeat_interleave(hidden, 0)
+        self.register_buffer("forced", forced, persistent=False)
+        self.reset_parameters(init)
+
+    @torch.no_grad()
+    def reset_parameters(self, init: Init = "default") -> None:
+        """Draw new weights; see the class for ``init``."""
+        for p in self.parameters():
+            if init == "default":
+                p.uniform_(-(self.hidden**-0.5), self.hidden**-0.5)
+            elif p.ndim == 1:
+                p.zero_()
+            else:
+                for gate in p.chunk(self.gates):
+                    nn.init.orthogonal_(gate)
+
+    def initial_carry(self, n: int) -> Batch:
+        """Zeros; leaves ``[n, hidden]``."""
+        return {key: self.weight_hh.new_zeros(n, self.hidden) for key in self.states}
+
+    def forward(self, x: Tensor, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
+        """``[B, in]`` or ``[T, B, in]`` to ``[..., hidden]``, and the carry after the last row.
+
+        Args:
+            carry: the state before the first row, leaves ``[B, hidden]``; empty means zeros.
+            is_first: ``[B]`` or ``[T, B]``, where the state is cleared before the row; None: nowhere.
+        """
+        with torch.autocast(x.device.type, enabled=False):  # errors of a state add up
+            y, state = self._forward(x.to(self.weight_hh.dtype), carry, is_first)
+        return y, dict(zip(self.states, state, strict=True))
+
+    def _forward(self, x: Tensor, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        carry = carry or self.initial_carry(x.shape[-2])
+        state = tuple(carry[key] for key in self.states)
+        if is_first is not None:
+            keep = ~(is_first if x.ndim == 2 else is_first[0])[:, None]
+            state = tuple(s * keep for s in state)
+        weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        if x.ndim == 2:
+            state = self._step(x, state, weights)
+            return state[0], state
+        if is_first is None or len(x) == 1:
+            return self._unroll(x, state, weights)
+        before = is_first[1:].cumsum(0)
+        more = int(before[-1].max())
+        if not more:
+            return self._unroll(x, state, weights)
+        y, state = self._unroll_episodes(x, state, before, more)
+        return y, (y[-1], *state[1:])  # an LSTM's h is not kept: its output gate moves on
+
+    def _unroll_episodes(
+        self, x: Tensor, state: tuple[Tensor, ...], before: Tensor, more: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        # before [T-1, B]: beginnings inside the segment up to each row but the first; more: the most of a column
+        rows, columns, _ = x.shape
+        at = torch.arange(rows, device=x.device)[:, None].repeat(1, columns)
+        at[1:] += before
+        index = (at * columns + torch.arange(columns, device=x.device)).flatten()
+        behind = torch.arange(rows + more, device=x.device)[:, None] > at[-1]
+        # three more inputs: 1 for the bias, "empty the state", "keep the state"
+        kinds = torch.stack([torch.zeros_like(behind), ~behind, behind], -1).to(x.dtype).flatten(0, 1)
+        kinds = kinds.index_copy(0, index, kinds.new_tensor([[1.0, 0.0, 0.0]]).expand(len(index), 3))
+        wide = x.new_zeros(len(kinds), self.in_features).index_copy(0, index, x.flatten(0, 1))
+        weight = torch.cat([self.weight_ih, self.bias_ih[:, None], self.forced], 1)
+        weights = (weight, self.weight_hh, torch.zeros_like(self.bias_ih), self.bias_hh)
+        y, state = self._unroll(torch.cat([wide, kinds], 1).unflatten(0, behind.shape), state, weights)
+        return y.flatten(0, 1)[index].unflatten(0, (rows, columns)), state
+
+    @staticmethod
+    def _forced() -> list[tuple[float, float]]:
+        """Of each gate: where it is forced to empty the state, and to keep it (-1 shut, 1 open)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _step(x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """One row ``[B, in]``."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _unroll(x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Rows ``[T, B, in]`` without a beginning."""
+        raise NotImplementedError
+
+
+class LSTM(Recurrent):
+    """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000).
+
+    Its carry is ``{"h": [n, hidden], "c": [n, hidden]}``.
+    """
+
+    gates = 4
+    states = ("h", "c")
+
+    @staticmethod
+    def _forced() -> list[tuple[float, float]]:
+        return [(-1.0, -1.0), (-1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]  # input, forget, cell, output
+
+    @staticmethod
+    def _step(x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return torch.lstm_cell(x, state, *weights)
+
+    @staticmethod
+    def _unroll(x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        h, c = state
+        train = torch.is_grad_enabled()
+        y, h, c = torch.lstm(x, (h[None], c[None]), weights, True, 1, 0.0, train, False, False)
+        return y, (h[0], c[0])
+
+
+class GRU(Recurrent):
+    """Gated recurrent unit (Cho et al. 2014, arXiv:1406.1078), in the form of ``torch.nn.GRU``.
+
+    Its carry is ``{"h": [n, hidden]}``.
+    """
+
+    gates = 3
+    states = ("h",)
+
+    @staticmethod
+    def _forced() -> list[tuple[float, float]]:
+        return [(-1.0, 0.0), (-1.0, 1.0), (0.0, 0.0)]  # reset, update, new
+
+    @staticmethod
+    def _step(x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (torch.gru_cell(x, *state, *weights),)
+
+    @staticmethod
+    def _unroll(x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        (h,) = state
+        y, h = torch.gru(x, h[None], weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)
+        return y, (h[0],)

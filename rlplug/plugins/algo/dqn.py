@@ -1,0 +1,265 @@
+"""Deep Q-Network, Mnih et al. 2015 (doi:10.1038/nature14236), with every switch of Rainbow, Hessel et al. 2018
+(arXiv:1710.02298); on sequences, with a recurrent model, the learner of R2D2, Kapturowski et al. 2019 (ICLR).
+
+There is one code path. A sample has the rows ``[burn_in + L + n]``: warm up, learn from ``L``, look ``n`` steps ahead.
+Without a recurrent model ``L`` is 1, nothing is warmed up, and of the rows ahead the one to bootstrap from is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.functional.distributional import kl_divergence, project
+from rlplug.functional.returns import n_step
+from rlplug.functional.targets import polyak_
+from rlplug.functional.td import dueling, forbid, greedy, huber, inverse_rescale, rescale
+from rlplug.nn import Adam, Linear
+from rlplug.nn.noisy import NoisyLinear, redraw
+from rlplug.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Scheduled,
+    UnitFloat,
+    option,
+    settings,
+)
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
+
+
+class Stream(nn.Module):
+    """Hidden layers and an output layer behind the model."""
+
+    def __init__(self, sizes: Sequence[int], sigma0: float | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            Linear(n, m) if sigma0 is None else NoisyLinear(n, m, sigma0) for n, m in pairwise(sizes)
+        )
+
+    def forward(self, x: Tensor, noisy: bool) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = torch.relu(x) if i else x
+            x = layer(x, noisy) if isinstance(layer, NoisyLinear) else layer(x)
+        return x
+
+
+class QNetwork(nn.Module):
+    """What there is to learn of every action: its value, or the logits of the distribution of its return."""
+
+    def __init__(self, cfg: DQN.Config, ctx: Context, actions: int) -> None:
+        super().__init__()
+        self.torso: Model = ctx.build("model", ctx.spec.sole.obs)
+        self.actions, self.atoms = actions, cfg.num_atoms
+        sigma0 = cfg.sigma0 if cfg.noisy else None
+        sizes = [self.torso.out_dim, *cfg.hiddens]
+        self.advantage = Stream([*sizes, actions * cfg.num_atoms], sigma0)
+        self.value = Stream([*sizes, cfg.num_atoms], sigma0) if cfg.dueling else None
+        self.noisy = tuple(layer for layer in self.modules() if isinstance(layer, NoisyLinear))
+
+    def forward(self, rows: Batch, carry: Batch, noisy: bool) -> tuple[Tensor, Batch]:
+        """``obs`` and ``is_first``, ``[B, ...]`` or ``[T, B, ...]``, to ``[..., A, atoms]``, and the new carry."""
+        features, carry = self.torso(rows["obs"], carry, rows["is_first"])
+        out = self.advantage(features, noisy).unflatten(-1, (self.actions, self.atoms))
+        if self.value is not None:
+            out = dueling(self.value(features, noisy).unsqueeze(-2), out, dim=-2)
+        return out, carry
+
+
+class DQN(Algorithm):
+    @settings
+    class Config:
+        gamma: UnitFloat = option("Discount factor.")
+        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
+        double_q: bool = option("The online network chooses the action that the target network judges.")
+        dueling: bool = option("Value and advantages in streams of their own.")
+        noisy: bool = option("Noisy layers in the heads explore; then exploration=[].")
+        sigma0: PositiveFloat = option("Noise of these layers at the start.")
+        num_atoms: PositiveInt = option("Points of the distribution of returns (C51: 51); 1: the mean alone.")
+        v_min: float = option("First of these points, the least return that there is.")
+        v_max: float = option("Last of these points.")
+        hiddens: list[PositiveInt] = option("Hidden layers of the heads, behind the model.")
+        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the error; a distribution has its KL divergence.")
+        tau: UnitFloat = option("Polyak step of the target network; 1: a copy.")
+        target_network_update_freq: PositiveInt = option("Updates between two moves of the target.")
+        lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
+        adam_epsilon: PositiveFloat = option("Adam's epsilon.")
+        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
+        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        value_rescaling: PositiveFloat | None = option(
+            "Epsilon of R2D2's h (1e-3), in whose units values are learned; null: off."
+        )
+        sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
+        burn_in: NonNegativeInt = option("Recurrent: rows in front of them that only warm up the state.")
+        stride: PositiveInt = option("Recurrent: rows between the beginnings of two samples.")
+        eta: UnitFloat = option("Recurrent: share of the largest error in a sequence's priority, beside the mean.")
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        action = spec.sole.action
+        if not isinstance(action, spaces.Discrete):
+            raise ConfigError(
+                "algo", f"dqn needs one Discrete action, but the environment's are {action}; algo=ppo serves them"
+            )
+        if cfg.num_atoms > 1 and cfg.v_min >= cfg.v_max:
+            raise ConfigError("algo.v_max", f"{cfg.v_max} should be above algo.v_min, which is {cfg.v_min}")
+        keys = ("obs", "action", "reward", "terminated", "valid", "is_first", "mask")
+        return Needs(window=cfg.n_step, stale=True, perturbed=True, keys=keys)
+
+    @classmethod
+    def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
+        window = cfg.sequence_length + cfg.n_step - 1
+        return replace(needs, window=window, burn_in=cfg.burn_in, carry_every=cfg.stride, keys=(*needs.keys, "carry"))
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx = cfg, ctx
+        action = ctx.spec.sole.action
+        assert isinstance(action, spaces.Discrete)
+        self.actions = int(action.n)
+        self.sequences = ctx.needs.carry_every > 0
+        self.length = cfg.sequence_length if self.sequences else 1  # rows that are learned from
+        self.ahead = 0 if self.sequences else 1  # the first row that the target network has to see
+        self.online, self.target = (QNetwork(cfg, ctx, self.actions) for _ in range(2))
+        self.target.requires_grad_(False).load_state_dict(self.online.state_dict())
+        self.lr = ctx.schedule(cfg.lr)
+        self.support: Tensor
+        self.register_buffer("support", torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms), persistent=False)
+
+    def optimizers(self) -> dict[str, Optim]:
+        adam = Adam(self.online.parameters(), lr=self.lr, eps=self.cfg.adam_epsilon)
+        return {"critic": Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=self.lr)}
+
+    def actor_keys(self) -> tuple[str, ...]:
+        return tuple(name for name in self.state_dict() if name.startswith("online."))
+
+    def initial_carry(self, n: int) -> Batch:
+        return self.online.torso.initial_carry(n)
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        """``action`` and ``q [B, A]``; what is not allowed has the least number there is."""
+        mask = step.get("mask")
+        if mode == "explore":
+            redraw(self.online.noisy, self.ctx.randn)
+        if mode == "random":
+            if self.sequences:
+                _, carry = self.online(step, carry, False)
+            return {"action": greedy(self.ctx.rand(len(step["is_first"]), self.actions), mask)}, carry
+        out, carry = self.online(step, carry, mode == "explore")
+        q = forbid(self.q(out), mask)
+        return {"action": q.argmax(-1), "q": q}, carry
+
+    def q(self, out: Tensor) -> Tensor:
+        """Expected returns ``[..., A]`` of what the network says, ``[..., A, atoms]``."""
+        if self.cfg.num_atoms == 1:
+            return self._raw(out).squeeze(-1)
+        return out.softmax(-1) @ self._raw(self.support)
+
+    def _raw(self, x: Tensor) -> Tensor:
+        """Values as returns, from the units in which they are learned."""
+        return x if self.cfg.value_rescaling is None else inverse_rescale(x, self.cfg.value_rescaling)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.cfg.value_rescaling is None else rescale(x, self.cfg.value_rescaling)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Fold ``n_step`` rewards behind every row that is learned from, and draw the noise of both networks."""
+        for network in (self.online, self.target):
+            redraw(network.noisy, self.ctx.randn)
+        burn, n, length = self.ctx.needs.burn_in, self.cfg.n_step, self.length
+        reward, terminated, valid = (
+            batch[key][burn:].unfold(0, n + 1, 1).movedim(-1, 0) for key in ("reward", "terminated", "valid")
+        )
+        ret, discount, last = n_step(reward, terminated, valid, self.cfg.gamma)  # [L, B]
+        seen = {key: batch[key] for key in ("obs", "is_first", "mask") if key in batch}
+        more: Batch = {key: batch[key] for key in ("carry", "weight") if key in batch}
+        if burn:
+            more["warm"], seen = _rows(seen, 0, burn), _rows(seen, burn, None)
+        if self.sequences:
+            last = last + torch.arange(length, device=last.device)[:, None]
+        else:
+            if n > 1:  # of the rows ahead, the one to bootstrap from is enough
+                columns = torch.arange(last.shape[1], device=last.device)
+                seen = map_leaves(lambda x: torch.stack((x[0], x[last[0], columns])), seen)
+            last = torch.ones_like(last)
+        valid = torch.zeros_like(seen["is_first"])
+        valid[:length] = batch["valid"][burn : burn + length]
+        action = batch["action"][burn : burn + length]
+        return {**seen, **more, "action": action, "ret": ret, "discount": discount, "bootstrap": last, "valid": valid}
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """The loss of Mnih et al. 2015, or with atoms that of Rainbow, of every row that is learned from."""
+        out, future = self._unroll(batch)
+        chosen = _pick(out[: self.length], batch["action"])  # [L, B, atoms]
+        with torch.no_grad():
+            target = self._target(out, future, batch)
+        if self.cfg.num_atoms > 1:
+            loss = kl_divergence(target, chosen)
+            error = loss.detach()
+        else:
+            error = (target - chosen).squeeze(-1)
+            loss = huber(error) if self.cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
+            error = error.detach().abs()
+        valid = batch["valid"][: self.length]
+        error = torch.where(valid, error, 0.0)
+        mean = error.sum(0) / valid.sum(0).clamp(min=1)
+        priority = self.cfg.eta * error.amax(0) + (1.0 - self.cfg.eta) * mean  # R2D2, section 2.3
+
+        def every(x: Tensor) -> Tensor:  # a number for every transition, those behind the learned ones too
+            return pad(x, (0, 0, 0, len(batch["valid"]) - 1 - self.length))
+
+        terms = {"critic": every(loss * batch["weight"] if "weight" in batch else loss)}
+        metrics = {"q": every(self.q(chosen.detach())), "td_error": every(error)}
+        return Losses(terms, metrics, {"priority": priority})
+
+    def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What the online network says of the rows from the first one on, and the target network from ``ahead`` on."""
+        rows = {"obs": batch["obs"], "is_first": batch["is_first"]}
+        carry = target_carry = map_leaves(lambda x: x[0], batch.get("carry", {}))
+        if "warm" in batch:
+            warm = batch["warm"]["obs"], carry, batch["warm"]["is_first"]
+            with torch.no_grad():
+                carry, target_carry = self.online.torso(*warm)[1], self.target.torso(*warm)[1]
+        out, _ = self.online(rows if self.cfg.double_q else _rows(rows, 0, self.length), carry, True)
+        with torch.no_grad():
+            future, _ = self.target(_rows(rows, self.ahead, None), target_carry, True)
+        return out, future
+
+    def _target(self, out: Tensor, future: Tensor, batch: Batch) -> Tensor:
+        """What ``chosen`` should be, ``[L, B, atoms]``.
+
+        Double: arXiv:1509.06461, equation 4. Atoms: arXiv:1707.06887, algorithm 1; with n steps, Rainbow, section 3.
+        """
+        mask = batch["mask"][self.ahead :] if "mask" in batch else None
+        best = greedy(self.q(out[self.ahead :] if self.cfg.double_q else future), mask)
+        future = _pick(future, best)
+        where = (batch["bootstrap"] - self.ahead).unsqueeze(-1)
+        future = future.gather(0, where.expand(*where.shape[:-1], future.shape[-1]))
+        ret, discount = batch["ret"].unsqueeze(-1), batch["discount"].unsqueeze(-1)
+        if self.cfg.num_atoms == 1:
+            return self._scaled(ret + discount * self._raw(future))
+        atoms = self._scaled(ret + discount * self._raw(self.support))
+        return project(future.softmax(-1), atoms, self.support)
+
+    def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
+        if (learner.progress.updates + 1) % self.cfg.target_network_update_freq == 0:
+            polyak_(self.target, self.online, self.cfg.tau)
+
+
+def _rows(batch: Batch, start: int, stop: int | None) -> Batch:
+    return map_leaves(lambda x: x[start:stop], batch)
+
+
+def _pick(out: Tensor, action: Tensor) -> Tensor:
+    """``out [..., A, atoms]`` of ``action [...]``: ``[..., atoms]``."""
+    index = action[..., None, None].expand(*action.shape, 1, out.shape[-1])
+    return out.gather(-2, index).squeeze(-2)

@@ -1,0 +1,109 @@
+"""Random choices among discrete actions while exploring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rlplug.api import Context, Exploration
+from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
+from rlplug.types import Batch, ConfigError
+
+
+def choices(space: spaces.Space[Any]) -> list[int] | None:
+    """How many ways each part of an action has to be chosen; None where actions are not discrete."""
+    match space:
+        case spaces.Discrete():
+            return [int(space.n)]
+        case spaces.MultiDiscrete():
+            return space.nvec.ravel().tolist()
+        case spaces.MultiBinary():
+            return [2] * int(torch.tensor(space.shape).prod())
+    return None
+
+
+def best(scores: Tensor, mask: Tensor | None, sizes: list[int], like: Tensor) -> Tensor:
+    """The allowed choice with the highest score in every part of an action.
+
+    Args:
+        scores: ``[B, sum(sizes)]``, part by part; NaN nowhere.
+        mask: as ``scores``; at least one is allowed in every part.
+        like: actions ``[B, ...]``, whose shape and dtype the result has.
+    """
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return torch.stack([part.argmax(-1) for part in scores.split(sizes, -1)], -1).view(like.shape).to(like.dtype)
+
+
+class EpsilonGreedy(Exploration):
+    """With probability epsilon an action drawn uniformly from the allowed ones, of all its parts at once.
+
+    With ``ape_x_alpha`` each of ``N`` environments has its own, ``epsilon^(1 + alpha i / (N - 1))``
+    (Horgan et al. 2018, arXiv:1803.00933, section 4).
+    """
+
+    @settings
+    class Config:
+        epsilon: Scheduled[UnitFloat] = option("Probability of a random action.")
+        ape_x_alpha: NonNegativeFloat | None = option("Spread of epsilon over the environments; null: the same in all.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        space = ctx.spec.sole.action
+        sizes = choices(space)
+        if sizes is None:
+            raise ConfigError(
+                "exploration.epsilon_greedy", f"chooses among discrete actions, but the actions are {space}"
+            )
+        self.ctx, self.sizes, self.alpha = ctx, sizes, cfg.ape_x_alpha
+        self.epsilon = ctx.schedule(cfg.epsilon)
+
+    def epsilons(self) -> Tensor:
+        """Of every environment, ``[B]``; 0-d where they are all the same."""
+        if self.alpha is None:
+            return self.epsilon
+        ids = torch.as_tensor(list(self.ctx.env_ids), device=self.ctx.device)
+        return self.epsilon ** (1.0 + self.alpha * ids / max(1, self.ctx.num_envs - 1))
+
+    def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
+        action = out["action"]
+        noise = self.ctx.rand(len(action), 1 + sum(self.sizes))
+        random = best(noise[:, 1:], step.get("mask"), self.sizes, action)
+        explores = (noise[:, 0] < self.epsilons()).view(-1, *(1 for _ in action.shape[1:]))
+        return out | {"action": torch.where(explores, random, action)}, carry
+
+
+class Boltzmann(Exploration):
+    """Actions drawn with probabilities ``softmax(q / temperature)``, forbidden ones never (Sutton 1990).
+
+    For algorithms whose ``act`` gives ``q [B, A]``, as ``mask`` is laid out.
+    """
+
+    @settings
+    class Config:
+        temperature: Scheduled[PositiveFloat] = option("Spread, in units of q: towards 0 the best action alone.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        space = ctx.spec.sole.action
+        sizes = choices(space)
+        if sizes is None:
+            raise ConfigError("exploration.boltzmann", f"chooses among discrete actions, but the actions are {space}")
+        self.ctx, self.sizes = ctx, sizes
+        self.temperature = ctx.schedule(cfg.temperature)
+
+    def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
+        action, size = out["action"], sum(self.sizes)
+        q: Tensor | None = out.get("q")
+        if q is None or q.shape != (len(action), size):
+            said = "gives none" if q is None else f"gives {list(q.shape[1:])} of them"
+            raise ConfigError(
+                "exploration.boltzmann",
+                f"draws by the values of {size} actions, and this algorithm {said}; with algo=dqn it works",
+            )
+        noise = self.ctx.rand(len(action), size).clamp_min(torch.finfo(q.dtype).tiny)
+        gumbel = -(-noise.log()).clamp_min(torch.finfo(q.dtype).tiny).log()
+        return out | {"action": best(q / self.temperature + gumbel, step.get("mask"), self.sizes, action)}, carry

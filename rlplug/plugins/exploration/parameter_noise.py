@@ -1,0 +1,89 @@
+"""Parameter space noise, Plappert et al. 2018 (arXiv:1706.01905)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from rlplug.api import Context, Exploration, Learner
+from rlplug.settings import PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
+from rlplug.types import Batch, Weights
+
+
+class ParameterNoise(Exploration):
+    """Acts with weights ``w + sigma N(0, 1)``, and adapts ``sigma`` to what that does to the actions.
+
+    Weight matrices and kernels are perturbed; biases, normalisation layers and single parameters are not. The same
+    noise acts in all environments of a run.
+    """
+
+    sigma: Tensor
+    seed: Tensor
+    rounds: Tensor
+    excess: Tensor
+
+    @settings
+    class Config:
+        initial_sigma: PositiveFloat = option("Standard deviation of the noise at the start.")
+        delta: Scheduled[UnitFloat] = option(
+            "Distance to the plain policy to aim at: standard deviation of continuous actions, in [-1, 1]; epsilon of "
+            "the epsilon-greedy policy as far off by its values; else the share of actions that differ."
+        )
+        adaptation: PositiveFloat = option("Factor by which sigma is moved after every round, alpha of the paper.")
+        resample_every: PositiveInt = option("Rounds of collection between two draws of the noise.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx = cfg, ctx
+        self.delta = ctx.schedule(cfg.delta)
+        self.register_buffer("sigma", torch.tensor(cfg.initial_sigma))
+        self.register_buffer("seed", torch.zeros((), dtype=torch.long))
+        self.register_buffer("rounds", torch.zeros((), dtype=torch.long))
+        self.register_buffer("excess", torch.tensor(torch.nan))  # distance less its aim; NaN: no round to judge by
+
+    def weights(self, w: Weights) -> Weights:
+        if self.rounds % self.cfg.resample_every == 0:
+            self.seed.copy_(self.ctx.randint(2**62, 1, rows=False)[0])
+        self.rounds += 1
+        draw = torch.Generator(self.sigma.device).manual_seed(int(self.seed))  # the noise itself need not be kept
+
+        def noisy(p: Tensor) -> Tensor:
+            return p + self.sigma * torch.randn(p.shape, generator=draw, device=p.device)
+
+        return {name: noisy(p) if _is_perturbed(name, p) else p for name, p in w.items()}
+
+    def measured(self, plain: Batch, noisy: Batch) -> None:
+        distance, aim = policy_distance(plain, noisy, self.delta)
+        self.excess.copy_(distance - aim)
+
+    def observe(self, segment: Batch, learner: Learner) -> None:
+        """Equation 2: a larger ``sigma`` while the distance, over all ranks, is below its aim."""
+        excess = learner.reduce(self.excess, "mean")
+        self.excess.fill_(torch.nan)
+        if not excess.isnan():
+            self.sigma *= self.cfg.adaptation if excess <= 0.0 else 1.0 / self.cfg.adaptation
+
+
+def policy_distance(plain: Batch, noisy: Batch, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """How far two greedy policies are apart on the same rows, and how far they should be (appendix C).
+
+    Values ``q``: the KL divergence of ``softmax(q)``, to be that of an epsilon-greedy policy, ``-log(1 - delta +
+    delta / n)`` for ``n`` allowed actions. Continuous actions: the root of their mean squared difference, to be
+    ``delta``. Other actions: the share of their parts that differ, to be ``delta``.
+    """
+    action = plain["action"]
+    if "q" in plain:
+        log_p, log_q = (log_softmax(x["q"], -1) for x in (plain, noisy))
+        p = log_p.exp()
+        distance = torch.where(p > 0.0, p * (log_p - log_q), 0.0).sum(-1).mean()
+        allowed = (plain["q"] > torch.finfo(plain["q"].dtype).min).sum(-1)
+        return distance, -(1.0 - delta + delta / allowed).log().mean()
+    difference = action - noisy["action"]
+    if difference.is_floating_point():
+        return difference.square().mean().sqrt(), delta
+    return (difference != 0).float().mean(), delta
+
+
+def _is_perturbed(name: str, p: Tensor) -> bool:
+    return p.ndim > 1 and "bias" not in name and "norm" not in name

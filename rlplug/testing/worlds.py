@@ -1,0 +1,85 @@
+"""Environments of every kind of space, for short runs: ``env.id=rlplug.testing.worlds:World-v0``."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+_VECTOR, _IMAGE = Box(-2.0, 2.0, (3,), np.float32), Box(0, 255, (6, 6, 3), np.uint8)
+OBSERVATIONS: dict[str, Space[Any]] = {
+    "vector": _VECTOR,
+    "image": _IMAGE,
+    "discrete": Discrete(5, start=1),
+    "multi_discrete": MultiDiscrete([3, 2]),
+    "multi_binary": MultiBinary(4),
+    "dict": Dict({"image": _IMAGE, "goal": Discrete(3), "inner": Dict({"vector": _VECTOR})}),
+    "tuple": Tuple((Discrete(4), _VECTOR)),
+}
+ACTIONS: dict[str, Space[Any]] = {
+    "box": Box(np.array([-2.0, 0.0], np.float32), np.array([1.0, 3.0], np.float32)),
+    "unbounded": Box(-np.inf, np.inf, (2,), np.float32),
+    "discrete": Discrete(3, start=-1),
+    "multi_discrete": MultiDiscrete([3, 2]),
+    "multi_binary": MultiBinary(3),
+}
+
+
+class World(gymnasium.Env[Any, Any]):
+    """Random observations and rewards, over episodes of 3 to 8 steps: the odd ones terminate, the others truncate.
+
+    It does not take what it should not be given.
+
+    Args:
+        observation: a name out of ``OBSERVATIONS``.
+        action: a name out of ``ACTIONS``.
+        mask: forbid about half of the actions, others at every step.
+
+    Raises:
+        ValueError: from ``step``: the action is outside of the space, or forbidden.
+    """
+
+    def __init__(self, observation: str = "vector", action: str = "discrete", mask: bool = False) -> None:
+        self.observation_space, self.action_space = deepcopy(OBSERVATIONS[observation]), ACTIONS[action]
+        space: Any = self.action_space
+        self.sizes = np.ravel(space.nvec if isinstance(space, MultiDiscrete) else space.n) if mask else np.zeros(0, int)
+        self.masked, self.left, self.over = mask, 0, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        length = int(self.np_random.integers(3, 9))
+        self.left, self.over = length, length % 2 == 1
+        return self._row()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise ValueError(f"the action {action!r} is outside of {self.action_space}")
+        if self.masked:
+            chosen = np.ravel(action - getattr(self.action_space, "start", 0))
+            if not all(part[i] for part, i in zip(self.mask, chosen, strict=True)):
+                raise ValueError(f"the action {action!r} is forbidden by the mask {self.mask}")
+        self.left -= 1
+        end = self.left == 0
+        obs, info = self._row()
+        return obs, float(self.np_random.normal()), end and self.over, end and not self.over, info
+
+    def _row(self) -> tuple[Any, dict[str, Any]]:
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        obs = self.observation_space.sample()
+        if not self.masked:
+            return obs, {}
+        scores = [self.np_random.random(int(n)) for n in self.sizes]
+        self.mask = [(part > 0.5) | (part == part.max()) for part in scores]
+        return obs, {"action_mask": np.concatenate(self.mask).astype(np.int8)}
+
+
+def vector(num_envs: int, **options: Any) -> SyncVectorEnv:
+    """A vector that resets within the step that ends an episode."""
+    return SyncVectorEnv([lambda: World(**options)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+gymnasium.register("World-v0", entry_point=f"{__name__}:World", vector_entry_point=f"{__name__}:vector")

@@ -1,0 +1,145 @@
+"""Features cross: what docs/matrix.md promises runs, and what it says is refused is refused, in its words."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplug import compose, registry
+from rlplug.nn import distributions
+from rlplug.testing.checks import resume
+from rlplug.testing.checks.covering import base, check_matrix, holds, tuples
+from rlplug.testing.checks.matrix import Cell, check_cell
+from rlplug.testing.worlds import World
+from rlplug.types import RunError
+
+GENERATOR = Path(__file__).parent.parent.parent / "docs" / "matrix.py"
+_spec = importlib.util.spec_from_file_location("docs_matrix", GENERATOR)
+assert _spec is not None
+assert _spec.loader is not None
+docs = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(docs)
+
+EVERY = {name: of for name, of in docs.found().items() if name in registry.names("algo")}
+by_algorithm = pytest.mark.parametrize("name", EVERY)
+
+
+def by_cell(cells: list[Cell]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("cell", cells, ids=lambda cell: str(cell).replace(" ", "-"))
+
+
+def few(runs: list[Cell]) -> list[Cell]:
+    """So few that every level is in one of them."""
+    left = {one for run in runs for one in run.levels}
+    chosen: list[Cell] = []
+    while left:
+        chosen.append(max(runs, key=lambda run: len(run.levels & left)))
+        left -= chosen[-1].levels
+    return chosen
+
+
+def restorable(cell: Cell) -> Any:
+    """The state of this native vector cannot be read: a run with it goes on with new episodes, and says so."""
+    return replace(cell, vector="list")
+
+
+def test_the_page_is_that_of_the_code():
+    ours = {name for (kind, name), by in registry.owners().items() if kind == "algo" and by[0].distribution == "rlplug"}
+    assert {"ppo", "sac", "dqn"} <= ours <= set(docs.found())
+    assert docs.page(docs.found()) == docs.PAGE.read_text(encoding="utf-8"), f"run {GENERATOR} --page"
+
+
+@by_algorithm
+def test_every_pair_is_known(name: str):
+    of, pairs = EVERY[name], tuples(2)
+    assert len(pairs) > 400
+    unknown = [sorted(some) for some in pairs if not any(some <= run.levels for run in of.runs)]
+    unknown = [some for some in unknown if not holds(frozenset(some), list(of.refused))]
+    assert not unknown, f"run {GENERATOR}"
+    assert not [str(run) for run in of.runs if holds(run.levels, list(of.refused))]
+
+
+@by_cell([run for of in EVERY.values() for run in of.runs])
+def test_a_cell_runs(cell: Cell):
+    check_cell(cell)
+
+
+@by_algorithm
+def test_what_is_refused_is_refused_in_these_words(name: str):
+    start = base(name)
+    for some, words in EVERY[name].refused.items():
+        assert replace(start, **dict(some)).refusal() == words[0]
+
+
+@by_algorithm
+def test_every_refused_pair_is_refused(name: str):
+    start, refused = base(name), list(EVERY[name].refused)
+    pairs = [some for some in tuples(2) if holds(some, refused)]
+    assert pairs
+    for some in pairs:
+        assert replace(start, **dict(some)).refusal() is not None, sorted(some)
+
+
+@by_cell([run for of in EVERY.values() for run in few(of.runs)])
+def test_a_cell_resumes_exactly(cell: Cell):
+    resume.check_resumes(restorable(cell))
+
+
+@by_cell(few(EVERY["dqn"].runs))
+def test_rainbow_crosses(cell: Cell):
+    check_cell(cell, "algo.double_q=true", "algo.dueling=true", "algo.noisy=true", "algo.num_atoms=5")
+
+
+@by_cell(few(EVERY["dqn"].runs))
+def test_r2d2_crosses(cell: Cell):
+    check_cell(cell, "algo.double_q=true", "algo.value_rescaling=0.001", "algo.burn_in=0")
+
+
+@by_algorithm
+def test_a_cell_is_its_command_line(name: str):
+    cell = max(few(EVERY[name].runs), key=lambda cell: len(cell.words))
+    assert compose(cell.words).raw == cell.config().raw
+
+
+def test_in_worker_processes():
+    cell = next(run for run in EVERY["ppo"].runs if (run.observation, run.action) == ("dict", "discrete+mask"))
+    check_cell(replace(cell, vector="subprocess"), "env.workers=1")
+
+
+@pytest.mark.slow
+@by_algorithm
+def test_every_three_features(name: str):
+    check_matrix(name, strength=3)
+
+
+@pytest.mark.slow
+@by_cell([run for of in EVERY.values() for run in of.runs])
+def test_every_pair_resumes_exactly(cell: Cell):
+    resume.check_resumes(restorable(cell))
+
+
+# ---- the tests themselves --------------------------------------------------------------------------------------------
+
+
+def test_a_world_takes_no_wrong_action():
+    world = World(action="multi_discrete", mask=True)
+    _, info = world.reset(seed=0)
+    with pytest.raises(ValueError, match="outside of"):
+        world.step([3, 0])
+    for first, second in product(range(3), range(2)):
+        if not (info["action_mask"][first] and info["action_mask"][3 + second]):
+            with pytest.raises(ValueError, match="forbidden"):
+                world.step([first, second])
+
+
+def test_an_algorithm_that_does_not_heed_masks_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    heeding = distributions._log_softmax
+    monkeypatch.setattr(distributions, "_log_softmax", lambda logits, mask: heeding(logits, None))
+    with pytest.raises(RunError, match="forbidden by the mask") as caught:
+        check_cell(Cell("ppo", action="discrete+mask"))
+    assert "python -m rlplug algo=ppo" in caught.value.__notes__[0]

@@ -1,0 +1,255 @@
+"""Every file of conf/env makes its environment, which keeps its promises."""
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space
+
+from rlplug.config import choose, default_node, option_names
+from rlplug.envs import EnvList, NativeVector
+from rlplug.envs.spaces import copy
+from rlplug.types import leaves, map_leaves
+
+EXTRAS = {
+    "box2d": ("Box2D", ("lunarlander", "lunarlander_continuous")),
+    "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer")),
+    "atari": ("ale_py", ("atari", "pong", "breakout")),
+    "minigrid": ("minigrid", ("minigrid_doorkey_5x5", "minigrid_empty_5x5", "minigrid_fourrooms")),
+    "dmc": ("dm_control", ("dm_control", "dmc_cartpole_swingup", "dmc_walker_walk")),
+}
+GIVEN = {"gymnasium": {"id": "CartPole-v1"}, "dm_control": {"domain": "cheetah", "task": "run"}}
+FIXED = ("cliffwalking", "frozenlake_12x12", "minigrid_empty_5x5")
+"""nothing is drawn in them"""
+PRESETS = sorted(option for option in option_names("env"))
+BUILT_IN = [option for option in PRESETS if default_node("env", option)["name"] in ("gymnasium", "dm_control")]
+
+image = Box(0, 255, (4, 84, 84), np.uint8)
+minigrid = Dict({"direction": Discrete(4), "image": Box(0, 255, (7, 7, 3), np.uint8)})
+
+
+def numbers(n):
+    return Box(-np.inf, np.inf, (n,), np.float32)
+
+
+def torques(n):
+    return Box(-1, 1, (n,), np.float32)
+
+
+WANTED = {  # option: observation, action, steps
+    "acrobot": (numbers(6), Discrete(3), 500),
+    "ant": (numbers(105), torques(8), 1000),
+    "atari": (image, Discrete(6), 27000),
+    "blackjack": (Dict({"0": Discrete(32), "1": Discrete(11), "2": Discrete(2)}), Discrete(2), None),
+    "breakout": (image, Discrete(4), 27000),
+    "cartpole": (numbers(4), Discrete(2), 500),
+    "cliffwalking": (Discrete(48), Discrete(4), 200),
+    "dm_control": (Dict({"position": numbers(8), "velocity": numbers(9)}), torques(6), 1000),
+    "dmc_cartpole_swingup": (Dict({"position": numbers(3), "velocity": numbers(2)}), torques(1), 1000),
+    "dmc_walker_walk": (
+        Dict({"orientations": numbers(14), "height": numbers(1), "velocity": numbers(9)}),
+        torques(6),
+        1000,
+    ),
+    "frozenlake": (Discrete(16), Discrete(4), 100),
+    "frozenlake_12x12": (Discrete(144), Discrete(4), 22),
+    "gymnasium": (numbers(4), Discrete(2), 500),
+    "halfcheetah": (numbers(17), torques(6), 1000),
+    "hopper": (numbers(11), torques(3), 1000),
+    "humanoid": (numbers(348), torques(17), 1000),
+    "lunarlander": (numbers(8), Discrete(4), 1000),
+    "lunarlander_continuous": (numbers(8), torques(2), 1000),
+    "minigrid_doorkey_5x5": (minigrid, Discrete(7), 250),
+    "minigrid_empty_5x5": (minigrid, Discrete(7), 100),
+    "minigrid_fourrooms": (minigrid, Discrete(7), 100),
+    "mountaincar": (numbers(2), Discrete(3), 200),
+    "mountaincar_continuous": (numbers(2), torques(1), 999),
+    "pendulum": (numbers(3), torques(1), 200),
+    "pendulum_no_velocity": (numbers(2), torques(1), 200),
+    "pong": (image, Discrete(6), 27000),
+    "stateless_cartpole": (numbers(2), Discrete(2), 500),
+    "swimmer": (numbers(8), torques(2), 1000),
+    "taxi": (Discrete(500), Discrete(6), 200),
+    "walker2d": (numbers(17), torques(6), 1000),
+}
+
+
+def build(option, n=2, **changes):
+    """``n`` environments of a preset; skips where its extra is not installed."""
+    for extra, (module, options) in EXTRAS.items():
+        if option in options and find_spec(module) is None:
+            pytest.skip(f"{option} needs rlplug[{extra}]")
+    node = default_node("env", option, GIVEN.get(option, {}) | changes)
+    return choose("env", "env", node).build(SimpleNamespace(env_ids=range(n)))
+
+
+def sample(space, mask):
+    """An action, among those that are allowed."""
+    if mask is None:
+        return space.sample()
+    return np.random.default_rng(int(space.np_random.integers(2**31))).choice(np.flatnonzero(mask))
+
+
+def walk(env, seed, steps):
+    """Copies of the rows that follow ``reset`` under random actions, always the same, that the masks allow."""
+    space = env.spec.sole.action
+    space.seed(0)
+    row = map_leaves(np.array, env.reset([seed + i for i in range(env.num_envs)]))
+    yield row
+    for _ in range(steps):
+        masks = row.get("mask", [None] * env.num_envs)
+        row = map_leaves(np.array, env.step(np.stack([sample(space, mask) for mask in masks])))
+        yield row
+
+
+def episode(env, seed, steps):
+    """All that is said in ``steps`` steps, as bytes."""
+    said = [leaf.tobytes() for row in walk(env, seed, steps) for leaf in leaves(row)]
+    env.close()
+    return said
+
+
+def shapes(space: Space):
+    """A space without the bounds of its Boxes."""
+    if isinstance(space, Dict):
+        return {key: shapes(sub) for key, sub in space.spaces.items()}
+    return (space.shape, space.dtype) if isinstance(space, Box) else space
+
+
+def inside(space, obs, i):
+    if isinstance(space, Dict):
+        return all(inside(sub, obs[key], i) for key, sub in space.spaces.items())
+    return space.contains(obs[i])
+
+
+def test_the_table_names_all_presets():
+    assert sorted(WANTED) == BUILT_IN
+    assert {option for _, options in EXTRAS.values() for option in options} <= WANTED.keys()
+
+
+@pytest.mark.parametrize("option", BUILT_IN)
+def test_a_preset_holds_what_it_promises(option):
+    obs, action, steps = WANTED[option]
+    env = build(option)
+    spec = env.spec
+    assert shapes(spec.sole.obs) == shapes(obs)
+    assert spec.sole.action == action
+    assert spec.max_episode_steps == steps
+    assert spec.frame_stack == (4 if obs is image else 1)
+    assert spec.extras == ({"mask": MultiBinary(6)} if option == "taxi" else {})
+    length, over, ends = np.zeros(2, int), np.zeros(2, bool), 0
+    horizon = 2 * steps + 2 if steps and steps <= 250 else 60
+    for t, row in enumerate(walk(env, 0, horizon)):
+        assert all(inside(spec.sole.obs, row["obs"], i) for i in range(2))
+        assert row.keys() >= spec.extras.keys()
+        if not t:
+            continue
+        assert all(row[key].shape == (2,) for key in ("reward", "terminated", "truncated"))
+        assert row["reward"].dtype == np.float32
+        assert np.isfinite(row["reward"]).all()
+        ended = row["terminated"] | row["truncated"]
+        assert not row["reward"][over].any()
+        assert not ended[over].any()
+        length = np.where(over, 0, length + 1)
+        assert (row["truncated"] <= (length == steps)).all() if steps else not row["truncated"].any()
+        assert (length <= (steps or np.inf)).all()
+        over, ends = ended, ends + ended.sum()
+    assert ends or horizon == 60, "no episode has ended"
+    env.close()
+
+
+@pytest.mark.parametrize("option", [option for option in BUILT_IN if option not in ("atari", "gymnasium")])
+def test_seeds_decide_everything(option):
+    assert episode(build(option), 3, 40) == episode(build(option), 3, 40)
+    same = episode(build(option), 3, 40) == episode(build(option), 4, 40)
+    assert same == (option in FIXED)
+
+
+@pytest.mark.parametrize(
+    ("option", "mean", "tolerance"),
+    [("cartpole", 22.9, 1.5), ("pendulum", -1208, 100), ("acrobot", -495, 15), ("lunarlander", -192, 40)],
+)
+def test_random_actions_score_what_they_are_known_to(option, mean, tolerance):
+    env = build(option, 8)
+    total, over, returns = np.zeros(8), np.zeros(8, bool), []
+    for row in list(walk(env, 0, 1100))[1:]:
+        total = np.where(over, 0, total + row["reward"])
+        over = row["terminated"] | row["truncated"]
+        returns += total[over].tolist()
+    assert np.mean(returns) == pytest.approx(mean, abs=tolerance)
+
+
+def test_frozenlake_12x12_has_one_way_out_in_time():
+    env = build("frozenlake_12x12", 1)
+    env.reset([0])
+    total = []
+    for action in [2] * 11 + [1] * 11:
+        assert not any(total)
+        row = env.step(np.array([action]))
+        total.append(float(row["reward"][0]))
+    assert sum(total) == total[-1] == 1.0
+    assert len(total) == 22
+    assert row["terminated"][0]
+    assert row["obs"][0] == 143
+    row = env.step(np.array([2]))  # not a 23rd step
+    assert (row["obs"][0], row["reward"][0], row["terminated"][0], row["truncated"][0]) == (0, 0.0, False, False)
+    for t, action in enumerate([2] * 11 + [0] + [1] * 10, 1):  # one step lost
+        row = env.step(np.array([action]))
+        assert row["truncated"][0] == (t == 22)
+        assert not row["terminated"][0]
+        assert not row["reward"][0]
+
+
+@pytest.mark.parametrize(
+    ("option", "whole"), [("stateless_cartpole", "cartpole"), ("pendulum_no_velocity", "pendulum")]
+)
+def test_velocities_are_hidden_and_nothing_else(option, whole):
+    index = [0, 2] if option == "stateless_cartpole" else [0, 1]
+    for seen, row in zip(walk(build(option), 5, 100), walk(build(whole), 5, 100), strict=True):
+        assert np.array_equal(seen["obs"], row["obs"][:, index])
+        assert all(np.array_equal(seen[key], row[key]) for key in row.keys() - {"obs"})
+    assert isinstance(build("stateless_cartpole"), NativeVector)
+
+
+def test_taxi_allows_what_changes_something():
+    """The mask against the table of transitions: forbidden are actions that lead nowhere."""
+    import gymnasium
+
+    table = gymnasium.make("Taxi-v4").unwrapped.P
+    for row in walk(build("taxi", 4), 0, 300):
+        for state, mask in zip(row["obs"], row["mask"], strict=True):
+            moves = [table[int(state)][action][0][1] != state for action in range(6)]
+            final = not mask.sum() < 6
+            assert final or mask.tolist() == moves
+
+
+@pytest.mark.parametrize("option", ["pong", "breakout"])
+def test_atari_as_a_list_looks_like_ales_own_vector(option):
+    native, single = build(option), build(option, vectorization="list")
+    assert isinstance(native, NativeVector)
+    assert isinstance(single, EnvList)
+    assert native.spec == single.spec
+    for row, other in zip(walk(native, 0, 12), walk(single, 0, 12), strict=True):
+        assert {key: (x.shape, x.dtype) for key, x in row.items()} == {
+            key: (x.shape, x.dtype) for key, x in other.items()
+        }
+        assert 0 < row["obs"][:, 3].mean() < 255
+        assert abs(row["obs"][:, 3].mean() - other["obs"][:, 3].mean()) < 2
+
+
+@pytest.mark.parametrize("vectorization", ["native", "list"])
+def test_a_stack_shifts_by_one_frame_and_begins_black(vectorization):
+    """What the replay buffers rely on, in both kinds of vectors."""
+    env = build("pong", vectorization=vectorization, max_episode_steps=6)
+    last = copy(env.reset([0, 1])["obs"])
+    assert not last[:, :3].any()
+    assert last[:, 3].any()
+    for t in range(20):
+        obs = copy(env.step(np.full(2, t % 6))["obs"])
+        if t % 7 == 6:
+            assert not obs[:, :3].any()
+        else:
+            assert np.array_equal(obs[:, :3], last[:, 1:])
+        last = obs
+    env.close()

@@ -1,0 +1,440 @@
+"""What each buffer draws, and that images come back as they were; streams and checkpoints are the kit's checks."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
+
+from rlplug.api import Needs
+from rlplug.config import choose, default_node
+from rlplug.testing.context import context, spec
+from rlplug.trainer.store import RowStore
+from rlplug.types import ConfigError, RunError, leaves
+
+
+def make(name, needs=None, columns=2, batch=64, of=None, rows=1, **changes):
+    ctx = context(
+        of, needs=needs or Needs(stale=True, keys=("obs", "action")), num_envs=columns, rows=rows, batch_size=batch
+    )
+    return choose(
+        "buffer", "buffer", default_node("buffer", name) | ({"capacity": 200} if name != "rollout" else {}) | changes
+    ).build(ctx)
+
+
+def segment(start, length=1, columns=2, valid=None, **more):
+    number = torch.arange(start * columns, (start + length + 1) * columns).view(-1, columns)
+    flags = {key: torch.zeros(length + 1, columns, dtype=torch.bool) for key in ("terminated", "truncated", "is_first")}
+    flags["valid"] = torch.ones(length + 1, columns, dtype=torch.bool) if valid is None else valid.clone()
+    flags["valid"][-1] = False
+    return flags | {"obs": number[..., None].float().repeat(1, 1, 4), "action": number, "reward": number.float()} | more
+
+
+# ---- priorities ----------------------------------------------------------------------------------------------------
+
+
+def four(**changes):
+    """Four transitions with priorities 1 to 4."""
+    buffer = make("prioritized", columns=1, epsilon=1e-12, **changes)
+    buffer.add(segment(0, 4, 1))
+    buffer.feedback(torch.arange(4), {"priority": torch.arange(1.0, 5.0)})
+    return buffer
+
+
+def test_probabilities_and_weights():
+    sample = four(alpha=0.6, beta=0.4).sample()
+    prob = torch.tensor([0.14823, 0.22467, 0.28655, 0.34054])
+    weight = torch.tensor([1.0, 0.84675, 0.76823, 0.71698])
+    torch.testing.assert_close(sample["prob"], prob[sample["index"]], atol=6e-6, rtol=0)
+    torch.testing.assert_close(sample["weight"], (4 * sample["prob"]) ** -0.4)
+    torch.testing.assert_close(sample["weight"] / sample["weight"].max(), weight[sample["index"]], atol=1e-5, rtol=0)
+
+
+def test_draws_follow_the_priorities_one_of_each_stratum():
+    buffer = four(alpha=1.0)
+    drawn = torch.stack([buffer.sample()["index"] for _ in range(100)])
+    # of 64 strata, 6.4, 12.8, 19.2 and 25.6 lie in the four: only the strata on their borders are left to chance
+    counts = torch.stack([(drawn == i).sum(1) for i in range(4)], 1)
+    assert ((counts.float() - 64 * torch.tensor([0.1, 0.2, 0.3, 0.4])).abs() < 2).all()
+    torch.testing.assert_close(counts.float().mean(0) / 64, torch.tensor([0.1, 0.2, 0.3, 0.4]), atol=0.004, rtol=0)
+
+
+def test_alpha_zero_is_uniform():
+    sample = four(alpha=0.0).sample()
+    assert sample["index"].bincount().tolist() == [16] * 4
+    torch.testing.assert_close(sample["weight"], torch.ones(64))
+
+
+def test_new_rows_have_the_largest_priority_so_far_even_where_it_is_gone():
+    buffer = four(alpha=1.0)
+    buffer.feedback(torch.arange(4), {"priority": torch.ones(4)})
+    buffer.add(segment(4, 1, 1))
+    sample = buffer.sample()
+    assert sample["prob"][sample["index"] == 4][0] == pytest.approx(4 / 8)
+
+
+def test_beta_follows_its_schedule():
+    buffer = four(alpha=1.0, beta=[[0, 0.0], [100, 1.0]])
+    torch.testing.assert_close(buffer.sample()["weight"], torch.ones(64))
+    buffer.ctx.schedules.refresh(100)
+    sample = buffer.sample()
+    torch.testing.assert_close(sample["weight"], 1 / (4 * sample["prob"]))
+
+
+def test_only_whole_windows_are_drawn_and_only_those_that_are_still_there():
+    buffer = make("prioritized", Needs(window=3, stale=True, keys=("obs", "action")), columns=1, batch=256, capacity=20)
+    buffer.add(segment(0, 1, 1))
+    buffer.add(segment(1, 1, 1))
+    assert not buffer.ready()
+    for start in range(2, 50):
+        buffer.add(segment(start, 1, 1))
+        oldest, newest = max(0, start + 1 - 20), start + 1 - 3
+        assert sorted(set(buffer.sample()["index"].tolist())) == list(range(oldest, newest + 1))
+        assert len(buffer) == newest - oldest + 1
+
+
+def test_priorities_of_rows_that_are_gone_not_whole_or_not_valid_are_ignored():
+    valid = torch.ones(2, 1, dtype=torch.bool)
+    buffer = make("prioritized", columns=1, capacity=10, alpha=1.0)
+    for start in range(30):
+        buffer.add(segment(start, 1, 1, valid & (start != 25)))
+    before = buffer.sample()["prob"]
+    buffer.feedback(torch.tensor([3, 19, 25, 30, 10**6]), {"priority": torch.full((5,), 1e6)})
+    torch.testing.assert_close(buffer.sample()["prob"], before, rtol=0, atol=0)
+    assert buffer.max_priority == 1.0
+    assert 25 not in buffer.sample()["index"]
+    buffer.feedback(torch.tensor([20]), {"priority": torch.tensor([1e6])})
+    assert set(buffer.sample()["index"].tolist()) == {20}
+
+
+def test_a_priority_that_is_no_number_stops_the_run():
+    with pytest.raises(RunError, match="NaN"):
+        four().feedback(torch.tensor([1]), {"priority": torch.tensor([torch.nan])})
+
+
+def test_feedback_without_priorities_changes_nothing():
+    buffer = four()
+    buffer.feedback(torch.tensor([0]), {"carry": {"h": torch.ones(1)}})
+    assert buffer.max_priority == 4.0
+
+
+def test_the_largest_priority_resumes():
+    buffer, store = four(alpha=1.0), RowStore()
+    buffer.feedback(torch.arange(4), {"priority": torch.ones(4)})
+    buffer.save(store)
+    other = make("prioritized", columns=1, epsilon=1e-12, alpha=1.0)
+    other.load(store)
+    assert other.max_priority == 4.0
+    assert len(other) == 4
+
+
+# ---- sequences -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("burn_in", "window", "every"), [(0, 4, 4), (2, 5, 3), (4, 4, 1), (1, 3, 7)])
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_sequences_against_a_brute_force_stream(burn_in, window, every, length):
+    columns, total, capacity = 3, 120, 40 * 3
+    dice = np.random.default_rng(0)
+    valid = torch.from_numpy(dice.random((total + 1, columns)) < 0.4)
+    valid[50:75, 1] = False
+    needs = Needs(window, burn_in, carry_every=every, stale=True, keys=("obs", "action", "carry"))
+    buffer = make("sequence", needs, columns, 512, rows=length, capacity=capacity, alpha=0.0, beta=1.0)
+    ever = set()
+    for start in range(0, total - length, length):
+        number = torch.arange(start * columns, (start + length + 1) * columns).view(-1, columns)
+        carry = {"h": -number[..., None].float(), "inner": {"c": number.float()}}
+        buffer.add(segment(start, length, columns, valid[start : start + length + 1], carry=carry))
+        written = start + length
+        oldest = max(0, written - capacity // columns)
+        wanted = {
+            (row, column)
+            for row in range(0, written, every)
+            for column in range(columns)
+            if row >= oldest
+            and row + burn_in + window <= written
+            and valid[row + burn_in : row + burn_in + window, column].any()
+        }
+        assert buffer.ready() == bool(wanted)
+        if not wanted:
+            continue
+        sample = buffer.sample()
+        rows, found = sample["action"] // columns, sample["action"] % columns
+        drawn = set(zip(rows[0].tolist(), found[0].tolist(), strict=True))
+        assert drawn == wanted
+        ever |= drawn
+        torch.testing.assert_close(sample["prob"], torch.full((512,), 1 / len(wanted)))
+        torch.testing.assert_close(sample["weight"], torch.ones(512))
+        assert torch.equal(rows, rows[0] + torch.arange(burn_in + window + 1)[:, None].expand_as(rows))
+        assert (found == found[0]).all()
+        known = valid.clone()
+        known[written:] = False
+        assert torch.equal(sample["valid"], known[rows, found])
+        assert torch.equal(sample["carry"]["h"][..., 0], -sample["action"][:1].float())
+        assert torch.equal(sample["carry"]["inner"]["c"], sample["action"][:1].float())
+    assert len(ever) > 10
+
+
+def test_sequences_by_priority():
+    needs = Needs(4, 2, carry_every=2, stale=True, keys=("obs", "action", "carry"))
+    buffer = make("sequence", needs, 1, 64, alpha=1.0, epsilon=1e-12)
+    for start in range(12):
+        buffer.add(segment(start, 1, 1, carry={"h": torch.zeros(2, 1, 1)}))
+    index = torch.tensor([0, 2, 4, 6])
+    buffer.feedback(index, {"priority": torch.tensor([1.0, 2.0, 3.0, 4.0])})
+    sample = buffer.sample()
+    torch.testing.assert_close(sample["prob"], (sample["index"] / 2 + 1).float() / 10)
+    assert set(sample["index"].tolist()) == set(index.tolist())
+
+
+def test_sequences_are_of_recurrent_models():
+    with pytest.raises(ConfigError, match="take buffer=prioritized"):
+        make("sequence")
+
+
+# ---- images --------------------------------------------------------------------------------------------------------
+
+
+def images(stack=4, shape=(12, 12), dtype=np.uint8):
+    return replace(spec(spaces.Box(0, 255, (stack, *shape), dtype), 2), frame_stack=stack)
+
+
+def walk(reset, step, turns, columns):
+    """Rows of environments that reset in the step after the one that ended, and say so."""
+    over, first, rows = np.zeros(columns, bool), np.ones(columns, bool), []
+    obs = reset()
+    for _ in range(turns):
+        rows.append((obs.copy(), first, ~over))
+        obs, ended = step(over)
+        first, over = over, ended
+    return [np.stack(leaf) for leaf in zip(*rows, strict=True)]
+
+
+class Counter(gymnasium.Env):
+    """Images with a patch of noise; episodes of 1 to 9 steps."""
+
+    observation_space = spaces.Box(0, 255, (12, 12), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 10))
+        return self.image(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.image(), 0.0, self.left == 0, False, {}
+
+    def image(self):
+        image = np.zeros((12, 12), np.uint8)
+        image[3:6, 2:6] = self.np_random.integers(1, 256, (3, 4), np.uint8)
+        return image
+
+
+def gymnasium_rows(turns, columns, padding):
+    envs = [FrameStackObservation(Counter(), 4, padding_type=padding) for _ in range(columns)]
+
+    def step(over):
+        results = [
+            (env.reset()[0], False) if o else (lambda r: (r[0], r[2]))(env.step(0))
+            for env, o in zip(envs, over, strict=True)
+        ]
+        return np.stack([r[0] for r in results]), np.array([r[1] for r in results])
+
+    return walk(lambda: np.stack([env.reset(seed=i)[0] for i, env in enumerate(envs)]), step, turns, columns)
+
+
+def atari_rows(turns, columns, **options):
+    vector_env = pytest.importorskip("ale_py.vector_env")
+    env = vector_env.AtariVectorEnv("breakout", columns, img_height=42, img_width=42, **options)
+    dice = np.random.default_rng(0)
+
+    def step(over):
+        obs, _, terminated, truncated, _ = env.step(dice.integers(0, 4, columns))
+        return obs, terminated | truncated
+
+    return walk(lambda: env.reset(seed=np.arange(columns))[0], step, turns, columns)
+
+
+STREAMS = {
+    "gymnasium-first-frame": lambda: gymnasium_rows(160, 3, "reset"),
+    "gymnasium-zeros": lambda: gymnasium_rows(160, 3, "zero"),
+    "atari": lambda: atari_rows(250, 3),
+    "atari-lives": lambda: atari_rows(250, 3, episodic_life=True),
+}
+
+
+@pytest.mark.parametrize("compress", [None, "lz4"])
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_stacks_come_back_as_they_were(stream, length, compress):
+    obs, first, valid = STREAMS[stream]()
+    assert first[1:].any(), "no episode has ended"
+    columns, size = obs.shape[1], obs.shape[-1]
+    of, capacity = images(4, (size, size)), columns * 40
+    options = {"deduplicate": True, "compress": compress, "compressed_share": 0.9}
+    needs = Needs(window=2, stale=True, keys=("obs", "action"))
+    buffer = make("replay", needs, columns, 128, of, length, capacity=capacity, **options)
+    for start in range(0, len(obs) - length, length):
+        rows = slice(start, start + length + 1)
+        more = {"obs": torch.from_numpy(obs[rows]), "is_first": torch.from_numpy(first[rows])}
+        buffer.add(segment(start, length, columns, torch.from_numpy(valid[rows]), **more))
+        if not buffer.ready() or start // length % 5:
+            continue
+        sample = buffer.sample()
+        row, column = sample["action"] // columns, sample["action"] % columns
+        assert torch.equal(sample["obs"], torch.from_numpy(obs)[row, column])
+    oldest = buffer.ring.oldest
+    assert oldest - buffer.ring.first <= 4, (
+        "of a ring that is full, more is lost than what its oldest stacks are made of"
+    )
+
+
+def test_a_column_that_waits_for_others_repeats_its_row():
+    obs, first, valid = gymnasium_rows(40, 1, "reset")
+    again = np.repeat(np.arange(40), np.random.default_rng(1).integers(1, 4, 40))
+    wait = np.append(again[1:] == again[:-1], False)
+    buffer = make("replay", columns=1, of=images(), batch=256)
+    for start in range(len(again) - 1):
+        rows = again[start : start + 2]
+        more = {"obs": torch.from_numpy(obs[rows]), "is_first": torch.from_numpy(first[rows])}
+        ok = torch.from_numpy(valid[rows] & ~wait[start : start + 2, None])
+        buffer.add(segment(start, 1, 1, ok, **more))
+    sample = buffer.sample()
+    assert torch.equal(sample["obs"], torch.from_numpy(obs)[torch.from_numpy(again)[sample["action"]], 0])
+
+
+@pytest.mark.parametrize("where", ["middle", "first"])
+def test_observations_that_are_no_stacks_are_refused(where):
+    buffer = make("replay", columns=1, of=images())
+    noise = torch.randint(1, 255, (3, 1, 4, 12, 12), dtype=torch.uint8)
+    first = torch.tensor([[True], [False], [False]])
+    if where == "middle":
+        noise[0] = noise[0, :, :1]
+    with pytest.raises(RunError, match=r"no stacks of 4 frames.*buffer\.deduplicate=false"):
+        buffer.add(segment(0, 2, 1, obs=noise, is_first=first))
+    plain = make("replay", columns=1, of=images(), deduplicate=False)
+    plain.add(segment(0, 2, 1, obs=noise, is_first=first))
+    sample = plain.sample()
+    assert torch.equal(
+        sample["obs"], noise[sample["action"][..., 0][..., None]] if False else noise[sample["action"], 0]
+    )
+
+
+def test_a_stream_that_begins_within_an_episode_is_drawn_from_once_its_frames_are_there():
+    obs, first, _ = gymnasium_rows(40, 1, "reset")
+    first[:] = False
+    frames = np.stack([obs[0, 0, -1] * 0 + i + 1 for i in range(40)])
+    obs = np.stack([frames[i : i + 4] for i in range(30)])[:, None]
+    buffer = make("replay", columns=1, of=images(), batch=256)
+    for start in range(20):
+        more = {"obs": torch.from_numpy(obs[start : start + 2])}
+        buffer.add(segment(start, 1, 1, **more))
+    sample = buffer.sample()
+    assert set(sample["index"].tolist()) == set(range(3, 20))
+    assert torch.equal(sample["obs"], torch.from_numpy(obs)[sample["action"], 0])
+
+
+def test_colour_frames_stacked_channel_first():
+    dice = np.random.default_rng(0)
+    frames = dice.integers(0, 256, (30, 3, 8, 8), np.uint8)
+    frames[:2] = frames[0]
+    obs = np.stack([frames[max(0, i - 1) : i + 2][-2:].reshape(6, 8, 8) for i in range(20)])[:, None]
+    buffer = make("replay", columns=1, of=replace(spec(spaces.Box(0, 255, (6, 8, 8), np.uint8), 2), frame_stack=2))
+    for start in range(19):
+        more = {"obs": torch.from_numpy(obs[start : start + 2]), "is_first": torch.tensor([[start == 0], [False]])}
+        buffer.add(segment(start, 1, 1, **more))
+    sample = buffer.sample()
+    assert torch.equal(sample["obs"], torch.from_numpy(obs)[sample["action"], 0])
+    row = {key: leaf[0] for key, leaf in segment(0, 1, 1, obs=torch.from_numpy(obs[:2])).items()}
+    plain = make("replay", columns=1, of=images(), deduplicate=False)
+    assert buffer.nbytes(row) < 0.65 * plain.nbytes(row)
+
+
+def test_images_of_a_dict_are_compressed_and_the_rest_is_not():
+    space = spaces.Dict(camera=spaces.Box(0, 255, (16, 16, 3), np.uint8), speed=spaces.Box(-1, 1, (4,), np.float32))
+    buffer = make("replay", columns=2, of=spec(space, 2), compress="lz4", compressed_share=1.0)
+    camera = torch.zeros(31, 2, 16, 16, 3, dtype=torch.uint8)
+    camera[..., 3:9, :, :] = torch.arange(62, dtype=torch.uint8).view(31, 2, 1, 1, 1)
+    for start in range(30):
+        more = {"camera": camera[start : start + 2], "speed": torch.full((2, 2, 4), float(start))}
+        buffer.add(segment(start, 1, 2, obs=more))
+    sample = buffer.sample()
+    row, column = sample["action"] // 2, sample["action"] % 2
+    assert torch.equal(sample["obs"]["camera"], camera[row, column])
+    assert (sample["obs"]["speed"][0, :, 0] == row[0]).all()
+
+
+def add_all(buffer, obs):
+    for start in range(len(obs) - 1):
+        buffer.add(segment(start, 1, 1, obs=obs[start : start + 2]))
+
+
+def test_where_images_need_more_than_their_share_the_oldest_rows_go_and_it_is_said():
+    noise = torch.randint(0, 256, (300, 1, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    buffer = make("replay", columns=1, of=images(1), compress="lz4", compressed_share=0.5, batch=512)
+    with pytest.warns(UserWarning, match=r"buffer\.compressed_share=0\.5"):
+        add_all(buffer, noise)
+    sample = buffer.sample()
+    assert torch.equal(sample["obs"], noise[sample["action"], 0])
+    assert 85 <= len(buffer) <= 100  # of 200
+    tiny = make("replay", columns=1, of=images(1), compress="lz4", compressed_share=0.01)
+    with pytest.raises(RunError, match=r"compressed_share=0\.01"):
+        add_all(tiny, noise)
+
+
+def test_only_images_are_compressed():
+    with pytest.raises(ConfigError, match=r"buffer\.compress: only uint8 images.*take null"):
+        make("replay", compress="lz4")
+    with pytest.raises(ConfigError, match="only uint8 images"):
+        make("replay", of=images(dtype=np.float32), compress="lz4")
+
+
+def test_without_lz4_it_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.startswith("lz4"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    for name in [name for name in sys.modules if name.startswith("lz4")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'rlplug\[lz4\]'"):
+        make("replay", of=images(), compress="lz4")
+
+
+@pytest.mark.parametrize("compress", [None, "lz4"])
+def test_what_is_saved_of_stacks_is_their_frames(compress):
+    obs, first, valid = gymnasium_rows(60, 1, "reset")
+    buffer, store = make("replay", columns=1, of=images(), compress=compress), RowStore()
+    for start in range(59):
+        rows = slice(start, start + 2)
+        more = {"obs": torch.from_numpy(obs[rows]), "is_first": torch.from_numpy(first[rows])}
+        buffer.add(segment(start, 1, 1, torch.from_numpy(valid[rows]), **more))
+    buffer.save(store)
+    saved = sum(leaf.nbytes for piece in store.pieces for leaf in leaves(piece.rows["obs"]))
+    assert saved < 59 * (144 + 4 * 2) * (0.5 if compress else 1.0001)
+
+
+def test_a_capacity_that_holds_no_sample_is_refused_with_one_that_does():
+    with pytest.raises(ConfigError, match=r"buffer\.capacity.*at least 10 is needed"):
+        make("replay", columns=2, of=images(), capacity=9)
+    make("replay", columns=2, of=images(), capacity=10)
+
+
+def test_rollouts_stand_side_by_side_with_their_carries():
+    buffer = make("rollout", columns=2)
+    for shift in (0.0, 10.0):
+        buffer.add(segment(0, 3, 2, carry={"pi": {"h": torch.full((4, 2, 5), shift)}}))
+    sample = buffer.sample()
+    assert sample["carry"]["pi"]["h"].shape == (4, 4, 5)
+    assert sample["carry"]["pi"]["h"][0, :, 0].tolist() == [0.0, 0.0, 10.0, 10.0]

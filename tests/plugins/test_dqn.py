@@ -1,0 +1,329 @@
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch.testing import assert_close
+
+from rlplug import testing
+from rlplug.functional.distributional import project
+from rlplug.functional.td import inverse_rescale, rescale
+from rlplug.plugins.algo.dqn import DQN
+from rlplug.testing.checks.runs import again
+from rlplug.trainer.context import RunContext
+from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.ranks import one_rank
+from rlplug.types import ConfigError
+
+ACTIONS = 3
+RAINBOW = {"double_q": True, "dueling": True, "noisy": True, "num_atoms": 7, "v_min": -2.0, "v_max": 3.0, "n_step": 3}
+SEQUENCES = {"sequence_length": 4, "stride": 2}
+
+
+@cache
+def slots(model):
+    """The models of a run, small."""
+    small = ["model.hidden=[8]"] if model == "mlp" else ["model.hidden=8", "model.torso.hidden=[8]"]
+    return testing.context(overrides=["algo=dqn", f"model={model}", *small]).slots
+
+
+def make(model="mlp", action=ACTIONS, seed=0, **changes) -> DQN:
+    torch.manual_seed(seed)
+    cfg, spec = testing.config("algo/dqn", **{"hiddens": [6], **changes}), testing.spec(5, action)
+    needs = DQN.needs(cfg, spec)
+    if model != "mlp":
+        needs = DQN.recurrent(cfg, needs)
+    algorithm = DQN(cfg, RunContext(spec=spec, slots=slots(model), needs=needs, seed=seed))
+    for p in algorithm.target.parameters():  # another network than the online one
+        p.add_(0.3 * torch.randn(p.shape))
+    return algorithm
+
+
+def sample(algorithm: DQN, columns: int = 6, seed: int = 1):
+    """Rows as a buffer gives them. Column 0 terminates early, column 1 is truncated, column 2 ends a little later."""
+    g, needs = torch.Generator().manual_seed(seed), algorithm.ctx.needs
+    rows = needs.burn_in + needs.window + 1
+    batch = {
+        "obs": torch.randn(rows, columns, 5, generator=g),
+        "action": torch.randint(algorithm.actions, (rows, columns), generator=g),
+        "reward": torch.randn(rows, columns, generator=g),
+        "mask": torch.rand(rows, columns, algorithm.actions, generator=g) < 0.5,
+        "weight": torch.rand(columns, generator=g),
+    }
+    batch["mask"].scatter_(-1, batch["action"][..., None], True)
+    for key in ("terminated", "truncated", "is_first"):
+        batch[key] = torch.zeros(rows, columns, dtype=torch.bool)
+    batch["valid"] = torch.ones(rows, columns, dtype=torch.bool)
+    for column, (end, row) in enumerate([("terminated", 0), ("truncated", 0), ("terminated", 2)]):
+        row += needs.burn_in
+        if row + 1 < rows:
+            batch[end][row, column], batch["valid"][row + 1, column] = True, False
+            batch["reward"][row + 1, column] = 1e6
+            batch["is_first"][row + 2 : row + 3, column] = True
+    if needs.carry_every:
+        carry = algorithm.initial_carry(columns)
+        batch["carry"] = {key: torch.randn(1, *x.shape, generator=g) for key, x in carry.items()}
+    return batch
+
+
+# ---- the loss, by its definition -------------------------------------------------------------------------------------
+
+
+def walk(network, batch, column):
+    """What the network says of every row of one column, asked one row after the other: ``[R, A, atoms]``."""
+    carry, said = {key: x[0, column : column + 1] for key, x in batch.get("carry", {}).items()}, []
+    for row in range(len(batch["obs"])):
+        step = {key: batch[key][row, column : column + 1] for key in ("obs", "is_first")}
+        out, carry = network(step, carry, True)
+        said.append(out[0])
+    return torch.stack(said)
+
+
+def by_definition(algorithm: DQN, batch):
+    """Loss and error of every row that is learned from, ``[L, B]``, in Python; None where the row is not valid."""
+    cfg, support, burn = algorithm.cfg, algorithm.support, algorithm.ctx.needs.burn_in
+    eps = cfg.value_rescaling
+
+    def expected(out):
+        z = support if cfg.num_atoms > 1 else None
+        if z is None:
+            return inverse_rescale(out[..., 0], eps) if eps else out[..., 0]
+        return out.softmax(-1) @ (inverse_rescale(z, eps) if eps else z)
+
+    losses, errors = [], []
+    for column in range(batch["valid"].shape[1]):
+        online = walk(algorithm.online, batch, column)
+        target = walk(algorithm.target, batch, column).detach()
+        for row in range(burn, burn + algorithm.length):
+            if not batch["valid"][row, column]:
+                losses.append(None), errors.append(None)
+                continue
+            ret, discount, k = 0.0, 1.0, row
+            while k < row + cfg.n_step and batch["valid"][k, column]:
+                ret += discount * batch["reward"][k, column]
+                discount *= 0.0 if batch["terminated"][k, column] else cfg.gamma
+                k += 1
+            judge = expected(online[k].detach() if cfg.double_q else target[k])
+            allowed = range(ACTIONS)
+            if "mask" in batch:
+                allowed = [a for a in allowed if batch["mask"][k, column, a]] or [0]
+            best = max(allowed, key=lambda a: float(judge[a]))
+            chosen = online[row, batch["action"][row, column]]
+            if cfg.num_atoms == 1:
+                goal = ret + discount * expected(target[k])[best]
+                error = (rescale(goal, eps) if eps else goal) - chosen[0]
+                small = error.abs() <= 1.0
+                loss = 0.5 * error**2 if small or cfg.td_error_loss_fn == "mse" else error.abs() - 0.5
+                losses.append(loss), errors.append(error.detach().abs())
+            else:
+                atoms = ret + discount * (inverse_rescale(support, eps) if eps else support)
+                mass = project(target[k, best].softmax(-1), rescale(atoms, eps) if eps else atoms, support)
+                loss = sum(m * (m.log() - q) for m, q in zip(mass, chosen.log_softmax(-1), strict=True) if m > 0)
+                losses.append(loss), errors.append(loss.detach())
+    return [losses[i :: algorithm.length] for i in range(algorithm.length)], [
+        errors[i :: algorithm.length] for i in range(algorithm.length)
+    ]
+
+
+SWITCHES = [
+    {"double_q": double, "num_atoms": atoms, "value_rescaling": eps, "n_step": n, "v_min": -2.0, "v_max": 3.0}
+    for double, atoms, eps, n in product((False, True), (1, 7), (None, 1e-2), (1, 3))
+]
+KINDS = [("mlp", {}), ("lstm", {**SEQUENCES, "burn_in": 0}), ("gru", {**SEQUENCES, "burn_in": 2})]
+
+
+@pytest.mark.parametrize(("model", "rows"), KINDS, ids=[model for model, _ in KINDS])
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: "-".join(str(x) for x in list(s.values())[:4]))
+def test_every_combination_is_its_definition(switches, model, rows):
+    """The other switches take turns, so that each one meets each one."""
+    turn = SWITCHES.index(switches).bit_count() + KINDS.index((model, rows))
+    masked, both = turn % 2 == 0, turn // 2 % 2 == 0
+    loss_fn = "mse" if both else "huber"
+    algorithm = make(model, **switches, **rows, dueling=both, noisy=not both, td_error_loss_fn=loss_fn)
+    batch = sample(algorithm)
+    if not masked:
+        del batch["mask"]
+    prepared = algorithm.prepare(batch)
+    losses = algorithm.forward(prepared, ("critic",))
+    term, error = losses.terms["critic"], losses.metrics["td_error"]
+    assert term.shape == (len(prepared["valid"]) - 1, 6)
+    wanted, errors = by_definition(algorithm, batch)
+    total = torch.zeros(())
+    for row, column in product(range(algorithm.length), range(6)):
+        loss = wanted[row][column]
+        assert (loss is not None) == bool(prepared["valid"][row, column])
+        if loss is not None:
+            assert_close(term[row, column], batch["weight"][column] * loss, rtol=1e-4, atol=1e-5)
+            assert_close(error[row, column], errors[row][column], rtol=1e-4, atol=1e-5)
+            total = total + batch["weight"][column] * loss
+    assert not prepared["valid"][algorithm.length :].any()
+    for column in range(6):
+        of = [errors[row][column] for row in range(algorithm.length) if errors[row][column] is not None]
+        priority = 0.9 * max(of) + 0.1 * sum(of) / len(of)
+        assert_close(losses.feedback["priority"][column], priority, rtol=1e-4, atol=1e-5)
+    mine = torch.autograd.grad(torch.where(prepared["valid"][:-1], term, 0.0).sum(), algorithm.online.parameters())
+    if rows.get("burn_in"):
+        return  # by definition the gradient goes on through the rows that warm up
+    for gradient, theirs in zip(mine, torch.autograd.grad(total, algorithm.online.parameters()), strict=True):
+        assert_close(gradient, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_burn_in_has_no_gradient_and_matters():
+    algorithm = make("lstm", **SEQUENCES, burn_in=3)
+    batch = sample(algorithm)
+    batch["obs"].requires_grad_()
+    loss = algorithm.forward(algorithm.prepare(batch), ("critic",)).terms["critic"].sum()
+    (gradient,) = torch.autograd.grad(loss, batch["obs"])
+    assert not gradient[:3].any()
+    assert gradient[3 : 3 + 4].any(-1).all()
+    with torch.no_grad():
+        batch["obs"][0] += 1.0
+        assert algorithm.forward(algorithm.prepare(batch), ("critic",)).terms["critic"].sum() != loss
+
+
+def test_the_target_network_learns_nothing():
+    algorithm = make(**RAINBOW)
+    algorithm.forward(algorithm.prepare(sample(algorithm)), ("critic",)).terms["critic"].sum().backward()
+    assert all(p.grad is None for p in algorithm.target.parameters())
+    assert all(p.grad is not None for p in algorithm.online.parameters())
+
+
+def test_a_forbidden_action_cannot_be_bootstrapped_from_even_where_it_would_be_the_best():
+    algorithm = make(gamma=0.9)
+    batch = sample(algorithm)
+    with torch.no_grad():
+        q = algorithm.q(algorithm.target({key: batch[key] for key in ("obs", "is_first")}, {}, True)[0])[1]
+    batch["mask"][1] = torch.nn.functional.one_hot(q.argmin(-1), ACTIONS).bool()
+    batch["mask"][1, 0] = False  # nothing to choose from, where the episode has terminated
+    error = algorithm.forward(algorithm.prepare(batch), ("critic",)).metrics["td_error"][0]
+    with torch.no_grad():
+        out, _ = algorithm.online({key: batch[key][:1] for key in ("obs", "is_first")}, {}, True)
+    alive = torch.tensor([0.0, 1, 1, 1, 1, 1])
+    goal = batch["reward"][0] + 0.9 * alive * q.amin(-1)
+    assert_close(error, (goal - out[0, torch.arange(6), batch["action"][0], 0]).abs())
+
+
+# ---- acting ----------------------------------------------------------------------------------------------------------
+
+
+def step(columns=4, mask=None):
+    row = {"obs": torch.randn(columns, 5, generator=torch.Generator().manual_seed(3))}
+    row["is_first"] = torch.zeros(columns, dtype=torch.bool)
+    return row if mask is None else row | {"mask": mask}
+
+
+def test_greedy_acts_by_the_means_and_exploring_by_new_noise():
+    algorithm = make(noisy=True)
+    algorithm.ctx.scope.env_ids = range(4)
+    means = algorithm.act(step(), {}, "greedy")[0]["q"]
+    first, second = (algorithm.act(step(), {}, "explore")[0]["q"] for _ in range(2))
+    assert not torch.allclose(first, means)
+    assert not torch.allclose(first, second)
+    assert_close(algorithm.act(step(), {}, "greedy")[0]["q"], means, rtol=0, atol=0)
+    again = make(noisy=True)
+    assert_close(again.act(step(), {}, "explore")[0]["q"], first, rtol=0, atol=0)
+
+
+def test_prepare_draws_noise_for_both_networks():
+    algorithm = make(**RAINBOW)
+    batch = sample(algorithm)
+    algorithm.prepare(batch)
+    online, target = ([x.noise_in.clone() for x in net.noisy] for net in (algorithm.online, algorithm.target))
+    assert len(online) == 4  # a hidden and an output layer, of value and advantages
+    assert all(not torch.equal(a, b) for a, b in zip(online, target, strict=True))
+    algorithm.prepare(batch)
+    assert all(not torch.equal(a, x.noise_in) for a, x in zip(online, algorithm.online.noisy, strict=True))
+    assert all(not torch.equal(a, x.noise_in) for a, x in zip(target, algorithm.target.noisy, strict=True))
+
+
+@pytest.mark.parametrize("changes", [{}, RAINBOW], ids=["plain", "rainbow"])
+@pytest.mark.parametrize("mode", ["explore", "greedy", "random"])
+def test_no_forbidden_action_is_taken(mode, changes):
+    algorithm = make(**changes)
+    columns = 3000
+    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = columns, range(columns)
+    mask = torch.rand(columns, ACTIONS, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask[torch.arange(columns), torch.arange(columns) % ACTIONS] = True
+    out, _ = algorithm.act(step(columns, mask), {}, mode)
+    assert mask[torch.arange(columns), out["action"]].all()
+    if mode == "random":
+        free, _ = algorithm.act(step(columns), {}, mode)
+        assert free["action"].bincount().tolist() == pytest.approx([1000] * 3, abs=120)
+        two = mask.sum(-1) == 2
+        of = mask[two].long().cumsum(-1)[torch.arange(int(two.sum())), out["action"][two]]
+        assert of.double().mean().item() == pytest.approx(1.5, abs=0.06)  # the first and the second are equally likely
+    else:
+        assert (out["q"][~mask] == torch.finfo(torch.float32).min).all()
+        assert (out["action"] == out["q"].argmax(-1)).all()
+
+
+@pytest.mark.parametrize("mode", ["explore", "greedy", "random"])
+def test_the_recurrent_state_goes_on_in_every_mode(mode):
+    algorithm = make("lstm", **SEQUENCES)
+    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = 4, range(4)
+    carry = algorithm.initial_carry(4)
+    _, after = algorithm.act(step(), carry, mode)
+    assert all(not torch.equal(after[key], carry[key]) for key in carry)
+    _, wanted = algorithm.online.torso(step()["obs"], carry, step()["is_first"])
+    for key in carry:
+        assert_close(after[key], wanted[key])
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+def learner_of(algorithm: DQN) -> FabricLearner:
+    return FabricLearner(one_rank(), algorithm.ctx, algorithm, again({}))
+
+
+def test_target_network_follows_at_its_frequency_counted_in_updates():
+    algorithm = make(target_network_update_freq=3, tau=0.5)
+    learner = learner_of(algorithm)
+    before = [p.clone() for p in algorithm.target.parameters()]
+    for update in range(7, 9):
+        learner.progress.updates = update - 1
+        learner.minimise(algorithm.prepare(sample(algorithm)), algorithm)
+        assert all(torch.equal(a, b) for a, b in zip(before, algorithm.target.parameters(), strict=True))
+    learner.progress.updates = 8
+    learner.minimise(algorithm.prepare(sample(algorithm)), algorithm)
+    both = zip(before, algorithm.online.parameters(), algorithm.target.parameters(), strict=True)
+    for old, online, target in both:
+        assert_close(target, 0.5 * (old + online.detach()))
+
+
+@pytest.mark.parametrize("changes", [{}, {**RAINBOW, "num_atoms": 21}], ids=["plain", "rainbow"])
+def test_values_of_a_chain_are_learned(changes):
+    """Three states in a row, reward 1 at the end whatever is done: Q is gamma^2, gamma, 1 for all actions."""
+    algorithm = make(gamma=0.5, target_network_update_freq=8, lr=1e-2, **changes)
+    learner, states, n = learner_of(algorithm), torch.eye(5)[:3], algorithm.cfg.n_step
+    g = torch.Generator().manual_seed(0)
+    for _ in range(250):
+        at = torch.randint(3, (32,), generator=g) + torch.arange(n + 1)[:, None]
+        batch = {"obs": states[at.clamp(max=2)], "action": torch.randint(ACTIONS, at.shape, generator=g)}
+        batch |= {"reward": (at == 2).float(), "terminated": at == 2, "valid": at < 3}
+        batch["is_first"] = torch.zeros_like(batch["valid"])
+        learner.step(batch | {"index": torch.zeros(32)})
+    q = algorithm.act({"obs": states, "is_first": torch.zeros(3, dtype=torch.bool)}, {}, "greedy")[0]["q"]
+    assert_close(q, torch.tensor([0.25, 0.5, 1.0])[:, None].expand(3, ACTIONS), rtol=0, atol=0.06)
+
+
+def test_what_it_lives_on():
+    cfg, spec = testing.config("algo/dqn", n_step=3, sequence_length=10, burn_in=4, stride=5), testing.spec(5, 3)
+    plain = DQN.needs(cfg, spec)
+    assert (plain.window, plain.burn_in, plain.carry_every, plain.stale, plain.perturbed) == (3, 0, 0, True, True)
+    recurrent = DQN.recurrent(cfg, plain)
+    assert (recurrent.window, recurrent.burn_in, recurrent.carry_every) == (12, 4, 5)
+    assert {"mask", "carry"} <= set(recurrent.keys)
+
+
+@pytest.mark.parametrize("action", [testing.box(2), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)], ids=str)
+def test_other_actions_are_refused(action):
+    with pytest.raises(ConfigError, match=r"dqn needs one Discrete action, but .*ppo serves them"):
+        make(action=action)
+
+
+def test_a_support_without_width_is_refused():
+    with pytest.raises(ConfigError, match=r"algo\.v_max: 1\.0 should be above algo\.v_min, which is 1\.0"):
+        make(num_atoms=51, v_min=1.0, v_max=1.0)
+    make(num_atoms=1, v_min=1.0, v_max=1.0)
