@@ -4,8 +4,8 @@
     python benchmarks/learning.py ppo_cartpole       # one proof
     python benchmarks/learning.py --seeds 1,2,3 --jobs 2 'dqn_cartpole*' --keep runs/proofs
 
-A proof is an experiment of ``conf/experiment``, maybe with further settings. ``--keep`` keeps the run folders; runs that
-are there already and have finished are not run again. The command exits with 1 if a mean falls short.
+A proof is an experiment of ``conf/experiment``, maybe with further settings. ``--keep`` keeps the run folders; runs
+that are there already and have finished are not run again. The command exits with 1 if a mean falls short.
 """
 
 from __future__ import annotations

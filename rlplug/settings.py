@@ -35,6 +35,7 @@ __all__ = [
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
 
+
 @plain_dataclass(frozen=True)
 class Nested:
     """Marks an option that holds a component: in YAML a mapping with ``name`` and that component's settings."""

@@ -62,7 +62,7 @@ def train(overrides: Sequence[str] = ()) -> float:
     """
     warn_broken()
     config = composed(overrides)
-    run = parse(plain(config))
+    run = parse(plain(config, overrides))
 
     from rlplug.trainer import launch
 
@@ -78,7 +78,7 @@ def job(config: DictConfig) -> float:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     try:
-        run = parse(plain(config))
+        run = parse(plain(config, hydra.overrides.task))
 
         from rlplug.trainer import launch
 

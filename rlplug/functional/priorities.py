@@ -57,14 +57,14 @@ class SumTree:
             above.reshape(-1)[index] = level[index].cumsum(-1)[:, -1]
 
     def draw(self, share: Any) -> Any:
-        """The items under ``share [n]``, in [0, 1), of the total. Never one of weight 0.
+        """The items under ``share [n]``, in [0, 1], of the total. Never one of weight 0.
 
         Where the total is 0 there is nothing to draw, and the result means nothing.
         """
         node, rest = np.zeros(1, np.int64), share * self.total
         for level in reversed(self._levels):
             ends = level[node].cumsum(-1)  # of the root there is one for all
-            # rounding may leave ``rest`` at the very end of its node, where the last child would be missed
+            # a share of 1, or rounding, must not lead behind the node's last child that has a weight
             rest = np.minimum(rest, np.nextafter(ends[:, -1], 0.0))
             child = (ends > rest[:, None]).argmax(-1) if len(node) > 1 else ends[0].searchsorted(rest, "right")
             before = ends.reshape(-1)[np.arange(len(ends)) * WIDTH + child - 1]

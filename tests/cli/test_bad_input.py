@@ -80,7 +80,7 @@ BAD = {
     "algo=ppo env=taxi preprocess.normalize_obs=true": "preprocess.normalize_obs: there is no vector of numbers in ",
     "algo=ppo env=cartpole env.frame_stack=4": "env.frame_stack: ",
     "algo=ppo env=pendulum exploration=[boltzmann]": "exploration.boltzmann: ",
-    "algo=ppo model=lstm model.torso.hiden=[3]": "model.torso.hiden: unknown key; did you mean model.torso.hidden",
+    "algo=ppo model=lstm model.torso.hiddn=[3]": "model.torso.hiddn: unknown key; did you mean model.torso.hidden",
     "algo=ppo model=nature_cnn": "model: ",
     "algo=ppo env=pendulum exploration=gaussian": "exploration.gaussian: changes actions after ppo chose them",
     "algo=sac env=pendulum buffer=rollout": "buffer: rollout gives the last round only, but sac learns from samples",

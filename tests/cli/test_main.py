@@ -73,7 +73,7 @@ def test_the_settings_of_a_job_are_shown(capsys: pytest.CaptureFixture[str]):
 def test_help_lists_the_options_of_every_group(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for group in ("algo: ", "buffer: replay, rollout", "env: ", "exploration: ", "loop: ", "rlplug plugins"):
+    for group in ("algo: ", "buffer: prioritized, replay, rollout, sequence", "env: ", "exploration: ", "loop: ", "rlplug plugins"):
         assert group in text
 
 

@@ -129,3 +129,11 @@ def test_a_components_own_yaml_is_free_of_any_algorithm():
 def test_hydras_node_is_no_part_of_the_run():
     assert "hydra" in composed()
     assert "hydra" not in plain(composed())
+
+
+def test_what_an_experiment_set_of_an_exploration_goes_with_it():
+    assert compose(["experiment=ppo_icm_frozenlake"]).exploration["icm"].cfg.eta == 0.05
+    assert compose(["experiment=ppo_icm_frozenlake", "exploration=[]"]).exploration == {}
+    assert list(compose(["experiment=ppo_icm_frozenlake", "exploration=[rnd]"]).exploration) == ["rnd"]
+    with pytest.raises(ConfigError, match=r"^exploration.icm.name: should name one of"):
+        compose(["experiment=ppo_icm_frozenlake", "exploration=[]", "exploration.icm.eta=1.0"])

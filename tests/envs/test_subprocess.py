@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers share memory
 def make(vectorization, workers=2, columns=5, **options):
     node = yaml.safe_load(CONF.read_text()) | options | {"vectorization": vectorization, "workers": workers}
     del node["name"]
-    return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(columns)))
+    return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(columns), render=False))
 
 
 @pytest.fixture(params=WORLDS)
@@ -191,20 +191,27 @@ def test_a_worker_in_the_middle_of_a_step_ends_with_the_main_process(tmp_path):
 
 
 class Leaving(Walk):
-    """Ends its process, but for a child that keeps the channel to the main process open."""
+    """Ends its process, but not a child that keeps the channel to the main process open."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        return obs | {"position": np.full(2, child)}, info
 
     def step(self, action):
-        if os.fork():
-            os._exit(7)
-        time.sleep(30)
-        os._exit(0)
+        os._exit(7)
 
 
 def test_a_dead_worker_whose_channel_is_open_is_noticed():
     env = Subprocess(Leaving, range(1))
-    env.reset([0])
+    child = psutil.Process(int(env.reset([0])["obs"]["position"][0, 0]))
     with pytest.raises(RunError, match="ended with exit status 7"):
         env.step(np.zeros(1, np.int64))
+    assert child.status() == psutil.STATUS_SLEEPING  # and so the channel did not end
+    child.kill()
     env.close()
 
 

@@ -74,10 +74,12 @@ def test_items_of_weight_zero_are_never_drawn_however_shares_round():
     tree.set(np.array([WIDTH - 2, WIDTH, 2 * WIDTH + 5]), np.array([0.1, 0.2, 0.7]))
     shares = np.concatenate([np.nextafter(x, [0.0, 1.0]) for x in (0.1, 0.3, 0.1 + 0.2)] + [[1 - 2**-53, 0.0]])
     assert set(tree.draw(shares).tolist()) <= {WIDTH - 2, WIDTH, 2 * WIDTH + 5}
-    # of two items that share a weight's last bit, the draw ends before the first empty one behind them
-    tree.set(np.arange(WIDTH * 3), 0.0)
-    tree.set(np.array([0, 1]), np.array([1.0, 1e-300]))
-    assert tree.draw(np.array([1 - 2**-53])).tolist() == [0]
+    for weight in np.random.default_rng(0).random((300, 3)):
+        tree.set(np.arange(WIDTH * 3), 0.0)
+        tree.set(np.array([5, WIDTH + 5, 2 * WIDTH + 5]), weight)
+        ends = weight.cumsum() / tree.total
+        shares = np.concatenate([np.nextafter(ends[:2], 0.0), ends[:2], np.nextafter(ends[:2], 1.0), [0.0, 1.0]])
+        assert set(tree.draw(shares).tolist()) <= {5, WIDTH + 5, 2 * WIDTH + 5}
 
 
 def test_draws_follow_the_weights():

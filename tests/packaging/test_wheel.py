@@ -173,7 +173,7 @@ def test_an_installed_plugin_trains(refused: subprocess.CompletedProcess[str], e
 
 
 def test_an_installed_environment_and_exploration_train(empty: Empty, wheels: dict[str, Path]):
-    refused = empty.rlplug("algo=ppo", "env=deepsea", "exploration=[counts]")
+    refused = empty.rlplug("algo=ppo", "env=deepsea")
     assert refused.returncode == 2
     assert refused.stderr.startswith("rlplug: env: unknown option 'deepsea'; There are: ")
     empty.install(wheels["rlplug_deepsea"])

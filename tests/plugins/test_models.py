@@ -228,5 +228,5 @@ def test_a_critic_has_nested_models_of_its_own():
 
 
 def test_a_mistake_in_a_nested_model_is_shown_by_its_full_key():
-    with pytest.raises(ConfigError, match=r"model\.torso\.hiden"):
-        context(overrides=["model=lstm", "+model.torso.hiden=[8]"])
+    with pytest.raises(ConfigError, match=r"model\.torso\.hiddn"):
+        context(overrides=["model=lstm", "+model.torso.hiddn=[8]"])
