@@ -115,7 +115,7 @@ class Fuzzer:
             self.total = newest + 2 * trainer.round_steps
         # short, and nothing that a clock decides
         raw |= {"total_steps": self.total, "logger": {"csv": {"name": "csv"}}}
-        raw |= {"eval": {"every": 0, "episodes": 1}, "checkpoint": raw["checkpoint"] | {"every": 0}}
+        raw |= {"eval": {"every": 0, "episodes": 1, "record": 0}, "checkpoint": raw["checkpoint"] | {"every": 0}}
         self.config = raw
         run_folder.write_config(self.good, raw)
         self.other = self.work / "other"

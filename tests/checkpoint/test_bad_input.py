@@ -24,7 +24,7 @@ from rlplug.cli import main
 from rlplug.config import default_node
 from rlplug.testing.fuzz import Scene
 from rlplug.trainer import launch
-from rlplug.trainer.checkpoint import checkpoints, find, folder_of
+from rlplug.trainer.checkpoint import FORMAT, checkpoints, find, folder_of
 from tests.checkpoint.runs import OVERRIDES, copy_of, fingerprint, steps, trained
 from tests.installing import Install, install, install_into, site  # noqa: F401  fixtures
 
@@ -93,7 +93,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "with an altered manifest": (lambda path: flip(path / "manifest.json"), "altered: manifest.json: it"),
     "newer": (
         newer,
-        "was written by a newer rlplug (9.9) in format 99; this one reads formats up to 1: upgrade rlplug",
+        f"was written by a newer rlplug (9.9) in format 99; this one reads formats up to {FORMAT}: upgrade rlplug",
     ),
     "foreign": (
         lambda path: (path / "manifest.json").write_text('{"name": "a web app"}'),
@@ -317,7 +317,7 @@ def test_a_run_that_has_finished(sac: Path, capsys: Capture):
 
 def test_a_configuration_that_was_edited(sac: Path, capsys: Capture):
     text = (sac / "config.yaml").read_text()
-    (sac / "config.yaml").write_text(text.replace("gamma: 0.99", "gamma: 0.5"))
+    (sac / "config.yaml").write_text(text.replace("  gamma: 0.99", "  gamma: 0.5"))
     message = refused(capsys, sac, "resume", sac, LONGER)
     assert message.startswith("algo.gamma: was 0.99, and is 0.5 in config.yaml now, but it alters what is learned")
 

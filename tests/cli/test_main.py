@@ -73,7 +73,8 @@ def test_the_settings_of_a_job_are_shown(capsys: pytest.CaptureFixture[str]):
 def test_help_lists_the_options_of_every_group(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for group in ("algo: ", "buffer: prioritized, replay, rollout, sequence", "env: ", "exploration: ", "loop: ", "rlplug plugins"):
+    buffers = "buffer: prioritized, replay, rollout, sequence"
+    for group in ("algo: ", buffers, "env: ", "exploration: ", "loop: ", "rlplug plugins"):
         assert group in text
 
 
