@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Discrete, MultiDiscrete
 
 from rlplug.envs.checking import MisfitError, writer
 from rlplug.envs.masks import find_masks
@@ -61,8 +60,7 @@ class EnvList:
         self._final = [False] * n
         self._steps = [env.step for env in self.envs]
         obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
-        masked = mask_key is not None and isinstance(action_space, Discrete | MultiDiscrete)
-        self._masks = find_masks(action_space, mask_key, self._reset(0, 0)[1] if masked else {})
+        self._masks = find_masks(action_space, mask_key, self._reset(0, 0)[1] if mask_key is not None else {})
         mask_size = self._masks.size if self._masks else None
         self.spec = single_agent(obs_space, action_space, max_episode_steps, frame_stack, mask_size)
         self.check_bounds, self._execute = check_bounds, execute(action_space)

@@ -110,7 +110,8 @@ def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], w
         _check_streams(model, lead, x, out, what)
 
     model.zero_grad()
-    out.square().sum().backward()
+    if any(p.requires_grad for p in model.parameters()):
+        out.square().sum().backward()
     without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     require(not without, f"the features do not depend on the parameters {', '.join(without)}")
 
@@ -171,4 +172,5 @@ def _check_members(model: Any, space: spaces.Space[Any], what: str) -> None:
     x = inputs(space, 1)
     out, _ = model(_row(x, 0), model.initial_carry(B), torch.ones(B, dtype=torch.bool))
     same = [i for i in range(1, len(out)) if torch.equal(out[0], out[i])]
-    require(not same, f"members of ctx.copies are equal on {what}: initialise each of them by itself")
+    alone = not list(model.parameters())  # nothing to initialise
+    require(alone or not same, f"members of ctx.copies are equal on {what}: initialise each of them by itself")
