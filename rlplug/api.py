@@ -187,8 +187,8 @@ class Learner(Protocol):
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         """Cut a segment ``[T+1, B]`` into shuffled parts.
 
-        ``row``: flat batches of ``size`` valid rows over all ranks. ``column``: ``[T+1, size]``.
-        Every rank yields the same number of them.
+        ``row``: flat batches of ``size`` valid rows over all ranks. ``column``: ``[T+1, size]``,
+        of columns that have a valid row. Every rank yields the same number of them.
         """
         ...
 

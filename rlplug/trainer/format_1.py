@@ -20,7 +20,7 @@ OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("env", "gymnasium"): {
         "backend": "gymnasium",
         "workers": None,
-        "mask_key": "action_mask",
+        "mask_key": None,
         "check_bounds": True,
         "atari": False,
         "frame_skip": 1,

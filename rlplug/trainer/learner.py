@@ -299,7 +299,7 @@ class FabricLearner:
     # ---- batches and statistics -----------------------------------------------------------------------------------
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
-        mine = batch["valid"].new_ones(batch["valid"].shape[1]) if unit == "column" else batch["valid"][:-1].T.flatten()
+        mine = batch["valid"].any(0) if unit == "column" else batch["valid"][:-1].T.flatten()
         mine = mine.nonzero().squeeze(1)  # row: column-major, so that the order does not depend on the ranks
         counts = self._gather_counts(len(mine))
         total, offset = sum(counts), sum(counts[: self.fabric.global_rank])

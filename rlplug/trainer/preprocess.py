@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -74,13 +75,14 @@ class Preprocess(nn.Module):
         if name not in self.obs:
             return x
         moments: Any = self.obs[name]
-        return ((x - moments.mean) * moments.scale()).clamp(-self.cfg.clip_obs, self.cfg.clip_obs)
+        mean, scale = moments.mean.to(x.device), moments.scale().to(x.device)
+        return ((x - mean) * scale).clamp(-self.cfg.clip_obs, self.cfg.clip_obs)
 
     def _reward(self, reward: Tensor) -> Tensor:
         if self.cfg.scale_reward != 1.0:
             reward = reward * self.cfg.scale_reward
         if self.reward is not None:
-            reward = reward * self.reward.scale()
+            reward = reward * self.reward.scale().to(reward.device)
         if self.cfg.clip_reward == "sign":
             return reward.sign()
         return reward if self.cfg.clip_reward is None else reward.clamp(-self.cfg.clip_reward, self.cfg.clip_reward)
@@ -100,18 +102,23 @@ def _vectors(space: Space[Any], name: str = "obs") -> Iterator[tuple[str, tuple[
     """Name and shape of every part that is a vector of numbers."""
     if isinstance(space, Dict):
         for key, sub in space.spaces.items():
-            yield from _vectors(sub, f"{name}/{key}")
+            yield from _vectors(sub, f"{name}/{_plain(key)}")
     elif isinstance(space, Box) and np.issubdtype(space.dtype, np.floating) and len(space.shape) < 3:
-        yield name.replace(".", "_"), space.shape
+        yield name, space.shape
 
 
 def _mapped(tree: Any, function: Callable[[str, Tensor], Tensor], name: str = "obs") -> Any:
     if isinstance(tree, dict):
-        return {key: _mapped(part, function, f"{name}/{key}") for key, part in tree.items()}
-    return function(name.replace(".", "_"), tree)
+        return {key: _mapped(part, function, f"{name}/{_plain(key)}") for key, part in tree.items()}
+    return function(name, tree)
 
 
 def _at(obs: Any, name: str) -> Tensor:
     for key in name.split("/")[1:]:
-        obs = next(part for own, part in obs.items() if own.replace(".", "_") == key)
+        obs = next(part for own, part in obs.items() if _plain(own) == key)
     return obs
+
+
+def _plain(key: str) -> str:
+    """A key as part of the name of a module, which has no dots, and of a path."""
+    return quote(key, safe="").replace(".", "%2E")

@@ -173,8 +173,9 @@ class Trainer(Run):
         check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.source.bounds)
         self.preprocess.observe(segment, self.learner)
         self.algorithm.observe(segment, self.learner)
+        seen = self.preprocess.seen(segment)
         for extra in self.exploration.values():
-            extra.observe(self.preprocess.seen(segment), self.learner)
+            extra.observe(seen, self.learner)
         if whole or self.buffer.stale:  # the few rows of a last, short rollout would make a poor gradient
             self.buffer.add(segment)
         self.progress.env_steps += self.episodes.add(segment)

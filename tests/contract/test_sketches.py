@@ -39,6 +39,7 @@ CHILD = {
     "grad_clip": 0.5,
     "grad_clip_by": "global_norm",
     "initial_log_std": 0.0,
+    "max_seq_len": 8,
 }
 
 

@@ -181,3 +181,12 @@ def test_evaluation_leaves_the_moments_alone_and_a_loaded_agent_has_them(tmp_pat
     said = agent.act(obs)
     agent._see.obs["obs"].mean += 1.0
     assert not np.array_equal(agent.act(obs), said)
+
+
+def test_parts_of_any_name_are_normalised_each_by_itself():
+    space = spaces.Dict({key: spaces.Box(-9, 9, (1,), np.float32) for key in ("a/b", "a.b", "a_b", "a")})
+    see = made(space, normalize_obs=True)
+    obs = {key: segment(obs=1, seed=i)["obs"] + 10 * i for i, key in enumerate(space.spaces)}
+    see.observe(segment() | {"obs": obs}, Alone())
+    see.settle()
+    assert all(abs(float(part.mean())) < 0.5 for part in see(obs).values())

@@ -131,6 +131,8 @@ class DQN(Algorithm):
         self.ahead = 0 if self.sequences else 1  # the first row that the target network has to see
         self.online, self.target = (QNetwork(cfg, ctx, self.actions) for _ in range(2))
         self.target.requires_grad_(False).load_state_dict(self.online.state_dict())
+        if self.sequences and not self.initial_carry(1):
+            raise ConfigError("critic_model", "has a recurrent state, but dqn has no critic; choose model=lstm")
         self.lr = ctx.schedule(cfg.lr)
         self.support: Tensor
         self.register_buffer("support", torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms), persistent=False)
@@ -162,7 +164,7 @@ class DQN(Algorithm):
         """Expected returns ``[..., A]`` of what the network says, ``[..., A, atoms]``."""
         if self.cfg.num_atoms == 1:
             return self._raw(out).squeeze(-1)
-        return out.softmax(-1) @ self._raw(self.support)
+        return (out.softmax(-1) * self._raw(self.support)).sum(-1)
 
     def _raw(self, x: Tensor) -> Tensor:
         """Values as returns, from the units in which they are learned."""

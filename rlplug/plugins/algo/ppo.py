@@ -58,12 +58,6 @@ class PPO(Algorithm):
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        if cfg.sgd_minibatch_size < cfg.max_seq_len:
-            raise ConfigError(
-                "algo.sgd_minibatch_size",
-                f"{cfg.sgd_minibatch_size} rows are less than the {cfg.max_seq_len} of algo.max_seq_len, which a "
-                "recurrent model learns from together",
-            )
         return replace(needs, carry_every=cfg.max_seq_len, keys=(*needs.keys, "is_first", "carry"))
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -74,8 +68,15 @@ class PPO(Algorithm):
             raise ConfigError(
                 "algo.sgd_minibatch_size", f"{cfg.sgd_minibatch_size} is more than a rollout's {rows} rows"
             )
-        obs, action = ctx.spec.sole.obs, ctx.spec.sole.action
         self.sequences = ctx.needs.carry_every > 0
+        length = min(cfg.max_seq_len, ctx.rows)
+        if self.sequences and cfg.sgd_minibatch_size < length:
+            raise ConfigError(
+                "algo.sgd_minibatch_size",
+                f"{cfg.sgd_minibatch_size} rows are less than the {length} that a recurrent model learns from at once "
+                "(algo.max_seq_len)",
+            )
+        obs, action = ctx.spec.sole.obs, ctx.spec.sole.action
         self.model = ctx.build("model", obs)
         self.value_model = None if cfg.vf_share_layers else ctx.build("critic_model", obs)
         if self.sequences and not self.initial_carry(1):
