@@ -284,7 +284,7 @@ def test_minibatches_of_chunks_have_as_many_rows_as_asked():
 
 def test_recurrent_minibatches_smaller_than_a_chunk_are_refused():
     with pytest.raises(ConfigError, match="max_seq_len"):
-        make(overrides=["model=lstm"], max_seq_len=32)
+        make(overrides=["model=lstm"], max_seq_len=8, sgd_minibatch_size=4)
 
 
 def test_a_memory_that_nothing_reads_is_refused():
