@@ -89,9 +89,8 @@ class FabricLearner:
         losses = self.algorithm.update(prepared, self)
         losses.metrics.update(self._bonuses)
         for name, extra in self.exploration.items():
-            if self.parts(extra):
-                mine = extra.update(batch, self)
-                losses.metrics.update({f"{name}/{key}": value for key, value in (mine.terms | mine.metrics).items()})
+            mine = extra.update(batch, self)
+            losses.metrics.update({f"{name}/{key}": value for key, value in (mine.terms | mine.metrics).items()})
         if losses.feedback:
             self.buffer.feedback(batch["index"], losses.feedback)
         self.progress.updates += 1

@@ -18,10 +18,11 @@ from lightning.fabric import Fabric
 from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Plan, Run, VecEnv
 from rlplug.config import RunConfig
 from rlplug.registry import Events
-from rlplug.trainer.collector import InProcess, collector
+from rlplug.trainer.collector import collector
 from rlplug.trainer.context import RunContext, Scope, needs_of
 from rlplug.trainer.evaluate import Evaluator, Stopped
 from rlplug.trainer.finite import check_segment
+from rlplug.trainer.in_process import InProcess
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.metrics import Clock, Episodes, Means
