@@ -1,0 +1,98 @@
+"""Plans for the ranks that learn together: on processors, or on CUDA devices; on one machine or several."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import torch
+
+from rlplug.api import Context, Plan
+from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
+from rlplug.types import ConfigError
+
+Accelerator = Literal["cpu", "cuda"]
+MatmulPrecision = Literal["highest", "high", "medium"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+
+
+@settings
+class Ranks:
+    """What all plans have in common."""
+
+    devices: PositiveInt = option("Ranks on every machine, each with a device of its own.")
+    num_nodes: PositiveInt = option("Machines; torchrun or SLURM starts their processes.")
+    microbatches: PositiveInt = option("Parts of a batch that follow one another, which takes less memory.")
+    threads: PositiveInt = option("Threads of torch in each process.")
+    float32_matmul_precision: MatmulPrecision = option("Precision of float32 matrix products.")
+    max_restarts: NonNegativeInt = option("How often a run that broke off continues from its last checkpoint by itself.")
+
+
+class CPU:
+    """Ranks on processors, over gloo."""
+
+    @settings
+    class Config(Ranks):
+        pass
+
+    def __init__(self, cfg: Config, ctx: Context | None = None) -> None:
+        self.cfg = cfg
+
+    def plan(self) -> Plan:
+        cores = os.cpu_count() or 1
+        if self.cfg.devices > cores:
+            raise ConfigError(
+                "hardware.devices", f"{self.cfg.devices} ranks are more than the {cores} cores of this machine"
+            )
+        return _plan(self.cfg, "cpu", "32-true")
+
+
+class GPU:
+    """Ranks on CUDA devices, over NCCL.
+
+    Raises:
+        ConfigError: from ``plan``: they are not there, or cannot do what is asked.
+    """
+
+    @settings
+    class Config(Ranks):
+        precision: Precision = option("Arithmetic of forward and backward.")
+
+    def __init__(self, cfg: Config, ctx: Context | None = None) -> None:
+        self.cfg = cfg
+
+    def plan(self) -> Plan:
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not found:
+            raise ConfigError("hardware", "needs a CUDA device, and none is found here; hardware=cpu works")
+        if self.cfg.devices > found:
+            raise ConfigError(
+                "hardware.devices",
+                f"needs {self.cfg.devices} CUDA devices, and {found} are found here; hardware=1gpu "
+                f"hardware.devices={found} works",
+            )
+        if self.cfg.precision == "bf16-mixed" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise ConfigError(
+                "hardware.precision", f"{torch.cuda.get_device_name()} does not compute in bf16; 16-mixed works"
+            )
+        return _plan(self.cfg, "cuda", self.cfg.precision)
+
+
+class Auto:
+    """A CUDA device if there is one, else the processor."""
+
+    @settings
+    class Config(Ranks):
+        precision: Precision = option("Arithmetic of forward and backward, on a CUDA device.")
+
+    def __init__(self, cfg: Config, ctx: Context | None = None) -> None:
+        self.cfg = cfg
+
+    def plan(self) -> Plan:
+        kind = GPU if torch.cuda.is_available() else CPU
+        return kind(self.cfg).plan()
+
+
+def _plan(cfg: Ranks, accelerator: Accelerator, precision: str) -> Plan:
+    shared = {name: getattr(cfg, name) for name in Ranks.__pydantic_fields__}  # type: ignore[attr-defined]
+    return Plan(accelerator=accelerator, precision=precision, **shared)
