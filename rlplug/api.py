@@ -296,6 +296,9 @@ class Algorithm(Trainable):
 class Exploration(Trainable):
     """Changes what is done (``perturb``, ``weights``) or what is wanted (``reward``)."""
 
+    replaces: ClassVar[bool] = False
+    """Its ``perturb`` chooses anew, whatever the action was: of those that perturb, it has to come first."""
+
     def initial_carry(self, n: int) -> Batch:
         """Its own recurrent state, such as the state of a noise process."""
         return {}

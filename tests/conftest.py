@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 
+import absl.logging
 import pytest
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # everything here is about the processor, on every machine
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes share the cores
+
+# absl, which dm_control imports, would take pytest's captured stderr for its own, and close it when Hydra sets up
+# logging
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

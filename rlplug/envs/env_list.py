@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from rlplug.envs.checking import MisfitError, writer
-from rlplug.envs.masks import find_masks
+from rlplug.envs.masks import find_masks, late
 from rlplug.envs.spaces import allocate, copy, equal, execute, single_agent
 from rlplug.types import Batch, EnvSpec, RunError, Tree
 
@@ -57,9 +57,10 @@ class EnvList:
         self.env_ids = list(range(n) if env_ids is None else env_ids)
         self._seeds, self._episodes = [0] * n, [0] * n
         self._actions: list[list[Any]] = [[] for _ in range(n)]
-        self._final = [False] * n
+        self._final, self._warned = [False] * n, False
         self._steps = [env.step for env in self.envs]
         obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
+        self._mask_key = mask_key
         self._masks = find_masks(action_space, mask_key, self._reset(0, 0)[1] if mask_key is not None else {})
         mask_size = self._masks.size if self._masks else None
         self.spec = single_agent(obs_space, action_space, max_episode_steps, frame_stack, mask_size)
@@ -109,6 +110,8 @@ class EnvList:
                 self._write(i, row)
                 if self._masks is not None:
                     self._allow(i, info, end, bool(terminated[i]))
+                elif self._mask_key in info:
+                    raise late(self._mask_key)
             except Exception as error:
                 raise self._failure(i, "step", error) from error
         return self._first | {"reward": reward, "terminated": terminated, "truncated": truncated}
@@ -116,9 +119,16 @@ class EnvList:
     def state(self) -> Tree | None:
         """Each column's seed, episode and that episode's actions ``[L, ...]``; all columns' rows.
 
-        None while an episode is too long to be replayed.
+        None while an episode is too long to be replayed, of which the first call that finds one warns.
         """
         if any(len(log) >= LONGEST for log in self._actions):
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"an episode of {LONGEST} steps or more is not replayed: a run that is continued from here begins"
+                    " new episodes, and does not go on exactly as it would have",
+                    stacklevel=2,
+                )
             return None
         space = self.spec.sole.action
         return {
@@ -169,6 +179,8 @@ class EnvList:
             self._write(i, row)
             if self._masks is not None:
                 self._allow(i, info, False, False)
+            elif self._mask_key in info:
+                raise late(self._mask_key)
         except MisfitError as error:
             raise self._failure(i, "reset", error) from error
         self._final[i] = False

@@ -56,6 +56,11 @@ class Masks:
         return mask
 
 
+def late(key: str) -> MisfitError:
+    """What is wrong with an environment whose masks begin behind its first reset: it was taken for one without."""
+    return MisfitError(f"info has {key!r}, which the first reset had not; give it at every reset, or env.mask_key=null")
+
+
 def find_masks(space: Space[Any], key: str | None, info: Mapping[str, Any]) -> Masks | None:
     """The reader of an environment's masks; None where it gives none.
 

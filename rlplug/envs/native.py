@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlplug.envs.checking import MisfitError, reader
-from rlplug.envs.masks import find_masks
+from rlplug.envs.masks import find_masks, late
 from rlplug.envs.snapshot import restore, snapshot
 from rlplug.envs.spaces import copy, execute, single_agent, write
 from rlplug.envs.wrapping import has_mask, view
@@ -71,7 +71,7 @@ class NativeVector:
         self._in_obs = mask_key if has_mask(space, mask_key) else None
         left, _ = view(space, [self._in_obs] if self._in_obs else [], None)
         shown, self._view = view(left, drop, select)
-        self._seeds, self._steps = [0] * n, 0
+        self._seeds, self._steps, self._mask_key = [0] * n, 0, mask_key
         self._seed_each = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._masks = None if mask_key is None else find_masks(action_space, mask_key, self._info(*self._reset()))
         mask_size = self._masks.size if self._masks else None
@@ -92,6 +92,7 @@ class NativeVector:
             raise ValueError("this environment has no tasks")
         self._seeds, self._steps = [int(seed) for seed in seeds], 0
         obs, info = self._reset()
+        self._refuse_late_masks(info)
         batch = {"obs": self._observe(obs)}
         if self._masks is not None:
             none = np.zeros(self.num_envs, np.bool_)
@@ -109,6 +110,7 @@ class NativeVector:
         except Exception as error:
             raise self._failure("step", error) from error
         self._steps += 1
+        self._refuse_late_masks(info)
         batch = {
             "reward": np.asarray(reward, np.float32),
             "terminated": np.asarray(terminated, np.bool_),
@@ -197,6 +199,10 @@ class NativeVector:
             except MisfitError as error:
                 raise RunError(f"{self._place([self.env_ids[i]])}: {error}") from error
         return out
+
+    def _refuse_late_masks(self, info: dict[str, Any]) -> None:
+        if self._masks is None and self._mask_key in info:
+            raise RunError(f"{self._place(self.env_ids)}: {late(self._mask_key)}")
 
     def _place(self, ids: Sequence[int]) -> str:
         of = f"environment {ids[0]}" if len(ids) == 1 else f"environments {ids[0]} to {ids[-1]}"

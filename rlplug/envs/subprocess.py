@@ -43,7 +43,7 @@ class Subprocess:
     The arrays that ``reset`` and ``step`` return are overwritten by the next call.
 
     Args:
-        make: makes one environment; it is pickled.
+        make: makes one environment; it is pickled, and nothing of it may be defined in the main module.
         env_ids: the environments' global numbers.
         workers: how many processes at most; None: as many as there are cores.
         options: as of ``EnvList``.
@@ -67,11 +67,7 @@ class Subprocess:
         try:
             pickle.dumps(make)
         except Exception as error:
-            raise ConfigError(
-                "env.vectorization",
-                f"the environment cannot be sent to a process ({type(error).__name__}: {error}); use list, or register"
-                " it in a module: env.id=module:Name-v0",
-            ) from error
+            raise _not_sent(error) from error
         memory = _anonymous_file()
         self._workers: list[_Worker] = []
         self._close = weakref.finalize(self, _end, self._workers)
@@ -122,8 +118,8 @@ class Subprocess:
         return dict(self._rows)
 
     def state(self) -> Tree | None:
-        """As of one ``EnvList`` with all columns."""
-        states = self._call("state", [None] * len(self._workers))
+        """As of one ``EnvList`` with all columns. Warns as that does."""
+        states = self._tell(self._call("state", [None] * len(self._workers)))
         if any(state is None for state in states):
             return None
         joined = {key: [x for state in states for x in state[key]] for key in ("seeds", "episodes", "actions")}
@@ -136,9 +132,7 @@ class Subprocess:
             | {"obs": _columns({"obs": state["obs"]}, worker.columns)["obs"]}
             for worker in self._workers
         ]
-        for said in self._call("load", parts):
-            for text in said:
-                warnings.warn(text, stacklevel=2)
+        self._tell(self._call("load", parts))
 
     def close(self) -> None:
         """End all workers. May be called twice."""
@@ -149,6 +143,12 @@ class Subprocess:
         for worker, argument in zip(self._workers, arguments, strict=True):
             worker.send((name, argument))
         return self._answers()
+
+    def _tell(self, answers: Sequence[tuple[Any, Sequence[str]]]) -> list[Any]:
+        """Repeat the workers' warnings, each one once; the answers without them."""
+        for text in dict.fromkeys(text for _, texts in answers for text in texts):
+            warnings.warn(text, stacklevel=3)
+        return [answer for answer, _ in answers]
 
     def _answers(self) -> list[Any]:
         """Of every worker, so that all are ready for the next call; then the first error is raised."""
@@ -253,11 +253,19 @@ def work(channel: int, memory: int) -> None:
 
 
 def _serve(main: socket.socket, memory: int) -> None:
-    make, env_ids, options = _receive(main)
+    try:
+        make, env_ids, options = _receive(main)
+    except (EOFError, ConnectionError):
+        raise
+    except Exception as error:  # what is defined in the main module is not there
+        return _send(main, FAILED, _not_sent(error))
     try:
         envs = EnvList([make() for _ in env_ids], env_ids=env_ids, **options)
     except (ConfigError, RunError) as error:
         return _send(main, FAILED, error)
+    except Exception as error:
+        what = f"the environment cannot be made in a process ({type(error).__name__}: {error})"
+        return _send(main, FAILED, ConfigError("env", f"{what}; env.vectorization=list shows where it fails"))
     try:
         _send(main, DONE, envs.spec)
         n, columns = _receive(main)[1]
@@ -279,16 +287,22 @@ def _serve(main: socket.socket, memory: int) -> None:
         envs.close()
 
 
+def _not_sent(error: Exception) -> ConfigError:
+    return ConfigError(
+        "env.vectorization",
+        f"the environment cannot be sent to a process ({type(error).__name__}: {error}); use list, or register it in a"
+        " module: env.id=module:Name-v0",
+    )
+
+
 def _answer(envs: EnvList, name: str, argument: Any) -> Any:
     if name == "reset":
         envs.reset(argument)
         return None
-    if name == "state":
-        return envs.state()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        envs.load(argument)
-    return [str(warning.message) for warning in caught]
+        answer = envs.state() if name == "state" else envs.load(argument)
+    return answer, [str(warning.message) for warning in caught]
 
 
 def _end_with_main() -> None:

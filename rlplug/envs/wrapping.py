@@ -45,7 +45,9 @@ class Wrapping:
         """
         if self.atari:
             # Noisy and repeated actions are the emulator's own; episodes last beyond lost lives (Machado et al. 2018).
-            env = AtariPreprocessing(env, frame_skip=self.frame_skip, grayscale_newaxis=self.frame_stack == 1)
+            env = AtariPreprocessing(env, frame_skip=self.frame_skip)
+            if self.frame_stack == 1:
+                env = _stacked(env, 1)  # [1, 84, 84], as ALE's own vector
         else:
             if self.frame_skip > 1:
                 env = RepeatAction(env, self.frame_skip)

@@ -2,7 +2,7 @@
 
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
-from rlplug.functional.returns import gae, n_step, reverse_scan
+from rlplug.functional.returns import discounted_sum, gae, n_step, reverse_scan
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.functional.sequences import chunks, n_step_rows
 from rlplug.functional.targets import polyak_
@@ -13,6 +13,7 @@ __all__ = [
     "chunks",
     "clipped_surrogate",
     "clipped_value_loss",
+    "discounted_sum",
     "dueling",
     "forbid",
     "gae",

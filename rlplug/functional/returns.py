@@ -26,6 +26,31 @@ def reverse_scan(decay: Tensor, x: Tensor) -> Tensor:
     return x
 
 
+def discounted_sum(
+    reward: Tensor, valid: Tensor, before: Tensor, gamma: float, is_first: Tensor | None = None
+) -> Tensor:
+    """``R_t = gamma R_{t-1} + r_t`` in time order: the filter whose deviation rewards are divided by.
+
+    RND runs it across ends of episodes (Burda et al. 2018, arXiv:1810.12894, section 2.4).
+
+    Args:
+        reward: ``[T, B]``; rows that are not valid are ignored.
+        valid: ``[T, B]`` bool; other rows leave ``R`` as it is.
+        before: ``R_{-1} [B]``.
+        gamma: discount factor.
+        is_first: ``[T, B]`` bool, rows in front of which ``R`` becomes 0; None: nowhere.
+
+    Returns:
+        ``R [T, B]``.
+    """
+    decay = torch.where(valid, reward.new_tensor(gamma), 1.0)
+    if is_first is not None:
+        decay = torch.where(is_first, 0.0, decay)
+    reward = torch.where(valid, reward, 0.0)
+    reward = torch.cat((torch.addcmul(reward[:1], decay[:1], before), reward[1:]))
+    return reverse_scan(decay.flip(0), reward.flip(0)).flip(0)
+
+
 def gae(
     reward: Tensor, value: Tensor, terminated: Tensor, valid: Tensor, gamma: float, lambda_: float
 ) -> tuple[Tensor, Tensor]:

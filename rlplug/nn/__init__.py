@@ -15,7 +15,7 @@ from rlplug.nn.heads import (
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear
 from rlplug.nn.optim import Adam
 from rlplug.nn.recurrent import GRU, LSTM, Recurrent
-from rlplug.nn.spaces import Flatten, flat_size, flatten
+from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten
 
 __all__ = [
     "CNN",
@@ -44,6 +44,7 @@ __all__ = [
     "ResidualCNN",
     "TanhGaussian",
     "TanhGaussianHead",
+    "choices_of",
     "flat_size",
     "flatten",
     "head_for",

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 EPSILON = 1e-8
+PIECE = 1 << 20
+"""so many numbers are summed up at a time, in double precision"""
 
 
 class Moments(nn.Module):
@@ -36,8 +38,11 @@ class Moments(nn.Module):
         Args:
             gather: ``Learner.gather``, where there are other shares.
         """
-        x = x.reshape(len(x), self.size).to(self.seen)
-        own = torch.cat([x.new_tensor([len(x)]), x.sum(0), x.square().sum(0)])
+        x = x.reshape(len(x), self.size)
+        own = torch.zeros_like(self.seen)
+        for piece in x.split(max(1, PIECE // max(1, self.size))):  # images in double precision are many times as large
+            piece = piece.to(self.seen)
+            own += torch.cat([piece.new_tensor([len(piece)]), piece.sum(0), piece.square().sum(0)])
         count, total, squares = gather(own[None]).sum(0).split([1, self.size, self.size])
         if not count:
             return

@@ -71,6 +71,18 @@ class Flatten:
         return x.reshape(*x.shape[:lead], math.prod(self.shape))
 
 
+def choices_of(space: spaces.Space[Any]) -> list[int] | None:
+    """How many ways each part of an action of ``space`` has to be chosen; None where actions are not discrete."""
+    match space:
+        case spaces.Discrete():
+            return [int(space.n)]
+        case spaces.MultiDiscrete():
+            return space.nvec.ravel().tolist()
+        case spaces.MultiBinary():
+            return [2] * math.prod(space.shape)
+    return None
+
+
 def flat_size(space: spaces.Space[Any]) -> int:
     """Length of the vector that ``flatten`` makes of one element.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlplug.config import choose, default_node
 from rlplug.types import ConfigError
 
 
@@ -18,6 +17,8 @@ def config(of: str, **changes: Any) -> Any:
     Raises:
         ConfigError: no such file, a change is wrong, or an option must be given (``???``).
     """
+    from rlplug.config import choose, default_node  # here: see ``context``
+
     kind, _, option = of.partition("/")
     node = default_node(kind, option, changes)  # type: ignore[arg-type]
     for key, value in node.items():

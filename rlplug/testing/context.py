@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 
-from rlplug.trainer.context import RunContext
 from rlplug.types import EnvSpec, Group
+
+if TYPE_CHECKING:
+    from rlplug.trainer.context import RunContext
 
 
 def spec(obs: Any = 4, action: Any = 2) -> EnvSpec:
@@ -33,5 +35,6 @@ def context(of: EnvSpec | None = None, *, overrides: Any = (), **options: Any) -
         options: see ``RunContext``: ``needs``, ``num_envs``, ``rows``, ``batch_size``, ``seed`` ...
     """
     from rlplug.config import compose
+    from rlplug.trainer.context import RunContext  # here: processes of environments import this file, and no torch
 
     return RunContext(spec=of or spec(), slots=compose(list(overrides)).models, **options)

@@ -1,4 +1,7 @@
-"""Environments of every kind of space, for short runs: ``env.id=rlplug.testing.worlds:World-v0``."""
+"""Environments that hold a run to its word: ``World-v0`` of every kind of space, ``MaskedCartPole-v0`` of masks.
+
+``env.id=rlplug.testing.worlds:World-v0``
+"""
 
 from __future__ import annotations
 
@@ -77,9 +80,38 @@ class World(gymnasium.Env[Any, Any]):
         return obs, {"action_mask": np.concatenate(self.mask).astype(np.int8)}
 
 
+class MaskedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 with ``2 * pairs`` actions: the even ones push left, the odd ones right. At every step one of either
+    kind is allowed, another one each time.
+
+    Raises:
+        ValueError: from ``step``: the action is forbidden.
+    """
+
+    def __init__(self, pairs: int = 4) -> None:
+        super().__init__(gymnasium.make("CartPole-v1").unwrapped)
+        self.pairs, self.action_space = pairs, Discrete(2 * pairs)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return obs, info | self._allow()
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if not self.mask[action]:
+            raise ValueError(f"the action {action} is forbidden by the mask {self.mask}")
+        obs, reward, terminated, truncated, info = self.env.step(int(action) % 2)
+        return obs, reward, terminated, truncated, info | self._allow()
+
+    def _allow(self) -> dict[str, Any]:
+        self.mask = np.zeros(2 * self.pairs, np.int8)
+        self.mask[2 * self.env.unwrapped.np_random.integers(self.pairs, size=2) + [0, 1]] = 1
+        return {"action_mask": self.mask}
+
+
 def vector(num_envs: int, **options: Any) -> SyncVectorEnv:
     """A vector that resets within the step that ends an episode."""
     return SyncVectorEnv([lambda: World(**options)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 gymnasium.register("World-v0", entry_point=f"{__name__}:World", vector_entry_point=f"{__name__}:vector")
+gymnasium.register("MaskedCartPole-v0", entry_point=f"{__name__}:MaskedCartPole", max_episode_steps=500)

@@ -79,14 +79,15 @@ class Agent:
                 Tuple space.
             mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training alone).
             reward: of the last action, ``[n]`` for a batch, for a policy that sees it.
-            mask: the allowed actions, ``[A]`` or ``[n, A]`` bool, for a policy that was trained with masks.
+            mask: the allowed actions, ``[A]`` or ``[n, A]`` bool, which a policy that was trained with masks has to be
+                given.
 
         Returns:
             One action, or ``[n, ...]``.
 
         Raises:
             ValueError: the observation is not of the environment's space, or of another number of environments than
-                those whose episodes are going on.
+                those whose episodes are going on; or the reward or the mask that the policy sees is missing.
         """
         if mode not in get_args(Mode):
             raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, and is {mode!r}")
@@ -116,7 +117,11 @@ class Agent:
 
     def _mask(self, mask: Any, columns: int) -> np.ndarray:
         size = flatdim(self.spec.extras["mask"])
-        mask = np.ones((columns, size), np.bool_) if mask is None else np.asarray(mask, np.bool_)
+        if mask is None:
+            raise ValueError(
+                f"this policy was trained with masks of the allowed actions: act(obs, mask=...), [{size}] bool"
+            )
+        mask = np.asarray(mask, np.bool_)
         if mask.shape not in ((size,), (columns, size)):
             raise ValueError(f"mask has shape {[*mask.shape]}; [{size}] or [{columns}, {size}] is right")
         mask = np.broadcast_to(mask, (columns, size))

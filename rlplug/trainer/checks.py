@@ -50,6 +50,14 @@ def cross(config: RunConfig, spec: EnvSpec) -> None:
                 f"exploration.{name}",
                 f"changes actions after {algo} chose them, which {algo} cannot learn from; leave it out",
             )
+    perturb = [name for name, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
+    for name in perturb[1:]:
+        if config.exploration[name].cls.replaces:
+            raise ConfigError(
+                "exploration",
+                f"{name} chooses actions anew, so that {perturb[0]} before it does nothing; leave one out, or name"
+                f" {name} first",
+            )
 
 
 def shares(batch_size: int, plan: Plan) -> None:

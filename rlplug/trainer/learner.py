@@ -96,7 +96,7 @@ class FabricLearner:
         losses = self.algorithm.update(prepared, self)
         losses.metrics.update(self._bonuses)
         for name, extra in self.exploration.items():
-            if self.parts(extra):
+            if self.parts(extra) or type(extra).update is not Trainable.update:
                 mine = extra.update(batch, self)
                 losses.metrics.update({f"{name}/{key}": value for key, value in (mine.terms | mine.metrics).items()})
         if losses.feedback:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlplug.api import Learner
 from rlplug.config import Preprocess as Config
+from rlplug.functional.returns import discounted_sum
 from rlplug.nn.moments import Moments
 from rlplug.types import Batch, ConfigError, EnvSpec
 
@@ -60,7 +61,7 @@ class Preprocess(nn.Module):
         for name, moments in self._moments():
             moments.add(_at(segment["obs"], name)[valid], learner.gather)
         if self.reward is not None:
-            self.reward.add(self._discounted(segment)[valid], learner.gather)
+            self.reward.add(self._discounted(segment)[valid[:-1]], learner.gather)
             self.reward.settle()  # nobody acted by it
 
     def settle(self) -> None:
@@ -88,14 +89,12 @@ class Preprocess(nn.Module):
         return reward if self.cfg.clip_reward is None else reward.clamp(-self.cfg.clip_reward, self.cfg.clip_reward)
 
     def _discounted(self, segment: Batch) -> Tensor:
-        """``R <- gamma R + r`` along every episode, ``[T+1, B]``."""
-        reward, valid, first = (segment[key].to(self.returns.device) for key in ("reward", "valid", "is_first"))
-        rows = torch.zeros_like(reward)
-        for t in range(len(reward) - 1):
-            before = torch.where(first[t], 0.0, self.returns)
-            rows[t] = self.cfg.reward_gamma * before + self.cfg.scale_reward * reward[t]
-            self.returns.copy_(torch.where(valid[t], rows[t], before))
-        return rows.to(segment["valid"].device)
+        """``R <- gamma R + r`` along every episode, ``[T, B]``."""
+        rows = [segment[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first")]
+        reward, valid, first = rows
+        sums = discounted_sum(self.cfg.scale_reward * reward, valid, self.returns, self.cfg.reward_gamma, first)
+        self.returns.copy_(sums[-1])
+        return sums.to(segment["valid"].device)
 
 
 def _vectors(space: Space[Any], name: str = "obs") -> Iterator[tuple[str, tuple[int, ...]]]:

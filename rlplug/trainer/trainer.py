@@ -23,6 +23,7 @@ from rlplug.trainer.collector import collector
 from rlplug.trainer.context import RunContext, Scope, needs_of
 from rlplug.trainer.evaluate import Evaluator, Stopped
 from rlplug.trainer.finite import check_segment
+from rlplug.trainer.in_process import InProcess
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.metrics import Clock, Episodes, Means

@@ -119,6 +119,11 @@ def test_importing_rlplug_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_importing_the_environments_of_the_kit_imports_no_torch():
+    code = "import sys, rlplug.testing.worlds; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_public_name_exists():
     for name in rlplug.__all__:
         assert getattr(rlplug, name) is not None

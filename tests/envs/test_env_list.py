@@ -147,7 +147,7 @@ def test_seeds_and_tasks_must_fit():
         env.reset([0, 1], tasks=[1, 2])
 
 
-def test_an_episode_too_long_to_be_replayed_has_no_state(monkeypatch):
+def test_an_episode_too_long_to_be_replayed_has_no_state(monkeypatch, recwarn):
     monkeypatch.setattr("rlplug.envs.env_list.LONGEST", 10)
     env = EnvList([gymnasium.make("Pendulum-v1", max_episode_steps=13) for _ in range(2)])
     env.reset([0, 1])
@@ -156,4 +156,6 @@ def test_an_episode_too_long_to_be_replayed_has_no_state(monkeypatch):
         env.step(np.zeros((2, 1), np.float32))
         there.append(env.state() is not None)
         assert all(len(log) <= 10 for log in env._actions)
+    (once,) = recwarn
+    assert str(once.message).startswith("an episode of 10 steps or more is not replayed: a run that is continued")
     assert there == [True] * 9 + [False] * 4 + [True] * 3

@@ -10,8 +10,8 @@ from rlplug.envs import EnvList, NativeVector, make_list
 from rlplug.envs.making import find
 from rlplug.envs.masks import Masks, find_masks
 from rlplug.envs.wrapping import Wrapping
-from rlplug.types import ConfigError
-from tests.envs.walking import Everything, Faulty, rows
+from rlplug.types import ConfigError, RunError
+from tests.envs.walking import Everything, Faulty, Walk, rows
 
 SEEDS = [3, 1, 4]
 
@@ -98,6 +98,52 @@ def test_without_the_key_there_is_none():
         assert "mask" not in env.reset([0]) | env.step(np.zeros(1, np.int64))
     wrapped = Wrapping()(Everything())
     assert "action_mask" in wrapped.observation_space.spaces
+
+
+class Late(Walk):
+    """Says which actions are allowed from a step on, and nothing of it at a reset."""
+
+    silent = 2  # calls: a list, or a vector, asks for masks at a reset of its own
+
+    def say(self, info):
+        self.silent -= 1
+        return info if self.silent >= 0 else info | {"action_mask": np.array([1, 0])}
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return obs, self.say(info)
+
+    def step(self, action):
+        *row, info = super().step(action)
+        return *row, self.say(info)
+
+
+class LateAtAReset(Late):
+    """From the second reset on."""
+
+    silent = 1
+
+
+@pytest.mark.parametrize("cls", [Late, LateAtAReset])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda cls, **options: EnvList([cls()], **options),
+        lambda cls, **options: NativeVector(SyncVectorEnv([cls]), **options),
+    ],
+    ids=["list", "native"],
+)
+def test_masks_that_the_first_reset_had_not_stop_the_run(cls, make):
+    def play(**options):
+        env = make(cls, **options)
+        assert not env.spec.extras
+        env.reset([0])
+        env.step(np.zeros(1, np.int64))
+
+    said = "info has 'action_mask', which the first reset had not; give it at every reset, or env.mask_key=null"
+    with pytest.raises(RunError, match=rf"^environment 0 .*: {said}$"):
+        play(mask_key="action_mask")
+    play(mask_key=None)
 
 
 def test_masks_for_continuous_actions_are_refused():

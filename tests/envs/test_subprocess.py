@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from rlplug.envs import Subprocess
+from rlplug.envs import Subprocess, env_list
 from rlplug.envs.spaces import copy, equal
 from rlplug.plugins.env.gymnasium import Gymnasium
 from rlplug.types import ConfigError, RunError
@@ -249,6 +249,59 @@ def test_what_cannot_be_made_or_sent_is_explained():
         Subprocess(lambda: Walk(), range(2))
     with pytest.raises(ConfigError, match="only images are stacked"):
         make("subprocess", id="Pendulum-v1", frame_stack=2)
+
+
+def soon_too_long():
+    env_list.LONGEST = 5  # in the worker
+    return Walk()
+
+
+def test_an_episode_too_long_to_be_replayed_is_reported_once(recwarn):
+    env = Subprocess(soon_too_long, range(2), workers=2)
+    env.reset([0, 1])
+    for _ in range(40):
+        env.step(np.zeros(2, np.int64))
+        env.state()
+    assert {str(x.message).partition(":")[0] for x in recwarn} == {"an episode of 5 steps or more is not replayed"}
+    assert len(recwarn) <= 2  # once a worker
+    env.close()
+
+
+HERE = """
+    import gymnasium, numpy
+    from rlplug.envs import Maker, Subprocess, find
+    from rlplug.types import ConfigError
+
+    class Here(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    gymnasium.register("Here-v0", Here)
+    try:
+        Subprocess({make}, range(4), workers=2)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("make", ["Here", 'Maker(find("Here-v0"))'])
+def test_what_the_main_module_defines_is_one_error(tmp_path, make):
+    script = tmp_path / "main.py"
+    script.write_text(textwrap.dedent(HERE.format(make=make)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.stdout.startswith("env.vectorization: the environment cannot be sent to a process (AttributeError: ")
+    assert done.stdout.endswith("use list, or register it in a module: env.id=module:Name-v0\n")
+    assert not done.stderr
+
+
+def broken():
+    raise KeyError("socket")
+
+
+def test_a_constructor_that_raises_is_one_error():
+    with pytest.raises(
+        ConfigError, match=r"^env: .* cannot be made in a process \(KeyError: 'socket'\); .*=list shows"
+    ):
+        Subprocess(broken, range(2))
 
 
 class Restless(Walk):

@@ -187,11 +187,21 @@ def test_the_preprocessing_of_atari_is_that_of_its_own_vector():
 
 
 @atari
+def test_a_stack_of_one_image_is_that_of_its_own_vector():
+    options = ATARI | {"frame_stack": 1}
+    native = make("ALE/Pong-v5", 1, **options, kwargs={"noop_max": 0})
+    single = make("ALE/Pong-v5", 1, vectorization="list", **options)
+    assert native.spec == single.spec
+    without_no_ops(single)
+    assert all(equal(a, b) for a, b in zip(rows(native, 50, [0]), rows(single, 50, [0]), strict=True))
+
+
+@atari
 def test_options_of_atari():
     for vectorization in ("native", "list"):
         options = ATARI | {"vectorization": vectorization, "max_episode_steps": 13, "frame_stack": 1}
         env = make("ALE/Breakout-v5", **options)
-        assert env.spec.sole.obs.shape == {"native": (1, 84, 84), "list": (84, 84, 1)}[vectorization]
+        assert env.spec.sole.obs == Box(0, 255, (1, 84, 84), np.uint8)
         ends = [row["truncated"].all() for row in rows(env, 13, [0, 1])[1:]]
         assert ends == [False] * 12 + [True]
     with pytest.raises(ConfigError, match=r"env.vectorization: the vector of ALE/Pong-v5 preprocesses images"):

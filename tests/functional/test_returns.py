@@ -4,7 +4,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rlplug.functional import gae, n_step, reverse_scan
+from rlplug.functional import discounted_sum, gae, n_step, reverse_scan
 from tests.functional.streams import build, gae_of_episode, n_step_of_episode, streams
 
 unit = st.floats(0.0, 1.0)
@@ -139,3 +139,28 @@ def test_n_step_of_a_window_without_transition(n):
     reward, nothing = torch.full((n + 1, 2), 7.0), torch.zeros(n + 1, 2, dtype=torch.bool)
     ret, discount, last = n_step(reward, nothing, nothing, 0.9)
     assert (ret.tolist(), discount.tolist(), last.tolist()) == ([0.0, 0.0], [1.0, 1.0], [0, 0])
+
+
+@given(stream=streams, gamma=unit, within=st.booleans())
+def test_discounted_sum_runs_in_time_order(stream, gamma, within):
+    """Across episodes, or within each of them."""
+    reward, valid, first = (stream.batch[key] for key in ("reward", "valid", "is_first"))
+    before = torch.linspace(-1.0, 1.0, reward.shape[1], dtype=reward.dtype)
+    found = discounted_sum(reward, valid, before, gamma, first if within else None)
+    for t, row in enumerate(reward):
+        before = torch.where(first[t], 0.0, before) if within else before
+        before = torch.where(valid[t], gamma * before + row, before)
+        assert_close(found[t], before)
+
+
+@given(stream=streams, within=st.booleans())
+def test_discounted_sum_of_two_segments_is_that_of_one(stream, within):
+    reward, valid, first = (stream.batch[key] for key in ("reward", "valid", "is_first"))
+
+    def sums(rows, before):
+        return discounted_sum(reward[rows], valid[rows], before, 0.9, first[rows] if within else None)
+
+    start = torch.ones_like(reward[0])
+    whole, cut = sums(slice(None), start), len(reward) // 2
+    head = sums(slice(cut), start) if cut else start[None]
+    assert_close(sums(slice(cut, None), head[-1]), whole[cut:])

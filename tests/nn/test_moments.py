@@ -1,7 +1,8 @@
 import torch
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlplug.nn.moments import Moments
+from rlplug.nn.moments import PIECE, Moments
 
 
 def test_merging_batches_gives_the_moments_of_all():
@@ -31,3 +32,26 @@ def test_shares_of_several_ranks_are_added_up():
     both.add(x[:3], lambda own: torch.cat([own, *shares]))
     both.settle()
     assert_close((both.mean, both.var), (x.mean(), x.var(correction=0)))
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor in double precision has that is made meanwhile."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        if isinstance(out, torch.Tensor) and out.dtype == torch.float64:
+            self.size = max(self.size, out.numel())
+        return out
+
+
+def test_images_are_summed_up_in_pieces():
+    x = torch.randint(256, (40, 84, 84, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    moments = Moments((84, 84, 8))
+    with Largest() as largest:
+        moments.add(x)
+    assert x.numel() > 2 * PIECE >= 2 * largest.size > 0
+    moments.settle()
+    assert_close(moments.mean, x.float().mean(0))
+    assert_close(moments.var, x.float().var(0, correction=0))

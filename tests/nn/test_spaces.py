@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
-from rlplug.nn import Flatten, flat_size, flatten
+from rlplug.nn import Flatten, choices_of, flat_size, flatten
 from rlplug.types import ConfigError
 
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)
@@ -94,3 +94,10 @@ def test_a_forward_pass_compiles_in_one_piece():
     space.seed(0)
     x, whole = stack(space, [space.sample() for _ in range(3)]), Flatten(space)
     assert torch.equal(torch.compile(whole.__call__, fullgraph=True, backend="aot_eager")(x), whole(x))
+
+
+def test_choices_of_an_action():
+    assert choices_of(Discrete(5, start=2)) == [5]
+    assert choices_of(MultiDiscrete(np.array([[2, 3], [4, 1]]))) == [2, 3, 4, 1]
+    assert choices_of(MultiBinary((2, 2))) == [2, 2, 2, 2]
+    assert choices_of(VECTOR) is None

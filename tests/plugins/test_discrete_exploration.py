@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from rlplug import testing
 from rlplug.plugins.exploration.discrete import Boltzmann, EpsilonGreedy
+from rlplug.testing.checks.runs import Case
 from rlplug.types import ConfigError
 
 N = 20_000
@@ -145,3 +146,13 @@ def test_rows_of_other_processes_do_not_change_ones_own():
         found.append(np.stack([out["action"].numpy() for out, _ in rounds]))
     assert (found[0] > 0).any()
     assert (np.concatenate(found[1:], 1) == found[0]).all()
+
+
+def test_boltzmann_behind_what_it_would_undo_is_refused():
+    dqn = Case("dqn", "cartpole")
+    with pytest.raises(
+        ConfigError, match=r"^exploration: boltzmann chooses actions anew, so that epsilon_greedy before"
+    ):
+        dqn.build("exploration=[epsilon_greedy,boltzmann]")
+    for served in ("[boltzmann,epsilon_greedy]", "[parameter_noise,icm,boltzmann]"):
+        dqn.build(f"exploration={served}").close()

@@ -65,6 +65,13 @@ def test_sigma_grows_while_the_policies_are_too_near(distance, factor):
     assert_close(noise.sigma, torch.tensor(factor))
 
 
+def test_sigma_is_logged_as_it_was():
+    noise = make(initial_sigma=0.3)
+    logged = noise.update({}, Alone()).metrics["sigma"]  # type: ignore[arg-type]
+    noise.sigma.fill_(0.1)
+    assert_close(logged, torch.tensor(0.3))
+
+
 def test_distance_of_continuous_policies():
     """Appendix C: the root of the mean, over rows and dimensions, of squared differences."""
     plain, noisy = torch.tensor([[0.0, 0.0], [1.0, -1.0]]), torch.tensor([[0.3, 0.0], [1.0, -0.6]])
@@ -102,10 +109,11 @@ def test_a_run_acts_with_noisy_weights_and_keeps_its_own():
     """The noise is in what acts, not in what learns: with step size 0 the policy stays as it was."""
     trainer = Case("sac", "pendulum").build("exploration=[parameter_noise]", "algo.actor_lr=0")
     before = {name: p.clone() for name, p in trainer.algorithm.model.named_parameters()}
-    play(trainer, 3)
+    record = play(trainer, 3)
     after = dict(trainer.algorithm.model.named_parameters())
     trainer.close()
     extra = trainer.exploration["parameter_noise"]
     assert not differences(before, {name: p.detach() for name, p in after.items()})
     assert extra.rounds > 0
     assert extra.sigma != 0.05
+    assert record.losses[-1]["parameter_noise/sigma"] == extra.sigma

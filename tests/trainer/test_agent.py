@@ -153,6 +153,19 @@ def test_other_modes_are_refused(sac: Path):
         load(sac).act(np.zeros(3), "best")  # type: ignore[arg-type]
 
 
+def test_a_policy_that_was_trained_with_masks_is_given_them(tmp_path: Path):
+    agent = load(
+        trained(tmp_path / "taxi", *PPO, "env=taxi", "env.max_episode_steps=20", "algo.sgd_minibatch_size=256")
+    )
+    mask = np.arange(6) == 4
+    assert agent.act(7, "random", mask=mask) == 4
+    assert agent.act([7, 8], "explore", mask=[mask, ~mask])[0] == 4
+    with pytest.raises(
+        ValueError, match=r"trained with masks of the allowed actions: act\(obs, mask=...\), \[6\] bool"
+    ):
+        agent.act(7)
+
+
 # ---- memory and every kind of space ---------------------------------------------------------------------------------
 
 OBS = Dict(

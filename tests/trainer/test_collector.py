@@ -14,10 +14,12 @@ from rlplug.api import Algorithm, Exploration, Needs
 from rlplug.config import compose
 from rlplug.envs import NativeVector
 from rlplug.testing.context import context
-from rlplug.trainer.collector import InProcess, Ragged, collector
+from rlplug.trainer.collector import collector
 from rlplug.trainer.context import Scope
+from rlplug.trainer.in_process import InProcess
 from rlplug.trainer.launch import build
 from rlplug.trainer.metrics import Episodes
+from rlplug.trainer.ragged import Ragged
 from rlplug.trainer.trees import decode, encode, snapshot
 
 COLUMNS = 5
@@ -35,11 +37,11 @@ def short_cartpole():
     return gymnasium.make("CartPole-v1", disable_env_checker=True, max_episode_steps=9)
 
 
-def source(mode: AutoresetMode) -> InProcess:
+def source(mode: AutoresetMode, algorithm: Algorithm | None = None) -> InProcess:
     env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
     ctx = context(env.spec, needs=Needs(keys=("obs", "action", "value")), num_envs=COLUMNS)
     scope = Scope("actor", COLUMNS, range(COLUMNS))
-    return collector(env, Follower(), ctx, scope, list(range(COLUMNS)))
+    return collector(env, algorithm or Follower(), ctx, scope, list(range(COLUMNS)))
 
 
 def segments(mode: AutoresetMode, rows: int, n: int):
@@ -284,3 +286,40 @@ def test_parameter_noise_acts_and_leaves_no_trace():
     (segment,) = made.collect(6, mode="greedy")
     assert not segment["action"][:-1].all()
     assert len(extra.told) == 1
+
+
+class Talkative(Follower):
+    """Says more than is kept, and that cannot be brought to the host."""
+
+    def act(self, step, carry, mode):
+        out, carry = super().act(step, carry, mode)
+        return out | {"q": torch.empty(COLUMNS, 2, device="meta")}, carry
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_what_is_not_kept_is_not_brought_to_the_host(mode):
+    made = source(mode, Talkative())
+    made.example()
+    for asked in ("random", "explore", "greedy"):
+        (segment,) = made.collect(12, mode=asked)
+        assert "q" not in segment
+        assert segment["valid"].any()
+
+
+class Ranking(Follower):
+    """Packages what nobody keeps into what is kept."""
+
+    def act(self, step, carry, mode):
+        out, carry = super().act(step, carry, mode)
+        return out | {"extra": out["value"] + 1.0}, carry
+
+    def package(self, data):
+        return data | {"value": data["extra"]}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_package_sees_all_that_the_algorithm_said(mode):
+    (segment,) = source(mode, Ranking()).collect(7)
+    acted = segment["valid"]
+    torch.testing.assert_close(segment["value"][acted], 2 * segment["obs"].sum(-1)[acted] + 1.0)
+    assert "extra" not in segment

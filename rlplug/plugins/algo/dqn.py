@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.distributional import kl_divergence, project
-from rlplug.functional.returns import n_step
+from rlplug.functional.sequences import n_step_rows
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, greedy, huber, inverse_rescale, rescale
 from rlplug.nn import Adam, Linear
@@ -178,17 +178,13 @@ class DQN(Algorithm):
         for network in (self.online, self.target):
             redraw(network.noisy, self.ctx.randn)
         burn, n, length = self.ctx.needs.burn_in, self.cfg.n_step, self.length
-        reward, terminated, valid = (
-            batch[key][burn:].unfold(0, n + 1, 1).movedim(-1, 0) for key in ("reward", "terminated", "valid")
-        )
-        ret, discount, last = n_step(reward, terminated, valid, self.cfg.gamma)  # [L, B]
+        reward, terminated, valid = (batch[key][burn:] for key in ("reward", "terminated", "valid"))
+        ret, discount, last = n_step_rows(reward, terminated, valid, self.cfg.gamma, n)  # [L, B]
         seen = {key: batch[key] for key in ("obs", "is_first", "mask") if key in batch}
         more: Batch = {key: batch[key] for key in ("carry", "weight") if key in batch}
         if burn:
             more["warm"], seen = _rows(seen, 0, burn), _rows(seen, burn, None)
-        if self.sequences:
-            last = last + torch.arange(length, device=last.device)[:, None]
-        else:
+        if not self.sequences:
             if n > 1:  # of the rows ahead, the one to bootstrap from is enough
                 columns = torch.arange(last.shape[1], device=last.device)
                 seen = map_leaves(lambda x: torch.stack((x[0], x[last[0], columns])), seen)

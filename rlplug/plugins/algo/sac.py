@@ -21,7 +21,16 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.returns import n_step
 from rlplug.functional.sequences import n_step_rows
 from rlplug.functional.targets import polyak_
-from rlplug.nn import Adam, Linear, MultiCategorical, MultiCategoricalHead, TanhGaussian, TanhGaussianHead, is_image
+from rlplug.nn import (
+    Adam,
+    Linear,
+    MultiCategorical,
+    MultiCategoricalHead,
+    TanhGaussian,
+    TanhGaussianHead,
+    choices_of,
+    is_image,
+)
 from rlplug.settings import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -139,7 +148,7 @@ class SAC(Algorithm):
         self.cfg, self.ctx = cfg, ctx
         action, copies = ctx.spec.sole.action, 2 if cfg.twin_q else 1
         assert action.shape is not None
-        self.shape, self.size, choices = action.shape, math.prod(action.shape), _choices(action)
+        self.shape, self.size, choices = action.shape, math.prod(action.shape), choices_of(action)
         self.sequences, self.discrete = ctx.needs.carry_every > 0, choices is not None
         self.model = ctx.build("model", ctx.spec.sole.obs)
         if self.sequences and not self.model.initial_carry(1):
@@ -338,19 +347,6 @@ class SAC(Algorithm):
             self.steps += 1
             if self.cfg.target_network_update_freq == 1 or self.steps % self.cfg.target_network_update_freq == 0:
                 polyak_(self.target, self.critic, self.cfg.tau)
-
-
-def _choices(action: spaces.Space[Any]) -> list[int] | None:
-    """The number of choices of every factor; None for continuous actions."""
-    match action:
-        case spaces.Discrete():
-            return [int(action.n)]
-        case spaces.MultiDiscrete():
-            return action.nvec.ravel().tolist()
-        case spaces.MultiBinary():
-            return [2] * math.prod(action.shape)
-        case _:
-            return None
 
 
 def _allowed(dist: MultiCategorical) -> Tensor:

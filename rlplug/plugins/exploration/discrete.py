@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rlplug.api import Context, Exploration
+from rlplug.nn import choices_of
 from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError
-
-
-def choices(space: spaces.Space[Any]) -> list[int] | None:
-    """How many ways each part of an action has to be chosen; None where actions are not discrete."""
-    match space:
-        case spaces.Discrete():
-            return [int(space.n)]
-        case spaces.MultiDiscrete():
-            return space.nvec.ravel().tolist()
-        case spaces.MultiBinary():
-            return [2] * int(torch.tensor(space.shape).prod())
-    return None
 
 
 def best(scores: Tensor, mask: Tensor | None, sizes: list[int], like: Tensor) -> Tensor:
@@ -53,7 +39,7 @@ class EpsilonGreedy(Exploration):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         space = ctx.spec.sole.action
-        sizes = choices(space)
+        sizes = choices_of(space)
         if sizes is None:
             raise ConfigError(
                 "exploration.epsilon_greedy", f"chooses among discrete actions, but the actions are {space}"
@@ -82,6 +68,8 @@ class Boltzmann(Exploration):
     For algorithms whose ``act`` gives ``q [B, A]``, as ``mask`` is laid out.
     """
 
+    replaces = True
+
     @settings
     class Config:
         temperature: Scheduled[PositiveFloat] = option("Spread, in units of q: towards 0 the best action alone.")
@@ -89,7 +77,7 @@ class Boltzmann(Exploration):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         space = ctx.spec.sole.action
-        sizes = choices(space)
+        sizes = choices_of(space)
         if sizes is None:
             raise ConfigError("exploration.boltzmann", f"chooses among discrete actions, but the actions are {space}")
         self.ctx, self.sizes = ctx, sizes

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from rlplug.api import Context, Exploration, Learner
+from rlplug.api import Context, Exploration, Learner, Losses
 from rlplug.settings import PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, Weights
 
@@ -63,6 +63,9 @@ class ParameterNoise(Exploration):
         self.excess.fill_(torch.nan)
         if not excess.isnan():
             self.sigma *= self.cfg.adaptation if excess <= 0.0 else 1.0 / self.cfg.adaptation
+
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        return Losses({}, {"sigma": self.sigma.clone()})
 
 
 def policy_distance(plain: Batch, noisy: Batch, delta: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import nn as tnn
 
 from rlplug import nn
 from rlplug.api import Context, Learner, Losses
-from rlplug.functional.curiosity import discounted_sum
+from rlplug.functional.returns import discounted_sum
 from rlplug.nn import Linear
 from rlplug.nn.moments import Moments
 from rlplug.plugins.exploration.curiosity import Curiosity, network, next_obs

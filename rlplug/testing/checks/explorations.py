@@ -9,7 +9,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor
 
 from rlplug.api import Exploration
-from rlplug.nn import flatten
+from rlplug.nn import choices_of, flatten
 from rlplug.registry import load
 from rlplug.testing.checks.algorithms import require_inside
 from rlplug.testing.checks.runs import (
@@ -119,8 +119,7 @@ def _check_perturb(trainer: Trainer, extra: Exploration) -> None:
 def _mask(space: Discrete | MultiDiscrete, seed: int) -> Tensor:
     """About half of the actions are allowed, at least one of every part."""
     draw = torch.Generator().manual_seed(seed)
-    sizes = [int(space.n)] if isinstance(space, Discrete) else space.nvec.ravel().tolist()
-    scores = [torch.rand(COLUMNS, n, generator=draw) for n in sizes]
+    scores = [torch.rand(COLUMNS, n, generator=draw) for n in choices_of(space) or ()]
     return torch.cat([(part > 0.5) | (part == part.amax(-1, keepdim=True)) for part in scores], -1)
 
 

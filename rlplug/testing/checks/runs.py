@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Algorithm, Losses, Trainable
-from rlplug.config import RunConfig, compose, default_node, option_names
+from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.registry import Kind, hookimpl
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.launch import build
@@ -25,6 +25,7 @@ from rlplug.types import Batch, map_leaves
 
 UPDATES = 2
 """learner steps of a short run"""
+WARM_UP, FEW = "num_steps_sampled_before_learning_starts", 64
 CPU = ("hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "compile=false")
 
 
@@ -70,7 +71,12 @@ def option_of(kind: Kind, name: str) -> str:
 
 @cache
 def _composed(*overrides: str) -> RunConfig:
-    return compose(overrides)
+    """Random steps before learning are as good as none in a short run, and take longer than it."""
+    config = compose(overrides)
+    if WARM_UP not in config.raw["loop"] or any(word.startswith(f"loop.{WARM_UP}=") for word in overrides):
+        return config
+    few = min(FEW, config.raw["loop"][WARM_UP])
+    return parse(config.raw | {"loop": config.raw["loop"] | {WARM_UP: few}})
 
 
 @dataclass(frozen=True)
