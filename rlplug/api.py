@@ -446,10 +446,13 @@ class VecEnv(Protocol):
 class Source(Protocol):
     """Where segments come from: this process, Ray actors, an evaluation."""
 
-    lockstep: bool
-    """every column gets one row at every step; see ``VecEnv``"""
     bounds: Any
     """limits of the observations that a segment is held against; None: they have been"""
+
+    @property
+    def lockstep(self) -> bool:
+        """Do all columns have the same row of their streams at the same time?"""
+        ...
 
     def unfinished(self, rows: int) -> Batch:
         """What ``collect(rows)`` had when it raised, to look for what it stumbled over; empty where that is unknown."""

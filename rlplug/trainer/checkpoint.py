@@ -9,8 +9,8 @@
         rank1.pt ...               those of the other ranks
 
 It is written as ``<name>.partial``, flushed to disk, and renamed. Another rank writes its files into
-``<name>.rank1.partial`` and renames that to ``<name>.rank1.ready.partial``, where the first rank waits for it. ``FORMAT`` counts up when the meaning of a file
-changes; ``MIGRATIONS`` then says how the older one is read.
+``<name>.rank1.partial`` and renames that to ``<name>.rank1.ready.partial``, where the first rank waits for it.
+``FORMAT`` counts up when the meaning of a file changes; ``MIGRATIONS`` then says how the older one is read.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from rlplug.trainer.checkpoint import Checkpoint, checkpoints, find, tidy
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.origins import check_installed, chosen
-from rlplug.trainer.ranks import RankFailed, fabric_of, launched_elsewhere, together
+from rlplug.trainer.ranks import RankError, fabric_of, launched_elsewhere, together
 from rlplug.trainer.report import describe
 from rlplug.trainer.state import restore
 from rlplug.trainer.trainer import Trainer
@@ -76,7 +76,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
 def _launched(config: RunConfig, folder: Path, tell: Callable[[str], None], work: Any, *args: Any) -> Any:
     """``work(fabric, tell, *args)`` on every rank: in this process if it is the only one or was started as one of
     them, else in processes of their own, which continue what broke off as often as they may."""
-    plan: Plan = config.hardware.build(None).plan()
+    plan = _plan(config)
     if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts):
         return work(fabric_of(plan), tell, *args)
     if plan.num_nodes > 1:
@@ -91,8 +91,8 @@ def _launched(config: RunConfig, folder: Path, tell: Callable[[str], None], work
             return together(plan, work, *args, tell=tell)
         except RunError as error:
             if not restarts or not checkpoints(folder):
-                if isinstance(error, RankFailed):  # it had no time to say this itself
-                    raise RankFailed(f"{error}; {_way_back(folder, next(iter(checkpoints(folder)), None))}") from None
+                if isinstance(error, RankError):  # it had no time to say this itself
+                    raise RankError(f"{error}; {_way_back(folder, next(iter(checkpoints(folder)), None))}") from None
                 raise
             restarts -= 1
             tell(f"{error}\ncontinuing by itself, {restarts} more times if need be")
@@ -177,8 +177,8 @@ def check_same_versions(fabric: Fabric) -> None:
         if here.get(name) != there.get(name):
             raise ConfigError(
                 "hardware",
-                f"{platform.node()} (rank {fabric.global_rank}) has {name} {here.get(name, 'not at all')}, and the first "
-                f"machine has {there.get(name, 'it not at all')}: install the same on both",
+                f"rank {fabric.global_rank}, on {platform.node()}, has {name} {here.get(name, 'not at all')}, and the "
+                f"first rank has {there.get(name, 'it not at all')}: install the same on both",
             )
 
 
@@ -291,7 +291,7 @@ def build(config: RunConfig, folder: Path, fabric: Fabric | None = None, plan: P
     Raises:
         ConfigError: see ``train``.
     """
-    plan = plan or config.hardware.build(None).plan()
+    plan = plan or _plan(config)
     spec = read_spec(config)
     checks.cross(config, spec)
     loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
@@ -305,6 +305,10 @@ def build(config: RunConfig, folder: Path, fabric: Fabric | None = None, plan: P
         trainer.close()
         raise
     return trainer
+
+
+def _plan(config: RunConfig) -> Plan:
+    return config.hardware.build(None).plan()
 
 
 def read_spec(config: RunConfig) -> EnvSpec:

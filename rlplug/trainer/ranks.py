@@ -41,7 +41,7 @@ Answer: TypeAlias = tuple[Kind, Any, float]
 """what a rank said, and when: processes of one machine have the same clock"""
 
 
-class RankFailed(RunError):
+class RankError(RunError):
     """A rank raised, or its process died."""
 
 
@@ -86,7 +86,7 @@ def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callabl
 
     Raises:
         ConfigError, RunError, KeyboardInterrupt: the one that was raised first.
-        RankFailed: a rank raised anything else, with its traceback, or died.
+        RankError: a rank raised anything else, with its traceback, or died.
     """
     port, spawn = _free_port(), multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe() for _ in range(plan.devices)]
@@ -139,10 +139,10 @@ def _verdict(answers: dict[int, Answer], processes: list[Any]) -> Any:
     if kind == "error":
         raise what
     if kind == "traceback":
-        raise RankFailed(f"rank {rank} of {len(processes)} failed:\n{what}")
+        raise RankError(f"rank {rank} of {len(processes)} failed:\n{what}")
     code = processes[rank].exitcode or 0
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-    raise RankFailed(f"the process of rank {rank} of {len(processes)} was ended {how}")
+    raise RankError(f"the process of rank {rank} of {len(processes)} was ended {how}")
 
 
 def _work(rank: int, plan: Plan, port: int, end: Connection, question: tuple[list[str], Any, tuple[Any, ...]]) -> None:

@@ -23,10 +23,13 @@ class Replicated(Source):
     def __init__(self, own: Source | None, learner: FabricLearner) -> None:
         self.own, self.learner = own, learner
         self.bounds: Bounds | None = own.bounds if own else None
-        self.lockstep = own.lockstep if own else True
+
+    @property
+    def lockstep(self) -> bool:
+        return self.own is None or self.own.lockstep
 
     def example(self) -> Batch:
-        return self.learner.broadcast(self.own and self.own.example())
+        return self.learner.broadcast(self.own.example() if self.own else {})
 
     def collect(
         self,
@@ -36,7 +39,8 @@ class Replicated(Source):
         stop: Callable[[], bool] | None = None,
         mode: Mode = "explore",
     ) -> Iterator[Batch]:
-        yield from self.learner.broadcast(self.own and list(self.own.collect(rows, weights, tasks, stop, mode)))
+        own = list(self.own.collect(rows, weights, tasks, stop, mode)) if self.own else []
+        yield from self.learner.broadcast(own)
 
     def unfinished(self, rows: int) -> Batch:
         return self.own.unfinished(rows) if self.own else {}

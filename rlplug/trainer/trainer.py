@@ -23,7 +23,6 @@ from rlplug.trainer.collector import collector
 from rlplug.trainer.context import RunContext, Scope, needs_of
 from rlplug.trainer.evaluate import Evaluator, Stopped
 from rlplug.trainer.finite import check_segment
-from rlplug.trainer.in_process import InProcess
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.metrics import Clock, Episodes, Means
@@ -290,7 +289,8 @@ class Trainer(Run):
             Stopped: the run was asked to stop meanwhile.
         """
         with self.clock.phase("evaluate"):
-            played, self._heard = self.learner.broadcast(self._played() if self.fabric.is_global_zero else None)
+            first = self.fabric.is_global_zero
+            played, self._heard = self.learner.broadcast(self._played() if first else (None, 0))
             if played is None:
                 raise Stopped
             self.evaluation, self.evaluated_at = played, self.progress.env_steps

@@ -25,7 +25,14 @@ class Ranks:
     microbatches: PositiveInt = option("Parts of a batch that follow one another, which takes less memory.")
     threads: PositiveInt = option("Threads of torch in each process.")
     float32_matmul_precision: MatmulPrecision = option("Precision of float32 matrix products.")
-    max_restarts: NonNegativeInt = option("How often a run that broke off continues from its last checkpoint by itself.")
+    max_restarts: NonNegativeInt = option(
+        "How often a run that broke off continues from its last checkpoint by itself."
+    )
+
+
+@settings
+class Accelerated(Ranks):
+    precision: Precision = option("Arithmetic of forward and backward on CUDA devices.")
 
 
 class CPU:
@@ -39,58 +46,63 @@ class CPU:
         self.cfg = cfg
 
     def plan(self) -> Plan:
-        cores = os.cpu_count() or 1
-        if self.cfg.devices > cores:
-            raise ConfigError(
-                "hardware.devices", f"{self.cfg.devices} ranks are more than the {cores} cores of this machine"
-            )
-        return _plan(self.cfg, "cpu", "32-true")
+        return processors(self.cfg)
 
 
 class GPU:
-    """Ranks on CUDA devices, over NCCL.
-
-    Raises:
-        ConfigError: from ``plan``: they are not there, or cannot do what is asked.
-    """
+    """Ranks on CUDA devices, over NCCL."""
 
     @settings
-    class Config(Ranks):
-        precision: Precision = option("Arithmetic of forward and backward.")
+    class Config(Accelerated):
+        pass
 
     def __init__(self, cfg: Config, ctx: Context | None = None) -> None:
         self.cfg = cfg
 
     def plan(self) -> Plan:
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if not found:
+        if not torch.cuda.is_available():
             raise ConfigError("hardware", "needs a CUDA device, and none is found here; hardware=cpu works")
-        if self.cfg.devices > found:
-            raise ConfigError(
-                "hardware.devices",
-                f"needs {self.cfg.devices} CUDA devices, and {found} are found here; hardware=1gpu "
-                f"hardware.devices={found} works",
-            )
-        if self.cfg.precision == "bf16-mixed" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise ConfigError(
-                "hardware.precision", f"{torch.cuda.get_device_name()} does not compute in bf16; 16-mixed works"
-            )
-        return _plan(self.cfg, "cuda", self.cfg.precision)
+        return cuda_devices(self.cfg)
 
 
 class Auto:
-    """A CUDA device if there is one, else the processor."""
+    """CUDA devices if there are any, else processors."""
 
     @settings
-    class Config(Ranks):
-        precision: Precision = option("Arithmetic of forward and backward, on a CUDA device.")
+    class Config(Accelerated):
+        pass
 
     def __init__(self, cfg: Config, ctx: Context | None = None) -> None:
         self.cfg = cfg
 
     def plan(self) -> Plan:
-        kind = GPU if torch.cuda.is_available() else CPU
-        return kind(self.cfg).plan()
+        return cuda_devices(self.cfg) if torch.cuda.is_available() else processors(self.cfg)
+
+
+def processors(cfg: Ranks) -> Plan:
+    """Raises:
+    ConfigError: there are not as many cores.
+    """
+    cores = os.cpu_count() or 1
+    if cfg.devices > cores:
+        raise ConfigError("hardware.devices", f"{cfg.devices} ranks are more than the {cores} cores of this machine")
+    return _plan(cfg, "cpu", "32-true")
+
+
+def cuda_devices(cfg: Accelerated) -> Plan:
+    """Raises:
+    ConfigError: there are not as many, or they do not compute in this precision.
+    """
+    found = torch.cuda.device_count()
+    if cfg.devices > found:
+        raise ConfigError(
+            "hardware.devices", f"{cfg.devices} CUDA devices are asked for, and {found} found: hardware.devices={found}"
+        )
+    if cfg.precision == "bf16-mixed" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            "hardware.precision", f"{torch.cuda.get_device_name()} does not compute in bf16; 16-mixed works"
+        )
+    return _plan(cfg, "cuda", cfg.precision)
 
 
 def _plan(cfg: Ranks, accelerator: Accelerator, precision: str) -> Plan:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlplug.api import Plan
-from rlplug.trainer.ranks import RankFailed, together
+from rlplug.trainer.ranks import RankError, together
 from rlplug.types import ConfigError, RunError
 
 PAIR = Plan("cpu", 2)
@@ -46,7 +46,7 @@ def test_the_first_rank_answers_and_is_heard():
 
 
 def test_a_rank_that_is_killed_ends_the_others():
-    with pytest.raises(RankFailed, match=r"^the process of rank 1 of 2 was ended by SIGKILL$"):
+    with pytest.raises(RankError, match=r"^the process of rank 1 of 2 was ended by SIGKILL$"):
         together(PAIR, dies, signal.SIGKILL)
 
 
@@ -57,7 +57,7 @@ def test_what_a_rank_raises_is_raised(error):
 
 
 def test_a_bug_in_a_rank_is_shown_with_its_traceback():
-    with pytest.raises(RankFailed, match=r"^rank 1 of 2 failed:\n(.|\n)*in raises\n(.|\n)*ValueError: no share\n$"):
+    with pytest.raises(RankError, match=r"^rank 1 of 2 failed:\n(.|\n)*in raises\n(.|\n)*ValueError: no share\n$"):
         together(PAIR, raises, ValueError("no share"))
 
 
