@@ -55,7 +55,6 @@ SHAPE: Mapping[str, tuple[type, ...]] = {
     "wall_s": NUMBER,
     "rows": (int,),
     "batch_size": (int,),
-    "ranks": (int,),
     **dict.fromkeys(("spent", "plugins", "spec", "config", "files"), (dict,)),
     "not_restored": (list,),
 }
@@ -71,6 +70,7 @@ class Draft:
     trees: dict[str, Tree]
     pieces: list[Piece] = field(default_factory=list)
     rank: int = 0
+    ranks: int = 1
 
 
 def write(folder: Path, draft: Draft) -> Path:
@@ -83,7 +83,7 @@ def write(folder: Path, draft: Draft) -> Path:
     partial = folder.with_name(folder.name + PARTIAL)
     try:
         files, pieces = _fill(partial, draft)
-        for rank in range(1, draft.manifest["ranks"]):
+        for rank in range(1, draft.ranks):
             files |= _take_over(partial, _share(folder, rank, READY))
         manifest = {"format": FORMAT, **draft.manifest, "files": files}
         _write(partial / MANIFEST, _text(manifest | {"checksum": _checksum(manifest)}))
@@ -288,6 +288,11 @@ class Checkpoint:
             CheckpointError: the file is missing, truncated or altered.
         """
         return self._load(f"{name}.pt", name.rstrip("0123456789"))
+
+    @property
+    def ranks(self) -> int:
+        """How many wrote it."""
+        return sum(re.fullmatch(r"rank\d+\.pt", name) is not None for name in self.manifest["files"])
 
     def pieces(self, rank: int = 0) -> list[Piece]:
         """The files of the rows of a rank's buffer, in the order in which they were stored."""

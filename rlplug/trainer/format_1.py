@@ -39,7 +39,7 @@ OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
 
 
 def manifest(content: dict[str, Any]) -> dict[str, Any]:
-    return content | {"ranks": 1, "spec": content["spec"] | {"frame_stack": 1}}
+    return content | {"spec": content["spec"] | {"frame_stack": 1}}
 
 
 def config(content: dict[str, Any]) -> dict[str, Any]:

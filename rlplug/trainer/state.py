@@ -74,10 +74,15 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
         "spec": to_json(trainer.ctx.spec),
         "rows": trainer.loop.rows,
         "batch_size": trainer.loop.batch_size,
-        "ranks": trainer.plan.world_size,
         "config": trainer.config.raw,
     }
-    return Draft(manifest, {name: snapshot(tree) for name, tree in trees.items()}, list(trainer.store.pieces), rank)
+    return Draft(
+        manifest,
+        {name: snapshot(tree) for name, tree in trees.items()},
+        list(trainer.store.pieces),
+        rank,
+        trainer.plan.world_size,
+    )
 
 
 def _keeper_of_data(trainer: Trainer) -> int:
@@ -95,7 +100,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         CheckpointError: it is of other spaces or another algorithm, or damaged.
     """
     try:
-        if (then := checkpoint.manifest["ranks"]) != trainer.plan.world_size:
+        if (then := checkpoint.ranks) != trainer.plan.world_size:
             raise ConfigError(
                 "hardware",
                 f"{checkpoint.path} was written by {then} ranks, and continues on as many: hardware.devices={then}",
