@@ -17,7 +17,7 @@ import torch
 from lightning.fabric import Fabric
 
 from rlplug.api import Plan
-from rlplug.config import RunConfig, changes, parse, show
+from rlplug.config import Chosen, RunConfig, changes, choose, parse, show
 from rlplug.registry import plugins
 from rlplug.trainer import checks
 from rlplug.trainer import folder as run_folder
@@ -50,7 +50,7 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Ca
         RunError: the run could not go on.
         KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, and its folder says so; it holds the signal.
     """
-    return _launched(config, folder, tell, _train, config.raw, folder, list(command))
+    return _launched(config.hardware, lambda: config, folder, tell, _train, config.raw, folder, list(command))
 
 
 def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = print) -> float | None:
@@ -69,21 +69,36 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
         RunError, KeyboardInterrupt: as in ``train``.
     """
     folder = Path(path)
-    config = parse(changes.change(run_folder.read(folder)[0], overrides, changes.RESUMABLE, changes.WHY))
-    return _launched(config, folder, tell, _resume, folder, list(overrides))
+    raw, manifest = run_folder.read(folder)
+    new = changes.change(raw, overrides, changes.RESUMABLE, changes.WHY)
+    check_installed(_kept(new, manifest))
+    hardware = choose("hardware", "hardware", new["hardware"])
+    return _launched(hardware, lambda: parse(new), folder, tell, _resume, folder, list(overrides))
 
 
-def _launched(config: RunConfig, folder: Path, tell: Callable[[str], None], work: Any, *args: Any) -> Any:
+def _kept(raw: dict[str, Any], manifest: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Where the components come from that are as they were when the run began."""
+    return {key: origin for key, origin in manifest["plugins"].items() if chosen(raw, key) == origin["name"]}
+
+
+def _launched(
+    hardware: Chosen,
+    config: Callable[[], RunConfig],
+    folder: Path,
+    tell: Callable[[str], None],
+    work: Any,
+    *args: Any,
+) -> Any:
     """``work(fabric, tell, *args)`` on every rank: in this process if it is the only one or was started as one of
     them, else in processes of their own, which continue what broke off as often as they may."""
-    plan = _plan(config)
+    plan: Plan = hardware.build(None).plan()
     if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts):
         return work(fabric_of(plan), tell, *args)
     if plan.num_nodes > 1:
         raise ConfigError(
             "hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each of them"
         )
-    with closing(build(config, folder)):
+    with closing(build(config(), folder)):
         pass  # what is wrong is found before any process is started
     restarts = plan.max_restarts
     while True:
@@ -121,8 +136,7 @@ def _resume(fabric: Fabric, tell: Callable[[str], None], folder: Path, overrides
     new = changes.change(raw, overrides, changes.RESUMABLE, changes.WHY)
     changed = changes.differences(raw, new)
     with _disk(folder), _written(folder, fabric):
-        kept = {key: origin for key, origin in manifest["plugins"].items() if chosen(new, key) == origin["name"]}
-        for note in (*check_installed(kept), *run_folder.other_versions(manifest)):
+        for note in (*check_installed(_kept(new, manifest)), *run_folder.other_versions(manifest)):
             tell(note)
         config = parse(new)
         checkpoint = find(folder, tell=tell) if fabric.is_global_zero and checkpoints(folder) else None
@@ -291,24 +305,20 @@ def build(config: RunConfig, folder: Path, fabric: Fabric | None = None, plan: P
     Raises:
         ConfigError: see ``train``.
     """
-    plan = plan or _plan(config)
+    own: Plan = config.hardware.build(None).plan() if plan is None else plan
     spec = read_spec(config)
     checks.cross(config, spec)
     loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
-    checks.shares(loop.batch_size, plan)
-    set_up_torch(plan, config.deterministic)
-    fabric = fabric or fabric_of(replace(plan, devices=1, num_nodes=1))
-    trainer = Trainer(config, folder, plan, fabric, spec, loop)
+    checks.shares(loop.batch_size, own)
+    set_up_torch(own, config.deterministic)
+    fabric = fabric or fabric_of(replace(own, devices=1, num_nodes=1))
+    trainer = Trainer(config, folder, own, fabric, spec, loop)
     try:
         checks.fits(trainer)
     except BaseException:
         trainer.close()
         raise
     return trainer
-
-
-def _plan(config: RunConfig) -> Plan:
-    return config.hardware.build(None).plan()
 
 
 def read_spec(config: RunConfig) -> EnvSpec:
