@@ -86,6 +86,7 @@ class Context(Protocol):
     """transitions per column of a collected segment"""
     batch_size: int
     """transitions per sample, of the whole run"""
+    rank: int
     world_size: int
     seed: int
     deterministic: bool
@@ -445,6 +446,18 @@ class VecEnv(Protocol):
 class Source(Protocol):
     """Where segments come from: this process, Ray actors, an evaluation."""
 
+    bounds: Any
+    """limits of the observations that a segment is held against; None: they have been"""
+
+    @property
+    def lockstep(self) -> bool:
+        """Do all columns have the same row of their streams at the same time?"""
+        ...
+
+    def unfinished(self, rows: int) -> Batch:
+        """What ``collect(rows)`` had when it raised, to look for what it stumbled over; empty where that is unknown."""
+        ...
+
     def example(self) -> Batch:
         """One row ``[B, ...]`` as it will be stored."""
         ...
@@ -559,6 +572,13 @@ class Plan:
     threads: int = 1
     """threads of torch per process"""
     float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    max_restarts: int = 0
+    """how often a run that broke off continues from its last checkpoint by itself"""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
+        return self.devices * self.num_nodes
 
 
 class Hardware(Protocol):

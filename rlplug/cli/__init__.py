@@ -41,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + (end.args[0] if end.args else signal.SIGINT)
 
 
+def tell(line: str) -> None:
+    """What a person should know, beside what a run prints."""
+    print(f"rlplug: {line}", file=sys.stderr)
+
+
 def refuse(error: ConfigError | RunError) -> int:
     """Print what is wrong, and return the exit code for it."""
     print("rlplug: " + str(error).replace("\n", "\nrlplug: "), file=sys.stderr)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlplug.cli import tell
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.trainer.agent import evaluate  # here: torch takes seconds to import
 
-    result = evaluate(path, overrides, tell=lambda line: print(f"rlplug: {line}", file=sys.stderr))
+    result = evaluate(path, overrides, tell=tell)
     print(json.dumps(result) if "--json" in arguments else table(result))
     return 0
 

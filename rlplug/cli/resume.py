@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
+from rlplug.cli import tell
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
@@ -33,5 +33,5 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.trainer import launch  # here: torch takes seconds to import
 
-    launch.resume(folder, overrides, tell=lambda line: print(f"rlplug: {line}", file=sys.stderr))
+    launch.resume(folder, overrides, tell=tell)
     return 0

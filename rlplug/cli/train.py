@@ -73,7 +73,7 @@ def job(config: DictConfig) -> float:
     """One run of Hydra, maybe of many and in a process of its own. Returns the score that a sweeper maximises."""
     from hydra.core.hydra_config import HydraConfig
 
-    from rlplug.cli import refuse
+    from rlplug.cli import refuse, tell
 
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
@@ -82,7 +82,7 @@ def job(config: DictConfig) -> float:
 
         from rlplug.trainer import launch
 
-        return launch.train(run, folder, _command(hydra.overrides.task))
+        return launch.train(run, folder, _command(hydra.overrides.task), tell)
     except ConfigError as error:
         _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
         raise SystemExit(refuse(error)) from None  # no Exception: Hydra would report it in its own way

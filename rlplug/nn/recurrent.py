@@ -87,7 +87,7 @@ class Recurrent(nn.Module):
         if is_first is None or len(x) == 1:
             return self._unroll(x, state, weights)
         before = is_first[1:].cumsum(0)
-        more = int(before[-1].max())
+        more = int(before[-1].max()) if before.shape[1] else 0  # a rank may have no column of a small minibatch
         if not more:
             return self._unroll(x, state, weights)
         y, state = self._unroll_episodes(x, state, before, more)

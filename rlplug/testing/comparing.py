@@ -49,8 +49,9 @@ def compare_runs(a: Path, b: Path) -> dict[str, tuple[int, list[str]]]:
 def _parts(run: Path) -> dict[str, dict[str, Any]]:
     checkpoint = find(run)
     summary = json.loads((run / "summary.json").read_text())
+    ranks = [f"rank{rank}" for rank in range(checkpoint.ranks)]
     return {
-        **{name: flat(checkpoint.tree(name)) for name in ("weights", "learner", "rank0")},
+        **{name: flat(checkpoint.tree(name)) for name in ("weights", "learner", *ranks)},
         "buffer": flat(_buffer(checkpoint)),
         "best": _best(run / FOLDER / BEST),
         "metrics.csv": _metrics(run / "metrics.csv"),

@@ -6,9 +6,11 @@
         learner.pt                 optimizers, counters, metrics that were not logged yet
         rank0.pt                   generators, environments, streams, the small part of the buffer
         rank0_rows_0_1000.pt       rows of the buffer; a hard link where the checkpoint before has the same
+        rank1.pt ...               those of the other ranks
 
-It is written as ``<name>.partial``, flushed to disk, and renamed. ``FORMAT`` counts up when the meaning of a file
-changes; ``MIGRATIONS`` then says how the older one is read.
+It is written as ``<name>.partial``, flushed to disk, and renamed. Another rank writes its files into
+``<name>.rank1.partial`` and renames that to ``<name>.rank1.ready.partial``, where the first rank waits for it.
+``FORMAT`` counts up when the meaning of a file changes; ``MIGRATIONS`` then says how the older one is read.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,9 @@ its content in the next format}"""
 MANIFEST, FOLDER = "manifest.json", "checkpoints"
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 """of a file system without hard links, or a file with as many as it can have"""
-PARTIAL, DAMAGED = ".partial", ".damaged"
+PARTIAL, READY, DAMAGED = ".partial", ".ready.partial", ".damaged"
+LOOK = 0.02
+"""seconds between two looks for what another rank writes"""
 
 
 NUMBER = (int, float)
@@ -59,29 +64,27 @@ FILES = r"weights\.pt|learner\.pt|rank\d+\.pt|rank\d+_rows_\d+_\d+_*\.pt"
 
 @dataclass
 class Draft:
-    """What a checkpoint will hold, in memory of its own."""
+    """What a rank will write, in memory of its own."""
 
     manifest: dict[str, Any]
     trees: dict[str, Tree]
     pieces: list[Piece] = field(default_factory=list)
+    rank: int = 0
+    ranks: int = 1
 
 
 def write(folder: Path, draft: Draft) -> Path:
-    """Write a checkpoint, whole or not at all; afterwards the draft's pieces point into it.
+    """Write a checkpoint with what the other ranks contribute, whole or not at all; afterwards the draft's pieces
+    point into it.
 
     Raises:
         OSError: the disk refused; nothing is left behind.
     """
     partial = folder.with_name(folder.name + PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        files = {f"{name}.pt": _write(partial / f"{name}.pt", encode(tree)) for name, tree in draft.trees.items()}
-        for piece in draft.pieces:
-            name = f"rank0_rows_{piece.start}_{piece.end}.pt"
-            while name in files:  # the same rows, stored again
-                name = name.replace(".pt", "_.pt")
-            files[name] = _place(partial / name, piece)
+        files, pieces = _fill(partial, draft)
+        for rank in range(1, draft.ranks):
+            files |= _take_over(partial, _share(folder, rank, READY))
         manifest = {"format": FORMAT, **draft.manifest, "files": files}
         _write(partial / MANIFEST, _text(manifest | {"checksum": _checksum(manifest)}))
         flush(partial)
@@ -90,9 +93,70 @@ def write(folder: Path, draft: Draft) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     flush(folder.parent)
-    for piece, name in zip(draft.pieces, [name for name in files if "_rows_" in name], strict=True):
-        piece.path, piece.rows = folder / name, None
+    _point(draft, folder, pieces)
     return folder
+
+
+def contribute(folder: Path, draft: Draft) -> None:
+    """Write another rank's share of a checkpoint; returns when the first rank has made it whole.
+
+    Raises:
+        OSError: the disk refused; nothing is left behind.
+    """
+    partial = _share(folder, draft.rank, PARTIAL)
+    if folder.exists():  # of this very step: it only learns a score
+        return
+    try:
+        files, pieces = _fill(partial, draft)
+        _write(partial / MANIFEST, json.dumps(files).encode())
+        flush(partial)
+        partial.rename(_share(folder, draft.rank, READY))
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    while not folder.exists():
+        time.sleep(LOOK)
+    _point(draft, folder, pieces)
+
+
+def _share(folder: Path, rank: int, suffix: str) -> Path:
+    return folder.with_name(f"{folder.name}.rank{rank}{suffix}")
+
+
+def _fill(partial: Path, draft: Draft) -> tuple[dict[str, Any], list[str]]:
+    """Write a rank's files.
+
+    Returns:
+        Their records, and the names of those that hold its pieces.
+    """
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    files = {f"{name}.pt": _write(partial / f"{name}.pt", encode(tree)) for name, tree in draft.trees.items()}
+    pieces = []
+    for piece in draft.pieces:
+        name = f"rank{draft.rank}_rows_{piece.start}_{piece.end}.pt"
+        while name in files:  # the same rows, stored again
+            name = name.replace(".pt", "_.pt")
+        files[name] = _place(partial / name, piece)
+        pieces.append(name)
+    return files, pieces
+
+
+def _take_over(partial: Path, share: Path) -> dict[str, Any]:
+    """Move another rank's files, once they are all there."""
+    while not share.exists():
+        time.sleep(LOOK)
+    files: dict[str, Any] = json.loads((share / MANIFEST).read_bytes())
+    for name in files:
+        (share / name).rename(partial / name)
+    shutil.rmtree(share)
+    return files
+
+
+def _point(draft: Draft, folder: Path, names: Sequence[str]) -> None:
+    """What a draft's pieces held in memory lies in ``folder`` from now on."""
+    for piece, name in zip(draft.pieces, names, strict=True):
+        piece.path, piece.rows = folder / name, None
 
 
 def remove(folder: Path) -> None:
@@ -225,11 +289,16 @@ class Checkpoint:
         """
         return self._load(f"{name}.pt", name.rstrip("0123456789"))
 
-    def pieces(self) -> list[Piece]:
-        """The files of the buffer's rows, in the order in which they were stored."""
+    @property
+    def ranks(self) -> int:
+        """How many wrote it."""
+        return sum(re.fullmatch(r"rank\d+\.pt", name) is not None for name in self.manifest["files"])
+
+    def pieces(self, rank: int = 0) -> list[Piece]:
+        """The files of the rows of a rank's buffer, in the order in which they were stored."""
         found = []
         for name, record in self.manifest["files"].items():
-            if "_rows_" in name:
+            if name.startswith(f"rank{rank}_rows_"):
                 start, end = name.removesuffix(".pt").rstrip("_").split("_")[-2:]
                 found.append(Piece(int(start), int(end), None, self.path / name, record))
         return found

@@ -60,27 +60,23 @@ def cross(config: RunConfig, spec: EnvSpec) -> None:
             )
 
 
-def shares(num_envs: int, batch_size: int, plan: Plan) -> None:
-    """Does every rank and microbatch get an equal share?"""
-    ranks = plan.devices * plan.num_nodes
-    for key, whole, parts, of in (
-        ("num_envs", num_envs, ranks, "ranks"),
-        ("loop.train_batch_size", batch_size, ranks * plan.microbatches, "ranks and microbatches"),
-    ):
-        if whole % parts:
-            near = whole - whole % parts
-            raise ConfigError(
-                key,
-                f"{whole} cannot be shared equally among {parts} {of}; "
-                + " or ".join(str(n) for n in (near, near + parts) if n)
-                + " can",
-            )
+def shares(batch_size: int, plan: Plan) -> None:
+    """Does every rank and microbatch get an equal share of a sample?"""
+    parts = plan.world_size * plan.microbatches
+    if batch_size % parts:
+        near = batch_size - batch_size % parts
+        raise ConfigError(
+            "loop.train_batch_size",
+            f"{batch_size} cannot be shared equally among {parts} ranks and microbatches; "
+            + " or ".join(str(n) for n in (near, near + parts) if n)
+            + " can",
+        )
 
 
 def fits(trainer: Trainer) -> None:
     """Is there time for one round, and memory for the buffer? Do the environments keep in step?"""
     config, needs = trainer.config, trainer.ctx.needs
-    if needs.stale and needs.carry_every and not trainer.source.env.lockstep:
+    if needs.stale and needs.carry_every and not trainer.source.lockstep:
         raise ConfigError(
             "env",
             "these environments reset within the step that ends an episode, so that stored columns have gaps, over "

@@ -13,10 +13,14 @@ PREPROCESS = {
     "reward_gamma": 0.99,
     "clip_reward": None,
 }
+RANKS = {"devices": 1, "num_nodes": 1, "microbatches": 1, "max_restarts": 0}
 OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("algo", "ppo"): {"max_seq_len": 32},
     ("algo", "sac"): {"target_entropy_fraction": 0.5, "sequence_length": 32, "burn_in": 8, "stride": 16},
     ("buffer", "replay"): {"device": "cpu", "deduplicate": True, "compress": None, "compressed_share": 0.5},
+    ("hardware", "cpu"): RANKS,
+    ("hardware", "gpu"): RANKS,
+    ("hardware", "auto"): RANKS,
     ("env", "gymnasium"): {
         "backend": "gymnasium",
         "workers": None,

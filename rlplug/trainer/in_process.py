@@ -136,6 +136,11 @@ class InProcess:
             for name, p in params.items():
                 p.data = plain[name]
 
+    @property
+    def lockstep(self) -> bool:
+        """Do all columns have the same row of their streams at the same time?"""
+        return self.env.lockstep
+
     def unfinished(self, rows: int) -> Batch:
         """The rows that ``collect(rows)`` had when it raised; behind them, some of an earlier segment."""
         return self._rows[rows].tensors if rows in self._rows else {}

@@ -22,14 +22,17 @@ class Keeper:
     One checkpoint is written at a time. One that falls due meanwhile waits for it, and training goes on; one for a
     best evaluation is of that very moment, and lets training wait.
 
+    Every rank has one, and writes its share; the first one makes them one checkpoint.
+
     Args:
         run: the run folder.
         cfg: the run's settings ``checkpoint``.
         env_steps: where the run stands.
+        first: whether this is the first rank's.
     """
 
-    def __init__(self, run: Path, cfg: Any, env_steps: int) -> None:
-        self.run, self.cfg = run, cfg
+    def __init__(self, run: Path, cfg: Any, env_steps: int, first: bool = True) -> None:
+        self.run, self.cfg, self.first = run, cfg, first
         self.minutes = float(cfg.every.removesuffix("min")) if isinstance(cfg.every, str) else None
         self._steps, self._time = env_steps, time.monotonic()
         self._scores: dict[Path, float] = {}
@@ -44,13 +47,16 @@ class Keeper:
 
     # ---- when -----------------------------------------------------------------------------------------------------
 
+    @property
+    def idle(self) -> bool:
+        """Is nothing being written, and have the minutes passed?"""
+        return not self.busy and (self.minutes is None or time.monotonic() - self._time >= 60 * self.minutes)
+
     def due(self, env_steps: int) -> bool:
-        """Is it time, and is nothing being written?"""
-        if self._writing is not None or not self.cfg.every or env_steps == self._steps:
+        """Is it time for one, if the first rank's is idle?"""
+        if not self.cfg.every or env_steps == self._steps:
             return False
-        if self.minutes is not None:
-            return time.monotonic() - self._time >= 60 * self.minutes
-        return env_steps // self.cfg.every > self._steps // self.cfg.every
+        return self.minutes is not None or env_steps // self.cfg.every > self._steps // self.cfg.every
 
     def is_best(self, score: float) -> bool:
         """Is a checkpoint with this evaluation worth keeping for it?"""
@@ -110,6 +116,9 @@ class Keeper:
 
     def _write(self, folder: Path, draft: Draft) -> Path:
         score = draft.manifest["score"]
+        if not self.first:
+            checkpoint.contribute(folder, draft)
+            return folder
         if folder not in self.written:
             checkpoint.write(folder, draft)
             self.written.append(folder)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+import platform
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,15 @@ import torch
 from lightning.fabric import Fabric
 
 from rlplug.api import Plan
-from rlplug.config import RunConfig, changes, parse, show
+from rlplug.config import Chosen, RunConfig, changes, choose, parse, show
+from rlplug.registry import plugins
 from rlplug.trainer import checks
 from rlplug.trainer import folder as run_folder
 from rlplug.trainer.checkpoint import Checkpoint, checkpoints, find, tidy
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.origins import check_installed, chosen
+from rlplug.trainer.ranks import RankError, fabric_of, launched_elsewhere, together
 from rlplug.trainer.report import describe
 from rlplug.trainer.state import restore
 from rlplug.trainer.trainer import Trainer
@@ -31,8 +36,11 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.E
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
 
 
-def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float:
+def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Callable[[str], None] = print) -> float:
     """Run ``config`` and write everything about it into ``folder``.
+
+    Args:
+        tell: is given, line by line, what a person should know.
 
     Returns:
         The mean return of the final evaluation: the score that sweepers maximise.
@@ -42,12 +50,7 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = ()) -> float
         RunError: the run could not go on.
         KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, and its folder says so; it holds the signal.
     """
-    with closing(build(config, folder)) as trainer:
-        loggers = _loggers(trainer)
-        run_folder.require_new(folder)
-        with _disk(folder), run_folder.locked(folder, "hydra.run.dir"):
-            run_folder.create(trainer, command)
-            return _drive(trainer, loggers)
+    return _launched(config.hardware, lambda: config, folder, tell, _train, config.raw, folder, list(command))
 
 
 def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = print) -> float | None:
@@ -68,14 +71,78 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
     folder = Path(path)
     raw, manifest = run_folder.read(folder)
     new = changes.change(raw, overrides, changes.RESUMABLE, changes.WHY)
+    check_installed(_kept(new, manifest))
+    hardware = choose("hardware", "hardware", new["hardware"])
+    return _launched(hardware, lambda: parse(new), folder, tell, _resume, folder, list(overrides))
+
+
+def _kept(raw: dict[str, Any], manifest: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Where the components come from that are as they were when the run began."""
+    return {key: origin for key, origin in manifest["plugins"].items() if chosen(raw, key) == origin["name"]}
+
+
+def _launched(
+    hardware: Chosen,
+    config: Callable[[], RunConfig],
+    folder: Path,
+    tell: Callable[[str], None],
+    work: Any,
+    *args: Any,
+) -> Any:
+    """``work(fabric, tell, *args)`` on every rank: in this process if it is the only one or was started as one of
+    them, else in processes of their own, which continue what broke off as often as they may."""
+    plan: Plan = hardware.build(None).plan()
+    if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts):
+        return work(fabric_of(plan), tell, *args)
+    if plan.num_nodes > 1:
+        raise ConfigError(
+            "hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each of them"
+        )
+    with closing(build(config(), folder)):
+        pass  # what is wrong is found before any process is started
+    restarts = plan.max_restarts
+    while True:
+        try:
+            return together(plan, work, *args, tell=tell)
+        except RunError as error:
+            if not restarts or not checkpoints(folder):
+                if isinstance(error, RankError):  # it had no time to say this itself
+                    raise RankError(f"{error}; {_way_back(folder, next(iter(checkpoints(folder)), None))}") from None
+                raise
+            restarts -= 1
+            tell(f"{error}\ncontinuing by itself, {restarts} more times if need be")
+            work, args = _resume, (folder, [])
+
+
+def _train(fabric: Fabric, tell: Callable[[str], None], raw: dict[str, Any], folder: Path, command: list[str]) -> float:
+    raw, folder = fabric.broadcast((raw, folder))
+    check_same_versions(fabric)
+    config = parse(raw)
+    with closing(build(config, folder, fabric)) as trainer, _disk(folder):
+        loggers = _loggers(trainer)
+        if fabric.is_global_zero:
+            run_folder.require_new(folder)
+        with _written(folder, fabric, "hydra.run.dir"):
+            if fabric.is_global_zero:
+                run_folder.create(trainer, command)
+            return _drive(trainer, loggers)
+
+
+def _resume(fabric: Fabric, tell: Callable[[str], None], folder: Path, overrides: list[str]) -> float | None:
+    if not fabric.is_global_zero:
+        tell = _nobody
+    check_same_versions(fabric)
+    raw, manifest = run_folder.read(folder)
+    new = changes.change(raw, overrides, changes.RESUMABLE, changes.WHY)
     changed = changes.differences(raw, new)
-    with _disk(folder), run_folder.locked(folder):
-        kept = {key: origin for key, origin in manifest["plugins"].items() if chosen(new, key) == origin["name"]}
-        for note in (*check_installed(kept), *run_folder.other_versions(manifest)):
+    with _disk(folder), _written(folder, fabric):
+        for note in (*check_installed(_kept(new, manifest)), *run_folder.other_versions(manifest)):
             tell(note)
         config = parse(new)
-        checkpoint = find(folder, tell=tell) if checkpoints(folder) else None
-        if checkpoint is not None:
+        checkpoint = find(folder, tell=tell) if fabric.is_global_zero and checkpoints(folder) else None
+        path = fabric.broadcast(checkpoint and checkpoint.path)
+        if path is not None:
+            checkpoint = checkpoint or Checkpoint(path)
             _check_own(checkpoint, manifest["run"], config)
         done = run_folder.finished(folder)
         made = checkpoint.manifest["env_steps"] if checkpoint is not None else None
@@ -85,7 +152,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
             return None
         if done and checkpoint is None:
             raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
-        with closing(build(config, folder)) as trainer:
+        with closing(build(config, folder, fabric)) as trainer:
             trainer.identity = manifest["run"]
             missing = restore(trainer, checkpoint) if checkpoint is not None else []
             loggers = _loggers(trainer)
@@ -95,10 +162,38 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
             tell(f"continuing from {f'step {steps:,}' if checkpoint else 'the beginning: there was no checkpoint yet'}")
             for what in missing:
                 tell(f"not exactly as it would have gone on: {what}")
-            for aside in tidy(folder, checkpoint):
-                tell(f"what is damaged was set aside as {aside}")
-            run_folder.note_resumed(trainer, manifest, changed)
+            fabric.barrier()  # every rank has read what it needs
+            if fabric.is_global_zero:
+                for aside in tidy(folder, checkpoint):
+                    tell(f"what is damaged was set aside as {aside}")
+                run_folder.note_resumed(trainer, manifest, changed)
             return _drive(trainer, loggers)
+
+
+def _nobody(line: str) -> None:
+    """Is told by all ranks but the first."""
+
+
+def _written(folder: Path, fabric: Fabric, key: str = "") -> AbstractContextManager[None]:
+    """The first rank writes into the folder, for all."""
+    return run_folder.locked(folder, key) if fabric.is_global_zero else nullcontext()
+
+
+def check_same_versions(fabric: Fabric) -> None:
+    """Does this rank run what the first one runs?
+
+    Raises:
+        ConfigError: another version of rlplug, of a library or of a plugin is installed here, or none.
+    """
+    here = run_folder.versions() | {plugin.distribution: plugin.version for plugin in plugins()}
+    there: dict[str, str] = fabric.broadcast(here)
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            raise ConfigError(
+                "hardware",
+                f"rank {fabric.global_rank}, on {platform.node()}, has {name} {here.get(name, 'not at all')}, and the "
+                f"first rank has {there.get(name, 'it not at all')}: install the same on both",
+            )
 
 
 def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
@@ -118,6 +213,9 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
 
 
 def _loggers(trainer: Trainer) -> list[Any]:
+    """The first rank speaks for all."""
+    if not trainer.fabric.is_global_zero:
+        return []
     return [chosen.build(trainer.ctx) for chosen in trainer.config.logger.values()]
 
 
@@ -126,7 +224,9 @@ def _drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
     for logger in loggers:
         trainer.hooks.register(logger)
     trainer.hooks.check_pending()
-    trainer.keeper = Keeper(trainer.folder, trainer.config.checkpoint, trainer.progress.env_steps)
+    trainer.keeper = Keeper(
+        trainer.folder, trainer.config.checkpoint, trainer.progress.env_steps, trainer.fabric.is_global_zero
+    )
     status = "failed"
     try:
         with _disk(trainer.folder), _stop_on_signal(trainer):
@@ -138,13 +238,13 @@ def _drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
         status = "interrupted"
         raise
     except RunError as error:
-        raise RunError(f"{error}; {_way_back(trainer)}") from error.__cause__
+        raise RunError(f"{error}; {_way_back(trainer.folder, _last(trainer))}") from error.__cause__
     except Exception as error:
-        error.add_note(_way_back(trainer))
+        error.add_note(_way_back(trainer.folder, _last(trainer)))
         raise
     finally:
         _end(trainer, status)
-    return trainer.evaluation["eval/return_mean"]
+    return trainer.evaluation.get("eval/return_mean", math.nan)
 
 
 @contextmanager
@@ -159,6 +259,8 @@ def _disk(folder: Path) -> Iterator[None]:
 
 
 def _end(trainer: Trainer, status: str) -> None:
+    if not trainer.fabric.is_global_zero:
+        return
     summary = trainer.summary(status)
     try:
         try:
@@ -167,17 +269,20 @@ def _end(trainer: Trainer, status: str) -> None:
             trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
     except OSError as error:
         if status == "finished":
-            raise RunError(f"{trainer.folder}: {error.strerror}; {_way_back(trainer)}") from None
+            raise RunError(f"{trainer.folder}: {error.strerror}; {_way_back(trainer.folder, _last(trainer))}") from None
 
 
-def _way_back(trainer: Trainer) -> str:
-    """What is left, and how to go on."""
+def _last(trainer: Trainer) -> Path | None:
     assert trainer.keeper is not None
     with suppress(RunError):
         trainer.keeper.wait()
-    last = trainer.keeper.last
+    return trainer.keeper.last
+
+
+def _way_back(folder: Path, last: Path | None) -> str:
+    """What is left, and how to go on."""
     good = "there is no checkpoint yet" if last is None else f"the last good checkpoint is {last}"
-    return f"{good}; continue with: python -m rlplug resume {trainer.folder}"
+    return f"{good}; continue with: python -m rlplug resume {folder}"
 
 
 def check(config: RunConfig) -> str:
@@ -190,23 +295,24 @@ def check(config: RunConfig) -> str:
         return describe(trainer)
 
 
-def build(config: RunConfig, folder: Path) -> Trainer:
+def build(config: RunConfig, folder: Path, fabric: Fabric | None = None, plan: Plan | None = None) -> Trainer:
     """Everything a run consists of, checked, with nothing written yet.
+
+    Args:
+        fabric: of this rank. None: there is this process alone, which builds what the first rank will have.
+        plan: another one than the hardware's.
 
     Raises:
         ConfigError: see ``train``.
     """
-    plan = config.hardware.build(None).plan()
+    own: Plan = config.hardware.build(None).plan() if plan is None else plan
     spec = read_spec(config)
     checks.cross(config, spec)
     loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
-    checks.shares(config.num_envs, loop.batch_size, plan)
-    set_up_torch(plan, config.deterministic)
-    fabric = Fabric(
-        accelerator=plan.accelerator, devices=plan.devices, num_nodes=plan.num_nodes, precision=plan.precision
-    )
-    fabric.launch()
-    trainer = Trainer(config, folder, plan, fabric, spec, loop)
+    checks.shares(loop.batch_size, own)
+    set_up_torch(own, config.deterministic)
+    fabric = fabric or fabric_of(replace(own, devices=1, num_nodes=1))
+    trainer = Trainer(config, folder, own, fabric, spec, loop)
     try:
         checks.fits(trainer)
     except BaseException:
@@ -237,11 +343,11 @@ def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
     """Ctrl-C and SIGTERM ask the run to end after this round; a second Ctrl-C ends it at once."""
 
     def ask(number: int, frame: Any) -> None:
-        if trainer.stopping and number == signal.SIGINT:
+        if trainer.asked and number == signal.SIGINT:
             raise KeyboardInterrupt(number)
-        if not trainer.stopping:
+        if not trainer.asked and trainer.fabric.is_global_zero:
             os.write(2, STOPPING)  # print may be what was interrupted
-        trainer.stopping = number
+        trainer.asked = number
 
     try:
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

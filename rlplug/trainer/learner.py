@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import torch
 import torch._dynamo
@@ -29,6 +30,8 @@ from rlplug.types import Batch, Progress, RunError, Tree, Weights, leaves, map_l
 Reduction = Literal["mean", "std", "sum", "max", "min"]
 Graph: TypeAlias = Callable[[Batch], tuple[Losses, Sequence[Tensor | None]]]
 
+T = TypeVar("T")
+
 MOST_UNREAD = 1000  # gradient steps, where nobody asks whether they were finite
 
 
@@ -40,6 +43,7 @@ class FabricLearner:
         on_nan: what becomes of a gradient step with a term or gradient that is NaN or infinite. ``stop``: nothing is
             read back at once, and ``check_finite`` raises. ``skip``: it is not made; its numbers are read back at
             every step, for which an accelerator has to wait.
+        replicated: every rank's buffer holds all data, not its own environments'.
     """
 
     def __init__(
@@ -54,16 +58,19 @@ class FabricLearner:
         compile: bool = False,
         on_nan: Literal["stop", "skip"] = "stop",
         preprocess: Preprocess | None = None,
+        replicated: bool = False,
     ) -> None:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
         self.exploration, self.progress = dict(exploration or {}), progress or Progress()
-        self.preprocess = preprocess
+        self.preprocess, self.replicated = preprocess, replicated
+        self.same = replicated and not buffer.stale  # a rollout is given whole, to every rank
         self.microbatches = microbatches
         self.whole = fabric.world_size == 1 and microbatches == 1
         self.compile = compile and self.whole
         self.on_nan = on_nan
         self.skipped = 0
         """gradient steps that were skipped; set back by whoever reports it"""
+        self._gathered = False
         self._unread: list[Step] = []
         self._parts: dict[int, dict[str, Part]] = {}
         self._graphs: dict[tuple[int, Sequence[str]], Graph] = {}
@@ -93,7 +100,10 @@ class FabricLearner:
                 mine = extra.update(batch, self)
                 losses.metrics.update({f"{name}/{key}": value for key, value in (mine.terms | mine.metrics).items()})
         if losses.feedback:
-            self.buffer.feedback(batch["index"], losses.feedback)
+            index, values = batch["index"], losses.feedback
+            if self.replicated:  # every rank's buffer hears of every rank's rows
+                index, values = self.gather(index), map_leaves(self._gather_columns, values)
+            self.buffer.feedback(index, values)
         self.progress.updates += 1
         return losses
 
@@ -301,12 +311,15 @@ class FabricLearner:
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         mine = batch["valid"].any(0) if unit == "column" else batch["valid"][:-1].T.flatten()
         mine = mine.nonzero().squeeze(1)  # row: column-major, so that the order does not depend on the ranks
-        counts = self._gather_counts(len(mine))
-        total, offset = sum(counts), sum(counts[: self.fabric.global_rank])
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        counts = [len(mine)] if self.same else self._gather_counts(len(mine))
+        total, offset = sum(counts), 0 if self.same else sum(counts[:rank])
         order = torch.randperm(total, generator=self.ctx.generators["learner"], device=self.ctx.device)
         cuts = torch.linspace(0, total, min(total, max(1, round(total / size))) + 1).round().long().tolist()
-        if self.fabric.world_size > 1:
+        if world > 1:
             ours = (order >= offset) & (order < offset + len(mine))
+            if self.same:
+                ours[torch.arange(total, device=ours.device) % world != rank] = False
             below = torch.cat([ours.new_zeros(1, dtype=torch.long), ours.cumsum(0)])
             cuts = below[torch.as_tensor(cuts, device=below.device)].tolist()
             order = order[ours] - offset
@@ -340,13 +353,36 @@ class FabricLearner:
         mean = sums[1] / sums[0]
         return (mean if op == "mean" else (sums[2] / sums[0] - mean.square()).clamp(min=0).sqrt()).to(x.dtype)
 
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """What is gathered meanwhile is of segments, which every rank may have already."""
+        self._gathered = self.replicated
+        try:
+            yield
+        finally:
+            self._gathered = False
+
     def gather(self, x: Tensor) -> Tensor:
-        if self.fabric.world_size == 1:
+        if self.fabric.world_size == 1 or self._gathered:
             return x
         counts = self._gather_counts(len(x))
         padded = torch.cat([x, x.new_zeros(max(counts) - len(x), *x.shape[1:])])
         gathered = cast(Tensor, self.fabric.all_gather(padded))
         return torch.cat([y[:n] for y, n in zip(gathered, counts, strict=True)])
+
+    def _gather_columns(self, x: Tensor) -> Tensor:
+        """``[B]`` or ``[T, B, ...]`` of all ranks side by side."""
+        return self.gather(x) if x.ndim == 1 else self.gather(x.transpose(0, 1)).transpose(0, 1)
+
+    def total(self, numbers: Sequence[int]) -> list[int]:
+        """Sums over ranks."""
+        return (
+            self._all_reduce(torch.tensor(numbers, dtype=torch.float64, device=self.ctx.device), "sum").int().tolist()
+        )
+
+    def broadcast(self, x: T) -> T:
+        """The first rank's ``x``, which can be pickled, on every rank."""
+        return x if self.fabric.world_size == 1 else self.fabric.broadcast(x)
 
     def _gather_counts(self, n: int) -> list[int]:
         if self.fabric.world_size == 1:

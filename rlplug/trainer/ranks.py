@@ -1,21 +1,224 @@
-"""A few gloo ranks on this machine, started once and asked many times."""
+"""Processes that learn together: those of a run on one machine, and a few that are kept to be asked many times.
+
+Both get a function by its name and picklable arguments, never the command line of whoever starts them.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
+import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import cache
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, TypeAlias
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.strategies import DDPStrategy
 from torch import multiprocessing
+
+from rlplug.api import Plan
+from rlplug.types import ConfigError, RunError
+
+PATIENCE = timedelta(hours=2)
+"""for which ranks wait for one another: the first one evaluates alone"""
+GRACE = 3.0
+"""seconds in which ranks whose neighbour is gone may say their last word"""
+
+Kind = Literal["value", "told", "error", "interrupted", "traceback", "died"]
+Answer: TypeAlias = tuple[Kind, Any, float]
+"""what a rank said, and when: processes of one machine have the same clock"""
+
+
+class RankError(RunError):
+    """A rank raised, or its process died."""
+
+
+def launched_elsewhere() -> bool:
+    """Is this process one of several that torchrun or SLURM started?"""
+    return TorchElasticEnvironment.detect() or (
+        SLURMEnvironment.detect() and os.environ.get("SLURM_NTASKS", "1") != "1"
+    )
+
+
+def fabric_of(plan: Plan) -> Fabric:
+    """Fabric of this rank, which has met the others.
+
+    Raises:
+        ConfigError: it was started as one of another number of ranks.
+    """
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they would say that ranks are there
+    warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_gather is deprecated")  # Fabric calls it
+    strategy: Any = DDPStrategy(timeout=PATIENCE) if plan.world_size > 1 else "auto"  # wraps nothing: see learner
+    try:
+        fabric = Fabric(
+            accelerator=plan.accelerator,
+            strategy=strategy,
+            devices=plan.devices,
+            num_nodes=plan.num_nodes,
+            precision=plan.precision,  # type: ignore[arg-type]
+        )
+    except ValueError as error:
+        raise ConfigError("hardware.devices", f"does not fit how the processes were started: {error}") from None
+    fabric.launch()
+    return fabric
+
+
+def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callable[[str], None] = print) -> Any:
+    """``function(fabric, tell, *args)`` on every rank of ``plan``, in processes of their own on this machine.
+
+    Ctrl-C and SIGTERM reach all of them. When one fails, all end within seconds.
+
+    Returns:
+        What the first rank returned.
+
+    Raises:
+        ConfigError, RunError, KeyboardInterrupt: the one that was raised first.
+        RankError: a rank raised anything else, with its traceback, or died.
+    """
+    port, spawn = _free_port(), multiprocessing.get_context("spawn")
+    pipes = [spawn.Pipe() for _ in range(plan.devices)]
+    question = list(sys.path), function, args
+    processes = [
+        spawn.Process(target=_work, args=(rank, plan, port, theirs, question), name=f"rank {rank}")
+        for rank, (_, theirs) in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    ends = [ours for ours, theirs in pipes if theirs.close() is None]
+    try:
+        with _passing_on_signals(processes):
+            answers = _listen(ends, tell)
+    finally:
+        _end(processes)
+    return _verdict(answers, processes)
+
+
+def _listen(ends: list[Connection], tell: Callable[[str], None]) -> dict[int, Answer]:
+    """What every rank said last; after the first failure, for a few seconds only."""
+    answers: dict[int, Answer] = {}
+    deadline: float | None = None
+    while len(answers) < len(ends) and (deadline is None or time.monotonic() < deadline):
+        waiting = {end: rank for rank, end in enumerate(ends) if rank not in answers}
+        for end in wait(list(waiting), deadline and max(0.0, deadline - time.monotonic())):
+            try:
+                answer: Answer = pickle.loads(end.recv_bytes())  # type: ignore[union-attr]
+            except (EOFError, OSError):  # its neighbours may have said sooner that it is gone than it was noticed here
+                answer = "died", None, time.monotonic() - GRACE
+            if answer[0] == "told":
+                tell(answer[1])
+                continue
+            answers[waiting[end]] = answer  # type: ignore[index]
+            if answer[0] != "value" and deadline is None:
+                deadline = time.monotonic() + GRACE
+    return answers
+
+
+def _verdict(answers: dict[int, Answer], processes: list[Any]) -> Any:
+    """The first rank's value, or what went wrong first; those without an answer waited for whom that happened to."""
+    wrong = {rank: answer for rank, answer in answers.items() if answer[0] != "value"}
+    if not wrong:
+        return answers[0][1]
+    for kind, what, _ in wrong.values():
+        if kind == "interrupted":
+            raise KeyboardInterrupt(what)
+    rank = min(wrong, key=lambda rank: wrong[rank][2])
+    kind, what, _ = wrong[rank]
+    if kind == "error":
+        raise what
+    if kind == "traceback":
+        raise RankError(f"rank {rank} of {len(processes)} failed:\n{what}")
+    code = processes[rank].exitcode or 0
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+    raise RankError(f"the process of rank {rank} of {len(processes)} was ended {how}")
+
+
+def _work(rank: int, plan: Plan, port: int, end: Connection, question: tuple[list[str], Any, tuple[Any, ...]]) -> None:
+    """One rank's process."""
+    os.setpgrp()  # a terminal's Ctrl-C reaches whoever started it, who passes it on once
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+    def say(kind: Kind, what: Any) -> None:
+        with suppress(OSError):
+            end.send_bytes(pickle.dumps((kind, what, time.monotonic())))
+
+    code = 1
+    try:
+        sys.path[:], function, args = question
+        join(rank, plan.devices, port)
+        say("value", function(fabric_of(plan), lambda line: say("told", line) if rank == 0 else None, *args))
+        code = 0
+    except (ConfigError, RunError) as error:
+        say("error", error)
+    except KeyboardInterrupt as error:
+        say("interrupted", error.args[0] if error.args else signal.SIGINT)
+    except BaseException:
+        say("traceback", traceback.format_exc())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # without waiting for neighbours that may be gone
+
+
+def join(rank: int, ranks: int, port: int) -> None:
+    """Let Fabric recognise this process as one of several on this machine."""
+    here = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ.update({name: str(value) for name, value in here.items()})
+    os.environ.update(TORCHELASTIC_RUN_ID="rlplug", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent is gone: nobody would hear of it."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+@contextmanager
+def _passing_on_signals(processes: list[Any]) -> Iterator[None]:
+    def pass_on(number: int, frame: Any) -> None:
+        for process in processes:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
+    try:
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: signals are somebody else's
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(processes: list[Any]) -> None:
+    """Those that have answered end by themselves; the others wait for somebody who is gone."""
+    deadline = time.monotonic() + GRACE
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        process.kill() if process.is_alive() else None
+    for process in processes:
+        process.join()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Ranks:
@@ -30,10 +233,7 @@ class Ranks:
 
     def __init__(self, n: int, patience: float = 300.0) -> None:
         self.patience = patience
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        spawn = multiprocessing.get_context("spawn")
+        port, spawn = _free_port(), multiprocessing.get_context("spawn")
         pipes = [spawn.Pipe() for _ in range(n)]
         self.ends = [ours for ours, _ in pipes]
         self.processes = [
@@ -88,11 +288,8 @@ def one_rank() -> Fabric:
 
 def _serve(rank: int, n: int, port: int, end: Connection) -> None:
     torch.set_num_threads(1)
-    here = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n}
-    os.environ.update({name: str(value) for name, value in here.items()})
-    os.environ.update(TORCHELASTIC_RUN_ID="ranks", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    fabric = Fabric(accelerator="cpu", devices=n, strategy="ddp")
-    fabric.launch()
+    join(rank, n, port)
+    fabric = fabric_of(Plan("cpu", n))
     while True:
         try:
             question = end.recv_bytes()

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from rlplug.trainer.trainer import Trainer
 
 
+SMALL = 64  # rows of a rank's share, below which exchanging gradients takes longer than computing them
+
+
 def describe(trainer: Trainer) -> str:
     """Spaces, modules, memory, devices and updates to come."""
     config, plan, ctx = trainer.config, trainer.plan, trainer.ctx
@@ -34,11 +37,28 @@ def describe(trainer: Trainer) -> str:
         ("loop", f"{config.loop.name}, {rounds:,} rounds of {trainer.round_steps:,} steps"),
         ("  steps", f"{rounds * trainer.round_steps:,} of total_steps={config.total_steps:,}"),
         ("  updates", f"about {trainer.loop.updates(rounds * trainer.round_steps):,}"),
-        ("hardware", f"{plan.devices} x {trainer.fabric.device}, {plan.precision}, {plan.threads} thread(s) of torch"),
+        (
+            "hardware",
+            f"{plan.world_size} x {trainer.fabric.device.type}, {plan.precision}, {plan.threads} thread(s) of torch",
+        ),
+        *_shares(trainer),
         ("  products", f"float32 at {plan.float32_matmul_precision} precision"),
         ("logger", ", ".join(config.logger)),
     ]
     return "\n".join(f"{key:<14} {value}" for key, value in table)
+
+
+def _shares(trainer: Trainer) -> list[tuple[str, str]]:
+    """What each rank has of the whole."""
+    ranks, batch = trainer.plan.world_size, trainer.loop.batch_size
+    if ranks == 1:
+        return []
+    envs = f"{len(trainer.ctx.env_ids)} environments"
+    if trainer.replicated:
+        envs = f"{trainer.config.num_envs} environments do not divide by {ranks}: the first rank's, for all"
+    rows = batch // ranks if trainer.buffer.stale else trainer.round_steps // ranks
+    small = "; so few that ranks wait longer for each other than they compute" if rows < SMALL else ""
+    return [("  a rank", envs), ("", f"{rows} rows of an update{small}")]
 
 
 def _count(module: torch.nn.Module) -> int:

@@ -31,30 +31,35 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
     Args:
         score: the evaluation of these very weights, where there is one.
     """
-    source = trainer.source.state()
-    trainer.buffer.save(trainer.store)
-    trees: dict[str, Tree] = {
-        "weights": {
+    rank, source = trainer.ctx.rank, None
+    trees: dict[str, Tree] = {}
+    own: dict[str, Tree] = {
+        "device": trainer.ctx.device.type,
+        "generators": {role: generator.get_state() for role, generator in trainer.ctx.generators.items()},
+        "global": _global_generators(),
+    }
+    if rank == 0:
+        trees["weights"] = {
             "algorithm": trainer.algorithm.state_dict(),
             "exploration": {name: extra.state_dict() for name, extra in trainer.exploration.items()},
             "preprocess": trainer.preprocess.state_dict(),
-        },
-        "learner": {
+        }
+        trees["learner"] = {
             "parts": trainer.learner.state(),
             "schedules": trainer.ctx.schedules.step,
             "progress": vars(trainer.progress),
             "reports": trainer.reports(),
-        },
-        "rank0": {
-            "source": source,
-            "episodes": trainer.episodes.state(),
-            "buffer": trainer.store.state,
-            "device": trainer.ctx.device.type,
-            "generators": {role: generator.get_state() for role, generator in trainer.ctx.generators.items()},
-            "global": _global_generators(),
-        },
-    }
-    missing = ["the environments: their state cannot be read, so new episodes begin"] if source["env"] is None else []
+        }
+    if rank == _keeper_of_data(trainer):
+        source = trainer.source.state()
+        trainer.buffer.save(trainer.store)
+        own |= {"source": source, "episodes": trainer.episodes.state(), "buffer": trainer.store.state}
+    trees[f"rank{rank}"] = own
+    missing = (
+        ["the environments: their state cannot be read, so new episodes begin"]
+        if source and source["env"] is None
+        else []
+    )
     manifest = {
         "rlplug": metadata.version("rlplug"),
         "run": trainer.identity,
@@ -71,7 +76,18 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
         "batch_size": trainer.loop.batch_size,
         "config": trainer.config.raw,
     }
-    return Draft(manifest, {name: snapshot(tree) for name, tree in trees.items()}, list(trainer.store.pieces))
+    return Draft(
+        manifest,
+        {name: snapshot(tree) for name, tree in trees.items()},
+        list(trainer.store.pieces),
+        rank,
+        trainer.plan.world_size,
+    )
+
+
+def _keeper_of_data(trainer: Trainer) -> int:
+    """The rank whose stream and buffer this rank's are: its own, or the first one's where all hold the same."""
+    return 0 if trainer.replicated else trainer.ctx.rank
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
@@ -84,6 +100,11 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         CheckpointError: it is of other spaces or another algorithm, or damaged.
     """
     try:
+        if (then := checkpoint.ranks) != trainer.plan.world_size:
+            raise ConfigError(
+                "hardware",
+                f"{checkpoint.path} was written by {then} ranks, and continues on as many: hardware.devices={then}",
+            )
         if difference := mismatch(from_json(checkpoint.manifest["spec"]), trainer.ctx.spec):
             raise CheckpointError(f"{checkpoint.path} is of another environment: {difference}")
         return _restore(trainer, checkpoint)
@@ -98,8 +119,10 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
 
 def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     manifest, device = checkpoint.manifest, trainer.ctx.device
-    weights, learner, rank = (checkpoint.tree(name) for name in ("weights", "learner", "rank0"))
-    trainer.store = RowStore(checkpoint.pieces(), rank["buffer"], checkpoint.rows)
+    data = _keeper_of_data(trainer)
+    weights, learner, rank = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{data}"))
+    own = rank if data == trainer.ctx.rank else checkpoint.tree(f"rank{trainer.ctx.rank}")
+    trainer.store = RowStore(checkpoint.pieces(data), rank["buffer"], checkpoint.rows)
     trainer.clock.before = manifest["wall_s"]
     trainer.clock.spent.update(manifest["spent"])
     vars(trainer.progress).update(learner["progress"])
@@ -116,14 +139,14 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     if rank["source"]["env"] is None:
         trainer.episodes.forget()
     trainer.buffer.load(trainer.store)
-    missing = manifest["not_restored"] + _set_global_generators(rank["global"])
-    if rank["device"] == device.type:
+    missing = manifest["not_restored"] + _set_global_generators(own["global"])
+    if own["device"] == device.type:
         for role, generator in trainer.ctx.generators.items():
-            generator.set_state(rank["generators"][role])
+            generator.set_state(own["generators"][role])
         return missing
     for generator in trainer.ctx.generators.values():
         generator.manual_seed(generator.initial_seed() + trainer.progress.env_steps)
-    return [*missing, f"random numbers: they were drawn on {rank['device']}, and are drawn anew on {device.type}"]
+    return [*missing, f"random numbers: they were drawn on {own['device']}, and are drawn anew on {device.type}"]
 
 
 def _global_generators() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from functools import partial
@@ -15,23 +16,24 @@ import pluggy
 import torch
 from lightning.fabric import Fabric
 
-from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Plan, Run, VecEnv
+from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Plan, Run, Source, VecEnv
 from rlplug.config import RunConfig
 from rlplug.registry import Events
 from rlplug.trainer.collector import collector
 from rlplug.trainer.context import RunContext, Scope, needs_of
 from rlplug.trainer.evaluate import Evaluator, Stopped
 from rlplug.trainer.finite import check_segment
-from rlplug.trainer.in_process import InProcess
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.metrics import Clock, Episodes, Means
 from rlplug.trainer.preprocess import Preprocess
+from rlplug.trainer.replicated import Replicated
 from rlplug.trainer.state import capture
 from rlplug.trainer.store import RowStore
 from rlplug.trainer.video import ALONE, picture, record
 from rlplug.types import Batch, EnvSpec, Mode, Progress, Tree
 
+STOPS = (signal.SIGTERM, signal.SIGINT)
 TRAINING = 1  # tells training's environment seeds from evaluation's
 
 
@@ -43,11 +45,16 @@ class Trainer(Run):
         self.clock = Clock()
         self.progress = Progress()
         self.startup_s = 0.0
-        self.stopping = 0  # or the signal that asks the run to stop
+        self.asked = 0  # or the signal by which this process was asked to stop
+        self._heard = 0  # or the one by which any rank was, as of the last round
+        self._idle = False  # may a checkpoint be written after this round?
         self.identity = uuid4().hex
         self.store = RowStore()
         self.keeper: Keeper | None = None
         needs = needs_of(config.algo, config.models.values(), spec)
+        rank, world = fabric.global_rank, plan.world_size
+        self.replicated = config.num_envs % world != 0
+        share = config.num_envs // world
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(config.seed % 2**32)
         self.ctx = RunContext(
@@ -56,12 +63,13 @@ class Trainer(Run):
             slots=config.models,
             device=fabric.device,
             num_envs=config.num_envs,
+            env_ids=range(config.num_envs) if self.replicated else range(rank * share, (rank + 1) * share),
             total_steps=config.total_steps,
             rows=self.loop.rows,
             batch_size=self.loop.batch_size,
             seed=config.seed,
-            rank=fabric.global_rank,
-            world_size=fabric.world_size,
+            rank=rank,
+            world_size=world,
             deterministic=config.deterministic,
         )
         self.algorithm: Algorithm = config.algo.build(self.ctx).to(fabric.device)
@@ -81,12 +89,33 @@ class Trainer(Run):
             config.compile,
             config.on_nan,
             self.preprocess,
+            self.replicated,
         )
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
-        seeds = np.random.SeedSequence([config.seed, TRAINING]).generate_state(config.num_envs)
-        scope = Scope("actor", config.num_envs, self.ctx.env_ids)
-        self.source: InProcess = collector(
+        self.source: Source = self._source()
+        self.evaluator = Evaluator(
+            self._make_env,
+            self.algorithm,
+            self.ctx,
+            config.eval.episodes,
+            see=self.preprocess if self.preprocess.obs else None,
+        )
+        self.episodes = Episodes(len(self.ctx.env_ids))
+        self.means = Means()
+        self.evaluation: dict[str, float] = {}
+        self.evaluated_at: int | None = None
+        self.logged = 0
+        self._logged_at = self._evaluated_at = 0
+        self._logged_wall, self._logged_steps, self._logged_updates = self.clock.wall(), 0, 0
+
+    def _source(self) -> Source:
+        """Of this rank's environments; where they do not divide by the ranks, the first one's for all."""
+        if self.replicated and not self.fabric.is_global_zero:
+            return Replicated(None, self.learner)
+        seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(self.config.num_envs)
+        scope = Scope("actor", self.config.num_envs, self.ctx.env_ids)
+        own = collector(
             self._make_env(scope),
             self.algorithm,
             self.ctx,
@@ -95,20 +124,7 @@ class Trainer(Run):
             self.exploration,
             see=self.preprocess if self.preprocess.obs else None,
         )
-        self.evaluator = Evaluator(
-            self._make_env,
-            self.algorithm,
-            self.ctx,
-            config.eval.episodes,
-            see=self.preprocess if self.preprocess.obs else None,
-        )
-        self.episodes = Episodes(len(scope.env_ids))
-        self.means = Means()
-        self.evaluation: dict[str, float] = {}
-        self.evaluated_at: int | None = None
-        self.logged = 0
-        self._logged_at = self._evaluated_at = 0
-        self._logged_wall, self._logged_steps, self._logged_updates = self.clock.wall(), 0, 0
+        return Replicated(own, self.learner) if self.replicated else own
 
     def _make_env(self, scope: Scope, render: bool = False) -> VecEnv:
         return self.config.env.build(self.ctx.derive(scope=scope, render=render))
@@ -152,6 +168,11 @@ class Trainer(Run):
         return (self.config.total_steps - self.progress.env_steps) // self.config.num_envs
 
     @property
+    def stopping(self) -> int:
+        """The signal that ends the run; with several ranks, once all of them know."""
+        return self.asked if self.plan.world_size == 1 else self._heard
+
+    @property
     def done(self) -> bool:
         return bool(self.stopping) or self._rows_left <= 0
 
@@ -172,15 +193,30 @@ class Trainer(Run):
 
     def _receive(self, segment: Batch, whole: bool) -> None:
         check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.source.bounds)
-        self.preprocess.observe(segment, self.learner)
-        self.algorithm.observe(segment, self.learner)
-        seen = self.preprocess.seen(segment)
-        for extra in self.exploration.values():
-            extra.observe(seen, self.learner)
+        with self.learner.observing():
+            self.preprocess.observe(segment, self.learner)
+            self.algorithm.observe(segment, self.learner)
+            seen = self.preprocess.seen(segment)
+            for extra in self.exploration.values():
+                extra.observe(seen, self.learner)
         if whole or self.buffer.stale:  # the few rows of a last, short rollout would make a poor gradient
             self.buffer.add(segment)
-        self.progress.env_steps += self.episodes.add(segment)
+        self.progress.env_steps += self._agree(self.episodes.add(segment))
         self.hooks.hook.rlplug_collected(run=self, segment=segment)
+
+    def _agree(self, steps: int) -> int:
+        """The steps of all ranks, which hear from one another whether to stop, and from the first whether it is time
+        for a checkpoint."""
+        self._idle = self.keeper is not None and self.keeper.idle
+        if self.plan.world_size == 1:
+            return steps
+        first = self.fabric.is_global_zero
+        said = [steps if first or not self.replicated else 0, self._idle and first]
+        said += [self.asked == number for number in STOPS]
+        steps, idle, *stops = self.learner.total(said)
+        self._idle = bool(idle)
+        self._heard = next((number for number, ranks in zip(STOPS, stops, strict=True) if ranks), 0)
+        return steps
 
     def ready(self) -> bool:
         return self.buffer.ready()
@@ -210,7 +246,8 @@ class Trainer(Run):
         if self.keeper is not None:
             with self.clock.phase("checkpoint"):
                 self._saved(self.keeper.poll())
-                if self.keeper.due(steps) or (score is not None and self.keeper.is_best(score)):
+                best = score is not None and self.learner.broadcast(self.keeper.is_best(score))
+                if best or (self._idle and self.keeper.due(steps)):
                     self._saved(self.keeper.submit(capture(self, score)))
 
     def _saved(self, path: Path | None) -> None:
@@ -220,6 +257,9 @@ class Trainer(Run):
     def log(self) -> None:
         """One row of metrics, means since the last one."""
         finished = self.episodes.drain()
+        if not self.replicated:
+            rows = torch.tensor(finished, dtype=torch.float64, device=self.ctx.device).view(-1, 3)
+            finished = self.learner.gather(rows).tolist()
         self.progress.episodes += len(finished)
         row: dict[str, float] = {}
         if finished:
@@ -249,14 +289,25 @@ class Trainer(Run):
             Stopped: the run was asked to stop meanwhile.
         """
         with self.clock.phase("evaluate"):
-            self.evaluation = self.evaluator(self.progress.env_steps, stop=lambda: bool(self.stopping))
-            self.evaluated_at = self.progress.env_steps
-            if self.config.eval.record:
-                path = self.folder / "videos" / f"step_{self.progress.env_steps:012d}.gif"
-                self.record(self.config.eval.record, path)
+            first = self.fabric.is_global_zero
+            played, self._heard = self.learner.broadcast(self._played() if first else (None, 0))
+            if played is None:
+                raise Stopped
+            self.evaluation, self.evaluated_at = played, self.progress.env_steps
         self.hooks.hook.rlplug_evaluated(run=self, metrics=self.evaluation)
         self._say(self.evaluation)
         return self.evaluation
+
+    def _played(self) -> tuple[dict[str, float] | None, int]:
+        """The evaluation, or the signal that cut it short."""
+        try:
+            played = self.evaluator(self.progress.env_steps, stop=lambda: bool(self.asked))
+        except Stopped:
+            return None, self.asked
+        if self.config.eval.record:
+            path = self.folder / "videos" / f"step_{self.progress.env_steps:012d}.gif"
+            self.record(self.config.eval.record, path)
+        return played, self._heard
 
     def reports(self) -> Tree:
         """What was logged and evaluated, and what is still to be."""

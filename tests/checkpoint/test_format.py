@@ -480,9 +480,11 @@ def test_minutes(keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     one = keeper(every="0.5min")
     clock[0] += 29
-    assert not one.due(5)
+    assert one.due(5)
+    assert not one.idle
     clock[0] += 2
     assert one.due(5)
+    assert one.idle
     assert not one.due(0), "nothing was done since"
 
 
@@ -501,11 +503,12 @@ def test_one_that_falls_due_while_another_is_written_waits(
     one.submit(draft(10))
     assert began.wait(60)
     assert one.poll() is None
-    assert not one.due(20)
+    assert not one.idle
     assert kept(tmp_path) == []
     on.set()
     assert one.wait() == form.folder_of(tmp_path, 10)
     assert one.due(21)
+    assert one.idle
     assert one.poll() is None, "it was told already"
     one.submit(draft(21))
     one.wait()

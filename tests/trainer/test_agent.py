@@ -20,7 +20,7 @@ from rlplug.api import Algorithm, Losses, Needs, Optim
 from rlplug.envs import EnvList
 from rlplug.plugins.buffer.rollout import Rollout
 from rlplug.plugins.env.gymnasium import Gymnasium
-from rlplug.plugins.hardware.single import CPU
+from rlplug.plugins.hardware.machine import CPU
 from rlplug.plugins.logger.csv import CSV
 from rlplug.plugins.loop.alternate import Alternate
 from rlplug.settings import PositiveInt, option, settings

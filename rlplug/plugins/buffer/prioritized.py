@@ -44,6 +44,9 @@ class Prioritized:
         self.columns = len(ctx.env_ids)
         self.window = ctx.needs.burn_in + ctx.needs.window
         self.batch_size = ctx.batch_size // ctx.world_size
+        everything = self.columns == ctx.num_envs  # else other ranks have other data, and draw from that
+        self.strata = ctx.batch_size if everything else self.batch_size
+        self.first = ctx.rank * self.batch_size if everything else 0
         self.stride = self._stride()
         self.beta = ctx.schedule(cfg.beta)
         self.ring = Ring(cfg, ctx, self.window + self.stride - 1, self.stride if self.sequences else 0)
@@ -105,7 +108,7 @@ class Prioritized:
         """``[burn_in + window + 1, B]`` with ``index``, ``prob`` and ``weight [B]``; one draw from each of B strata."""
         tree, n = self._tree, self.batch_size
         assert tree is not None
-        share = (np.arange(n) + self.ctx.rand(n).double().cpu().numpy()) / n
+        share = (self.first + np.arange(n) + self.ctx.rand(n).double().cpu().numpy()) / self.strata
         leaves = tree.draw(share)
         slot, column = np.divmod(leaves, self.columns)
         row = (self._low + (slot - self._low) % self.slots) * self.stride

@@ -242,6 +242,6 @@ def _check_run(trainer: Trainer) -> None:
     for part, (now, then) in before.items():
         require(any(not torch.equal(a, b) for a, b in zip(now, then, strict=True)), f"{part} has moved no parameter")
         require(all(torch.isfinite(p).all() for p in now), f"{part} has a parameter that is not finite")
-    trainer.stopping = 0
+    trainer.asked = 0
     for name, value in trainer.evaluate().items():
         require(math.isfinite(value), f"{name} is not a number")

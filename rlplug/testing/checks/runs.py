@@ -114,7 +114,7 @@ class Record:
     @hookimpl
     def rlplug_updated(self, run: Any, losses: Losses) -> None:
         self.losses.append({name: value.clone() for name, value in (losses.terms | losses.metrics).items()})
-        run.stopping = len(self.losses) >= self.updates
+        run.asked = int(len(self.losses) >= self.updates)
 
 
 def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
@@ -127,7 +127,7 @@ def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
     for hook in (also, record):
         if hook is not None:
             trainer.hooks.register(hook)
-    trainer.stopping = False
+    trainer.asked = 0
     trainer.loop.run(trainer)
     for hook in (also, record):
         if hook is not None:

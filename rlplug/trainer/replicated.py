@@ -1,0 +1,57 @@
+"""Collection where environments do not divide by ranks: the first rank collects, and all of them hold the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from rlplug.api import Source
+from rlplug.trainer.learner import FabricLearner
+from rlplug.types import Batch, Mode, Tree, Weights
+
+if TYPE_CHECKING:
+    from rlplug.envs.checking import Bounds
+
+
+class Replicated(Source):
+    """The segments of ``own``, on every rank.
+
+    Args:
+        own: the first rank's source; None on the others.
+    """
+
+    def __init__(self, own: Source | None, learner: FabricLearner) -> None:
+        self.own, self.learner = own, learner
+        self.bounds: Bounds | None = own.bounds if own else None
+
+    @property
+    def lockstep(self) -> bool:
+        return self.own is None or self.own.lockstep
+
+    def example(self) -> Batch:
+        return self.learner.broadcast(self.own.example() if self.own else {})
+
+    def collect(
+        self,
+        rows: int,
+        weights: Mapping[str, Weights] | None = None,
+        tasks: Tree = None,
+        stop: Callable[[], bool] | None = None,
+        mode: Mode = "explore",
+    ) -> Iterator[Batch]:
+        own = list(self.own.collect(rows, weights, tasks, stop, mode)) if self.own else []
+        yield from self.learner.broadcast(own)
+
+    def unfinished(self, rows: int) -> Batch:
+        return self.own.unfinished(rows) if self.own else {}
+
+    def state(self) -> Tree:
+        return self.own.state() if self.own else None
+
+    def load(self, state: Tree) -> None:
+        if self.own:
+            self.own.load(state)
+
+    def close(self) -> None:
+        if self.own:
+            self.own.close()

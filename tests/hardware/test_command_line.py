@@ -1,0 +1,142 @@
+"""Runs on two ranks as a user starts, kills, stops and continues them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlplug.testing.comparing import compare_runs
+
+PPO = (
+    *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "hardware=2cpu", "model.hidden=[16]"),
+    *("total_steps=1600", "loop.rollout_fragment_length=20", "algo.sgd_minibatch_size=20", "algo.num_sgd_iter=2"),
+    *("log.every=200", "eval.every=400", "eval.episodes=2", "checkpoint.every=400", "logger=[]"),
+)
+"""20 rounds on environments that slept a little, so that there is time to disturb them"""
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "rlplug", *words], stderr=subprocess.PIPE, text=True)
+
+
+def rank(program: subprocess.Popen[str], number: int) -> psutil.Process:
+    """The process of a rank; they are started in order."""
+    ranks = [p for p in psutil.Process(program.pid).children() if "spawn_main" in " ".join(p.cmdline())]
+    return sorted(ranks, key=lambda p: p.create_time())[number]
+
+
+def disturb(run: Path, words: tuple[str, ...], do: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str]:
+    """Start a run, ``do`` something to it once it has a checkpoint, and wait for its end.
+
+    Returns:
+        Exit code, and what it said.
+    """
+    program = start(*words, f"hydra.run.dir={run}")
+    while program.poll() is None and not list(run.glob("checkpoints/step_*[0-9]")):
+        time.sleep(0.02)
+    do(program)
+    _, said = program.communicate(timeout=120)
+    return program.returncode, said
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    subprocess.run([sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={run}"], check=True)
+    return run
+
+
+def require_equal(one: Path, other: Path) -> None:
+    compared = compare_runs(one, other)
+    assert {"rank0", "rank1"} <= compared.keys()
+    assert {part: names for part, (_, names) in compared.items() if names} == {}
+
+
+def test_a_killed_rank_ends_the_run_which_is_continued_exactly(undisturbed: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    code, said = disturb(run, PPO, lambda program: rank(program, 1).kill())
+    assert code == 1
+    assert said.splitlines()[-1].startswith("rlplug: the process of rank 1 of 2 was ended by SIGKILL; the last good ")
+    assert said.splitlines()[-1].endswith(f"continue with: python -m rlplug resume {run}")
+    subprocess.run([sys.executable, "-m", "rlplug", "resume", run], check=True, capture_output=True)
+    require_equal(undisturbed, run)
+
+
+def test_it_continues_by_itself_as_often_as_it_may(undisturbed: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    code, said = disturb(run, (*PPO, "hardware.max_restarts=1"), lambda program: rank(program, 0).kill())
+    assert code == 0
+    assert "the process of rank 0 of 2 was ended by SIGKILL" in said
+    assert "continuing from step" in said
+    changed = json.loads((run / "manifest.json").read_text())["resumed"]
+    assert len(changed) == 1
+    require_equal(undisturbed, run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_is_continued_exactly(undisturbed: Path, tmp_path: Path, number: signal.Signals):
+    run = tmp_path / "run"
+    code, said = disturb(run, PPO, lambda program: program.send_signal(number))
+    assert code == 128 + number
+    assert said.count("stopping after this round") == 1
+    assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+    subprocess.run([sys.executable, "-m", "rlplug", "resume", run], check=True, capture_output=True)
+    require_equal(undisturbed, run)
+
+
+def test_nobody_trains_on_when_the_one_who_started_it_is_killed(tmp_path: Path):
+    children: list[psutil.Process] = []
+
+    def kill(program: subprocess.Popen[str]) -> None:
+        children.extend(psutil.Process(program.pid).children(recursive=True))
+        program.kill()
+
+    code, _ = disturb(tmp_path / "run", PPO, kill)
+    assert code == -signal.SIGKILL
+    assert len(children) >= 2
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
+
+
+def test_a_sweep(tmp_path: Path):
+    words = ("-m", *PPO, "seed=1,2", "total_steps=400", f"hydra.sweep.dir={tmp_path}")
+    subprocess.run([sys.executable, "-m", "rlplug", *words], check=True, capture_output=True)
+    runs = sorted(path.parent for path in tmp_path.glob("*/*/summary.json"))
+    assert [run.name for run in runs] == ["0-s1", "1-s2"]
+    scores = [json.loads((run / "summary.json").read_text())["eval/return_mean"] for run in runs]
+    assert scores[0] != scores[1]
+
+
+MISTAKES = {
+    "hardware=2cpu hardware.devices=4096": "hardware.devices: 4096 ranks are more than the ",
+    "hardware=2cpu loop.train_batch_size=33": "loop.train_batch_size: 33 cannot be shared equally among 2 ",
+    "hardware=cpu hardware.microbatches=7": "loop.train_batch_size: 256 cannot be shared equally among 7 ",
+    "hardware=cpu hardware.num_nodes=2": "hardware.num_nodes: 2 machines: start rlplug by torchrun or srun on each of",
+    "hardware=4gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
+    "hardware=cpu hardware.max_restarts=-1": "hardware.max_restarts: -1 is out of range",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_are_refused_before_anything_starts(words: str, tmp_path: Path):
+    program = [sys.executable, "-m", "rlplug", "algo=sac", *words.split(), f"hydra.run.dir={tmp_path / 'run'}"]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"rlplug: {MISTAKES[words]}")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_number_of_ranks_is_refused(undisturbed: Path):
+    words = [sys.executable, "-m", "rlplug", "resume", undisturbed, "total_steps=3200", "hardware=cpu"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "was written by 2 ranks, and continues on as many: hardware.devices=2" in done.stderr

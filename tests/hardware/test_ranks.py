@@ -1,0 +1,87 @@
+"""Hardware changes how fast, never what: whole trainers on several ranks."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlplug.api import Plan
+from rlplug.config import compose, parse
+from rlplug.testing.checks.ranks import distances
+from rlplug.testing.checks.runs import flat
+from rlplug.trainer.launch import build
+from rlplug.trainer.ranks import one_rank, ranks
+
+SAC = (
+    *("algo=sac", "env=pendulum", "model.hidden=[32]", "total_steps=10_000", "loop.train_batch_size=64", "logger=[]"),
+    "loop.num_steps_sampled_before_learning_starts=80",
+)
+PPO = (
+    *(
+        "algo=ppo",
+        "env=cartpole",
+        "env.vectorization=list",
+        "model.hidden=[32]",
+        "loop.rollout_fragment_length=32",
+        "algo.num_sgd_iter=2",
+        "algo.sgd_minibatch_size=16",
+        "algo.max_seq_len=8",
+    ),
+)
+
+
+def play(fabric, raw, updates):
+    """Weights and statistics of a run on this rank after so many updates."""
+    config = parse(raw)
+    with closing(build(config, Path(), fabric, Plan("cpu", fabric.world_size))) as trainer:
+        loop, progress = trainer.loop, trainer.progress
+        while progress.updates < updates:
+            warm = progress.env_steps >= loop.cfg.num_steps_sampled_before_learning_starts
+            trainer.collect("explore" if warm else "random")
+            due = progress.updates + 1 if loop.cfg.replay_ratio is None else loop.updates(progress.env_steps)
+            while trainer.ready() and progress.updates < due:
+                trainer.update()
+        return flat(
+            {
+                "weights": trainer.algorithm.state_dict(),
+                "preprocess": {name: x for name, x in trainer.preprocess.state_dict().items() if name != "returns"},
+                "steps": torch.tensor(float(trainer.progress.env_steps)),
+            }
+        )
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(
+    ("words", "updates"),
+    [
+        (SAC, 20),
+        ((*SAC, "buffer=prioritized"), 20),
+        ((*SAC, "algo.n_step=3", "exploration=[gaussian]", "preprocess.normalize_obs=true"), 20),
+        ((*PPO, "num_envs=1"), 2),
+        ((*PPO, "num_envs=3", "preprocess.normalize_reward=true", "exploration=[icm]"), 2),
+        ((*PPO, "num_envs=3", "model=lstm", "model.hidden=8"), 2),
+    ],
+    ids=["sac", "sac-prioritized", "sac-n-step", "ppo-1", "ppo-3-icm", "ppo-3-lstm"],
+)
+def test_one_environment_feeds_all_ranks(words: tuple[str, ...], updates: int, n: int):
+    """Where environments do not divide by ranks, the first one collects: several ranks equal one."""
+    raw = compose(words).raw
+    alone = play(one_rank(), raw, updates)
+    for answer in ranks(n)(play, raw, updates):
+        assert distances(alone, answer) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(*PPO, "num_envs=4"), (*PPO, "num_envs=4", "preprocess.normalize_obs=true", "preprocess.normalize_reward=true")],
+    ids=["ppo", "ppo-normalised"],
+)
+def test_each_rank_has_its_share_of_environments(words: tuple[str, ...]):
+    """An on-policy update of all environments is the same whoever played them."""
+    raw = compose(words).raw
+    alone = play(one_rank(), raw, 2)
+    for answer in ranks(2)(play, raw, 2):
+        assert distances(alone, answer) == []
