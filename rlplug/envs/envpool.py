@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def make_envpool(
         ConfigError: EnvPool is not installed, has no such environment, or does not do what is asked for.
     """
     try:
-        import envpool
+        envpool: Any = import_module("envpool")
     except ImportError as error:
         raise ConfigError(
             "env.backend", f"EnvPool cannot be imported ({error}): pip install 'rlplug[envpool]'"
@@ -130,8 +131,7 @@ class Pool(VectorEnv[Any, Any, Any]):
         self.pool = None
 
     def _make(self, seed: int) -> Any:
-        import envpool
-
+        envpool: Any = import_module("envpool")
         seeds = ((seed + np.arange(self.num_envs)) % 2**31).tolist()
         try:
             pool: Any = envpool.make(

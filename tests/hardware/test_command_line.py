@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlplug.cli import main
 from rlplug.testing.comparing import compare_runs
 
 PPO = (
@@ -81,7 +82,7 @@ def test_it_continues_by_itself_as_often_as_it_may(undisturbed: Path, tmp_path: 
     require_equal(undisturbed, run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_stopped_run_is_continued_exactly(undisturbed: Path, tmp_path: Path, number: signal.Signals):
     run = tmp_path / "run"
     code, said = disturb(run, PPO, lambda program: program.send_signal(number))
@@ -92,6 +93,7 @@ def test_a_stopped_run_is_continued_exactly(undisturbed: Path, tmp_path: Path, n
     require_equal(undisturbed, run)
 
 
+@pytest.mark.slow
 def test_nobody_trains_on_when_the_one_who_started_it_is_killed(tmp_path: Path):
     children: list[psutil.Process] = []
 
@@ -126,17 +128,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_mistakes_are_refused_before_anything_starts(words: str, tmp_path: Path):
-    program = [sys.executable, "-m", "rlplug", "algo=sac", *words.split(), f"hydra.run.dir={tmp_path / 'run'}"]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"rlplug: {MISTAKES[words]}")
-    assert done.stderr.count("\n") == 1
+def test_mistakes_are_refused_before_anything_starts(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["algo=sac", *words.split(), f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"rlplug: {MISTAKES[words]}")
+    assert said.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_another_number_of_ranks_is_refused(undisturbed: Path):
-    words = [sys.executable, "-m", "rlplug", "resume", undisturbed, "total_steps=3200", "hardware=cpu"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "was written by 2 ranks, and continues on as many: hardware.devices=2" in done.stderr
+def test_another_number_of_ranks_is_refused(undisturbed: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["resume", str(undisturbed), "total_steps=3200", "hardware=cpu"]) == 2
+    assert "was written by 2 ranks, and continues on as many: hardware.devices=2" in capsys.readouterr().err

@@ -53,18 +53,17 @@ def play(fabric, raw, updates):
         )
 
 
-@pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize(
-    ("words", "updates"),
+    ("words", "updates", "n"),
     [
-        (SAC, 20),
-        ((*SAC, "buffer=prioritized"), 20),
-        ((*SAC, "algo.n_step=3", "exploration=[gaussian]", "preprocess.normalize_obs=true"), 20),
-        ((*PPO, "num_envs=1"), 2),
-        ((*PPO, "num_envs=3", "preprocess.normalize_reward=true", "exploration=[icm]"), 2),
-        ((*PPO, "num_envs=3", "model=lstm", "model.hidden=8"), 2),
+        (SAC, 20, 2),
+        (SAC, 20, 4),
+        ((*SAC, "buffer=prioritized"), 20, 2),
+        ((*SAC, "algo.n_step=3", "exploration=[gaussian]", "preprocess.normalize_obs=true"), 20, 2),
+        ((*PPO, "num_envs=3", "preprocess.normalize_reward=true", "exploration=[icm]"), 2, 2),
+        ((*PPO, "num_envs=1", "model=lstm", "model.hidden=8"), 2, 4),
     ],
-    ids=["sac", "sac-prioritized", "sac-n-step", "ppo-1", "ppo-3-icm", "ppo-3-lstm"],
+    ids=["sac", "sac-4", "sac-prioritized", "sac-n-step", "ppo-icm", "ppo-lstm-4"],
 )
 def test_one_environment_feeds_all_ranks(words: tuple[str, ...], updates: int, n: int):
     """Where environments do not divide by ranks, the first one collects: several ranks equal one."""
