@@ -51,7 +51,7 @@ def test_a_rank_that_is_killed_ends_the_others():
 
 
 def test_what_a_rank_raises_is_raised():
-    with pytest.raises(ConfigError, match="^algo.gamma: is odd$"):
+    with pytest.raises(ConfigError, match=r"^algo\.gamma: is odd$"):
         together(PAIR, raises, ConfigError("algo.gamma", "is odd"))
 
 
