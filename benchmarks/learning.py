@@ -42,8 +42,8 @@ class Proof:
     above: str | None = None
 
     def goal(self) -> str:
-        said = [f">= {self.reach:g}"] * (self.reach is not None) + [f"<= {self.at_most:g}"] * (self.at_most is not None)
-        return ", ".join(said + [f"> {self.above}"] * (self.above is not None))
+        said = [(">=", self.reach), ("<=", self.at_most), (">", self.above)]
+        return ", ".join(f"{sign} {bound}" for sign, bound in said if bound is not None)
 
     def holds(self, mean: float, means: dict[str, float]) -> bool:
         return (
