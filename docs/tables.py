@@ -51,11 +51,15 @@ def _row(*cells: str) -> str:
 
 
 @cache
+def nodes(kind: Kind) -> dict[str, dict[str, Any]]:
+    """What the YAML files of a kind say."""
+    return {path.stem: default_node(kind, path.stem) for path in sorted((CONF / kind).glob("*.yaml"))}
+
+
 def files(kind: Kind, name: str) -> dict[str, dict[str, Any]]:
     """The YAML files that choose a component, with their nodes; the one of its name comes first."""
-    paths = sorted((CONF / kind).glob("*.yaml"), key=lambda path: (path.stem != name, path.stem))
-    nodes = {path.stem: default_node(kind, path.stem) for path in paths}
-    return {file: node for file, node in nodes.items() if node["name"] == name}
+    found = {file: node for file, node in nodes(kind).items() if node["name"] == name}
+    return {file: found[file] for file in sorted(found, key=lambda file: (file != name, file))}
 
 
 def component(kind: Kind, name: str) -> list[str]:
