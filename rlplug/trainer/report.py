@@ -55,7 +55,7 @@ def _shares(trainer: Trainer) -> list[tuple[str, str]]:
         return []
     envs = f"{len(trainer.ctx.env_ids)} environments"
     if trainer.replicated:
-        envs = f"{trainer.config.num_envs} environments do not divide by {ranks}: the first rank's, for all"
+        envs = f"num_envs={trainer.config.num_envs} does not divide by {ranks}: the first rank collects for all"
     rows = batch // ranks if trainer.buffer.stale else trainer.round_steps // ranks
     small = "; so few that ranks wait longer for each other than they compute" if rows < SMALL else ""
     return [("  a rank", envs), ("", f"{rows} rows of an update{small}")]
