@@ -63,10 +63,19 @@ RAINBOW = {
 }
 """the switches of DQN, each alone"""
 
+ACTORS = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5")
+SHAPES = {"2cpu": ("hardware=2cpu",), "actors": ("hardware=cpu", *ACTORS), "2cpu_actors": ("hardware=2cpu", *ACTORS)}
+"""hardware on which runs reach what they reach in one process"""
+
 PROOFS = {
     "ppo_cartpole": Proof("ppo_cartpole", 475),
     "ppo_pendulum": Proof("ppo_pendulum", -250),
     "sac_pendulum": Proof("sac_pendulum", -180),
+    **{f"ppo_cartpole_{shape}": Proof("ppo_cartpole", 475, words) for shape, words in SHAPES.items()},
+    **{
+        f"sac_pendulum_{shape}": Proof("sac_pendulum", -180, (*words, f"num_envs={1 if shape == '2cpu' else 2}"))
+        for shape, words in SHAPES.items()
+    },
     "sac_mountaincar_continuous": Proof("sac_mountaincar_continuous", 90),
     "reinforce_cartpole": Proof("reinforce_cartpole", 450),
     "dqn_cartpole": Proof("dqn_cartpole", 475),

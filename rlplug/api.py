@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rlplug.plan import Hardware as Hardware
+from rlplug.plan import Plan as Plan
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Weights
 
 if TYPE_CHECKING:
@@ -430,7 +432,8 @@ class VecEnv(Protocol):
         """Execute ``action [B, ...]``.
 
         Returns:
-            ``obs`` and extras of the next row; ``reward``, ``terminated``, ``truncated`` of the row acted on.
+            ``obs`` and extras of the next row; ``reward``, ``terminated``, ``truncated`` of the row acted on. Where
+            environments are made anew, ``restarted [B]``: that failed, and its next row begins an episode.
         """
         ...
 
@@ -454,6 +457,14 @@ class Source(Protocol):
         """Do all columns have the same row of their streams at the same time?"""
         ...
 
+    def start(self) -> None:
+        """Be ready to collect; called once, when all that can be checked beforehand has been.
+
+        Raises:
+            ConfigError: what lies outside of this process is not as configured.
+        """
+        ...
+
     def unfinished(self, rows: int) -> Batch:
         """What ``collect(rows)`` had when it raised, to look for what it stumbled over; empty where that is unknown."""
         ...
@@ -469,6 +480,7 @@ class Source(Protocol):
         tasks: Tree = None,
         stop: Callable[[], bool] | None = None,
         mode: Mode = "explore",
+        further: int = 0,
     ) -> Iterable[Batch]:
         """Segments of ``rows`` transitions a column.
 
@@ -476,6 +488,7 @@ class Source(Protocol):
             weights: by name; None: the source shares the learner's module.
             tasks: one a column, in force from its next reset; a task may name the weights it is played with.
             stop: asked between rows; short columns are padded with ``valid=False``.
+            further: so many more calls with the same arguments will follow for certain, unless the run is stopped.
         """
         ...
 
@@ -557,35 +570,4 @@ class Loop(Protocol):
 
     def run(self, run: Run) -> None:
         """Drive ``run`` until it is done."""
-        ...
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a hardware plugin decides. Nothing in it changes what is learned."""
-
-    accelerator: Literal["cpu", "cuda"] = "cpu"
-    devices: int = 1
-    num_nodes: int = 1
-    precision: str = "32-true"
-    microbatches: int = 1
-    threads: int = 1
-    """threads of torch per process"""
-    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    max_restarts: int = 0
-    """how often a run that broke off continues from its last checkpoint by itself"""
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the run."""
-        return self.devices * self.num_nodes
-
-
-class Hardware(Protocol):
-    def plan(self) -> Plan:
-        """Look at the machine and decide.
-
-        Raises:
-            ConfigError: the devices are not there; says what was found and what would work.
-        """
         ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -15,6 +17,8 @@ from rlplug.envs.masks import find_masks, late
 from rlplug.envs.spaces import allocate, copy, equal, execute, single_agent
 from rlplug.types import Batch, EnvSpec, RunError, Tree
 
+RETRIES = 3
+"""new environments in a row, for one that raises again before it makes a step"""
 LONGEST = 100_000
 """actions of an episode that are kept; a longer one is not replayed"""
 
@@ -35,6 +39,8 @@ class EnvList:
         mask_key: what action masks are called in ``info``; None: there are none.
         check_bounds: whoever collects shall stop at an observation beyond the bounds of its space.
         env_ids: the environments' global numbers, for messages.
+        remake: makes an environment in place of one that raises or says what its spaces do not allow; its column
+            begins the next episode, and ``step`` says so in ``restarted [B]``. None: the run stops.
 
     Raises:
         ConfigError: the environments have spaces that cannot be served.
@@ -51,13 +57,15 @@ class EnvList:
         mask_key: str | None = None,
         check_bounds: bool = True,
         env_ids: Sequence[int] | None = None,
+        remake: Callable[[], gymnasium.Env[Any, Any]] | None = None,
     ) -> None:
-        self.envs = list(envs)
+        self.envs, self._remake = list(envs), remake
         self.num_envs = n = len(self.envs)
         self.env_ids = list(range(n) if env_ids is None else env_ids)
         self._seeds, self._episodes = [0] * n, [0] * n
         self._actions: list[list[Any]] = [[] for _ in range(n)]
         self._final, self._warned = [False] * n, False
+        self._failures = [0] * n  # since the last step
         self._steps = [env.step for env in self.envs]
         obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
         self._mask_key = mask_key
@@ -73,6 +81,7 @@ class EnvList:
         self._first = {key: rows[key] for key in ("obs", "mask") if key in rows}
         self._obs, self._write = rows["obs"], writer(self.envs[0].observation_space, rows["obs"])
         self._reward, self._terminated, self._truncated = rows["reward"], rows["terminated"], rows["truncated"]
+        self._restarted = rows["restarted"]
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin episode 0 of every column.
@@ -97,6 +106,7 @@ class EnvList:
             RunError: as ``reset``.
         """
         reward, terminated, truncated = self._reward, self._terminated, self._truncated
+        self._restarted[:] = False
         for i, (outside, inside) in enumerate(zip(self._execute(action), action.copy(), strict=True)):
             if self._final[i]:
                 self._begin(i, self._episodes[i] + 1)
@@ -112,9 +122,12 @@ class EnvList:
                     self._allow(i, info, end, bool(terminated[i]))
                 elif self._mask_key in info:
                     raise late(self._mask_key)
+                self._failures[i] = 0
             except Exception as error:
-                raise self._failure(i, "step", error) from error
-        return self._first | {"reward": reward, "terminated": terminated, "truncated": truncated}
+                self._replace(i, self._failure(i, "step", error), error)
+                self._restarted[i], reward[i], terminated[i], truncated[i] = True, 0.0, False, False
+        said = {"reward": reward, "terminated": terminated, "truncated": truncated, "restarted": self._restarted}
+        return self._first | said
 
     def state(self) -> Tree | None:
         """Each column's seed, episode and that episode's actions ``[L, ...]``; all columns' rows.
@@ -174,6 +187,29 @@ class EnvList:
             env.close()
 
     def _begin(self, i: int, episode: int) -> None:
+        try:
+            self._first_row(i, episode)
+        except RunError as error:
+            self._replace(i, error, error.__cause__)
+
+    def _replace(self, i: int, failure: RunError, cause: BaseException | None) -> None:
+        """Put a new environment in place of one that failed, and begin its next episode.
+
+        Raises:
+            RunError: ``failure``, if there shall be no other one, or others failed before.
+        """
+        self._failures[i] += 1
+        if self._remake is None or self._failures[i] > RETRIES:
+            raise failure from cause
+        last = str(failure).strip().splitlines()[-1]
+        print(f"rlplug: {self._where(i)} failed, and is made anew: {last}", file=sys.stderr, flush=True)
+        with suppress(Exception):  # it is broken
+            self.envs[i].close()
+        self.envs[i] = self._remake()
+        self._steps[i] = self.envs[i].step
+        self._begin(i, self._episodes[i] + 1)
+
+    def _first_row(self, i: int, episode: int) -> None:
         row, info = self._reset(i, episode)
         try:
             self._write(i, row)
@@ -222,6 +258,7 @@ def rows_of(spec: EnvSpec, n: int) -> Batch:
         "reward": np.zeros(n, np.float32),
         "terminated": np.zeros(n, np.bool_),
         "truncated": np.zeros(n, np.bool_),
+        "restarted": np.zeros(n, np.bool_),
     }
     if "mask" in spec.extras:
         rows["mask"] = np.ones((n, *(spec.extras["mask"].shape or ())), np.bool_)

@@ -1,11 +1,14 @@
-"""Environments that hold a run to its word: ``World-v0`` of every kind of space, ``MaskedCartPole-v0`` of masks.
+"""Environments that hold a run to its word: ``World-v0`` of every kind of space, ``MaskedCartPole-v0`` of masks,
+``FaultyCartPole-v0`` that fails, ``SlowCartPole-v0`` that takes its time.
 
 ``env.id=rlplug.testing.worlds:World-v0``
 """
 
 from __future__ import annotations
 
+import time
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -108,10 +111,54 @@ class MaskedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {"action_mask": self.mask}
 
 
+class FaultyCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 that fails.
+
+    Args:
+        raises: probability that a step raises.
+        malformed: probability that a step gives an observation of another shape.
+        hangs: a file; the first step after ``after`` of the first environment that makes it never returns.
+        after: steps of an environment before it fails.
+
+    Raises:
+        OSError: from ``step``, as configured.
+    """
+
+    def __init__(self, raises: float = 0.0, malformed: float = 0.0, hangs: str | None = None, after: int = 0) -> None:
+        super().__init__(gymnasium.make("CartPole-v1").unwrapped)
+        self.raises, self.malformed, self.hangs, self.after, self.steps = raises, malformed, hangs, after, 0
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        if self.steps > self.after:
+            if self.hangs is not None and not Path(self.hangs).exists():
+                Path(self.hangs).touch()
+                time.sleep(1e6)
+            luck = self.env.unwrapped.np_random.random()
+            if luck < self.raises:
+                raise OSError("the pole is stuck")
+            if luck > 1.0 - self.malformed:
+                return np.zeros(3, np.float32), 1.0, False, False, {}
+        return self.env.step(action)
+
+
+class SlowCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 of which a step takes ``seconds`` of sleep."""
+
+    def __init__(self, seconds: float = 0.005) -> None:
+        super().__init__(gymnasium.make("CartPole-v1").unwrapped)
+        self.seconds = seconds
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        time.sleep(self.seconds)
+        return self.env.step(action)
+
+
 def vector(num_envs: int, **options: Any) -> SyncVectorEnv:
     """A vector that resets within the step that ends an episode."""
     return SyncVectorEnv([lambda: World(**options)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 gymnasium.register("World-v0", entry_point=f"{__name__}:World", vector_entry_point=f"{__name__}:vector")
-gymnasium.register("MaskedCartPole-v0", entry_point=f"{__name__}:MaskedCartPole", max_episode_steps=500)
+for made in (MaskedCartPole, FaultyCartPole, SlowCartPole):
+    gymnasium.register(f"{made.__name__}-v0", entry_point=f"{__name__}:{made.__name__}", max_episode_steps=500)

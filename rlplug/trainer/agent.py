@@ -24,6 +24,7 @@ from rlplug.trainer.checkpoint import Checkpoint, find
 from rlplug.trainer.context import RunContext, Scope, needs_of
 from rlplug.trainer.evaluate import Evaluator
 from rlplug.trainer.origins import check_installed, kind_of
+from rlplug.trainer.policy import set_up_torch
 from rlplug.trainer.preprocess import Preprocess
 from rlplug.types import Batch, CheckpointError, ConfigError, Mode
 
@@ -191,8 +192,6 @@ def evaluate(
         CheckpointError: as ``load``.
         ConfigError: the overrides cannot be followed, or make another environment of it.
     """
-    from rlplug.trainer.launch import set_up_torch  # here: an agent acts without Lightning, which takes seconds
-
     checkpoint = find(Path(path), ("weights",), tell)
     manifest = checkpoint.manifest
     raw = change(manifest["config"], overrides, EVALUABLE, WHY)

@@ -27,13 +27,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlplug.trainer import format_1
+from rlplug.trainer import format_1, format_2
 from rlplug.trainer.store import Piece
 from rlplug.trainer.trees import decode, encode
 from rlplug.types import Batch, CheckpointError, Tree
 
-FORMAT = 2
-MIGRATIONS: dict[int, Mapping[str, Callable[[Any], Any]]] = {1: format_1.MIGRATIONS}
+FORMAT = 3
+MIGRATIONS: dict[int, Mapping[str, Callable[[Any], Any]]] = {
+    1: format_1.MIGRATIONS,
+    2: format_2.MIGRATIONS,
+}
 """format -> {"manifest", "config" (the run's configuration) or a tree's name ("weights", "learner", "rank", "rows"):
 its content in the next format}"""
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 import psutil
+import torch
 
 from rlplug.api import Exploration, Plan
 from rlplug.config import RunConfig
 from rlplug.trainer.context import needs_of
+from rlplug.trainer.policy import acts
 from rlplug.trainer.report import size
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError, EnvSpec
@@ -44,8 +49,7 @@ def cross(config: RunConfig, spec: EnvSpec) -> None:
             "env.mask_key", f"the environment forbids actions, which {algo} does not heed; null plays without masks"
         )
     for name, chosen in config.exploration.items():
-        changes = any(getattr(chosen.cls, what) is not getattr(Exploration, what) for what in ("perturb", "weights"))
-        if changes and not needs.perturbed:
+        if acts(chosen.cls) and not needs.perturbed:
             raise ConfigError(
                 f"exploration.{name}",
                 f"changes actions after {algo} chose them, which {algo} cannot learn from; leave it out",
@@ -71,6 +75,63 @@ def shares(batch_size: int, plan: Plan) -> None:
             + " or ".join(str(n) for n in (near, near + parts) if n)
             + " can",
         )
+
+
+def actors(config: RunConfig, spec: EnvSpec, plan: Plan) -> None:
+    """Does every actor get an equal share of the environments, every rank of the actors, and is there room for them?
+    May the algorithm learn from what they play with older weights?"""
+    cfg, ranks, num_envs = plan.actors, plan.world_size, config.num_envs
+    if cfg is None:
+        return
+    late = {
+        "max_requests_in_flight": cfg.max_requests_in_flight > 1,
+        "broadcast_interval": cfg.broadcast_interval > 1,
+    }
+    stale = needs_of(config.algo, config.models.values(), spec).stale
+    for option in [option for option, asked in late.items() if asked and not stale]:
+        raise ConfigError(
+            f"hardware.actors.{option}",
+            f"lets actors play with older weights, which {config.algo.name} cannot learn from; 1 does not",
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("hardware.actors.count", "Ray, whose processes actors are, is not installed: pip install ray")
+    if cfg.count > num_envs:
+        raise ConfigError(
+            "hardware.actors.count",
+            f"{cfg.count} actors are more than the environments, num_envs={num_envs}; take num_envs={cfg.count}, or"
+            f" {num_envs} actors",
+        )
+    if num_envs % cfg.count:
+        near = [str(n) for n in range(1, num_envs + 1) if num_envs % n == 0]
+        raise ConfigError(
+            "hardware.actors.count",
+            f"num_envs={num_envs} cannot be shared equally among {cfg.count} actors; {' or '.join(near)} can",
+        )
+    if num_envs % ranks == 0 and cfg.count % ranks:
+        raise ConfigError(
+            "hardware.actors.count", f"{cfg.count} actors cannot be shared equally among {ranks} ranks; {ranks} can"
+        )
+    if plan.ray is not None and plan.ray.address is None:
+        if plan.num_nodes > 1:
+            raise ConfigError(
+                "hardware.ray.address", f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
+            )
+        count = cfg.count + cfg.evaluation
+        require_room(count, cfg.num_cpus, "cores", os.cpu_count() or 1, "this machine", "num_cpus")
+        require_room(count, cfg.num_gpus, "CUDA devices", torch.cuda.device_count(), "this machine", "num_gpus")
+
+
+def require_room(count: int, each: float, what: str, there: float, where: str, key: str) -> None:
+    """Raises:
+    ConfigError: ``count`` actors with ``each`` need more than is ``there``.
+    """
+    if count * each <= there + 1e-6:
+        return
+    fits = f"hardware.actors.{key}={there / count:.2g} shares them" if there else f"hardware.actors.{key}=0 needs none"
+    raise ConfigError(
+        "hardware.actors.count",
+        f"{count} actors with {each:g} {what} each need more than the {there:g} of {where}; {fits}",
+    )
 
 
 def fits(trainer: Trainer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ class Evaluator:
 
     Every column plays a number of episodes fixed beforehand, so that short ones are not
     over-represented. The environments are made at the first call and kept.
+
+    Args:
+        episodes: of the whole evaluation.
+        columns: which of its columns are played here; None: all.
     """
 
     def __init__(
@@ -36,22 +40,18 @@ class Evaluator:
         episodes: int,
         see: Callable[[Any], Any] | None = None,
         chunk: int = 32,
+        columns: Sequence[int] | None = None,
     ) -> None:
-        columns = min(episodes, MOST_COLUMNS)
-        self.scope = Scope("eval", columns, range(columns))
-        self.quota = np.bincount(np.arange(episodes) % columns)
+        total = min(episodes, MOST_COLUMNS)
+        self.scope = Scope("eval", total, range(total) if columns is None else columns)
+        self.quota = np.bincount(np.arange(episodes) % total)[list(self.scope.env_ids)]
         self.make, self.algorithm, self.ctx, self.chunk = make, algorithm, ctx, chunk
         self.env: VecEnv | None = None
         self.see = see
 
     def __call__(self, number: int, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Mean and standard deviation of the returns, and the mean length; see ``play``."""
-        returns, lengths = zip(*self.play(number, stop), strict=True)
-        return {
-            "eval/return_mean": float(np.mean(returns)),
-            "eval/return_std": float(np.std(returns)),
-            "eval/length_mean": float(np.mean(lengths)),
-        }
+        return summary(self.play(number, stop))
 
     def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> list[tuple[float, int]]:
         """(return, length) of every episode.
@@ -66,7 +66,8 @@ class Evaluator:
         if self.env is None:
             self.env = self.make(self.scope)
         entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
-        seeds = [int(seed) for seed in entropy.generate_state(len(self.quota))]
+        every = entropy.generate_state(self.scope.num_envs)
+        seeds = [int(every[i]) for i in self.scope.env_ids]
         self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
         source = collector(self.env, self.algorithm, self.ctx, self.scope, seeds, keys=(), see=self.see)
         counted, left = Episodes(len(self.quota)), self.quota.copy()
@@ -85,3 +86,13 @@ class Evaluator:
     def close(self) -> None:
         if self.env is not None:
             self.env.close()
+
+
+def summary(played: Sequence[tuple[float, int]]) -> dict[str, float]:
+    """What is said of an evaluation with these returns and lengths."""
+    returns, lengths = zip(*played, strict=True)
+    return {
+        "eval/return_mean": float(np.mean(returns)),
+        "eval/return_std": float(np.std(returns)),
+        "eval/length_mean": float(np.mean(lengths)),
+    }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Trainable
+from rlplug.api import Source, Trainable
 from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, RunError
 
@@ -82,6 +83,20 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
         )
     if found:
         raise RunError(min(found)[1])
+
+
+@contextmanager
+def stumbled(source: Source, rows: int, env_steps: int, env_ids: Sequence[int]) -> Iterator[None]:
+    """Around ``source.collect(rows)``: what raises may have stumbled over a number that is none, which is said then.
+
+    Raises:
+        RunError: see ``check_segment``.
+    """
+    try:
+        yield
+    except Exception:
+        check_segment(source.unfinished(rows), env_steps, env_ids, source.bounds)
+        raise
 
 
 def _arrays(obs: Any) -> Any:

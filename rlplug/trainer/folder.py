@@ -10,8 +10,8 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ import yaml
 from rlplug import registry
 from rlplug.config import Chosen, RunConfig, nested
 from rlplug.trainer import checkpoint
+from rlplug.trainer.origins import versions
 from rlplug.types import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 MANIFEST, SUMMARY, LOCK = "manifest.json", "summary.json", "run.lock"
 ORIGIN = ("name", "distribution", "version")
-LIBRARIES = ("rlplug", "torch", "lightning", "gymnasium", "numpy", "hydra-core", "omegaconf")
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def create(trainer: Trainer, command: Sequence[str]) -> None:
                 "machine": platform.machine(),
                 "cpus": os.cpu_count(),
                 "accelerator": torch.cuda.get_device_name() if plan.accelerator == "cuda" else None,
-                "plan": vars(plan),
+                "plan": asdict(plan),
             },
             "resumed": [],
         },
@@ -165,10 +165,6 @@ def note_resumed(trainer: Trainer, manifest: dict[str, Any], changed: Sequence[t
     now = {"format": checkpoint.FORMAT, "plugins": origins(trainer.config)}
     write_json(trainer.folder / MANIFEST, manifest | now)
     (trainer.folder / SUMMARY).unlink(missing_ok=True)
-
-
-def versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}}
 
 
 def other_versions(manifest: Mapping[str, Any]) -> list[str]:

@@ -44,10 +44,19 @@ def manifest(content: dict[str, Any]) -> dict[str, Any]:
 
 def config(content: dict[str, Any]) -> dict[str, Any]:
     added = {"preprocess": PREPROCESS, "eval": {"record": 0} | content["eval"]}
-    for (key, name), options in OPTIONS.items():
-        if isinstance(node := content.get(key), dict) and node.get("name") == name:
-            added[key] = dict(options) | node
+    added |= with_options(content, OPTIONS)
     return added | {key: node for key, node in content.items() if key not in added}
+
+
+def with_options(
+    content: Mapping[str, Any], options: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The nodes of a configuration to which ``options``, by key and component, add something, with that."""
+    return {
+        key: dict(new) | node
+        for (key, name), new in options.items()
+        if isinstance(node := content.get(key), dict) and node.get("name") == name
+    }
 
 
 def weights(content: dict[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,9 @@ class InProcess:
         self._rows: dict[int, Rows] = {}
         self._open: Batch = {}  # the row that the next segment begins with
 
+    def start(self) -> None:
+        """There is nothing outside of this process."""
+
     def begin(self, tasks: Tree = None) -> None:
         """Reset every column.
 
@@ -102,6 +105,7 @@ class InProcess:
         tasks: Tree = None,
         stop: Callable[[], bool] | None = None,
         mode: Mode = "explore",
+        further: int = 0,
     ) -> Iterator[Batch]:
         if weights is not None:
             self.algorithm.load_state_dict(weights["main"], strict=False)
@@ -169,6 +173,8 @@ class InProcess:
             reward[t] = result["reward"]
             terminated[t] = result["terminated"]
             truncated[t] = result["truncated"]
+            if "restarted" in result:  # what was observed is the last that was seen of that episode
+                valid[t] &= ~result["restarted"]
             np.logical_not(valid[t], out=is_first[t + 1])
             np.logical_or(terminated[t], truncated[t], out=valid[t + 1])
             np.logical_not(valid[t + 1], out=valid[t + 1])

@@ -93,6 +93,23 @@ class Keeper:
         self._writing = self._thread.submit(self._write, folder, draft)
         return before
 
+    def judge(self, env_steps: int, score: float) -> Path | None:
+        """Let the checkpoint of a step, if there is one, learn how well its policy was found to play.
+
+        Returns:
+            The one before, as ``submit``.
+
+        Raises:
+            RunError: as ``submit``.
+        """
+        before = self.wait()
+        folder = checkpoint.folder_of(self.run, env_steps)
+        if folder in self.written:
+            checkpoint.note_score(folder, score)
+            self._score(folder, score)
+            self._retire()
+        return before
+
     def poll(self) -> Path | None:
         """The checkpoint that was finished since the last call.
 

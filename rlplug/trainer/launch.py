@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import platform
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
@@ -13,23 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric import Fabric
 
 from rlplug.api import Plan
 from rlplug.config import Chosen, RunConfig, changes, choose, parse, show
-from rlplug.registry import plugins
 from rlplug.trainer import checks
 from rlplug.trainer import folder as run_folder
 from rlplug.trainer.checkpoint import Checkpoint, checkpoints, find, tidy
-from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.keeper import Keeper
-from rlplug.trainer.origins import check_installed, chosen
+from rlplug.trainer.origins import check_installed, check_same, chosen, installed
+from rlplug.trainer.policy import loop_of, read_spec, set_up_torch
 from rlplug.trainer.ranks import RankError, fabric_of, launched_elsewhere, together
 from rlplug.trainer.report import describe
 from rlplug.trainer.state import restore
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import CheckpointError, ConfigError, EnvSpec, RunError
+from rlplug.types import CheckpointError, ConfigError, RunError
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
 """the disk's fault, or that of what somebody put there"""
@@ -119,6 +116,7 @@ def _train(fabric: Fabric, tell: Callable[[str], None], raw: dict[str, Any], fol
     check_same_versions(fabric)
     config = parse(raw)
     with closing(build(config, folder, fabric)) as trainer, _disk(folder):
+        trainer.start()
         loggers = _loggers(trainer)
         if fabric.is_global_zero:
             run_folder.require_new(folder)
@@ -154,6 +152,7 @@ def _resume(fabric: Fabric, tell: Callable[[str], None], folder: Path, overrides
             raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
         with closing(build(config, folder, fabric)) as trainer:
             trainer.identity = manifest["run"]
+            trainer.start()
             missing = restore(trainer, checkpoint) if checkpoint is not None else []
             loggers = _loggers(trainer)
             for line in changes.told(changed):
@@ -185,15 +184,7 @@ def check_same_versions(fabric: Fabric) -> None:
     Raises:
         ConfigError: another version of rlplug, of a library or of a plugin is installed here, or none.
     """
-    here = run_folder.versions() | {plugin.distribution: plugin.version for plugin in plugins()}
-    there: dict[str, str] = fabric.broadcast(here)
-    for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            raise ConfigError(
-                "hardware",
-                f"rank {fabric.global_rank}, on {platform.node()}, has {name} {here.get(name, 'not at all')}, and the "
-                f"first rank has {there.get(name, 'it not at all')}: install the same on both",
-            )
+    check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
 
 
 def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
@@ -308,8 +299,9 @@ def build(config: RunConfig, folder: Path, fabric: Fabric | None = None, plan: P
     own: Plan = config.hardware.build(None).plan() if plan is None else plan
     spec = read_spec(config)
     checks.cross(config, spec)
-    loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
+    loop = loop_of(config, spec)
     checks.shares(loop.batch_size, own)
+    checks.actors(config, spec, own)
     set_up_torch(own, config.deterministic)
     fabric = fabric or fabric_of(replace(own, devices=1, num_nodes=1))
     trainer = Trainer(config, folder, own, fabric, spec, loop)
@@ -319,23 +311,6 @@ def build(config: RunConfig, folder: Path, fabric: Fabric | None = None, plan: P
         trainer.close()
         raise
     return trainer
-
-
-def read_spec(config: RunConfig) -> EnvSpec:
-    """The spaces of the configured environment: one is made and closed."""
-    nothing = EnvSpec({})
-    env = config.env.build(RunContext(spec=nothing, seed=config.seed).derive(scope=Scope("learner", 1, range(1))))
-    env.close()
-    return env.spec
-
-
-def set_up_torch(plan: Plan, deterministic: bool) -> None:
-    """Threads, precision and determinism of this process."""
-    torch.set_num_threads(plan.threads)
-    torch.set_float32_matmul_precision(plan.float32_matmul_precision)
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
 
 
 @contextmanager

@@ -31,14 +31,19 @@ class Episodes:
         valid = segment["valid"][:-1].numpy()
         reward = np.where(valid, segment["reward"][:-1].numpy(), 0.0)
         ended = ((segment["terminated"] | segment["truncated"])[:-1].numpy()) & valid
-        if not ended.any():
+        began = segment["is_first"][:-1].numpy() & valid  # after an end, or in place of an episode that broke off
+        if not ended.any() and not began.any():
             self._return += reward.sum(0)
             self._length += valid.sum(0)
             return int(valid.sum())
         returns = self._return + reward.cumsum(0, dtype=np.float64)
         lengths = self._length + valid.cumsum(0)
         base_return, base_length = np.zeros_like(self._return), np.zeros_like(self._length)
-        for t, b in np.argwhere(ended):
+        for t, b in np.argwhere(ended | began):
+            if began[t, b]:
+                base_return[b], base_length[b] = returns[t, b] - reward[t, b], lengths[t, b] - 1
+            if not ended[t, b]:
+                continue
             self._finished.append((float(returns[t, b] - base_return[b]), int(lengths[t, b] - base_length[b]), int(b)))
             base_return[b], base_length[b] = returns[t, b], lengths[t, b]
         self._return, self._length = returns[-1] - base_return, lengths[-1] - base_length

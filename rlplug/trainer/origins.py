@@ -1,14 +1,43 @@
-"""Are the plugins that a run used still here?"""
+"""What is installed, and whether that is what a run used, or what its other processes have."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 from rlplug import registry
 from rlplug.registry import Plugin
-from rlplug.types import CheckpointError
+from rlplug.types import CheckpointError, ConfigError
+
+LIBRARIES = ("rlplug", "torch", "lightning", "gymnasium", "numpy", "hydra-core", "omegaconf")
+
+
+def versions() -> dict[str, str]:
+    """Of Python, rlplug and what it is made of."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}}
+
+
+def installed() -> dict[str, str]:
+    """``versions``, and those of all plugins."""
+    return versions() | {plugin.distribution: plugin.version for plugin in registry.plugins()}
+
+
+def check_same(there: Mapping[str, str], who: str) -> None:
+    """Does this process, which is ``who``, have installed what the first rank has?
+
+    Raises:
+        ConfigError: another version of rlplug, of a library or of a plugin is installed here, or none.
+    """
+    here = installed()
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            raise ConfigError(
+                "hardware",
+                f"{who}, on {platform.node()}, has {name} {here.get(name, 'not at all')}, and the first rank has "
+                f"{there.get(name, 'it not at all')}: install the same on both",
+            )
 
 
 def check_installed(plugins: Mapping[str, Mapping[str, str]]) -> list[str]:

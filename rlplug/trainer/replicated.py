@@ -28,6 +28,10 @@ class Replicated(Source):
     def lockstep(self) -> bool:
         return self.own is None or self.own.lockstep
 
+    def start(self) -> None:
+        if self.own:
+            self.own.start()
+
     def example(self) -> Batch:
         return self.learner.broadcast(self.own.example() if self.own else {})
 
@@ -38,8 +42,9 @@ class Replicated(Source):
         tasks: Tree = None,
         stop: Callable[[], bool] | None = None,
         mode: Mode = "explore",
+        further: int = 0,
     ) -> Iterator[Batch]:
-        own = list(self.own.collect(rows, weights, tasks, stop, mode)) if self.own else []
+        own = list(self.own.collect(rows, weights, tasks, stop, mode, further)) if self.own else []
         yield from self.learner.broadcast(own)
 
     def unfinished(self, rows: int) -> Batch:

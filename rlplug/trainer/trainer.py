@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
@@ -16,25 +15,26 @@ import pluggy
 import torch
 from lightning.fabric import Fabric
 
-from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Plan, Run, Source, VecEnv
+from rlplug.api import Buffer, Loop, Losses, Plan, Run, Source
 from rlplug.config import RunConfig
 from rlplug.registry import Events
-from rlplug.trainer.collector import collector
-from rlplug.trainer.context import RunContext, Scope, needs_of
 from rlplug.trainer.evaluate import Evaluator, Stopped
-from rlplug.trainer.finite import check_segment
+from rlplug.trainer.finite import check_segment, stumbled
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.metrics import Clock, Episodes, Means
-from rlplug.trainer.preprocess import Preprocess
+from rlplug.trainer.policy import Policy, context
 from rlplug.trainer.replicated import Replicated
 from rlplug.trainer.state import capture
 from rlplug.trainer.store import RowStore
 from rlplug.trainer.video import ALONE, picture, record
 from rlplug.types import Batch, EnvSpec, Mode, Progress, Tree
 
+if TYPE_CHECKING:
+    from rlplug.trainer.actors.cluster import Cluster
+    from rlplug.trainer.actors.evaluation import Evaluations
+
 STOPS = (signal.SIGTERM, signal.SIGINT)
-TRAINING = 1  # tells training's environment seeds from evaluation's
 
 
 class Trainer(Run):
@@ -51,32 +51,18 @@ class Trainer(Run):
         self.identity = uuid4().hex
         self.store = RowStore()
         self.keeper: Keeper | None = None
-        needs = needs_of(config.algo, config.models.values(), spec)
+        self.cluster: Cluster | None = None
+        self.evaluations: Evaluations | None = None
+        self.beside = plan.actors is not None and plan.actors.evaluation > 0
+        """are evaluations played while training goes on?"""
         rank, world = fabric.global_rank, plan.world_size
         self.replicated = config.num_envs % world != 0
         share = config.num_envs // world
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(config.seed % 2**32)
-        self.ctx = RunContext(
-            spec=spec,
-            needs=needs,
-            slots=config.models,
-            device=fabric.device,
-            num_envs=config.num_envs,
-            env_ids=range(config.num_envs) if self.replicated else range(rank * share, (rank + 1) * share),
-            total_steps=config.total_steps,
-            rows=self.loop.rows,
-            batch_size=self.loop.batch_size,
-            seed=config.seed,
-            rank=rank,
-            world_size=world,
-            deterministic=config.deterministic,
-        )
-        self.algorithm: Algorithm = config.algo.build(self.ctx).to(fabric.device)
-        self.exploration: dict[str, Exploration] = {
-            name: chosen.build(self.ctx).to(fabric.device) for name, chosen in config.exploration.items()
-        }
-        self.preprocess: Preprocess = Preprocess(config.preprocess, spec, len(self.ctx.env_ids)).to(fabric.device)
+        env_ids = range(config.num_envs) if self.replicated else range(rank * share, (rank + 1) * share)
+        self.ctx = context(config, spec, loop, fabric.device, env_ids, rank, world)
+        self.policy = Policy(config, self.ctx)
+        self.algorithm, self.exploration = self.policy.algorithm, self.policy.exploration
+        self.preprocess = self.policy.preprocess
         self.buffer: Buffer = config.buffer.build(self.ctx)
         self.learner: FabricLearner = FabricLearner(
             fabric,
@@ -94,13 +80,7 @@ class Trainer(Run):
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
         self.source: Source = self._source()
-        self.evaluator = Evaluator(
-            self._make_env,
-            self.algorithm,
-            self.ctx,
-            config.eval.episodes,
-            see=self.preprocess if self.preprocess.obs else None,
-        )
+        self.evaluator = Evaluator(self.policy.env, self.algorithm, self.ctx, config.eval.episodes, see=self.policy.see)
         self.episodes = Episodes(len(self.ctx.env_ids))
         self.means = Means()
         self.evaluation: dict[str, float] = {}
@@ -111,23 +91,35 @@ class Trainer(Run):
 
     def _source(self) -> Source:
         """Of this rank's environments; where they do not divide by the ranks, the first one's for all."""
-        if self.replicated and not self.fabric.is_global_zero:
+        first = self.fabric.is_global_zero
+        if self.replicated and not first:
             return Replicated(None, self.learner)
-        seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(self.config.num_envs)
-        scope = Scope("actor", self.config.num_envs, self.ctx.env_ids)
-        own = collector(
-            self._make_env(scope),
-            self.algorithm,
-            self.ctx,
-            scope,
-            [int(seeds[i]) for i in scope.env_ids],
-            self.exploration,
-            see=self.preprocess if self.preprocess.obs else None,
-        )
+        own: Source
+        if self.plan.actors is None:
+            own = self.policy.source(self.ctx.env_ids)
+        else:
+            from rlplug.trainer.actors.source import Actors
+
+            count = self.plan.actors.count // (1 if self.replicated else self.plan.world_size)
+            own = Actors(self.policy, self.plan, self.progress, self.ctx.env_ids, count, self.ctx.rank * count)
         return Replicated(own, self.learner) if self.replicated else own
 
-    def _make_env(self, scope: Scope, render: bool = False) -> VecEnv:
-        return self.config.env.build(self.ctx.derive(scope=scope, render=render))
+    def start(self) -> None:
+        """Be ready to collect, with the actors that there are.
+
+        Raises:
+            ConfigError: they cannot be had.
+        """
+        if self.plan.actors is not None:
+            from rlplug.trainer.actors import join
+
+            first = self.fabric.is_global_zero
+            self.cluster = join(self.plan, first, first or not self.replicated, self.learner.broadcast)
+            if first and self.plan.actors.evaluation:
+                from rlplug.trainer.actors.evaluation import Evaluations
+
+                self.evaluations = Evaluations(self.policy, self.plan)
+        self.source.start()
 
     def check_pictures(self) -> None:
         """Make an environment that shows itself, and look at it.
@@ -135,7 +127,7 @@ class Trainer(Run):
         Raises:
             ConfigError: it does not.
         """
-        with closing(self._make_env(ALONE, render=True)) as env:
+        with closing(self.policy.env(ALONE, render=True)) as env:
             env.reset([0])
             picture(env)
 
@@ -146,7 +138,7 @@ class Trainer(Run):
             ConfigError: the environment shows no pictures.
         """
         record(
-            partial(self._make_env, ALONE, render=True),
+            partial(self.policy.env, ALONE, render=True),
             path,
             algorithm=self.algorithm,
             ctx=self.ctx,
@@ -181,15 +173,14 @@ class Trainer(Run):
         self._report()
         self.preprocess.settle()
         rows = min(self.loop.rows, self._rows_left)
-        with self.clock.phase("collect"):
-            try:
-                for segment in self.source.collect(rows, mode=mode):
-                    self._receive(segment, whole=rows == self.loop.rows)
-            except Exception:  # a policy or an environment may stumble over a number that is none
-                check_segment(
-                    self.source.unfinished(rows), self.progress.env_steps, self.ctx.env_ids, self.source.bounds
-                )
-                raise
+        whole = rows == self.loop.rows
+        further = (self._rows_left - rows) // rows if whole else 0
+        with (
+            self.clock.phase("collect"),
+            stumbled(self.source, rows, self.progress.env_steps, self.ctx.env_ids),
+        ):
+            for segment in self.source.collect(rows, mode=mode, further=further):
+                self._receive(segment, whole)
 
     def _receive(self, segment: Batch, whole: bool) -> None:
         check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.source.bounds)
@@ -240,15 +231,38 @@ class Trainer(Run):
         if steps >= self._logged_at + config.log.every:
             self._logged_at = steps - steps % config.log.every
             self.log()
-        if config.eval.every and steps >= self._evaluated_at + config.eval.every:
+        self._hear(wait=False)
+        due = bool(config.eval.every) and steps >= self._evaluated_at + config.eval.every
+        if due and not self.beside:
             score = self.evaluate()["eval/return_mean"]
-            self._evaluated_at = steps - steps % config.eval.every
+        elif due:
+            self._hear(wait=True)
+            if self.evaluations is not None:
+                self.evaluations.begin(steps)
         if self.keeper is not None:
             with self.clock.phase("checkpoint"):
                 self._saved(self.keeper.poll())
                 best = score is not None and self.learner.broadcast(self.keeper.is_best(score))
+                # how good a policy is that is played beside is known later
+                best = best or (due and self.beside and config.checkpoint.keep_best > 0)
                 if best or (self._idle and self.keeper.due(steps)):
+                    if not due:
+                        self._hear(wait=True)
                     self._saved(self.keeper.submit(capture(self, score)))
+        if due:  # a checkpoint in front of an evaluation that is played beside begins that again
+            self._evaluated_at = steps - steps % config.eval.every
+
+    def _hear(self, wait: bool) -> None:
+        """Report the evaluation that actors play beside training, if it has ended."""
+        beside = self.evaluations
+        if beside is None or not beside.playing:
+            return
+        with self.clock.phase("evaluate"):
+            played = beside.wait(stop=lambda: bool(self.asked)) if wait else beside.poll()
+        if played is not None:
+            self._evaluated(played, beside.at)
+            if self.keeper is not None:
+                self._saved(self.keeper.judge(beside.at, played["eval/return_mean"]))
 
     def _saved(self, path: Path | None) -> None:
         if path is not None:
@@ -293,21 +307,35 @@ class Trainer(Run):
             played, self._heard = self.learner.broadcast(self._played() if first else (None, 0))
             if played is None:
                 raise Stopped
-            self.evaluation, self.evaluated_at = played, self.progress.env_steps
-        self.hooks.hook.rlplug_evaluated(run=self, metrics=self.evaluation)
-        self._say(self.evaluation)
-        return self.evaluation
+        self._evaluated(played, self.progress.env_steps)
+        return played
+
+    def _evaluated(self, played: dict[str, float], env_steps: int) -> None:
+        self.evaluation, self.evaluated_at = played, env_steps
+        self.hooks.hook.rlplug_evaluated(run=self, metrics=played)
+        self._say(played if env_steps == self.progress.env_steps else played | {"eval/env_steps": env_steps})
 
     def _played(self) -> tuple[dict[str, float] | None, int]:
         """The evaluation, or the signal that cut it short."""
+        self._hear(wait=True)
         try:
-            played = self.evaluator(self.progress.env_steps, stop=lambda: bool(self.asked))
+            played = self._play()
         except Stopped:
             return None, self.asked
         if self.config.eval.record:
             path = self.folder / "videos" / f"step_{self.progress.env_steps:012d}.gif"
             self.record(self.config.eval.record, path)
         return played, self._heard
+
+    def _play(self) -> dict[str, float]:
+        steps = self.progress.env_steps
+        if self.evaluations is None:
+            return self.evaluator(steps, stop=lambda: bool(self.asked))
+        if not self.asked:
+            self.evaluations.begin(steps)
+        if (played := self.evaluations.wait(stop=lambda: bool(self.asked))) is None:
+            raise Stopped
+        return played
 
     def reports(self) -> Tree:
         """What was logged and evaluated, and what is still to be."""
@@ -316,7 +344,8 @@ class Trainer(Run):
             "logged_at": self._logged_at,
             "logged_steps": self._logged_steps,
             "logged_updates": self._logged_updates,
-            "evaluated_at": self._evaluated_at,
+            # one that is still being played is played again, when the run is continued
+            "evaluated_at": 0 if self.evaluations and self.evaluations.playing else self._evaluated_at,
             "evaluation": self.evaluation,
             "evaluation_at": self.evaluated_at,
             "means": self.means.state(),
@@ -354,6 +383,7 @@ class Trainer(Run):
         with suppress(Stopped):
             self.loop.run(self)
         self.learner.check_finite()
+        self._hear(wait=True)
         # as it is now, so that a longer run goes on as if there had been no end
         draft = capture(self) if self.keeper is not None else None
         if not self.stopping:
@@ -372,6 +402,10 @@ class Trainer(Run):
             self.keeper.close()
         self.source.close()
         self.evaluator.close()
+        if self.evaluations is not None:
+            self.evaluations.close()
+        if self.cluster is not None:
+            self.cluster.close()
 
     def summary(self, status: str) -> Mapping[str, Any]:
         """What ``summary.json`` says."""

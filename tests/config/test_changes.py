@@ -33,7 +33,7 @@ def test_nothing_changes_without_a_command_line():
         ("log.every=${total_steps} total_steps=30000", [("total_steps", 20_000, 30_000), ("log.every", 1_000, 30_000)]),
         ("++log.every=3", [("log.every", 1_000, 3)]),
         ("logger.progress.every=3.5", [("logger.progress.every", 10.0, 3.5)]),
-        ("hardware=cpu", [("hardware.name", "auto", "cpu"), ("hardware.precision", "32-true", None)]),
+        ("hardware=cpu", [("hardware.name", "auto", "cpu")]),
         ("hardware.threads=2 hardware=auto", [("hardware.threads", 1, 2)]),
         ("logger=[progress,tensorboard]", []),
         ("logger=[progress]", [("logger.tensorboard", RAW["logger"]["tensorboard"], None)]),

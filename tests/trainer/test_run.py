@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path, finished):
 def test_evaluation_plays_exactly_its_episodes_and_disturbs_nothing(tmp_path):
     trainer = build(compose([*PPO, "logger=[]"]), tmp_path)
     before = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
-    evaluator = Evaluator(trainer._make_env, trainer.algorithm, trainer.ctx, episodes=40)
+    evaluator = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=40)
     assert evaluator.quota.sum() == 40
     first, again, other = evaluator(0), evaluator(0), evaluator(1)
     assert first == again != other
@@ -258,7 +258,7 @@ def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path, monkeypatch)
     monkeypatch.setattr("rlplug.trainer.evaluate.LONGEST", 100)
     endless = ["env=gymnasium", "env.id=Pendulum-v1", "env.max_episode_steps=100000", "total_steps=1024"]
     trainer = build(compose([*endless, "logger=[]"]), tmp_path)
-    evaluated = Evaluator(trainer._make_env, trainer.algorithm, trainer.ctx, episodes=2)(0)
+    evaluated = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=2)(0)
     assert 100 <= evaluated["eval/length_mean"] < 200
     with pytest.raises(KeyboardInterrupt):
         trainer.evaluator(0, stop=lambda: True)

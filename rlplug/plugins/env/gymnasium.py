@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlplug.api import Context, VecEnv
+from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, find, has_native, make_list, make_native
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
@@ -30,6 +31,9 @@ class Config:
     max_episode_steps: PositiveInt | None = option("Steps after which an episode is truncated; null: as registered.")
     mask_key: str | None = option("Name of the action mask in info or in a Dict observation; null: there is none.")
     check_bounds: bool = option("Stop at an observation beyond the bounds that its space declares.")
+    restart_failed: bool = option(
+        "Make an environment anew that raises or says what its spaces do not allow, and begin another episode."
+    )
     atari: bool = option("Standard preprocessing of Atari (Machado et al. 2018), of 84x84 grey images.")
     frame_skip: PositiveInt = option("Every action is taken so many times, and the rewards are added up.")
     sticky_actions: Annotated[float, Field(ge=0.0, lt=1.0)] | None = option(
@@ -58,11 +62,17 @@ class Gymnasium:
         if cfg.backend == "envpool":
             return _from_envpool(cfg, options | own)
         spec, wrapping = find(cfg.id), Wrapping(**options)
+        make = Maker(spec, cfg.kwargs, wrapping, cfg.id.rpartition(":")[0])
+        if cfg.restart_failed:
+            if cfg.vectorization == "native":
+                raise ConfigError("env.restart_failed", "makes single environments anew; use env.vectorization=list")
+            own["remake"] = make
         if cfg.vectorization == "subprocess":
-            make = Maker(spec, cfg.kwargs, wrapping, cfg.id.rpartition(":")[0])
             return Subprocess(make, workers=cfg.workers, **own, **make.offers)
         native = cfg.vectorization == "native" or (cfg.vectorization == "auto" and has_native(spec, wrapping))
-        return (make_native if native else make_list)(spec, len(ctx.env_ids), cfg.kwargs, **options, **own)
+        if native and not cfg.restart_failed:
+            return make_native(spec, len(ctx.env_ids), cfg.kwargs, **options, **own)
+        return EnvList([make() for _ in ctx.env_ids], **make.offers, **own)
 
 
 def _shown(cfg: Config, options: dict[str, Any]) -> VecEnv:
@@ -81,6 +91,8 @@ def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
         raise ConfigError(
             "env.vectorization", f"is {cfg.vectorization}, but envpool is a vector of its own; use auto or native"
         )
+    if cfg.restart_failed:
+        raise ConfigError("env.restart_failed", "makes single environments anew, and env.backend=envpool has none")
     if options.pop("flatten"):
         raise ConfigError("env.flatten", "wraps single environments, and env.backend=envpool has none")
     return make_envpool(id=cfg.id, num_envs=len(options["env_ids"]), kwargs=cfg.kwargs, **options)

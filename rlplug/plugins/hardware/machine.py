@@ -1,76 +1,41 @@
-"""Plans for the ranks that learn together: on processors, or on CUDA devices; on one machine or several."""
+"""Plans for the ranks that learn together: on processors or CUDA devices, of one machine or several."""
 
 from __future__ import annotations
 
 import os
-from typing import Literal
+from dataclasses import fields
+from typing import Any, Literal
 
 import torch
 
 from rlplug.api import Context, Plan
+from rlplug.plan import Actors, RayCluster
 from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
 from rlplug.types import ConfigError
 
-Accelerator = Literal["cpu", "cuda"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 
 
 @settings
-class Ranks:
-    """What all plans have in common."""
-
+class Config:
     devices: PositiveInt = option("Ranks on every machine, each with a device of its own.")
     num_nodes: PositiveInt = option("Machines; torchrun or SLURM starts their processes.")
     microbatches: PositiveInt = option("Parts of a batch that follow one another, which takes less memory.")
+    precision: Precision = option("Arithmetic of forward and backward; processors have no 16-mixed.")
     threads: PositiveInt = option("Threads of torch in each process.")
     float32_matmul_precision: MatmulPrecision = option("Precision of float32 matrix products.")
     max_restarts: NonNegativeInt = option(
         "How often a run that broke off continues from its last checkpoint by itself."
     )
-
-
-@settings
-class Accelerated(Ranks):
-    precision: Precision = option("Arithmetic of forward and backward on CUDA devices.")
-
-
-class CPU:
-    """Ranks on processors, over gloo."""
-
-    @settings
-    class Config(Ranks):
-        pass
-
-    def __init__(self, cfg: Config, ctx: Context | None = None) -> None:
-        self.cfg = cfg
-
-    def plan(self) -> Plan:
-        return processors(self.cfg)
-
-
-class GPU:
-    """Ranks on CUDA devices, over NCCL."""
-
-    @settings
-    class Config(Accelerated):
-        pass
-
-    def __init__(self, cfg: Config, ctx: Context | None = None) -> None:
-        self.cfg = cfg
-
-    def plan(self) -> Plan:
-        if not torch.cuda.is_available():
-            raise ConfigError("hardware", "needs a CUDA device, and none is found here; hardware=cpu works")
-        return cuda_devices(self.cfg)
+    actors: Actors = option("Ray actors, which hold the environments.")
+    ray: RayCluster = option("Where they live.")
 
 
 class Auto:
     """CUDA devices if there are any, else processors."""
 
-    @settings
-    class Config(Accelerated):
-        pass
+    Config = Config
 
     def __init__(self, cfg: Config, ctx: Context | None = None) -> None:
         self.cfg = cfg
@@ -79,17 +44,35 @@ class Auto:
         return cuda_devices(self.cfg) if torch.cuda.is_available() else processors(self.cfg)
 
 
-def processors(cfg: Ranks) -> Plan:
+class CPU(Auto):
+    """Ranks on processors, over gloo."""
+
+    def plan(self) -> Plan:
+        return processors(self.cfg)
+
+
+class GPU(Auto):
+    """Ranks on CUDA devices, over NCCL."""
+
+    def plan(self) -> Plan:
+        if not torch.cuda.is_available():
+            raise ConfigError("hardware", "needs a CUDA device, and none is found here; hardware=cpu works")
+        return cuda_devices(self.cfg)
+
+
+def processors(cfg: Config) -> Plan:
     """Raises:
-    ConfigError: there are not as many cores.
+    ConfigError: there are not as many cores, or they do not compute in this precision.
     """
     cores = os.cpu_count() or 1
     if cfg.devices > cores:
         raise ConfigError("hardware.devices", f"{cfg.devices} ranks are more than the {cores} cores of this machine")
-    return _plan(cfg, "cpu", "32-true")
+    if cfg.precision == "16-mixed":
+        raise ConfigError("hardware.precision", "processors do not compute in float16; bf16-mixed works")
+    return _plan(cfg, "cpu")
 
 
-def cuda_devices(cfg: Accelerated) -> Plan:
+def cuda_devices(cfg: Config) -> Plan:
     """Raises:
     ConfigError: there are not as many, or they do not compute in this precision.
     """
@@ -102,9 +85,10 @@ def cuda_devices(cfg: Accelerated) -> Plan:
         raise ConfigError(
             "hardware.precision", f"{torch.cuda.get_device_name()} does not compute in bf16; 16-mixed works"
         )
-    return _plan(cfg, "cuda", cfg.precision)
+    return _plan(cfg, "cuda")
 
 
-def _plan(cfg: Ranks, accelerator: Accelerator, precision: str) -> Plan:
-    shared = {name: getattr(cfg, name) for name in Ranks.__pydantic_fields__}  # type: ignore[attr-defined]
-    return Plan(accelerator=accelerator, precision=precision, **shared)
+def _plan(cfg: Config, accelerator: Literal["cpu", "cuda"]) -> Plan:
+    same: dict[str, Any] = {field.name: getattr(cfg, field.name) for field in fields(Config)}  # type: ignore[arg-type]
+    same["actors"] = cfg.actors if cfg.actors.count else None
+    return Plan(accelerator=accelerator, **same)

@@ -1,0 +1,41 @@
+"""Collection by Ray: the only part of rlplug that knows it, which is loaded where a run has actors and has to start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rlplug.api import Plan
+
+if TYPE_CHECKING:
+    from rlplug.trainer.actors.cluster import Cluster
+
+
+def join(plan: Plan, first: bool, plays: bool, broadcast: Callable[[Any], Any]) -> Cluster | None:
+    """This rank's connection to the Ray that all ranks share.
+
+    Args:
+        first: whether this is the first rank, which starts it where there is none.
+        plays: whether this rank has actors.
+        broadcast: gives every rank what the first one has.
+
+    Raises:
+        ConfigError: it cannot be joined, or is too small.
+    """
+    assert plan.ray is not None
+    assert plan.actors is not None
+    cluster, invitation = None, None
+    if first:
+        from rlplug.trainer.actors.cluster import Cluster
+
+        cluster = Cluster(plan.ray)
+        cluster.require(plan.actors)
+        invitation = cluster.invitation
+    address, environment = broadcast(invitation)
+    if not first and plays:
+        os.environ.update(environment)
+        from rlplug.trainer.actors.cluster import Cluster
+
+        cluster = Cluster(plan.ray, address)
+    return cluster

@@ -1,0 +1,113 @@
+"""A Ray to live on: one of this machine, started and stopped here, or a cluster that is there already."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlplug.plan import Actors, RayCluster
+from rlplug.trainer.checks import require_room
+from rlplug.types import ConfigError
+
+TOKEN = Path.home() / ".ray" / "auth_token"
+AUTHENTICATION = "RAY_AUTH_MODE"
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+if TOKEN.exists():  # as Ray decides where it finds a cluster by itself; it reads this when it is loaded
+    os.environ.setdefault(AUTHENTICATION, "token")
+
+import ray  # noqa: E402
+from ray import exceptions  # noqa: E402
+
+ANSWERS = 5.0
+"""seconds in which a cluster takes a connection"""
+SETTINGS = b"\x04"
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"
+"""of HTTP/2, as Ray speaks it: what answers with settings is no other server"""
+
+
+class Cluster:
+    """This process's connection.
+
+    Args:
+        address: of the one that another process of this run has started; None: as ``cfg`` says.
+
+    Raises:
+        ConfigError: it does not answer, or is not for this process.
+    """
+
+    def __init__(self, cfg: RayCluster, address: str | None = None) -> None:
+        self.own = not ray.is_initialized()  # else whoever connected ends it
+        if self.own:
+            _connect(cfg, address or cfg.address)
+
+    @property
+    def invitation(self) -> tuple[str, dict[str, str]]:
+        """For other processes of this user: where it is, and what has to stand in their environment before Ray is
+        loaded."""
+        return ray.get_runtime_context().gcs_address, {k: v for k, v in os.environ.items() if k == AUTHENTICATION}
+
+    def require(self, cfg: Actors) -> None:
+        """Raises:
+        ConfigError: actors need more than the whole cluster has.
+        """
+        there = ray.cluster_resources()
+        count = cfg.count + cfg.evaluation
+        for what, key, each in (("cores", "CPU", cfg.num_cpus), ("CUDA devices", "GPU", cfg.num_gpus)):
+            require_room(count, each, what, there.get(key, 0.0), "the cluster", f"num_{key.lower()}s")
+
+    def close(self) -> None:
+        if self.own:
+            ray.shutdown()
+
+
+def _connect(cfg: RayCluster, address: str | None) -> None:
+    options: dict[str, Any] = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": True}
+    if address is None:
+        options |= {"num_cpus": os.cpu_count(), "num_gpus": torch.cuda.device_count()}
+        if cfg.object_store_memory is not None:
+            options["object_store_memory"] = cfg.object_store_memory
+    else:
+        _check_answers(address)
+        options = {"address": address, "logging_level": logging.ERROR, "log_to_driver": True}
+    try:
+        ray.init(**options)
+    except (exceptions.RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            "hardware.ray.address" if address else "hardware.ray",
+            f"Ray cannot be {'joined at ' + address if address else 'started'}: {first}"
+            + ("; this machine has to be one of the cluster: ray start --address=" + address if address else ""),
+        ) from error
+    for name in ("ray", "ray.data", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would try for half a minute."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError("hardware.ray.address", f"{address!r} is no host:port, as ray start --head prints it")
+    try:
+        with socket.create_connection((host, int(port)), ANSWERS) as connection:
+            connection.sendall(GREETING)
+            answer = connection.recv(9)
+        if answer[3:4] != SETTINGS:
+            raise OSError("what answers is not Ray")
+    except OSError as error:
+        raise ConfigError(
+            "hardware.ray.address",
+            f"no Ray answers at {address} ({error.strerror or error}); ray start --head starts a cluster, and null one"
+            " of this machine",
+        ) from None
+
+
+def say(line: str) -> None:
+    """Tell whoever watches the run."""
+    print(f"rlplug: {line}", file=sys.stderr, flush=True)

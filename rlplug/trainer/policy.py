@@ -1,0 +1,155 @@
+"""What acts: the learner trains it, and every actor has a copy."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlplug.api import Algorithm, Exploration, Loop, Plan, VecEnv
+from rlplug.config import RunConfig
+from rlplug.trainer.collector import collector
+from rlplug.trainer.context import RunContext, Scope, needs_of
+from rlplug.trainer.in_process import InProcess
+from rlplug.trainer.preprocess import Preprocess
+from rlplug.types import EnvSpec, Tree
+
+TRAINING = 1  # tells training's environment seeds from evaluation's
+
+
+class Policy:
+    """Algorithm, exploration and preprocessing of a run, and the environments that they play.
+
+    Args:
+        copy: of what acts only: exploration modules that give rewards are the learner's alone.
+    """
+
+    def __init__(self, config: RunConfig, ctx: RunContext, copy: bool = False) -> None:
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(config.seed % 2**32)
+        self.config, self.ctx = config, ctx
+        self.algorithm: Algorithm = config.algo.build(ctx).to(ctx.device)
+        self.exploration: dict[str, Exploration] = {
+            name: chosen.build(ctx).to(ctx.device)
+            for name, chosen in config.exploration.items()
+            if not copy or acts(chosen.cls)
+        }
+        self.preprocess: Preprocess = Preprocess(config.preprocess, ctx.spec, len(ctx.env_ids)).to(ctx.device)
+        self.see = self.preprocess if self.preprocess.obs else None
+
+    def env(self, scope: Scope, render: bool = False) -> VecEnv:
+        return self.config.env.build(self.ctx.derive(scope=scope, render=render))
+
+    def source(self, env_ids: Sequence[int]) -> InProcess:
+        """Collection in this process from some of the training's environments."""
+        total = self.config.num_envs
+        seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)
+        scope = Scope("actor", total, env_ids)
+        own = [int(seeds[i]) for i in env_ids]
+        return collector(self.env(scope), self.algorithm, self.ctx, scope, own, self.exploration, see=self.see)
+
+    # ---- copies ---------------------------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """What the algorithm acts with; changes with every update."""
+        keys, state = self.algorithm.actor_keys(), self.algorithm.state_dict()
+        return {key: state[key].detach().cpu().numpy() for key in keys}
+
+    def load(self, weights: dict[str, np.ndarray]) -> None:
+        """Act with what ``weights`` gave."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # memory that is shared is not to be written to: it is copied
+            tensors = {key: torch.from_numpy(value) for key, value in weights.items()}
+        self.algorithm.load_state_dict(tensors, strict=False)
+
+    def statistics(self) -> Tree:
+        """What else acting depends on, which is little: running moments, the state of exploration, schedules."""
+        acting = {name: x for name, x in self.exploration.items() if acts(type(x))}
+        return {
+            "preprocess": _host(self.preprocess.obs.state_dict()),
+            "exploration": {name: _host(extra.state_dict()) for name, extra in acting.items()},
+            "step": self.ctx.schedules.step,
+        }
+
+    def follow(self, statistics: Tree) -> None:
+        """Be as the policy was that said them."""
+        self.preprocess.obs.load_state_dict(statistics["preprocess"])
+        for name, state in statistics["exploration"].items():
+            self.exploration[name].load_state_dict(state)
+        self.ctx.schedules.refresh(statistics["step"])
+
+    def hear(self, actors: Sequence[Tree]) -> None:
+        """What acting changed in the exploration modules of the copies, each of which saw other environments: numbers
+        become their mean."""
+        for name in actors[0]["exploration"]:
+            states = [actor["exploration"][name] for actor in actors]
+            self.exploration[name].load_state_dict({key: _mean([s[key] for s in states]) for key in states[0]})
+
+
+def acts(extra: type[Exploration]) -> bool:
+    """Do such modules change what is done?"""
+    return any(getattr(extra, what) is not getattr(Exploration, what) for what in ("perturb", "weights"))
+
+
+def context(
+    config: RunConfig,
+    spec: EnvSpec,
+    loop: Loop,
+    device: torch.device,
+    env_ids: Sequence[int],
+    rank: int = 0,
+    world_size: int = 1,
+) -> RunContext:
+    """What a run's components are built with."""
+    return RunContext(
+        spec=spec,
+        needs=needs_of(config.algo, config.models.values(), spec),
+        slots=config.models,
+        device=device,
+        num_envs=config.num_envs,
+        env_ids=env_ids,
+        total_steps=config.total_steps,
+        rows=loop.rows,
+        batch_size=loop.batch_size,
+        seed=config.seed,
+        rank=rank,
+        world_size=world_size,
+        deterministic=config.deterministic,
+    )
+
+
+def read_spec(config: RunConfig) -> EnvSpec:
+    """The spaces of the configured environment: one is made and closed."""
+    nothing = EnvSpec({})
+    env = config.env.build(RunContext(spec=nothing, seed=config.seed).derive(scope=Scope("learner", 1, range(1))))
+    env.close()
+    return env.spec
+
+
+def loop_of(config: RunConfig, spec: EnvSpec) -> Loop:
+    return config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
+
+
+def set_up_torch(plan: Plan, deterministic: bool) -> None:
+    """Threads, precision and determinism of this process."""
+    torch.set_num_threads(plan.threads)
+    torch.set_float32_matmul_precision(plan.float32_matmul_precision)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def _host(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.cpu() for key, value in state.items()}
+
+
+def _mean(values: Iterable[torch.Tensor]) -> torch.Tensor:
+    first, *others = values
+    if not others or not first.is_floating_point():
+        return first
+    return torch.stack([first, *others]).mean(0)

@@ -1,0 +1,66 @@
+"""One Ray for all tests of a process, and trainers that are driven by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from rlplug.config import compose
+from rlplug.testing.checks.runs import flat
+from rlplug.trainer.actors.cluster import QUIET
+from rlplug.trainer.launch import build
+from rlplug.trainer.trainer import Trainer
+
+TWO = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5", "hardware.actors.backoff_s=0.1")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """A Ray that was there before, as in a notebook: runs join it, and leave it."""
+    os.environ.update(QUIET)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer], None] | None = None) -> dict[str, Any]:
+    """Weights, statistics and counters of a run after so many updates.
+
+    Args:
+        disturb: called in front of every round.
+    """
+    with closing(build(compose(words), Path())) as trainer:
+        trainer.start()
+        loop, progress, rounds = trainer.loop, trainer.progress, 0
+        while progress.updates < updates:
+            warm = progress.env_steps >= loop.cfg.num_steps_sampled_before_learning_starts
+            if disturb is not None:
+                disturb(rounds, trainer)
+            trainer.collect("explore" if warm else "random")
+            rounds += 1
+            due = progress.updates + 1 if loop.cfg.replay_ratio is None else loop.updates(progress.env_steps)
+            while trainer.ready() and progress.updates < due:
+                trainer.update()
+        return flat(
+            {
+                "weights": trainer.algorithm.state_dict(),
+                "exploration": {name: extra.state_dict() for name, extra in trainer.exploration.items()},
+                "preprocess": trainer.preprocess.state_dict(),
+                "progress": vars(progress),
+                "finished": trainer.episodes.state()["finished"],
+            }
+        )
+
+
+def processes(kind: str = "Actor") -> list[psutil.Process]:
+    """Those of this process's actors, in the order in which they were started."""
+    mine = psutil.Process().children(recursive=True)
+    found = [p for p in mine if p.is_running() and p.cmdline() and f"ray::{kind}" in p.cmdline()[0]]
+    return sorted(found, key=lambda p: p.create_time())

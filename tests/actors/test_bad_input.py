@@ -1,0 +1,93 @@
+"""What cannot be is said in one message, before anything is started or written."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rlplug.config import compose
+from rlplug.trainer import launch
+from rlplug.types import ConfigError
+
+SAC = ("algo=sac", "env=pendulum", "num_envs=2", "logger=[]")
+PPO = ("algo=ppo", "env=cartpole", "num_envs=4", "logger=[]")
+CASES = {
+    "more actors than environments": (
+        (*SAC, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
+        "hardware.actors.count: 3 actors are more than the environments, num_envs=2; take num_envs=3, or 2 actors",
+    ),
+    "a share that is not whole": (
+        (*PPO, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
+        "hardware.actors.count: num_envs=4 cannot be shared equally among 3 actors; 1 or 2 or 4 can",
+    ),
+    "more cores than there are": (
+        (*PPO, "hardware.actors.count=4", "hardware.actors.num_cpus=1000"),
+        r"hardware.actors.count: 4 actors with 1000 cores each need more than the \d+ of this machine; "
+        r"hardware.actors.num_cpus=[\d.]+ shares them",
+    ),
+    "a device that is not there": (
+        (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0", "hardware.actors.num_gpus=0.5"),
+        "2 actors with 0.5 CUDA devices each need more than the 0 of this machine; hardware.actors.num_gpus=0 needs",
+    ),
+    "older weights for who cannot learn from them": (
+        (*PPO, "hardware.actors.count=2", "hardware.actors.max_requests_in_flight=2"),
+        "hardware.actors.max_requests_in_flight: lets actors play with older weights, which ppo cannot learn from",
+    ),
+    "older weights, by the interval": (
+        (*PPO, "hardware.actors.count=2", "hardware.actors.broadcast_interval=4"),
+        "hardware.actors.broadcast_interval: lets actors play with older weights",
+    ),
+    "an option that there is not": ((*PPO, "+hardware.actors.counts=2"), "hardware.actors.counts"),
+    "a choice that there is not": ((*PPO, "hardware.actors.on_failure=retry"), "hardware.actors.on_failure: 'retry'"),
+    "a precision that processors lack": (
+        (*PPO, "hardware.precision=16-mixed"),
+        "hardware.precision: processors do not",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), CASES.values(), ids=CASES.keys())
+def test_refused(words: tuple[str, ...], message: str):
+    with pytest.raises(ConfigError, match=message), closing(launch.build(compose(words), Path())):
+        pass
+
+
+def refused(tmp_path: Path, address: str) -> str:
+    """What the program says, in seconds and without a folder."""
+    words = (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0", f"hardware.ray.address={address}")
+    run = tmp_path / "run"
+    began = time.monotonic()
+    program = subprocess.run(
+        [sys.executable, "-m", "rlplug", *words, f"hydra.run.dir={run}"], capture_output=True, text=True, timeout=100
+    )
+    print(program.stderr, time.monotonic() - began)
+    assert program.returncode == 2
+    assert not run.exists()
+    return program.stderr
+
+
+def test_an_address_where_nobody_answers(tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = refused(tmp_path, f"127.0.0.1:{port}")
+    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (Connection refused)" in said
+
+
+def test_an_address_where_somebody_else_answers(tmp_path: Path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        said = refused(tmp_path, f"127.0.0.1:{port}")
+    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (timed out)" in said
+
+
+def test_no_address(tmp_path: Path):
+    assert "hardware.ray.address: 'there' is no host:port" in refused(tmp_path, "there")

@@ -1,0 +1,56 @@
+"""Runs with actors as a user starts, kills, continues and sweeps them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlplug.testing.comparing import compare_runs
+
+PPO = (
+    *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[16]", "logger=[]"),
+    *("total_steps=2400", "loop.rollout_fragment_length=40", "algo.sgd_minibatch_size=40", "algo.num_sgd_iter=2"),
+    *("log.every=400", "eval.every=800", "eval.episodes=2", "checkpoint.every=800", "hardware=cpu"),
+    *("hardware.actors.count=2", "hardware.actors.num_cpus=0.5"),
+)
+
+
+def rlplug(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "rlplug", *words], stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_and_resumed(tmp_path: Path):
+    """The whole program is killed; continued, it ends as the one that was left alone. So it does on two ranks, each
+    with an actor of its own, but for rounding; and with evaluations that are played meanwhile."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert rlplug(*PPO, f"hydra.run.dir={whole}").wait() == 0
+    program = rlplug(*PPO, f"hydra.run.dir={killed}")
+    while program.poll() is None and not list(killed.glob("checkpoints/step_*[0-9]")):
+        time.sleep(0.01)
+    program.kill()
+    program.communicate()
+    assert not (killed / "summary.json").exists()
+    resumed = rlplug("resume", str(killed))
+    _, said = resumed.communicate()
+    assert resumed.returncode == 0, said
+    assert compare_runs(whole, killed)
+
+
+@pytest.mark.parametrize(
+    "words", [("hardware=2cpu",), ("hardware.actors.evaluation=1",)], ids=["two ranks", "evaluation beside"]
+)
+def test_other_shapes_of_the_same_run(tmp_path: Path, words: tuple[str, ...]):
+    program = rlplug(*PPO, *words, f"hydra.run.dir={tmp_path / 'run'}")
+    _, said = program.communicate()
+    assert program.returncode == 0, said
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["eval/env_steps"] == summary["env_steps"] > 2300
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    name = rows[0].split(",").index("eval/return_mean")
+    assert sum(bool(row.split(",")[name]) for row in rows[1:]) == 3

@@ -1,0 +1,107 @@
+"""Actors that are killed, hang and raise: nothing of it is seen in what is learnt."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlplug.testing.checks.ranks import distances
+from rlplug.trainer.trainer import Trainer
+from rlplug.types import RunError
+from tests.actors.conftest import TWO, play, processes
+
+PPO = (
+    *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[16]", "logger=[]"),
+    *("loop.rollout_fragment_length=32", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=2", "total_steps=100_000"),
+)
+FAULTY = (*PPO, "env.id=rlplug.testing.worlds:FaultyCartPole-v0")
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return play(PPO, 8)
+
+
+def kill(*rounds: int) -> Callable[[int, Trainer], None]:
+    """In front of these rounds, one actor and then another."""
+
+    def disturb(played: int, trainer: Trainer) -> None:
+        if played in rounds:
+            processes()[-(rounds.index(played) % 2)].kill()
+
+    return disturb
+
+
+def test_killed_and_made_anew(undisturbed, capfd: pytest.CaptureFixture[str]):
+    """The others wait; the one that is made anew goes on at the very row. So does one that dies again at once."""
+    assert distances(undisturbed, play((*PPO, *TWO), 8, kill(2, 3, 6))) == []
+    said = re.findall(
+        r"rlplug: actor (\d) \(environments (\d-\d)\): its process died \(process \d+ on", capfd.readouterr().err
+    )
+    assert len(said) == 3
+    assert set(said) <= {("0", "0-1"), ("1", "2-3")}
+
+
+def test_hung(undisturbed, capfd: pytest.CaptureFixture[str]):
+    """One that does nothing is given up, and the line says what it did last."""
+
+    def disturb(played: int, trainer: Trainer) -> None:
+        if played == 3:
+            os.kill(processes()[0].pid, signal.SIGSTOP)
+
+    assert distances(undisturbed, play((*PPO, *TWO, "hardware.actors.timeout_s=3"), 8, disturb)) == []
+    assert "did nothing for 3 s; its last word: " in capfd.readouterr().err
+
+
+def test_an_environment_hangs(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """It hangs once: replayed, it does not. Where it hung is said."""
+    words = (*FAULTY, f"+env.kwargs.hangs={tmp_path / 'hung'}", "+env.kwargs.after=70")
+    disturbed = play((*words, *TWO, "hardware.actors.timeout_s=3"), 6)
+    assert (tmp_path / "hung").exists()
+    assert re.search(r"did nothing for 3 s; its last word: at row \d+ of 32", capfd.readouterr().err)
+    assert distances(play(words, 6), disturbed) == []
+
+
+def test_ignored(undisturbed):
+    """The run goes on with the columns that are left, and counts their steps."""
+    words = (*PPO, *TWO, "hardware.actors.on_failure=ignore")
+    left = play(words, 8, kill(4))
+    whole = {"env_steps": undisturbed["progress.env_steps"]}
+    assert 0.6 * whole["env_steps"] < left["progress.env_steps"] < whole["env_steps"]
+    with pytest.raises(RunError, match="no actor is left; the last one, actor"):
+        play(words, 8, kill(2, 3))
+
+
+def test_stopped():
+    with pytest.raises(RunError, match=r"actor [01] \(environments \d-\d\): its process died"):
+        play((*PPO, *TWO, "hardware.actors.on_failure=stop"), 8, kill(2))
+
+
+def test_raises_every_time(capfd: pytest.CaptureFixture[str]):
+    """First it goes on at the same row, then with other episodes; in the end its own words come last."""
+    with pytest.raises(RunError) as stopped:
+        play((*FAULTY, *TWO, "+env.kwargs.raises=1.0", "hardware.actors.max_restarts=2"), 2)
+    message = str(stopped.value)
+    assert "failed 3 times in a row, and first so: environment" in message
+    assert message.endswith("OSError: the pole is stuck")
+    assert capfd.readouterr().err.count("raised in step():") >= 3
+
+
+@pytest.mark.parametrize("vectorization", ["list", "subprocess"])
+def test_environments_are_made_anew(vectorization: str, capfd: pytest.CaptureFixture[str]):
+    """Without actors and with them: the failed step is no step, the episode is cut, and another one begins."""
+    words = (*FAULTY, "+env.kwargs.raises=0.01", "+env.kwargs.malformed=0.01", "env.restart_failed=true")
+    alone = play((*words, f"env.vectorization={vectorization}"), 4)
+    said = capfd.readouterr().err
+    assert "failed, and is made anew: OSError: the pole is stuck" in said
+    assert "failed, and is made anew: environment" in said
+    assert "observation has shape [3]; its space says [4]" in said
+    if vectorization == "list":
+        assert distances(alone, play((*words, *TWO), 4)) == []
