@@ -41,7 +41,9 @@ class RayCluster:
 
     address: str | None = option("host:port of a cluster to join; null: one is started on this machine, and stopped.")
     object_store_memory: PositiveInt | None = option("Bytes for segments and weights in it; null: as Ray decides.")
-    placement_strategy: Placement = option("How the ranks of hardware=ray are placed on the cluster's machines.")
+    num_cpus: NonNegativeFloat = option("Cores of each rank of hardware=ray, or a fraction of one.")
+    num_gpus: NonNegativeFloat = option("CUDA devices of each, or a fraction of one; 0: they learn on processors.")
+    placement_strategy: Placement = option("How these ranks are placed on the cluster's machines.")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Plan:
     actors: Actors | None = None
     """None: every rank plays its environments itself"""
     ray: RayCluster | None = None
+    launcher: Literal["processes", "ray"] = "processes"
+    """who starts the ranks, if nobody has: this machine's processes, or a cluster of Ray"""
 
     @property
     def world_size(self) -> int:

@@ -24,6 +24,8 @@ def rlplug_components() -> list[Component]:
         Component("exploration", "rnd", "rlplug.plugins.exploration.rnd:RND"),
         Component("hardware", "cpu", "rlplug.plugins.hardware.machine:CPU"),
         Component("hardware", "gpu", "rlplug.plugins.hardware.machine:GPU"),
+        Component("hardware", "ray", "rlplug.plugins.hardware.machine:OnRay"),
+        Component("hardware", "slurm", "rlplug.plugins.hardware.machine:Slurm"),
         Component("hardware", "auto", "rlplug.plugins.hardware.machine:Auto"),
         Component("logger", "csv", "rlplug.plugins.logger.csv:CSV"),
         Component("logger", "progress", "rlplug.plugins.logger.progress:ProgressLine"),

@@ -117,20 +117,21 @@ def actors(config: RunConfig, spec: EnvSpec, plan: Plan) -> None:
                 "hardware.ray.address", f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
             )
         count = cfg.count + cfg.evaluation
-        require_room(count, cfg.num_cpus, "cores", os.cpu_count() or 1, "this machine", "num_cpus")
-        require_room(count, cfg.num_gpus, "CUDA devices", torch.cuda.device_count(), "this machine", "num_gpus")
+        require_room(count, cfg.num_cpus, "cores", os.cpu_count() or 1, "this machine", "actors.num_cpus")
+        require_room(count, cfg.num_gpus, "CUDA devices", torch.cuda.device_count(), "this machine", "actors.num_gpus")
 
 
 def require_room(count: int, each: float, what: str, there: float, where: str, key: str) -> None:
     """Raises:
-    ConfigError: ``count`` actors with ``each`` need more than is ``there``.
+    ConfigError: ``count`` actors or ranks with ``each``, which the option ``key`` says, need more than is ``there``.
     """
     if count * each <= there + 1e-6:
         return
-    fits = f"hardware.actors.{key}={there / count:.2g} shares them" if there else f"hardware.actors.{key}=0 needs none"
+    fits = f"hardware.{key}={there / count:.2g} shares them" if there else f"hardware.{key}=0 needs none"
+    option, whose = ("actors.count", "actors") if key.startswith("actors.") else ("devices", "ranks")
     raise ConfigError(
-        "hardware.actors.count",
-        f"{count} actors with {each:g} {what} each need more than the {there:g} of {where}; {fits}",
+        f"hardware.{option}",
+        f"{count} {whose} with {each:g} {what} each need more than the {there:g} of {where}; {fits}",
     )
 
 

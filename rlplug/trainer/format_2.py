@@ -21,7 +21,7 @@ ACTORS = {
     "num_aggregation_workers": 0,
     "evaluation": 0,
 }
-RAY = {"address": None, "object_store_memory": None, "placement_strategy": "PACK"}
+RAY = {"address": None, "object_store_memory": None, "num_cpus": 1, "num_gpus": 0, "placement_strategy": "PACK"}
 OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("hardware", "cpu"): {"precision": "32-true", "actors": ACTORS, "ray": RAY},
     ("hardware", "gpu"): {"actors": ACTORS, "ray": RAY},

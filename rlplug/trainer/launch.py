@@ -89,18 +89,23 @@ def _launched(
     """``work(fabric, tell, *args)`` on every rank: in this process if it is the only one or was started as one of
     them, else in processes of their own, which continue what broke off as often as they may."""
     plan: Plan = hardware.build(None).plan()
-    if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts):
+    on_ray = plan.launcher == "ray"
+    if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and not on_ray):
         return work(fabric_of(plan), tell, *args)
     if plan.num_nodes > 1:
         raise ConfigError(
             "hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each of them"
         )
-    with closing(build(config(), folder)):
+    with closing(build(config(), folder, plan=replace(plan, accelerator="cpu", precision="32-true"))):
         pass  # what is wrong is found before any process is started
+    if on_ray:
+        from rlplug.trainer.actors.ranks import on_cluster as start
+    else:
+        start = together
     restarts = plan.max_restarts
     while True:
         try:
-            return together(plan, work, *args, tell=tell)
+            return start(plan, work, *args, tell=tell)
         except RunError as error:
             if not restarts or not checkpoints(folder):
                 if isinstance(error, RankError):  # it had no time to say this itself

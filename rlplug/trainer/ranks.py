@@ -88,7 +88,7 @@ def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callabl
         ConfigError, RunError, KeyboardInterrupt: the one that was raised first.
         RankError: a rank raised anything else, with its traceback, or died.
     """
-    port, spawn = _free_port(), multiprocessing.get_context("spawn")
+    port, spawn = free_port(), multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe() for _ in range(plan.devices)]
     question = list(sys.path), function, args
     processes = [
@@ -171,11 +171,17 @@ def _work(rank: int, plan: Plan, port: int, end: Connection, question: tuple[lis
     os._exit(code)  # without waiting for neighbours that may be gone
 
 
-def join(rank: int, ranks: int, port: int) -> None:
-    """Let Fabric recognise this process as one of several on this machine."""
-    here = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    os.environ.update({name: str(value) for name, value in here.items()})
-    os.environ.update(TORCHELASTIC_RUN_ID="rlplug", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def join(rank: int, ranks: int, port: int, address: str = "127.0.0.1", alone: bool = False) -> None:
+    """Let Fabric recognise this process as one of several.
+
+    Args:
+        address, port: where the first one listens.
+        alone: it is treated as the only one of its machine, else all are on this one.
+    """
+    local = (0, rank, 1) if alone else (rank, 0, ranks)
+    names = ("LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
+    os.environ.update({name: str(value) for name, value in zip(names, (*local, rank, ranks), strict=True)})
+    os.environ.update(TORCHELASTIC_RUN_ID="rlplug", MASTER_ADDR=address, MASTER_PORT=str(port))
 
 
 def _end_with(parent: int) -> None:
@@ -215,7 +221,8 @@ def _end(processes: list[Any]) -> None:
         process.join()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -233,7 +240,7 @@ class Ranks:
 
     def __init__(self, n: int, patience: float = 300.0) -> None:
         self.patience = patience
-        port, spawn = _free_port(), multiprocessing.get_context("spawn")
+        port, spawn = free_port(), multiprocessing.get_context("spawn")
         pipes = [spawn.Pipe() for _ in range(n)]
         self.ends = [ours for ours, _ in pipes]
         self.processes = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
@@ -58,6 +58,30 @@ class GPU(Auto):
         if not torch.cuda.is_available():
             raise ConfigError("hardware", "needs a CUDA device, and none is found here; hardware=cpu works")
         return cuda_devices(self.cfg)
+
+
+class OnRay(Auto):
+    """Ranks that Ray places on the machines of a cluster."""
+
+    def plan(self) -> Plan:
+        if self.cfg.num_nodes > 1:
+            raise ConfigError(
+                "hardware.num_nodes", "Ray finds the machines: hardware.devices says how many ranks there are in all"
+            )
+        return replace(_plan(self.cfg, "cuda" if self.cfg.ray.num_gpus else "cpu"), launcher="ray")
+
+
+class Slurm(Auto):
+    """As many ranks and machines as the job of SLURM has, in which this process was started."""
+
+    def plan(self) -> Plan:
+        tasks, nodes = (os.environ.get(name, "") for name in ("SLURM_NTASKS", "SLURM_NNODES"))
+        if not tasks.isdigit() or not nodes.isdigit():
+            raise ConfigError("hardware", "no job of SLURM is running here: srun python -m rlplug hardware=slurm ...")
+        if int(tasks) % int(nodes):
+            raise ConfigError("hardware", f"{tasks} tasks on {nodes} machines: every machine has to have as many")
+        self.cfg = replace(self.cfg, devices=int(tasks) // int(nodes), num_nodes=int(nodes))
+        return super().plan()
 
 
 def processors(cfg: Config) -> Plan:

@@ -60,7 +60,7 @@ class Cluster:
         there = ray.cluster_resources()
         count = cfg.count + cfg.evaluation
         for what, key, each in (("cores", "CPU", cfg.num_cpus), ("CUDA devices", "GPU", cfg.num_gpus)):
-            require_room(count, each, what, there.get(key, 0.0), "the cluster", f"num_{key.lower()}s")
+            require_room(count, each, what, there.get(key, 0.0), "the cluster", f"actors.num_{key.lower()}s")
 
     def close(self) -> None:
         if self.own:

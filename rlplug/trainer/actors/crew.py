@@ -253,6 +253,13 @@ class Crew:
             if time.monotonic() - spoken > REPORT:
                 spoken = time.monotonic()
                 say(f"waiting for {'; '.join(f'{m}, {m.said}, {spoken - m.heard:.0f} s ago' for m in awaited)}")
+                if any(m.starting for m in awaited) and (busy := self._no_room()):
+                    say(f"the cluster has no {busy} free for another actor at the moment")
+
+    def _no_room(self) -> str:
+        """Of what other programs leave too little; empty: of nothing."""
+        free, needed = ray.available_resources(), {"CPU": self.cfg.num_cpus, "GPU": self.cfg.num_gpus}
+        return " and ".join(what for what, n in needed.items() if free.get(what, 0.0) < n)
 
     @property
     def ready(self) -> bool:

@@ -1,0 +1,274 @@
+"""What Ray actors give and cost. Results go to ``results/actors.json``.
+
+    python benchmarks/actors.py scaling    # environments that sleep 5 ms a step, played by 1, 2, 4 and 8 actors
+    python benchmarks/actors.py cost       # CartPole, by 2 actors and by the same samplers as bare processes
+    python benchmarks/actors.py weights    # 1, 10 and 100 MB to 8 actors
+    python benchmarks/actors.py faults     # PPO while actors are killed and hang, and environments raise
+
+What is compared takes turns in one run; medians are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from multiprocessing import get_context, shared_memory
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from rlplug.api import Plan
+from rlplug.config import compose
+from rlplug.trainer.actors.actor import Actor
+from rlplug.trainer.launch import build, train
+from rlplug.trainer.origins import installed
+from rlplug.trainer.rows import on_host
+from rlplug.trainer.trainer import Trainer
+from rlplug.types import Batch
+
+RESULTS = Path(__file__).parent / "results" / "actors.json"
+QUIET = ("hardware=cpu", "logger=[]")
+
+
+def actors(count: int) -> tuple[str, ...]:
+    return f"hardware.actors.count={count}", "hardware.actors.num_cpus=0.1"  # more of them than cores, for a while
+
+
+def started(stack: ExitStack, words: tuple[str, ...]) -> Trainer:
+    trainer = stack.enter_context(closing(build(compose(words), Path())))
+    trainer.start()
+    return trainer
+
+
+def rate(collect: Callable[[], Any], steps: int) -> float:
+    """Environment steps per second."""
+    began = time.perf_counter()
+    collect()
+    return steps / (time.perf_counter() - began)
+
+
+def turns(samplers: Mapping[Any, Callable[[], float]], rounds: int) -> dict[Any, float]:
+    """The median of what each gives, asked in turns."""
+    seen: dict[Any, list[float]] = {name: [] for name in samplers}
+    for _ in range(rounds):
+        for name, sample in samplers.items():
+            seen[name].append(sample())
+    return {name: statistics.median(values) for name, values in seen.items()}
+
+
+def scaling(rounds: int) -> dict[str, Any]:
+    """32 environments, shared out, and 8: one to each of eight actors."""
+    return {str(envs): scaled(envs, rows, rounds) for envs, rows in ((32, 32), (8, 128))}
+
+
+def scaled(envs: int, rows: int, rounds: int) -> dict[str, Any]:
+    slow = ("env=cartpole", "env.id=rlplug.testing.worlds:SlowCartPole-v0", f"num_envs={envs}")
+    samplers = {}
+    with ExitStack() as stack:
+        for count in (1, 2, 4, 8):
+            words = (*QUIET, "algo=ppo", *slow, *actors(count), f"loop.rollout_fragment_length={rows}")
+            trainer = started(stack, words)
+
+            def sample(trainer: Trainer = trainer) -> float:
+                return rate(lambda: list(trainer.source.collect(rows)), rows * envs)
+
+            sample()
+            samplers[count] = sample
+        speed = turns(samplers, rounds)
+    for count, steps in speed.items():
+        print(f"{envs} environments, {count} actors: {steps:7.1f} steps/s, {steps / speed[1] / count:.3f} of linear")
+    return {str(count): {"steps_per_s": s, "of_linear": s / speed[1] / count} for count, s in speed.items()}
+
+
+# ---- the same samplers without Ray --------------------------------------------------------------------------------
+
+
+def bare(raw: Any, env_ids: range, rows: int, name: str, start: Any, done: Any) -> None:
+    """A process that collects into shared memory whenever it is told to."""
+    actor, memory = Actor(), shared_memory.SharedMemory(name)
+    actor.build(raw, env_ids, Plan(), sys.path, installed())
+    statistics_ = actor.policy.statistics() | {"env_steps": 0}
+    done.release()
+    while True:
+        start.acquire()
+        segment, _ = actor.collect(rows, "explore", statistics_, None)
+        for leaf, place in zip(walk(segment), places(segment, memory), strict=True):
+            np.copyto(place, leaf)
+        done.release()
+
+
+def walk(batch: Batch) -> Iterator[np.ndarray]:
+    for leaf in batch.values():
+        if isinstance(leaf, dict):
+            yield from walk(leaf)
+        else:
+            yield leaf
+
+
+def places(like: Batch, memory: shared_memory.SharedMemory) -> Iterator[np.ndarray]:
+    offset = 0
+    for leaf in walk(like):
+        yield np.ndarray(leaf.shape, leaf.dtype, memory.buf, offset)
+        offset += -(-leaf.nbytes // 64) * 64
+
+
+class Bare:
+    """Two such processes; ``collect`` puts what they have beside one another, as a learner needs it."""
+
+    def __init__(self, trainer: Trainer, rows: int) -> None:
+        raw, half, spawn = trainer.config.raw, trainer.config.num_envs // 2, get_context("spawn")
+        self.whole: Batch = on_host(next(iter(trainer.source.collect(rows))))
+        self.like = {key: leaf[:, :half].copy() for key, leaf in self.whole.items()}
+        size = sum(-(-leaf.nbytes // 64) * 64 for leaf in walk(self.like))
+        self.memory = [shared_memory.SharedMemory(create=True, size=size) for _ in range(2)]
+        self.starts, self.dones = [spawn.Semaphore(0) for _ in range(2)], [spawn.Semaphore(0) for _ in range(2)]
+        self.processes = [
+            spawn.Process(
+                target=bare,
+                args=(raw, range(i * half, (i + 1) * half), rows, self.memory[i].name, self.starts[i], self.dones[i]),
+                daemon=True,
+            )
+            for i in range(2)
+        ]
+        for process in self.processes:
+            process.start()
+        for done in self.dones:
+            done.acquire()
+
+    def collect(self) -> None:
+        for start in self.starts:
+            start.release()
+        for i, done in enumerate(self.dones):
+            done.acquire()
+            half = next(walk(self.like)).shape[1]
+            for whole, part in zip(walk(self.whole), places(self.like, self.memory[i]), strict=True):
+                whole[:, i * half : (i + 1) * half] = part
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for memory in self.memory:
+            memory.unlink()
+
+
+def cost(rounds: int) -> dict[str, Any]:
+    """CartPole's native vector, 64 environments, 128 rows a round."""
+    rows, envs = 128, 64
+    words = (*QUIET, "algo=ppo", "env=cartpole", f"num_envs={envs}", f"loop.rollout_fragment_length={rows}")
+    with ExitStack() as stack:
+        trainer = started(stack, (*words, *actors(2)))
+        processes = stack.enter_context(closing(Bare(trainer, rows)))
+        samplers = {
+            "actors": lambda: rate(lambda: list(trainer.source.collect(rows)), rows * envs),
+            "processes": lambda: rate(processes.collect, rows * envs),
+        }
+        turns(samplers, 3)
+        speed = turns(samplers, rounds)
+    speed["ratio"] = speed["actors"] / speed["processes"]
+    print(f"2 actors {speed['actors']:,.0f}, 2 processes {speed['processes']:,.0f} steps/s: {speed['ratio']:.3f}")
+    return speed
+
+
+class Receiver:
+    """Copies weights into a network's memory, as an actor does."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, torch.Tensor] = {}
+
+    def load(self, weights: dict[str, np.ndarray]) -> None:
+        for key, value in weights.items():
+            if key not in self.own:
+                self.own[key] = torch.zeros(value.shape)
+            self.own[key].numpy()[:] = value
+
+
+def weights(rounds: int) -> dict[str, Any]:
+    """Put once, loaded by eight."""
+    from rlplug.plan import RayCluster
+    from rlplug.trainer.actors.cluster import Cluster
+
+    found: dict[str, Any] = {}
+    with closing(Cluster(RayCluster(address=None, object_store_memory=None, placement_strategy="PACK"))):
+        import ray
+
+        receivers = [ray.remote(num_cpus=0.1)(Receiver).remote() for _ in range(8)]
+        for megabytes in (1, 10, 100):
+            part = {f"{megabytes} MB, layer {i}": np.ones(megabytes * 250_000 // 10, np.float32) for i in range(10)}
+
+            def broadcast(part: dict[str, np.ndarray] = part) -> float:
+                began = time.perf_counter()
+                ref = ray.put(part)
+                ray.get([receiver.load.remote(ref) for receiver in receivers])
+                return time.perf_counter() - began
+
+            for _ in range(2):
+                broadcast()
+            seconds = statistics.median(broadcast() for _ in range(rounds))
+            found[str(megabytes)] = {"seconds": seconds, "gb_per_s": 8 * megabytes / 1000 / seconds}
+            print(
+                f"{megabytes:3d} MB to 8 actors: {1000 * seconds:.1f} ms, {found[str(megabytes)]['gb_per_s']:.1f} GB/s"
+            )
+    return found
+
+
+# ---- faults -------------------------------------------------------------------------------------------------------
+
+
+def kill_now_and_then(seconds: float, over: threading.Event, killed: list[int]) -> None:
+    """SIGKILL to one of this process's actors."""
+    while not over.wait(seconds):
+        mine = psutil.Process().children(recursive=True)
+        found = [p for p in mine if p.is_running() and p.cmdline() and p.cmdline()[0].startswith("ray::Actor")]
+        if found:
+            victim = random.choice(found)
+            victim.kill()
+            killed.append(victim.pid)
+
+
+def faults(rounds: int, total_steps: int = 200_000, seconds: float = 10.0) -> dict[str, Any]:
+    """PPO on CartPole that raises once in 2,000 steps; one actor hangs; every ten seconds one is killed."""
+    over, killed = threading.Event(), []
+    killer = threading.Thread(target=kill_now_and_then, args=(seconds, over, killed), daemon=True)
+    with tempfile.TemporaryDirectory() as work:
+        run, hung = Path(work) / "run", Path(work) / "hung"
+        words = (
+            *("experiment=ppo_cartpole", "env.id=rlplug.testing.worlds:FaultyCartPole-v0", "hardware=cpu", *actors(2)),
+            *("+env.kwargs.raises=0.0005", f"+env.kwargs.hangs={hung}", "+env.kwargs.after=2000", "eval.every=0"),
+            *("env.restart_failed=true", "hardware.actors.timeout_s=10", f"total_steps={total_steps}", "logger=[]"),
+        )
+        killer.start()
+        score = train(compose(words), run)
+        over.set()
+        summary = json.loads((run / "summary.json").read_text())
+        rows = (run / "metrics.csv").read_text().splitlines()
+    found = {"kills": len(killed), "hung": hung.name, "return": score, "env_steps": summary["env_steps"]}
+    found |= {"total_steps": total_steps, "rows": len(rows), "seconds": summary["wall_s"]}
+    print(found)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["scaling", "cost", "weights", "faults"])
+    parser.add_argument("--rounds", type=int, default=15)
+    asked = parser.parse_args()
+    found = {"machine": platform.machine(), "cores": os.cpu_count()} | globals()[asked.what](asked.rounds)
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps(known | {asked.what: found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
