@@ -40,6 +40,7 @@ from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 
 RESULTS = Path(__file__).parent / "results" / "actors.json"
+NEW = {"address": None, "object_store_memory": None, "num_cpus": 1, "num_gpus": 0, "placement_strategy": "PACK"}
 QUIET = ("hardware=cpu", "logger=[]")
 
 
@@ -201,7 +202,7 @@ def weights(rounds: int) -> dict[str, Any]:
     from rlplug.trainer.actors.cluster import Cluster
 
     found: dict[str, Any] = {}
-    with closing(Cluster(RayCluster(address=None, object_store_memory=None, placement_strategy="PACK"))):
+    with closing(Cluster(RayCluster(**NEW))):
         import ray
 
         receivers = [ray.remote(num_cpus=0.1)(Receiver).remote() for _ in range(8)]
@@ -247,7 +248,13 @@ def faults(rounds: int, total_steps: int = 200_000, seconds: float = 10.0) -> di
         words = (
             *("experiment=ppo_cartpole", "env.id=rlplug.testing.worlds:FaultyCartPole-v0", "hardware=cpu", *actors(2)),
             *("+env.kwargs.raises=0.0005", f"+env.kwargs.hangs={hung}", "+env.kwargs.after=2000", "eval.every=0"),
-            *("env.restart_failed=true", "hardware.actors.timeout_s=10", f"total_steps={total_steps}", "logger=[]"),
+            *(
+                "env.restart_failed=true",
+                "hardware.actors.timeout_s=10",
+                "hardware.actors.max_restarts=100",
+                f"total_steps={total_steps}",
+                "logger=[]",
+            ),
         )
         killer.start()
         score = train(compose(words), run)

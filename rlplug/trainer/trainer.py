@@ -235,6 +235,7 @@ class Trainer(Run):
         due = bool(config.eval.every) and steps >= self._evaluated_at + config.eval.every
         if due and not self.beside:
             score = self.evaluate()["eval/return_mean"]
+            self._evaluated_at = steps - steps % config.eval.every
         elif due:
             self._hear(wait=True)
             if self.evaluations is not None:

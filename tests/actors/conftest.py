@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,24 +9,23 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 
 from rlplug.config import compose
+from rlplug.plan import RayCluster
 from rlplug.testing.checks.runs import flat
-from rlplug.trainer.actors.cluster import QUIET
+from rlplug.trainer.actors.cluster import Cluster
 from rlplug.trainer.launch import build
 from rlplug.trainer.trainer import Trainer
 
+NEW = {"address": None, "object_store_memory": None, "num_cpus": 1, "num_gpus": 0, "placement_strategy": "PACK"}
 TWO = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5", "hardware.actors.backoff_s=0.1")
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A Ray that was there before, as in a notebook: runs join it, and leave it."""
-    os.environ.update(QUIET)
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with closing(Cluster(RayCluster(**NEW))):
+        yield
 
 
 def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer], None] | None = None) -> dict[str, Any]:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplug.api import Plan
 
 if TYPE_CHECKING:
     from rlplug.trainer.actors.cluster import Cluster
+
+AUTHENTICATION = "RAY_AUTH_MODE"
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+# Ray reads these when it is loaded
+os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+if (Path.home() / ".ray" / "auth_token").exists():  # as Ray decides where it finds a cluster by itself
+    os.environ.setdefault(AUTHENTICATION, "token")
 
 
 def join(plan: Plan, first: bool, plays: bool, broadcast: Callable[[Any], Any]) -> Cluster | None:

@@ -6,24 +6,16 @@ import logging
 import os
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
+import ray
 import torch
+from ray import exceptions
 
 from rlplug.plan import Actors, RayCluster
+from rlplug.trainer.actors import AUTHENTICATION
 from rlplug.trainer.checks import require_room
 from rlplug.types import ConfigError
-
-TOKEN = Path.home() / ".ray" / "auth_token"
-AUTHENTICATION = "RAY_AUTH_MODE"
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-if TOKEN.exists():  # as Ray decides where it finds a cluster by itself; it reads this when it is loaded
-    os.environ.setdefault(AUTHENTICATION, "token")
-
-import ray  # noqa: E402
-from ray import exceptions  # noqa: E402
 
 ANSWERS = 5.0
 """seconds in which a cluster takes a connection"""

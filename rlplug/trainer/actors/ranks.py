@@ -71,8 +71,8 @@ def _placed(plan: Plan) -> Iterator[Any]:
         if not group.wait(ROOM):
             raise ConfigError(
                 "hardware.ray.placement_strategy",
-                f"the cluster has no room for {plan.world_size} ranks with {needed} each by {plan.ray.placement_strategy}, "
-                f"within {ROOM:g} s: other programs may take it, or it has too few machines",
+                f"the cluster has no room for {plan.world_size} ranks with {needed} each by"
+                f" {plan.ray.placement_strategy}, within {ROOM:g} s: other programs have it, or machines are too few",
             )
         yield group
     finally:

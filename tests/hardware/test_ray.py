@@ -1,0 +1,77 @@
+"""Ranks that Ray places on a cluster, as a user starts and stops them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlplug.config import compose
+from rlplug.trainer import launch
+from rlplug.types import ConfigError
+from tests.hardware.test_command_line import PPO, disturb, require_equal, start
+
+ON_RAY = (*PPO, "hardware=ray", "hardware.devices=2")
+
+
+def ranks(program: subprocess.Popen[str]) -> list[psutil.Process]:
+    mine = psutil.Process(program.pid).children(recursive=True)
+    return [p for p in mine if p.cmdline() and p.cmdline()[0].startswith("ray::rank ")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    subprocess.run([sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={run}"], check=True)
+    return run
+
+
+def test_stopped_and_continued_it_is_the_run_of_two_processes(tmp_path: Path, undisturbed: Path):
+    run = tmp_path / "run"
+    code, said = disturb(run, ON_RAY, lambda program: program.send_signal(signal.SIGINT))
+    assert code == 130, said
+    assert "stopping after this round, with a checkpoint" in said
+    program = start("resume", str(run))
+    _, said = program.communicate(timeout=200)
+    assert program.returncode == 0, said
+    require_equal(undisturbed, run)
+
+
+@pytest.mark.slow
+def test_killed_and_continued_by_itself(tmp_path: Path, undisturbed: Path):
+    run = tmp_path / "run"
+    words = (*ON_RAY, "hardware.max_restarts=1")
+    code, said = disturb(run, words, lambda program: os.kill(ranks(program)[1].pid, signal.SIGKILL))
+    assert code == 0, said
+    assert "continuing by itself, 0 more times if need be" in said
+    require_equal(undisturbed, run)
+
+
+def test_more_ranks_than_the_cluster_has(tmp_path: Path):
+    words = (*PPO, "hardware=ray", "hardware.devices=4", "hardware.ray.num_cpus=1000")
+    match = (
+        r"hardware.devices: 4 ranks with 1000 cores each need more than the \d+ of the cluster; hardware.ray.num_cpus"
+    )
+    with pytest.raises(ConfigError, match=match):
+        launch.train(compose(words), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_machines_are_rays_business():
+    with pytest.raises(ConfigError, match=r"hardware.num_nodes: Ray finds the machines"):
+        compose((*ON_RAY, "hardware.num_nodes=2")).hardware.build(None).plan()
+
+
+def test_slurm_without_a_job(monkeypatch: pytest.MonkeyPatch):
+    chosen = compose((*PPO, "hardware=slurm")).hardware
+    with pytest.raises(ConfigError, match="hardware: no job of SLURM is running here"):
+        chosen.build(None).plan()
+    monkeypatch.setenv("SLURM_NTASKS", "7")
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    with pytest.raises(ConfigError, match="7 tasks on 2 machines: every machine has to have as many"):
+        chosen.build(None).plan()
