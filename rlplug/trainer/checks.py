@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 import psutil
@@ -93,8 +92,6 @@ def actors(config: RunConfig, spec: EnvSpec, plan: Plan) -> None:
             f"hardware.actors.{option}",
             f"lets actors play with older weights, which {config.algo.name} cannot learn from; 1 does not",
         )
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError("hardware.actors.count", "Ray, whose processes actors are, is not installed: pip install ray")
     if cfg.count > num_envs:
         raise ConfigError(
             "hardware.actors.count",

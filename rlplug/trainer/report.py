@@ -42,6 +42,7 @@ def describe(trainer: Trainer) -> str:
             f"{plan.world_size} x {trainer.fabric.device.type}, {plan.precision}, {plan.threads} thread(s) of torch",
         ),
         *_shares(trainer),
+        *_actors(trainer),
         ("  products", f"float32 at {plan.float32_matmul_precision} precision"),
         ("logger", ", ".join(config.logger)),
     ]
@@ -59,6 +60,20 @@ def _shares(trainer: Trainer) -> list[tuple[str, str]]:
     rows = batch // ranks if trainer.buffer.stale else trainer.round_steps // ranks
     small = "; so few that ranks wait longer for each other than they compute" if rows < SMALL else ""
     return [("  a rank", envs), ("", f"{rows} rows of an update{small}")]
+
+
+def _actors(trainer: Trainer) -> list[tuple[str, str]]:
+    """Who collects, and what for."""
+    actors, ray = trainer.plan.actors, trainer.plan.ray
+    if actors is None or ray is None:
+        return []
+    lines = [
+        ("  actors", f"{actors.count} of Ray, {trainer.config.num_envs // actors.count} environments each"),
+        ("", f"of {ray.address}" if ray.address else "started on this machine for the run"),
+    ]
+    if actors.evaluation:
+        lines.append(("", f"{actors.evaluation} more play evaluations meanwhile"))
+    return lines
 
 
 def _count(module: torch.nn.Module) -> int:
