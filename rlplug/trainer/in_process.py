@@ -14,7 +14,7 @@ from rlplug.envs.checking import Bounds
 from rlplug.trainer.context import RunContext, Scope
 from rlplug.trainer.finite import check_segment
 from rlplug.trainer.rows import Rows, copied, on_device, on_host, only, put, row_of, take
-from rlplug.types import Batch, Mode, Tree, Weights, map_leaves
+from rlplug.types import Batch, ConfigError, Mode, Tree, Weights, map_leaves
 
 CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_, "is_first": np.bool_, "valid": np.bool_}
 
@@ -249,7 +249,17 @@ class InProcess:
         }
 
     def load(self, state: Tree) -> None:
-        """Go on where ``state`` says. Where it cannot say it of the environments, every column begins a new episode."""
+        """Go on where ``state`` says. Where it cannot say it of the environments, every column begins a new episode.
+
+        Raises:
+            ConfigError: it is that of actors.
+        """
+        if "actors" in state:
+            count = len(state["actors"])
+            raise ConfigError(
+                "hardware.actors.count",
+                f"the run was collected by {count} actors to a rank, and continues with as many",
+            )
         if not self._open:
             self.begin()
         self._open, self._cuts = copied(state["open"]), state["cuts"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlplug.cli import main
 from rlplug.testing.comparing import compare_runs
 
 PPO = (
@@ -41,8 +42,18 @@ def test_killed_and_resumed(tmp_path: Path):
     assert compare_runs(whole, killed)
 
 
+def test_other_actors_than_it_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = (*PPO, "total_steps=200", "eval.every=0", f"hydra.run.dir={tmp_path / 'run'}")
+    assert main([*words, "hardware.actors.count=0"]) == 0
+    assert main(["resume", str(tmp_path / "run"), "total_steps=400", "hardware.actors.count=2"]) == 2
+    said = "hardware.actors.count: the run was collected by none, and continues with as many; here are 2"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
-    "words", [("hardware=2cpu",), ("hardware.actors.evaluation=1",)], ids=["two ranks", "evaluation beside"]
+    "words",
+    [("hardware=2cpu",), pytest.param(("hardware.actors.evaluation=1",), marks=pytest.mark.slow)],
+    ids=["two ranks", "evaluation beside"],
 )
 def test_other_shapes_of_the_same_run(tmp_path: Path, words: tuple[str, ...]):
     program = rlplug(*PPO, *words, f"hydra.run.dir={tmp_path / 'run'}")

@@ -49,6 +49,7 @@ def test_killed_and_made_anew(undisturbed, capfd: pytest.CaptureFixture[str]):
     assert set(said) <= {("0", "0-1"), ("1", "2-3")}
 
 
+@pytest.mark.slow
 def test_hung(undisturbed, capfd: pytest.CaptureFixture[str]):
     """One that does nothing is given up, and the line says what it did last."""
 
@@ -69,6 +70,7 @@ def test_an_environment_hangs(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert distances(play(words, 6), disturbed) == []
 
 
+@pytest.mark.slow
 def test_ignored(undisturbed):
     """The run goes on with the columns that are left, and counts their steps."""
     words = (*PPO, *TWO, "hardware.actors.on_failure=ignore")
@@ -79,6 +81,7 @@ def test_ignored(undisturbed):
         play(words, 8, kill(2, 3))
 
 
+@pytest.mark.slow
 def test_stopped():
     with pytest.raises(RunError, match=r"actor [01] \(environments \d-\d\): its process died"):
         play((*PPO, *TWO, "hardware.actors.on_failure=stop"), 8, kill(2))
@@ -94,7 +97,28 @@ def test_raises_every_time(capfd: pytest.CaptureFixture[str]):
     assert capfd.readouterr().err.count("raised in step():") >= 3
 
 
-@pytest.mark.parametrize("vectorization", ["list", "subprocess"])
+def test_asked_for_more_than_one_round(tmp_path: Path):
+    """Actors play on while the learner learns, with older weights; every step counts once, even of those that die."""
+    words = (
+        *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "loop.train_batch_size=16", "logger=[]"),
+        *("loop.num_steps_sampled_before_learning_starts=20", "loop.rollout_fragment_length=5", "total_steps=420"),
+        *(*TWO, "hardware.actors.max_requests_in_flight=2", "hardware.actors.broadcast_interval=3"),
+    )
+    asked: set[tuple[int, int]] = set()
+
+    def disturb(played: int, trainer: Trainer) -> None:
+        crew = trainer.source.crew
+        asked.update((trainer.progress.updates, request.version) for request in crew.members[0].asked)
+        if played == 20:
+            processes()[0].kill()
+
+    ended = play(words, 400, disturb)
+    assert ended["progress.env_steps"] == 420
+    print(sorted(asked))
+    assert max(updates - version for updates, version in asked) == 30
+
+
+@pytest.mark.parametrize("vectorization", ["list", pytest.param("subprocess", marks=pytest.mark.slow)])
 def test_environments_are_made_anew(vectorization: str, capfd: pytest.CaptureFixture[str]):
     """Without actors and with them: the failed step is no step, the episode is cut, and another one begins."""
     words = (*FAULTY, "+env.kwargs.raises=0.01", "+env.kwargs.malformed=0.01", "env.restart_failed=true")

@@ -10,7 +10,16 @@ from tests.contract import toys
 from tests.installing import install, site  # noqa: F401  fixtures
 
 
-@pytest.mark.parametrize("check", conformance.checks(), ids=str)
+def long(check: conformance.Check) -> bool:
+    """Does it play every algorithm, as ICM's does, with another module?"""
+    return check.what == "on-algorithms" and check.name != "icm"
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=pytest.mark.slow if long(check) else ()) for check in conformance.checks()],
+    ids=str,
+)
 def test_conformance(check):
     check()
 

@@ -71,6 +71,7 @@ def test_a_killed_rank_ends_the_run_which_is_continued_exactly(undisturbed: Path
     require_equal(undisturbed, run)
 
 
+@pytest.mark.slow
 def test_it_continues_by_itself_as_often_as_it_may(undisturbed: Path, tmp_path: Path):
     run = tmp_path / "run"
     code, said = disturb(run, (*PPO, "hardware.max_restarts=1"), lambda program: rank(program, 0).kill())
@@ -82,7 +83,8 @@ def test_it_continues_by_itself_as_often_as_it_may(undisturbed: Path, tmp_path: 
     require_equal(undisturbed, run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_is_continued_exactly(undisturbed: Path, tmp_path: Path, number: signal.Signals):
     run = tmp_path / "run"
     code, said = disturb(run, PPO, lambda program: program.send_signal(number))

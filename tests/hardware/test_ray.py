@@ -31,6 +31,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_stopped_and_continued_it_is_the_run_of_two_processes(tmp_path: Path, undisturbed: Path):
     run = tmp_path / "run"
     code, said = disturb(run, ON_RAY, lambda program: program.send_signal(signal.SIGINT))

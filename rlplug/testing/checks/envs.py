@@ -79,7 +79,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         named = {"obs", *spec.extras} | (CORE.keys() if action is not None else set())
         for key in named:
             require(key in row, f"a row lacks {key!r}" + (", which the spec names" if key not in CORE else ""))
-        more = row.keys() - named - LAST
+        more = row.keys() - named - LAST - {"restarted"}
         require(not more, f"a row holds {some(sorted(more))}, which the spec does not name")
         for key in row.keys() & {"obs", "final_obs"}:
             _inside(key, row[key], group.obs)
