@@ -111,6 +111,24 @@ def test_an_episode_of_l_steps_has_l_plus_one_rows_and_is_counted_once():
     assert rows - steps == pytest.approx(len(lengths), abs=COLUMNS)  # one dead row an episode
 
 
+def test_an_episode_that_broke_off_is_not_counted():
+    """Column 0 breaks off at row 2, and its next episode ends at row 4; column 1 goes on from segment to segment."""
+    counted = Episodes(2)
+    valid = torch.tensor([[1, 1], [1, 1], [0, 1], [1, 1], [1, 1], [0, 1]]).bool()
+    first = torch.tensor([[1, 1], [0, 0], [0, 0], [1, 0], [0, 0], [0, 0]]).bool()
+    ended = torch.zeros_like(valid)
+    ended[4, 0] = True
+    reward = torch.tensor([[1.0, 1.0], [2.0, 1.0], [9.0, 1.0], [4.0, 1.0], [8.0, 1.0], [9.0, 9.0]])
+    segment = {"valid": valid, "is_first": first, "reward": reward, "terminated": ended, "truncated": ended & False}
+    assert counted.add(segment) == 4 + 5
+    assert counted.drain() == [(12.0, 2, 0)]
+    again = segment | {"is_first": first & torch.tensor([True, False])}
+    again["truncated"] = torch.zeros_like(valid)
+    again["truncated"][0, 1] = True
+    counted.add(again)
+    assert counted.drain() == [(6.0, 6, 1), (12.0, 2, 0)]
+
+
 def test_segments_of_other_lengths_hold_the_same_stream():
     whole = transitions(AutoresetMode.NEXT_STEP, 24, 2)
     cut = transitions(AutoresetMode.NEXT_STEP, 3, 16)
