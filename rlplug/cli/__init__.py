@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from rlplug.registry import unknown
@@ -13,6 +14,9 @@ from rlplug.types import ConfigError, RunError
 
 VERBS = ("train", "resume", "evaluate", "check", "plugins")
 """each is a module of this package with a function ``main(arguments) -> exit code``"""
+
+PRINT = ("check", "plugins")
+"""those that print something and do nothing else"""
 
 FAILED = 1
 BAD_INPUT = 2
@@ -32,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = arguments.pop(0) if arguments and _is_word(arguments[0]) else "train"
         if verb not in VERBS:
             raise ConfigError("", f"unknown verb {verb!r}; {unknown(verb, VERBS)}. Settings are written key=value")
-        return importlib.import_module(f"rlplug.cli.{verb}").main(arguments)
+        run = importlib.import_module(f"rlplug.cli.{verb}").main
+        return _printed(run, arguments) if verb in PRINT else run(arguments)
     except ConfigError as error:
         return refuse(error)
     except RunError as error:
@@ -50,6 +55,17 @@ def refuse(error: ConfigError | RunError) -> int:
     """Print what is wrong, and return the exit code for it."""
     print("rlplug: " + str(error).replace("\n", "\nrlplug: "), file=sys.stderr)
     return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+
+
+def _printed(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """``run(arguments)``, unless whoever reads it (``| head``) has read enough."""
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        return 128 + signal.SIGPIPE
 
 
 def _is_word(argument: str) -> bool:

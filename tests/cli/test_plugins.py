@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,12 @@ def test_the_table_of_options():
         Option("act", "'relu' or 'tanh'", "tanh", "", "Nonlinearity."),
         Option("hidden", "list[int]", "[64]", "> 0", "Layers."),
     ]
+
+
+def test_nobody_reads_any_more():
+    listing = subprocess.Popen(
+        [sys.executable, "-u", "-m", "rlplug", "plugins"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    listing.stdout.close()
+    assert listing.stderr.read() == ""
+    assert listing.wait() == 128 + signal.SIGPIPE
