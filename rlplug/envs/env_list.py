@@ -126,7 +126,9 @@ class EnvList:
             except Exception as error:
                 self._replace(i, self._failure(i, "step", error), error)
                 self._restarted[i], reward[i], terminated[i], truncated[i] = True, 0.0, False, False
-        said = {"reward": reward, "terminated": terminated, "truncated": truncated, "restarted": self._restarted}
+        said = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        if self._remake is not None:
+            said["restarted"] = self._restarted
         return self._first | said
 
     def state(self) -> Tree | None:

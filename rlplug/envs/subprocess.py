@@ -89,6 +89,8 @@ class Subprocess:
         finally:
             os.close(memory)
         self._action: np.ndarray = self._rows.pop("action")
+        if options.get("remake") is None:
+            del self._rows["restarted"]
         self._first = {key: self._rows[key] for key in ("obs", "mask") if key in self._rows}
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:

@@ -22,7 +22,7 @@ from rlplug.trainer.checkpoint import Checkpoint, checkpoints, find, tidy
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.origins import check_installed, check_same, chosen, installed
 from rlplug.trainer.policy import loop_of, read_spec, set_up_torch
-from rlplug.trainer.ranks import RankError, fabric_of, launched_elsewhere, together
+from rlplug.trainer.ranks import RankError, fabric_of, handling, launched_elsewhere, together
 from rlplug.trainer.report import describe
 from rlplug.trainer.state import restore
 from rlplug.trainer.trainer import Trainer
@@ -329,13 +329,5 @@ def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
             os.write(2, STOPPING)  # print may be what was interrupted
         trainer.asked = number
 
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals are somebody else's
+    with handling(ask):
         yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -98,8 +98,14 @@ def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callabl
     for process in processes:
         process.start()
     ends = [ours for ours, theirs in pipes if theirs.close() is None]
+
+    def pass_on(number: int, frame: Any) -> None:
+        for process in processes:
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, number)
+
     try:
-        with _passing_on_signals(processes):
+        with handling(pass_on):
             answers = _listen(ends, tell)
     finally:
         _end(processes)
@@ -192,22 +198,18 @@ def _end_with(parent: int) -> None:
 
 
 @contextmanager
-def _passing_on_signals(processes: list[Any]) -> Iterator[None]:
-    def pass_on(number: int, frame: Any) -> None:
-        for process in processes:
-            if process.is_alive():
-                os.kill(process.pid, number)
-
+def handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM call ``handler``; outside of the main thread signals are somebody else's."""
     try:
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals are somebody else's
+        before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:
         yield
         return
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, then in before.items():
+            signal.signal(number, then)
 
 
 def _end(processes: list[Any]) -> None:

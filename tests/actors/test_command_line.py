@@ -25,6 +25,7 @@ def rlplug(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "rlplug", *words], stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path):
     """The whole program is killed; continued, it ends as the one that was left alone. So it does on two ranks, each
     with an actor of its own, but for rounding; and with evaluations that are played meanwhile."""

@@ -33,11 +33,19 @@ CASES = {
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("words", "updates"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    ("words", "updates"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if "dqn" in name or "parameters" in name else ())
+        for name, case in CASES.items()
+    ],
+    ids=CASES.keys(),
+)
 def test_two_actors_are_one_process(words: tuple[str, ...], updates: int):
     assert distances(play(words, updates), play((*words, *TWO), updates)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_aggregated_and_in_processes_of_their_own():
     """Actors put segments together before the learner gets them; environments live in the actors' own processes."""

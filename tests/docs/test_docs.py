@@ -25,7 +25,7 @@ from tests.installing import Install
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
+PAGES = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 
 by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -110,6 +110,7 @@ def test_nobody_trains_on_when_the_one_who_started_it_is_killed(tmp_path: Path):
     assert alive == []
 
 
+@pytest.mark.slow
 def test_a_sweep(tmp_path: Path):
     words = ("-m", *PPO, "seed=1,2", "total_steps=400", f"hydra.sweep.dir={tmp_path}")
     subprocess.run([sys.executable, "-m", "rlplug", *words], check=True, capture_output=True)

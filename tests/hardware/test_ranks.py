@@ -61,7 +61,7 @@ def play(fabric, raw, updates):
         ((*SAC, "buffer=prioritized"), 20, 2),
         ((*SAC, "algo.n_step=3", "exploration=[gaussian]", "preprocess.normalize_obs=true"), 20, 2),
         ((*PPO, "num_envs=3", "preprocess.normalize_reward=true", "exploration=[icm]"), 2, 2),
-        ((*PPO, "num_envs=1", "model=lstm", "model.hidden=8"), 2, 4),
+        pytest.param((*PPO, "num_envs=1", "model=lstm", "model.hidden=8"), 2, 4, marks=pytest.mark.slow),
     ],
     ids=["sac", "sac-4", "sac-prioritized", "sac-n-step", "ppo-icm", "ppo-lstm-4"],
 )

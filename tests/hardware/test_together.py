@@ -55,6 +55,7 @@ def test_what_a_rank_raises_is_raised():
         together(PAIR, raises, ConfigError("algo.gamma", "is odd"))
 
 
+@pytest.mark.slow
 def test_a_bug_in_a_rank_is_shown_with_its_traceback():
     with pytest.raises(RankError, match=r"^rank 1 of 2 failed:\n(.|\n)*in raises\n(.|\n)*ValueError: no share\n$"):
         together(PAIR, raises, ValueError("no share"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlplug.api import Plan
 from rlplug.trainer.actors.cluster import Cluster, say
 from rlplug.trainer.checks import require_room
-from rlplug.trainer.ranks import GRACE, RankError, fabric_of, free_port, join
+from rlplug.trainer.ranks import GRACE, RankError, fabric_of, free_port, handling, join
 from rlplug.types import ConfigError, RunError
 
 ROOM = 60.0
@@ -145,13 +144,5 @@ def _passing_on_signals(refs: list[Any]) -> Iterator[list[int]]:
         if len(asked) == 1:
             say("stopping after this round, with a checkpoint; Ctrl-C again: at once, without one")
 
-    try:
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals are somebody else's
+    with handling(pass_on):
         yield asked
-        return
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
