@@ -6,11 +6,15 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
+from rlplug.config import compose
 from rlplug.testing.checks.ranks import distances
+from rlplug.trainer import launch
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import RunError
 from tests.actors.conftest import TWO, play, processes
@@ -131,3 +135,21 @@ def test_environments_are_made_anew(vectorization: str, capfd: pytest.CaptureFix
     assert "failed, and is made anew: OSError: the pole is stuck" in said
     assert "failed, and is made anew: environment" in said
     assert "observation has shape [3]; its space says [4]" in said
+
+
+def test_the_row_of_a_failed_step_ends_its_episode(capfd: pytest.CaptureFixture[str]):
+    """It is no step: not valid, though the row before it ended nothing; the next one begins another episode."""
+    words = (*FAULTY, "+env.kwargs.raises=0.03", "env.restart_failed=true")
+    cut = 0
+    with closing(launch.build(compose(words), Path())) as trainer:
+        before = torch.zeros(4, dtype=torch.bool)  # has the row before ended an episode?
+        for _ in range(5):
+            (segment,) = trainer.source.collect(32)
+            ended = (segment["terminated"] | segment["truncated"])[:-1]
+            expected = torch.cat([before[None], ended[:-1]])
+            broken = ~segment["valid"][:-1] & ~expected
+            assert segment["is_first"][1:][broken].all()
+            assert not segment["reward"][:-1][broken].any()
+            cut, before = cut + int(broken.sum()), ended[-1].clone()
+    assert cut > 5
+    assert cut == capfd.readouterr().err.count("failed, and is made anew: OSError")
