@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from rlplug.trainer.actors.cluster import Cluster
 
 AUTHENTICATION = "RAY_AUTH_MODE"
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # those of segments that nobody waits for any more
+}
 
 # Ray reads these when it is loaded
 os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})

@@ -342,6 +342,6 @@ def _explained(error: Exception) -> str:
 def _full(error: Exception) -> str:
     said = str(error).strip().partition("\n")[0]
     return (
-        "the object store of Ray is full: give it more with hardware.ray.object_store_memory, or collect less in a"
-        f" round ({said})"
+        f"Ray's object store is full, and so is the disk behind it ({said}): free the disk, give the store more with"
+        " hardware.ray.object_store_memory, or put less into it: a smaller model, fewer rows or environments in a round"
     )
