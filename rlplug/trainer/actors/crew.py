@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayActorError, RayError, RayTaskError
 
 from rlplug.plan import Actors
 from rlplug.trainer.actors.actor import Actor, Aggregator, Copy
@@ -27,6 +27,10 @@ START = 300.0
 """seconds in which an actor has to come up: machines may have to be found, libraries loaded"""
 LONGEST_BACKOFF = 60.0
 FULL = (ObjectStoreFullError, OutOfDiskError)
+ROOM = (
+    "more disk or hardware.ray.object_store_memory gives Ray more room; a smaller model, fewer rows or environments in"
+    " a round need less"
+)
 
 
 @dataclass
@@ -140,36 +144,47 @@ class Crew:
         except FULL as error:
             raise RunError(_full(error)) from None
 
-    def gather(self) -> list[tuple[list[Member], Batch]]:
+    def gather(self) -> Iterator[tuple[list[Member], Batch]]:
         """The segments of the oldest round that was asked for, each with those it is of.
+
+        One after another: who lets go of a segment gives Ray its room for the next.
 
         Raises:
             RunError: actors failed too often, or as they must not.
         """
-        while True:
-            self._wait()
-            if (pieces := self._fetch()) is not None:
-                break
+        self._wait()
+        for aggregator, group in self._groups():
+            while group := [member for member in group if not member.lost]:
+                try:
+                    yield group, self._arrived(aggregator, group)
+                    break
+                except RayError as error:
+                    for member in group:
+                        self._failed(member, error)
+                    self._wait()
         for member in self.members:
             if not member.lost:
                 member.asked.popleft()
                 member.playing.popleft()
                 member.state, member.next_state = member.next_state, None
                 member.failures, member.why, member.heard = 0, "", time.monotonic()
-        return pieces
 
-    def _fetch(self) -> list[tuple[list[Member], Batch]] | None:
-        """The oldest segments; None: one was lost, and is played again."""
-        pieces: list[tuple[list[Member], Batch]] = []
-        for aggregator, group in self._groups():
-            segments = [member.playing[0][0] for member in group]
+    def _arrived(self, aggregator: Any, group: Sequence[Member]) -> Batch:
+        """The oldest segment of some, beside one another.
+
+        Raises:
+            RayError: it is lost, or does not come.
+        """
+        segments = [member.playing[0][0] for member in group]
+        segment = aggregator.beside.remote(*segments) if aggregator else segments[0]
+        begun = time.monotonic()
+        while (left := begun + self.cfg.timeout_s - time.monotonic()) > 0:
             try:
-                pieces.append((group, ray.get(aggregator.beside.remote(*segments) if aggregator else segments[0])))
-            except RayError as error:
-                for member in group:
-                    self._failed(member, error)
-                return None
-        return pieces
+                return ray.get(segment, timeout=min(left, REPORT))
+            except GetTimeoutError:
+                waited = time.monotonic() - begun
+                say(f"waiting for the segment of {' and '.join(map(str, group))}, played {waited:.0f} s ago")
+        raise GetTimeoutError(f"its segment was played, but did not come in {self.cfg.timeout_s:g} s; {ROOM}")
 
     def _groups(self) -> list[tuple[Any, list[Member]]]:
         living = [member for member in self.members if not member.lost]
@@ -341,7 +356,4 @@ def _explained(error: Exception) -> str:
 
 def _full(error: Exception) -> str:
     said = str(error).strip().partition("\n")[0]
-    return (
-        f"Ray's object store is full, and so is the disk behind it ({said}): free the disk, give the store more with"
-        " hardware.ray.object_store_memory, or put less into it: a smaller model, fewer rows or environments in a round"
-    )
+    return f"Ray's object store is full, and so is the disk behind it ({said}); {ROOM}"

@@ -53,7 +53,7 @@ class Evaluations:
         if not self.playing or not self.crew.ready:
             return None
         self.playing = False
-        pieces: list[tuple[Any, Any]] = self.crew.gather()  # of examiners: episodes
+        pieces: list[tuple[Any, Any]] = list(self.crew.gather())  # of examiners: episodes
         return summary([episode for _, played in pieces for episode in played])
 
     def wait(self, stop: Callable[[], bool]) -> dict[str, float] | None:

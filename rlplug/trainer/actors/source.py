@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights, map_
 
 if TYPE_CHECKING:
     from rlplug.envs.checking import Bounds
-    from rlplug.trainer.actors.crew import Crew, Request
+    from rlplug.trainer.actors.crew import Crew, Member, Request
 
 
 class Actors(Source):
@@ -98,10 +98,10 @@ class Actors(Source):
         while self._asked < 1 + ahead:
             self.crew.ask(self._request(rows, mode))
             self._asked += 1
-        pieces = self.crew.gather()
+        segment = self._together(rows, self.crew.gather())
         self._asked -= 1
-        self.policy.hear([member.state for members, _ in pieces for member in members])
-        yield self._together(rows, [([m.env_ids for m in members], part) for members, part in pieces])
+        self.policy.hear([member.state for member in self.crew.members if not member.lost])
+        yield segment
 
     def _request(self, rows: int, mode: Mode) -> Request:
         """A round with the newest weights, or with those of the last broadcast if that is recent enough."""
@@ -117,16 +117,17 @@ class Actors(Source):
         statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
         return Request(rows, mode, statistics, self._version, self._weights)
 
-    def _together(self, rows: int, pieces: Sequence[tuple[Sequence[Sequence[int]], Batch]]) -> Batch:
+    def _together(self, rows: int, pieces: Iterable[tuple[Sequence[Member], Batch]]) -> Batch:
         """One segment of all columns. Those of lost actors hold nothing that is valid."""
         if rows not in self._rows:
             self._rows[rows] = map_leaves(lambda x: x.repeat(rows + 1, *(1 for _ in x.shape)), self._row)
         segment, start, seen = self._rows[rows], self.env_ids[0], np.zeros(len(self.env_ids), np.bool_)
-        for shares, part in pieces:
-            columns = np.concatenate([np.arange(ids[0], ids[-1] + 1) for ids in shares]) - start
+        for members, part in pieces:
+            columns = np.concatenate([np.asarray(member.env_ids) for member in members]) - start
             seen[columns] = True
             whole = slice(columns[0], columns[-1] + 1) if columns[-1] - columns[0] < len(columns) else columns
             _put(segment, whole, part)
+            del part  # Ray can take its room for the next one
         if not seen.all():
             for key in ("valid", "is_first", "terminated", "truncated", "reward"):
                 segment[key][:, torch.from_numpy(~seen)] = 0
