@@ -74,10 +74,11 @@ PROOFS = {
     "ppo_pendulum": Proof("ppo_pendulum", -250),
     "sac_pendulum": Proof("sac_pendulum", -180),
     **{f"ppo_cartpole_{shape}": Proof("ppo_cartpole", 475, words) for shape, words in SHAPES.items()},
-    **{
-        f"sac_pendulum_{shape}": Proof("sac_pendulum", -180, (*words, f"num_envs={1 if shape == '2cpu' else 2}"))
-        for shape, words in SHAPES.items()
-    },
+    "sac_pendulum_2cpu": Proof("sac_pendulum", -180, (*SHAPES["2cpu"], "num_envs=1")),
+    "sac_pendulum_actors": Proof("sac_pendulum", -180, (*SHAPES["actors"], "num_envs=2")),
+    "sac_pendulum_2cpu_actors": Proof(
+        "sac_pendulum", -180, (*SHAPES["2cpu_actors"], "num_envs=2", "loop.rollout_fragment_length=8")
+    ),
     "sac_mountaincar_continuous": Proof("sac_mountaincar_continuous", 90),
     "reinforce_cartpole": Proof("reinforce_cartpole", 450),
     "dqn_cartpole": Proof("dqn_cartpole", 475),

@@ -17,7 +17,9 @@ class Actors:
     count: NonNegativeInt = option("Actors of the whole run; 0: ranks play their environments themselves.")
     num_cpus: NonNegativeFloat = option("Cores of each, or a fraction of one.")
     num_gpus: NonNegativeFloat = option("CUDA devices of each, or a fraction of one.")
-    timeout_s: PositiveFloat = option("Seconds without an environment step, or for a segment to come, after which an actor is given up.")
+    timeout_s: PositiveFloat = option(
+        "Seconds without an environment step, or for a segment to come, after which an actor is given up."
+    )
     on_failure: Literal["recreate", "ignore", "stop"] = option(
         "When an actor dies, hangs or raises. recreate: another one goes on where it was; ignore: the run goes on"
         " without its environments; stop: so does the run."

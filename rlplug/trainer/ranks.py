@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, TypeAlias
 
@@ -95,18 +96,19 @@ def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callabl
         spawn.Process(target=_work, args=(rank, plan, port, theirs, question), name=f"rank {rank}")
         for rank, (_, theirs) in enumerate(pipes)
     ]
-    for process in processes:
-        process.start()
-    ends = [ours for ours, theirs in pipes if theirs.close() is None]
 
     def pass_on(number: int, frame: Any) -> None:
         for process in processes:
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, number)
 
+    resource_tracker.ensure_running()  # of multiprocessing, which unblocks signals when it starts
     try:
         with handling(pass_on):
-            answers = _listen(ends, tell)
+            with _signals(signal.SIG_BLOCK):  # which processes inherit: a rank hears them once it can answer
+                for process in processes:
+                    process.start()
+            answers = _listen([ours for ours, theirs in pipes if theirs.close() is None], tell)
     finally:
         _end(processes)
     return _verdict(answers, processes)
@@ -163,9 +165,10 @@ def _work(rank: int, plan: Plan, port: int, end: Connection, question: tuple[lis
     code = 1
     try:
         sys.path[:], function, args = question
-        join(rank, plan.devices, port)
-        say("value", function(fabric_of(plan), lambda line: say("told", line) if rank == 0 else None, *args))
-        code = 0
+        with handling(_interrupt), _signals(signal.SIG_UNBLOCK):
+            join(rank, plan.devices, port)
+            say("value", function(fabric_of(plan), lambda line: say("told", line) if rank == 0 else None, *args))
+            code = 0
     except (ConfigError, RunError) as error:
         say("error", error)
     except KeyboardInterrupt as error:
@@ -195,6 +198,20 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt(number)
+
+
+@contextmanager
+def _signals(how: int) -> Iterator[None]:
+    """Block or unblock Ctrl-C and SIGTERM for a while."""
+    before = signal.pthread_sigmask(how, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

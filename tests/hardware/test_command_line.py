@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -93,6 +94,19 @@ def test_a_stopped_run_is_continued_exactly(undisturbed: Path, tmp_path: Path, n
     assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
     subprocess.run([sys.executable, "-m", "rlplug", "resume", run], check=True, capture_output=True)
     require_equal(undisturbed, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_its_ranks_start(tmp_path: Path, number: signal.Signals):
+    """As a terminal and as a batch system do it: all processes get the signal."""
+    words = [sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={tmp_path / 'run'}"]
+    program = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not psutil.Process(program.pid).children(recursive=True):
+        time.sleep(0.005)
+    os.killpg(program.pid, number)
+    _, said = program.communicate(timeout=120)
+    assert (program.returncode, said) == (128 + number, "")
 
 
 @pytest.mark.slow
