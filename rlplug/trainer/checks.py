@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import psutil
 import torch
@@ -113,23 +114,32 @@ def actors(config: RunConfig, spec: EnvSpec, plan: Plan) -> None:
             raise ConfigError(
                 "hardware.ray.address", f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
             )
-        count = cfg.count + cfg.evaluation
-        require_room(count, cfg.num_cpus, "cores", os.cpu_count() or 1, "this machine", "actors.num_cpus")
-        require_room(count, cfg.num_gpus, "CUDA devices", torch.cuda.device_count(), "this machine", "actors.num_gpus")
+        require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
-def require_room(count: int, each: float, what: str, there: float, where: str, key: str) -> None:
+def require_room(plan: Plan, there: Mapping[str, float], where: str) -> None:
     """Raises:
-    ConfigError: ``count`` actors or ranks with ``each``, which the option ``key`` says, need more than is ``there``.
+    ConfigError: what lives on Ray, actors and ranks at the same time, needs more than is ``there``.
     """
-    if count * each <= there + 1e-6:
-        return
-    fits = f"hardware.{key}={there / count:.2g} shares them" if there else f"hardware.{key}=0 needs none"
-    option, whose = ("actors.count", "actors") if key.startswith("actors.") else ("devices", "ranks")
-    raise ConfigError(
-        f"hardware.{option}",
-        f"{count} {whose} with {each:g} {what} each need more than the {there:g} of {where}; {fits}",
-    )
+    assert plan.ray is not None
+    crowds = []
+    if plan.launcher == "ray":
+        crowds.append(("devices", "ranks", "ray", plan.world_size, plan.ray))
+    if plan.actors is not None:
+        crowds.append(("actors.count", "actors", "actors", plan.actors.count + plan.actors.evaluation, plan.actors))
+    for resource, what in (("CPU", "cores"), ("GPU", "CUDA devices")):
+        left, taken = there[resource], ""
+        for option, whose, group, count, cfg in crowds:
+            name = f"num_{resource.lower()}s"
+            each = getattr(cfg, name)
+            if count * each > left + 1e-6:
+                key = f"hardware.{group}.{name}"
+                raise ConfigError(
+                    f"hardware.{option}",
+                    f"{count} {whose} with {each:g} {what} each need more than the {left:g} of {where}{taken};"
+                    f" {f'{key}={left / count:.2g} shares them' if left else f'{key}=0 needs none'}",
+                )
+            left, taken = left - count * each, f" that {count} {whose} leave"
 
 
 def fits(trainer: Trainer) -> None:

@@ -25,7 +25,7 @@ class Evaluator:
     """Plays ``episodes`` episodes.
 
     Every column plays a number of episodes fixed beforehand, so that short ones are not
-    over-represented. The environments are made at the first call and kept.
+    over-represented. The environments are made once, and kept.
 
     Args:
         episodes: of the whole evaluation.
@@ -49,6 +49,12 @@ class Evaluator:
         self.env: VecEnv | None = None
         self.see = see
 
+    def begin(self) -> VecEnv:
+        """The environments, which are made now if they were not yet."""
+        if self.env is None:
+            self.env = self.make(self.scope)
+        return self.env
+
     def __call__(self, number: int, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Mean and standard deviation of the returns, and the mean length; see ``play``."""
         return summary(self.play(number, stop))
@@ -58,24 +64,23 @@ class Evaluator:
 
         Args:
             number: chooses the episodes' seeds, and what the policy draws.
-            stop: asked now and then.
+            stop: asked before every row.
 
         Raises:
             Stopped: ``stop`` said so.
         """
-        if self.env is None:
-            self.env = self.make(self.scope)
+        env = self.begin()
         entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
         every = entropy.generate_state(self.scope.num_envs)
         seeds = [int(every[i]) for i in self.scope.env_ids]
         self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
-        source = collector(self.env, self.algorithm, self.ctx, self.scope, seeds, keys=(), see=self.see)
+        source = collector(env, self.algorithm, self.ctx, self.scope, seeds, keys=(), see=self.see)
         counted, left = Episodes(len(self.quota)), self.quota.copy()
         played: list[tuple[float, int]] = []
         while left.any():
             if stop():
                 raise Stopped
-            for segment in source.collect(self.chunk, mode="greedy"):
+            for segment in source.collect(self.chunk, stop=stop, mode="greedy"):
                 counted.add(segment)
             for episode_return, length, column in counted.drain(LONGEST):
                 if left[column]:

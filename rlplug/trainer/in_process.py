@@ -254,12 +254,7 @@ class InProcess:
         Raises:
             ConfigError: it is that of actors.
         """
-        if "actors" in state:
-            count = len(state["actors"])
-            raise ConfigError(
-                "hardware.actors.count",
-                f"the run was collected by {count} actors to a rank, and continues with as many",
-            )
+        self._check_own(state)
         if not self._open:
             self.begin()
         self._open, self._cuts = copied(state["open"]), state["cuts"]
@@ -268,6 +263,14 @@ class InProcess:
             self.env.load(state["env"])
         else:
             self._cut()
+
+    def _check_own(self, state: Tree) -> None:
+        if "actors" in state:
+            count = len(state["actors"])
+            raise ConfigError(
+                "hardware.actors.count",
+                f"the run was collected by {count} actors to a rank, and continues with as many",
+            )
 
     def _cut(self) -> None:
         """The open row ends its episode as a final observation does; the next row is the first of a new one."""

@@ -20,6 +20,7 @@ from rlplug.trainer.preprocess import Preprocess
 from rlplug.types import EnvSpec, Tree
 
 TRAINING = 1  # tells training's environment seeds from evaluation's
+GLOBAL = (random.seed, np.random.seed, torch.manual_seed)
 
 
 class Policy:
@@ -30,7 +31,7 @@ class Policy:
     """
 
     def __init__(self, config: RunConfig, ctx: RunContext, copy: bool = False) -> None:
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
+        for seed in GLOBAL:
             seed(config.seed % 2**32)
         self.config, self.ctx = config, ctx
         self.algorithm: Algorithm = config.algo.build(ctx).to(ctx.device)
@@ -83,12 +84,21 @@ class Policy:
             self.exploration[name].load_state_dict(state)
         self.ctx.schedules.refresh(statistics["step"])
 
+    def changed(self, statistics: Tree) -> Tree:
+        """What acting changed in the exploration modules of this copy, which was told ``statistics`` before."""
+        told, now = statistics["exploration"], self.statistics()["exploration"]
+        return {
+            name: {key: value for key, value in state.items() if not torch.equal(value, told[name][key])}
+            for name, state in now.items()
+        }
+
     def hear(self, actors: Sequence[Tree]) -> None:
         """What acting changed in the exploration modules of the copies, each of which saw other environments: numbers
-        become their mean."""
+        become their mean. What it did not change is as the learner has it, who may have moved it meanwhile."""
         for name in actors[0]["exploration"]:
-            states = [actor["exploration"][name] for actor in actors]
-            self.exploration[name].load_state_dict({key: _mean([s[key] for s in states]) for key in states[0]})
+            own = _host(self.exploration[name].state_dict())
+            states = [own | actor["exploration"][name] for actor in actors]
+            self.exploration[name].load_state_dict({key: _mean([s[key] for s in states]) for key in own})
 
 
 def acts(extra: type[Exploration]) -> bool:
@@ -144,12 +154,21 @@ def set_up_torch(plan: Plan, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
 
 
+def seed_generators(*entropy: int) -> None:
+    """Let the generators that belong to nobody draw what is given by all of ``entropy``."""
+    for seed, number in zip(GLOBAL, np.random.SeedSequence(entropy).generate_state(len(GLOBAL)), strict=True):
+        seed(int(number))
+
+
 def _host(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.cpu() for key, value in state.items()}
+    """A copy, which stays as it is."""
+    return {key: value.detach().to("cpu", copy=True) for key, value in state.items()}
 
 
 def _mean(values: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Where all are equal, that very number: the sum of three may be rounded."""
     first, *others = values
     if not others or not first.is_floating_point():
         return first
-    return torch.stack([first, *others]).mean(0)
+    every = torch.stack([first, *others])
+    return torch.where((every == first).all(0), first, every.mean(0))

@@ -29,6 +29,7 @@ class Ragged(InProcess):
         return super().state() | {"fresh": self._fresh, "beyond": self._beyond}
 
     def load(self, state: Tree) -> None:
+        self._check_own(state)
         if not self._open:
             self.begin()
         self._fresh, self._beyond = state["fresh"], state["beyond"]

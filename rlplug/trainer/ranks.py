@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from torch import multiprocessing
 
@@ -47,10 +47,13 @@ class RankError(RunError):
 
 
 def launched_elsewhere() -> bool:
-    """Is this process one of several that torchrun or SLURM started?"""
-    return TorchElasticEnvironment.detect() or (
-        SLURMEnvironment.detect() and os.environ.get("SLURM_NTASKS", "1") != "1"
-    )
+    """Is this process one of several that torchrun or srun started?"""
+    return TorchElasticEnvironment.detect() or _started_by_srun()
+
+
+def _started_by_srun() -> bool:
+    """A batch script of a job with several tasks is none of them."""
+    return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1"
 
 
 def fabric_of(plan: Plan) -> Fabric:
@@ -63,6 +66,8 @@ def fabric_of(plan: Plan) -> Fabric:
         logging.getLogger(name).setLevel(logging.WARNING)  # they would say that ranks are there
     warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_gather is deprecated")  # Fabric calls it
     strategy: Any = DDPStrategy(timeout=PATIENCE) if plan.world_size > 1 else "auto"  # wraps nothing: see learner
+    if _started_by_srun():
+        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(plan.devices))  # Fabric asks for it, srun -n leaves it out
     try:
         fabric = Fabric(
             accelerator=plan.accelerator,
@@ -70,6 +75,7 @@ def fabric_of(plan: Plan) -> Fabric:
             devices=plan.devices,
             num_nodes=plan.num_nodes,
             precision=plan.precision,  # type: ignore[arg-type]
+            plugins=None if launched_elsewhere() else LightningEnvironment(),
         )
     except ValueError as error:
         raise ConfigError("hardware.devices", f"does not fit how the processes were started: {error}") from None
@@ -129,7 +135,7 @@ def _listen(ends: list[Connection], tell: Callable[[str], None]) -> dict[int, An
                 tell(answer[1])
                 continue
             answers[waiting[end]] = answer  # type: ignore[index]
-            if answer[0] != "value" and deadline is None:
+            if answer[0] not in ("value", "interrupted") and deadline is None:  # a stopped one's neighbours stop too
                 deadline = time.monotonic() + GRACE
     return answers
 
@@ -215,10 +221,10 @@ def _signals(how: int) -> Iterator[None]:
 
 
 @contextmanager
-def handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def handling(handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
     """Ctrl-C and SIGTERM call ``handler``; outside of the main thread signals are somebody else's."""
     try:
-        before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, handler) for number in numbers}
     except ValueError:
         yield
         return
@@ -309,7 +315,7 @@ def ranks(n: int) -> Ranks:
 
 
 def one_rank() -> Fabric:
-    return Fabric(accelerator="cpu", devices=1)
+    return Fabric(accelerator="cpu", devices=1, plugins=LightningEnvironment())
 
 
 def _serve(rank: int, n: int, port: int, end: Connection) -> None:

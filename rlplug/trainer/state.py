@@ -36,8 +36,10 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
     own: dict[str, Tree] = {
         "device": trainer.ctx.device.type,
         "generators": {role: generator.get_state() for role, generator in trainer.ctx.generators.items()},
-        "global": _global_generators(),
+        "global": global_generators(trainer.ctx.device),
     }
+    if trainer.preprocess.reward is not None:
+        own["returns"] = trainer.preprocess.returns  # of this rank's environments
     if rank == 0:
         trees["weights"] = {
             "algorithm": trainer.algorithm.state_dict(),
@@ -130,6 +132,8 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     for name, extra in trainer.exploration.items():
         extra.load_state_dict(weights["exploration"][name])
     trainer.preprocess.load_state_dict(weights["preprocess"])
+    if "returns" in own:
+        trainer.preprocess.returns.copy_(own["returns"])
     trainer.learner.load(learner["parts"])
     trainer.ctx.schedules.refresh(learner["schedules"])
     trainer.load_reports(learner["reports"])
@@ -139,7 +143,7 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     if rank["source"]["env"] is None:
         trainer.episodes.forget()
     trainer.buffer.load(trainer.store)
-    missing = manifest["not_restored"] + _set_global_generators(own["global"])
+    missing = manifest["not_restored"] + set_global_generators(own["global"], device)
     if own["device"] == device.type:
         for role, generator in trainer.ctx.generators.items():
             generator.set_state(own["generators"][role])
@@ -149,20 +153,23 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     return [*missing, f"random numbers: they were drawn on {own['device']}, and are drawn anew on {device.type}"]
 
 
-def _global_generators() -> dict[str, Any]:
+def global_generators(device: torch.device) -> dict[str, Any]:
+    """The state of those that belong to nobody, in a process that computes on ``device``."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state_all() if device.type == "cuda" else [],
     }
 
 
-def _set_global_generators(state: dict[str, Any]) -> list[str]:
+def set_global_generators(state: dict[str, Any], device: torch.device) -> list[str]:
     """What could not be set, in words."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
+    if device.type != "cuda":
+        return []
     if len(state["cuda"]) != torch.cuda.device_count():
         return [f"CUDA's own generators: there were {len(state['cuda'])} devices then, now {torch.cuda.device_count()}"]
     torch.cuda.set_rng_state_all(state["cuda"])

@@ -238,7 +238,7 @@ class Trainer(Run):
             self._evaluated_at = steps - steps % config.eval.every
         elif due:
             self._hear(wait=True)
-            if self.evaluations is not None:
+            if self.evaluations is not None and not self.evaluations.playing:
                 self.evaluations.begin(steps)
         if self.keeper is not None:
             with self.clock.phase("checkpoint"):
@@ -332,8 +332,9 @@ class Trainer(Run):
         steps = self.progress.env_steps
         if self.evaluations is None:
             return self.evaluator(steps, stop=lambda: bool(self.asked))
-        if not self.asked:
-            self.evaluations.begin(steps)
+        if self.asked:
+            raise Stopped
+        self.evaluations.begin(steps)
         if (played := self.evaluations.wait(stop=lambda: bool(self.asked))) is None:
             raise Stopped
         return played

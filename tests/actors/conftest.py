@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,9 @@ def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer],
 
 def processes(kind: str = "Actor") -> list[psutil.Process]:
     """Those of this process's actors, in the order in which they were started."""
-    mine = psutil.Process().children(recursive=True)
-    found = [p for p in mine if p.is_running() and p.cmdline() and f"ray::{kind}" in p.cmdline()[0]]
-    return sorted(found, key=lambda p: p.create_time())
+    found: list[psutil.Process] = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it may end meanwhile
+            if f"ray::{kind}" in " ".join(process.cmdline()[:1]):
+                found.append(process)
+    return sorted(found, key=lambda process: process.create_time())

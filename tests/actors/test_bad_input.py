@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +16,7 @@ from rlplug.types import ConfigError
 
 SAC = ("algo=sac", "env=pendulum", "num_envs=2", "logger=[]")
 PPO = ("algo=ppo", "env=cartpole", "num_envs=4", "logger=[]")
+CORES = os.cpu_count()
 CASES = {
     "more actors than environments": (
         (*SAC, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
@@ -39,6 +42,19 @@ CASES = {
     "older weights, by the interval": (
         (*PPO, "hardware.actors.count=2", "hardware.actors.broadcast_interval=4"),
         "hardware.actors.broadcast_interval: lets actors play with older weights",
+    ),
+    "examiners without actors": (
+        (*PPO, "hardware.actors.evaluation=1"),
+        "hardware.actors.evaluation: needs actors that collect as well: hardware.actors.count=1",
+    ),
+    "actors beside ranks that have all cores": (
+        (*PPO, "hardware=ray", "hardware.devices=1", f"hardware.ray.num_cpus={CORES}", "hardware.actors.count=1"),
+        "hardware.actors.count: 1 actors with 1 cores each need more than the 0 of this machine that 1 ranks leave;"
+        " hardware.actors.num_cpus=0 needs none",
+    ),
+    "a precision that processors of a cluster lack": (
+        (*PPO, "hardware=ray", "hardware.precision=16-mixed"),
+        "hardware.precision: processors do not",
     ),
     "an option that there is not": ((*PPO, "+hardware.actors.counts=2"), "hardware.actors.counts"),
     "a choice that there is not": ((*PPO, "hardware.actors.on_failure=retry"), "hardware.actors.on_failure: 'retry'"),
@@ -83,3 +99,8 @@ def test_an_address_where_somebody_else_answers(tmp_path: Path):
 
 def test_no_address(tmp_path: Path):
     assert "hardware.ray.address: 'there' is no host:port" in refused(tmp_path, "there")
+
+
+def test_ray_leaves_sigterm_alone(cluster: None):
+    """It puts a handler of its own in its place."""
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

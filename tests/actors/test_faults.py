@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -153,3 +155,69 @@ def test_the_row_of_a_failed_step_ends_its_episode(capfd: pytest.CaptureFixture[
             cut, before = cut + int(broken.sum()), ended[-1].clone()
     assert cut > 5
     assert cut == capfd.readouterr().err.count("failed, and is made anew: OSError")
+
+
+def killed_while_it_starts(known: list[int]) -> None:
+    """The next actor that appears beside those whose processes are ``known``, as soon as it does."""
+
+    def watch() -> None:
+        while not (new := [process for process in processes() if process.pid not in known]):
+            time.sleep(0.01)
+        new[-1].kill()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@pytest.mark.slow
+def test_killed_while_it_is_made_anew(undisturbed, capfd: pytest.CaptureFixture[str]):
+    """It did not fail at that place of the run again: it goes on there nevertheless."""
+
+    def disturb(played: int, trainer: Trainer) -> None:
+        if played == 4:
+            known = [process.pid for process in processes()]
+            killed_while_it_starts(known)
+            processes()[-1].kill()
+
+    assert distances(undisturbed, play((*PPO, *TWO), 8, disturb)) == []
+    assert capfd.readouterr().err.count("its process died") == 2
+
+
+@pytest.mark.slow
+def test_killed_while_it_starts(undisturbed, capfd: pytest.CaptureFixture[str]):
+    """Who never played is not done without."""
+    killed_while_it_starts([process.pid for process in processes()])
+    assert distances(undisturbed, play((*PPO, *TWO, "hardware.actors.on_failure=ignore"), 8)) == []
+    assert capfd.readouterr().err.count("its process died") == 1
+
+
+def test_what_the_last_step_of_a_lost_actor_led_to():
+    """A buffer's open row is the first one of the next segment, also where that has nothing else."""
+    words = (*PPO, *TWO, "hardware.actors.on_failure=ignore")
+    with closing(launch.build(compose(words), Path())) as trainer:
+        trainer.start()
+        collect = trainer.source.collect
+        for _ in range(2):
+            (segment,) = collect(32)
+        last = segment["obs"][-1].clone()
+        processes()[-1].kill()
+        (segment,) = collect(32)
+        assert (~segment["valid"]).all(0).sum() == 2
+        assert torch.equal(segment["obs"][0], last)
+
+
+@pytest.mark.slow
+def test_silence_in_which_nobody_looked(capfd: pytest.CaptureFixture[str]):
+    """While the learner is busy nobody hears of the actors, who play on."""
+    words = ("algo=dqn", "env=cartpole", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.seconds=0.1")
+    words = (*words, "env.vectorization=list", "num_envs=2", "model.hidden=[16]", "logger=[]", "total_steps=10_000")
+    words = (*words, "loop.rollout_fragment_length=64", "hardware.actors.max_requests_in_flight=2")
+
+    def disturb(played: int, trainer: Trainer) -> None:
+        if played == 1:
+            time.sleep(2.5)
+
+    counted = play(
+        (*words, "loop.num_steps_sampled_before_learning_starts=128", *TWO, "hardware.actors.timeout_s=2"), 64, disturb
+    )
+    assert counted["progress.env_steps"] > 128
+    assert "did nothing" not in capfd.readouterr().err

@@ -33,6 +33,11 @@ PPO = (
 )
 
 
+def everybodys(module):
+    """What does not depend on which environments a rank plays, and whether it plays any."""
+    return {name: x for name, x in module.state_dict().items() if name not in ("returns", "seed", "rounds")}
+
+
 def play(fabric, raw, updates):
     """Weights and statistics of a run on this rank after so many updates."""
     config = parse(raw)
@@ -47,7 +52,8 @@ def play(fabric, raw, updates):
         return flat(
             {
                 "weights": trainer.algorithm.state_dict(),
-                "preprocess": {name: x for name, x in trainer.preprocess.state_dict().items() if name != "returns"},
+                "preprocess": everybodys(trainer.preprocess),
+                "exploration": {name: everybodys(extra) for name, extra in trainer.exploration.items()},
                 "steps": torch.tensor(float(trainer.progress.env_steps)),
             }
         )
@@ -60,10 +66,11 @@ def play(fabric, raw, updates):
         (SAC, 20, 4),
         ((*SAC, "buffer=prioritized"), 20, 2),
         ((*SAC, "algo.n_step=3", "exploration=[gaussian]", "preprocess.normalize_obs=true"), 20, 2),
+        ((*SAC, "exploration=[parameter_noise]"), 20, 2),
         ((*PPO, "num_envs=3", "preprocess.normalize_reward=true", "exploration=[icm]"), 2, 2),
         pytest.param((*PPO, "num_envs=1", "model=lstm", "model.hidden=8"), 2, 4, marks=pytest.mark.slow),
     ],
-    ids=["sac", "sac-4", "sac-prioritized", "sac-n-step", "ppo-icm", "ppo-lstm-4"],
+    ids=["sac", "sac-4", "sac-prioritized", "sac-n-step", "sac-parameter-noise", "ppo-icm", "ppo-lstm-4"],
 )
 def test_one_environment_feeds_all_ranks(words: tuple[str, ...], updates: int, n: int):
     """Where environments do not divide by ranks, the first one collects: several ranks equal one."""

@@ -68,11 +68,18 @@ def test_machines_are_rays_business():
         compose((*ON_RAY, "hardware.num_nodes=2")).hardware.build(None).plan()
 
 
-def test_slurm_without_a_job(monkeypatch: pytest.MonkeyPatch):
+def test_jobs_of_slurm_that_do_not_fit(monkeypatch: pytest.MonkeyPatch):
     chosen = compose((*PPO, "hardware=slurm")).hardware
     with pytest.raises(ConfigError, match="hardware: no job of SLURM is running here"):
         chosen.build(None).plan()
     monkeypatch.setenv("SLURM_NTASKS", "7")
     monkeypatch.setenv("SLURM_NNODES", "2")
+    with pytest.raises(ConfigError, match="hardware: srun has to start the job's 7 tasks; this process is none of"):
+        chosen.build(None).plan()
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
     with pytest.raises(ConfigError, match="7 tasks on 2 machines: every machine has to have as many"):
+        chosen.build(None).plan()
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3,1")
+    with pytest.raises(ConfigError, match="4 tasks on 2 machines: every machine has to have as many"):
         chosen.build(None).plan()

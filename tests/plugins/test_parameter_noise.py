@@ -73,10 +73,24 @@ def test_sigma_is_logged_as_it_was():
 
 
 def test_distance_of_continuous_policies():
-    """Appendix C: the root of the mean, over rows and dimensions, of squared differences."""
+    """Appendix C: the mean, over rows and dimensions, of squared differences."""
     plain, noisy = torch.tensor([[0.0, 0.0], [1.0, -1.0]]), torch.tensor([[0.3, 0.0], [1.0, -0.6]])
     distance, aim = policy_distance({"action": plain}, {"action": noisy}, torch.tensor(0.2))
-    assert_close((distance, aim), (torch.tensor(math.sqrt((0.09 + 0.16) / 4)), torch.tensor(0.2)))
+    assert_close((distance, aim), (torch.tensor((0.09 + 0.16) / 4), torch.tensor(0.04)))
+
+
+@pytest.mark.parametrize("key", ["action", "q"])
+def test_what_actors_measure_has_the_mean_that_one_process_measures(key):
+    """Half of the rows are far off: the deviation of all is 0.21, and the mean of the halves' deviations 0.15."""
+    rows = torch.zeros(8, 2), torch.tensor([[0.0, 0.0], [0.3, -0.3]]).repeat_interleave(4, 0)
+    noise, excesses = make(delta=0.2), []
+    for some in (slice(0, 8), slice(0, 4), slice(4, 8)):
+        noise.measured(*({"action": x[some]} | {key: x[some]} for x in rows))
+        excesses.append(noise.excess.clone())
+    whole, *halves = excesses
+    assert_close(whole, torch.stack(halves).mean())
+    assert halves[0] != halves[1]
+    assert (whole > 0.0) == (key == "action")
 
 
 def test_distance_of_values_is_the_divergence_of_their_softmax():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
 
-from rlplug.config import compose
+from rlplug.api import Plan
+from rlplug.config import compose, parse
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case
-from rlplug.trainer.checkpoint import Checkpoint, folder_of, write
+from rlplug.trainer.checkpoint import Checkpoint, contribute, folder_of, write
 from rlplug.trainer.launch import build
+from rlplug.trainer.ranks import ranks
 from rlplug.trainer.state import capture, restore
 from rlplug.types import CheckpointError
 
@@ -79,3 +82,21 @@ def test_capturing_changes_nothing_and_shares_no_memory(saved):
     assert all(torch.equal(leaf, weights[name]) for name, leaf in draft.trees["weights"]["algorithm"].items())
     moved = trainer.algorithm.state_dict()
     assert not all(torch.equal(leaf, weights[name]) for name, leaf in moved.items())
+
+
+def through_a_checkpoint(fabric, raw, folder):
+    """Discounted returns of this rank's environments, before and after."""
+    plan, path = Plan("cpu", fabric.world_size), folder_of(Path(folder), 1)
+    with closing(build(parse(raw), Path(folder), fabric, plan)) as before:
+        before.collect()
+        (contribute if fabric.global_rank else write)(path, capture(before))
+    with closing(build(parse(raw), Path(folder), fabric, plan)) as after:
+        restore(after, Checkpoint(path))
+    return before.preprocess.returns, after.preprocess.returns
+
+
+def test_every_rank_goes_on_with_the_returns_of_its_own_environments(tmp_path):
+    words = ["env=pendulum", "preprocess.normalize_reward=true", *SMALL[1:3], "num_envs=4"]
+    answers = ranks(2)(through_a_checkpoint, compose([*words, *SMALL[4:]]).raw, str(tmp_path))
+    assert all(torch.equal(before, after) for before, after in answers)
+    assert not torch.equal(answers[0][0], answers[1][0])

@@ -40,7 +40,7 @@ class ParameterNoise(Exploration):
         self.register_buffer("sigma", torch.tensor(cfg.initial_sigma))
         self.register_buffer("seed", torch.zeros((), dtype=torch.long))
         self.register_buffer("rounds", torch.zeros((), dtype=torch.long))
-        self.register_buffer("excess", torch.tensor(torch.nan))  # distance less its aim; NaN: no round to judge by
+        self.register_buffer("excess", torch.tensor(torch.nan))  # distance less its aim; NaN: none was measured
 
     def weights(self, w: Weights) -> Weights:
         if self.rounds % self.cfg.resample_every == 0:
@@ -58,8 +58,8 @@ class ParameterNoise(Exploration):
         self.excess.copy_(distance - aim)
 
     def observe(self, segment: Batch, learner: Learner) -> None:
-        """Equation 2: a larger ``sigma`` while the distance, over all ranks, is below its aim."""
-        excess = learner.reduce(self.excess, "mean")
+        """Equation 2: a larger ``sigma`` while the distance, over all ranks that acted, is below its aim."""
+        excess = learner.reduce(self.excess, "mean", ~self.excess.isnan())
         self.excess.fill_(torch.nan)
         if not excess.isnan():
             self.sigma *= self.cfg.adaptation if excess <= 0.0 else 1.0 / self.cfg.adaptation
@@ -69,11 +69,12 @@ class ParameterNoise(Exploration):
 
 
 def policy_distance(plain: Batch, noisy: Batch, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """How far two greedy policies are apart on the same rows, and how far they should be (appendix C).
+    """How far two greedy policies are apart on the same rows, and how far they should be (appendix C). Both are means
+    over rows: those of several actors or ranks may be averaged.
 
     Values ``q``: the KL divergence of ``softmax(q)``, to be that of an epsilon-greedy policy, ``-log(1 - delta +
-    delta / n)`` for ``n`` allowed actions. Continuous actions: the root of their mean squared difference, to be
-    ``delta``. Other actions: the share of their parts that differ, to be ``delta``.
+    delta / n)`` for ``n`` allowed actions. Continuous actions: their mean squared difference, to be ``delta``
+    squared. Other actions: the share of their parts that differ, to be ``delta``.
     """
     action = plain["action"]
     if "q" in plain:
@@ -84,7 +85,7 @@ def policy_distance(plain: Batch, noisy: Batch, delta: Tensor) -> tuple[Tensor, 
         return distance, -(1.0 - delta + delta / allowed).log().mean()
     difference = action - noisy["action"]
     if difference.is_floating_point():
-        return difference.square().mean().sqrt(), delta
+        return difference.square().mean(), delta.square()
     return (difference != 0).float().mean(), delta
 
 

@@ -68,6 +68,8 @@ class OnRay(Auto):
             raise ConfigError(
                 "hardware.num_nodes", "Ray finds the machines: hardware.devices says how many ranks there are in all"
             )
+        if not self.cfg.ray.num_gpus:
+            _check_precision(self.cfg)
         return replace(_plan(self.cfg, "cuda" if self.cfg.ray.num_gpus else "cpu"), launcher="ray")
 
 
@@ -78,7 +80,10 @@ class Slurm(Auto):
         tasks, nodes = (os.environ.get(name, "") for name in ("SLURM_NTASKS", "SLURM_NNODES"))
         if not tasks.isdigit() or not nodes.isdigit():
             raise ConfigError("hardware", "no job of SLURM is running here: srun python -m rlplug hardware=slurm ...")
-        if int(tasks) % int(nodes):
+        if int(tasks) > 1 and "SLURM_STEP_ID" not in os.environ:
+            raise ConfigError("hardware", f"srun has to start the job's {tasks} tasks; this process is none of them")
+        each = os.environ.get("SLURM_TASKS_PER_NODE", "")
+        if int(tasks) % int(nodes) or "," in each:
             raise ConfigError("hardware", f"{tasks} tasks on {nodes} machines: every machine has to have as many")
         self.cfg = replace(self.cfg, devices=int(tasks) // int(nodes), num_nodes=int(nodes))
         return super().plan()
@@ -91,9 +96,13 @@ def processors(cfg: Config) -> Plan:
     cores = os.cpu_count() or 1
     if cfg.devices > cores:
         raise ConfigError("hardware.devices", f"{cfg.devices} ranks are more than the {cores} cores of this machine")
+    _check_precision(cfg)
+    return _plan(cfg, "cpu")
+
+
+def _check_precision(cfg: Config) -> None:
     if cfg.precision == "16-mixed":
         raise ConfigError("hardware.precision", "processors do not compute in float16; bf16-mixed works")
-    return _plan(cfg, "cpu")
 
 
 def cuda_devices(cfg: Config) -> Plan:
@@ -114,5 +123,7 @@ def cuda_devices(cfg: Config) -> Plan:
 
 def _plan(cfg: Config, accelerator: Literal["cpu", "cuda"]) -> Plan:
     same: dict[str, Any] = {field.name: getattr(cfg, field.name) for field in fields(Config)}  # type: ignore[arg-type]
+    if cfg.actors.evaluation and not cfg.actors.count:
+        raise ConfigError("hardware.actors.evaluation", "needs actors that collect as well: hardware.actors.count=1")
     same["actors"] = cfg.actors if cfg.actors.count else None
     return Plan(accelerator=accelerator, **same)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplug.api import Plan
+from rlplug.types import ConfigError
 
 if TYPE_CHECKING:
     from rlplug.trainer.actors.cluster import Cluster
@@ -37,13 +38,16 @@ def join(plan: Plan, first: bool, plays: bool, broadcast: Callable[[Any], Any]) 
         ConfigError: it cannot be joined, or is too small.
     """
     assert plan.ray is not None
-    assert plan.actors is not None
     cluster, invitation = None, None
     if first:
         from rlplug.trainer.actors.cluster import Cluster
 
         cluster = Cluster(plan.ray)
-        cluster.require(plan.actors)
+        try:
+            cluster.require(plan)
+        except ConfigError:
+            cluster.close()
+            raise
         invitation = cluster.invitation
     address, environment = broadcast(invitation)
     if not first and plays:

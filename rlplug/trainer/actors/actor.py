@@ -12,11 +12,13 @@ import torch
 
 from rlplug.api import Plan
 from rlplug.config import parse
-from rlplug.trainer.evaluate import Evaluator
+from rlplug.trainer.evaluate import EVALUATION, Evaluator
 from rlplug.trainer.finite import stumbled
 from rlplug.trainer.origins import check_same
-from rlplug.trainer.policy import Policy, context, loop_of, read_spec, set_up_torch
+from rlplug.trainer.policy import TRAINING, Policy, context, loop_of, read_spec, seed_generators, set_up_torch
 from rlplug.trainer.rows import on_host
+from rlplug.trainer.state import global_generators, set_global_generators
+from rlplug.trainer.trees import snapshot
 from rlplug.types import Batch, Mode, Tree
 
 
@@ -50,7 +52,7 @@ class Copy:
         check_same(versions, "an actor")
         config = parse(dict(raw))
         set_up_torch(plan, config.deterministic)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # those that Ray gave
+        device = device_of(plan)
         spec = read_spec(config)
         self.policy = Policy(config, context(config, spec, loop_of(config, spec), device, env_ids), copy=True)
         return self._begin(env_ids)
@@ -79,9 +81,10 @@ class Actor(Copy):
     """Plays some of the run's environments."""
 
     def _begin(self, env_ids: Sequence[int]) -> Tree:
+        seed_generators(self.policy.config.seed, TRAINING, env_ids[0])  # other actors draw other numbers
         self.source = self.policy.source(env_ids)
         self.source.begin()
-        return self._state()
+        return self._state(self.policy.statistics())
 
     def load(self, state: Tree, anew: int = 0) -> None:
         """Go on where ``state`` says.
@@ -93,7 +96,11 @@ class Actor(Copy):
         if anew:
             source = source | {"env": None, "cuts": source["cuts"] + anew - 1}
         self.source.load(source)
-        self.policy.ctx.generators["actor"].set_state(state["generator"])
+        generator = self.policy.ctx.generators["actor"]
+        if len(state["generator"]) == len(generator.get_state()):  # else it drew on another kind of device
+            generator.set_state(state["generator"])
+        if "global" in state:
+            set_global_generators(state["global"], self.policy.ctx.device)
 
     def collect(
         self, rows: int, mode: Mode, statistics: Tree, weights: dict[str, np.ndarray] | None
@@ -106,13 +113,15 @@ class Actor(Copy):
         self._follow(rows, statistics, weights)
         with stumbled(self.source, rows, statistics["env_steps"], self.source.scope.env_ids):
             (segment,) = self.source.collect(rows, stop=self._tick, mode=mode)
-        return on_host(segment), self._state()
+        return on_host(segment), self._state(statistics)
 
-    def _state(self) -> Tree:
+    def _state(self, statistics: Tree) -> Tree:
+        """On the host: who keeps it has no such device, maybe."""
         return {
-            "source": self.source.state(),
+            "source": snapshot(self.source.state()),
             "generator": self.policy.ctx.generators["actor"].get_state(),
-            "exploration": self.policy.statistics()["exploration"],
+            "global": global_generators(self.policy.ctx.device),
+            "exploration": self.policy.changed(statistics),
         }
 
 
@@ -123,6 +132,7 @@ class Examiner(Copy):
         policy = self.policy
         episodes = policy.config.eval.episodes
         self.evaluator = Evaluator(policy.env, policy.algorithm, policy.ctx, episodes, policy.see, columns=env_ids)
+        self.evaluator.begin()
         return {}
 
     def load(self, state: Tree, anew: int = 0) -> None:
@@ -133,7 +143,14 @@ class Examiner(Copy):
     ) -> tuple[list[tuple[float, int]], Tree]:
         """(return, length) of the episodes of evaluation ``number``."""
         self._follow(0, statistics, weights)
+        seed_generators(self.policy.config.seed, EVALUATION, number, self.evaluator.scope.env_ids[0])
         return self.evaluator.play(number, self._tick), {}
+
+
+def device_of(plan: Plan) -> torch.device:
+    """Where an actor acts: one that was given no GPU is shown those of its machine all the same."""
+    given = plan.actors is not None and plan.actors.num_gpus > 0
+    return torch.device("cuda" if given and torch.cuda.is_available() else "cpu")
 
 
 class Aggregator:
@@ -148,6 +165,6 @@ def beside(parts: Sequence[Batch]) -> Batch:
     return {
         key: beside([part[key] for part in parts])
         if isinstance(leaf, dict)
-        else np.concatenate([part[key] for part in parts], min(1, leaf.ndim - 1))
+        else np.concatenate([part[key] for part in parts], 1)
         for key, leaf in parts[0].items()
     }

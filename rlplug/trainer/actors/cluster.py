@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import ray
 import torch
 
-from rlplug.plan import Actors, RayCluster
+from rlplug.plan import Plan, RayCluster
 from rlplug.trainer.actors import AUTHENTICATION
 from rlplug.trainer.checks import require_room
+from rlplug.trainer.ranks import handling
 from rlplug.types import ConfigError
 
 ANSWERS = 5.0
@@ -44,14 +46,12 @@ class Cluster:
         loaded."""
         return ray.get_runtime_context().gcs_address, {k: v for k, v in os.environ.items() if k == AUTHENTICATION}
 
-    def require(self, cfg: Actors) -> None:
+    def require(self, plan: Plan) -> None:
         """Raises:
-        ConfigError: actors need more than the whole cluster has.
+        ConfigError: actors, and ranks beside them, need more than the whole cluster has.
         """
         there = ray.cluster_resources()
-        count = cfg.count + cfg.evaluation
-        for what, key, each in (("cores", "CPU", cfg.num_cpus), ("CUDA devices", "GPU", cfg.num_gpus)):
-            require_room(count, each, what, there.get(key, 0.0), "the cluster", f"actors.num_{key.lower()}s")
+        require_room(plan, {key: there.get(key, 0.0) for key in ("CPU", "GPU")}, "the cluster")
 
     def close(self) -> None:
         if self.own:
@@ -61,14 +61,15 @@ class Cluster:
 def _connect(cfg: RayCluster, address: str | None) -> None:
     options: dict[str, Any] = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": True}
     if address is None:
-        options |= {"num_cpus": os.cpu_count(), "num_gpus": torch.cuda.device_count()}
+        options |= {"address": "local", "num_cpus": os.cpu_count(), "num_gpus": torch.cuda.device_count()}
         if cfg.object_store_memory is not None:
             options["object_store_memory"] = cfg.object_store_memory
     else:
         _check_answers(address)
         options = {"address": address, "logging_level": logging.ERROR, "log_to_driver": True}
     try:
-        ray.init(**options)
+        with handling(signal.getsignal(signal.SIGTERM), [signal.SIGTERM]):  # Ray puts a handler of its own there
+            ray.init(**options)
     except Exception as error:  # of many kinds, some of them bare
         first = str(error).strip().partition("\n")[0]
         raise ConfigError(

@@ -64,11 +64,16 @@ class Member:
     version: int = -1
     """of the weights that it has"""
     word: ObjectRef[Any] | None = None
+    """the answer to where it is"""
+    questioned: float = 0.0
+    """when that was asked"""
     heard: float = 0.0
-    """when it last did something"""
+    """when it last did something, or got something to do"""
     said: str = "starting"
     failures: int = 0
     """since its last segment"""
+    stumbles: int = 0
+    """those of them that happened while it played"""
     why: str = ""
     """what went wrong first, of these"""
     due: float | None = None
@@ -119,9 +124,13 @@ class Crew:
         self._actor: Any = ray.remote(concurrency_groups={"word": 1}, max_restarts=0)(kind)  # type: ignore[call-overload]
         aggregator: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Aggregator)  # type: ignore[call-overload]
         self._aggregators = [aggregator.remote() for _ in range(min(cfg.num_aggregation_workers, len(shares)))]
-        for member in self.members:
-            self._start(member)
-        self._wait()
+        try:
+            for member in self.members:
+                self._start(member)
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
 
     # ---- rounds ---------------------------------------------------------------------------------------------------
 
@@ -154,22 +163,26 @@ class Crew:
         """
         self._wait()
         for aggregator, group in self._groups():
-            while group := [member for member in group if not member.lost]:
-                try:
-                    yield group, self._arrived(aggregator, group)
-                    break
-                except RayError as error:
-                    for member in group:
+            with suppress(RayError):  # of whom, fetching them one by one tells
+                if aggregator is not None:
+                    yield group, self._arrived(group, aggregator)
+                    continue
+            for member in group:
+                while not member.lost:
+                    try:
+                        yield [member], self._arrived([member])
+                        break
+                    except RayError as error:
                         self._failed(member, error)
-                    self._wait()
+                        self._wait()
         for member in self.members:
             if not member.lost:
                 member.asked.popleft()
                 member.playing.popleft()
                 member.state, member.next_state = member.next_state, None
-                member.failures, member.why, member.heard = 0, "", time.monotonic()
+                member.failures, member.stumbles, member.why, member.heard = 0, 0, "", time.monotonic()
 
-    def _arrived(self, aggregator: Any, group: Sequence[Member]) -> Batch:
+    def _arrived(self, group: Sequence[Member], aggregator: Any = None) -> Batch:
         """The oldest segment of some, beside one another.
 
         Raises:
@@ -210,8 +223,8 @@ class Crew:
     def load(self, member: Member, state: Tree) -> None:
         """Let an actor go on where ``state`` says."""
         member.state = state
-        if member.due is None:
-            member.starting.append(member.handle.load.remote(state, max(0, member.failures - 1)))
+        if member.due is None and not member.lost:
+            member.starting.append(member.handle.load.remote(state, max(0, member.stumbles - 1)))
 
     def _give(self, member: Member, request: Request) -> None:
         if not member.playing:
@@ -230,10 +243,11 @@ class Crew:
         """
         why = _explained(error)
         say(f"{member}: {why}")
-        self._end(member)
         member.failures += 1
+        member.stumbles += not member.starting
         member.why = member.why or why
-        if self.cfg.on_failure == "ignore":
+        self._end(member)
+        if self.cfg.on_failure == "ignore" and member.state is not None:
             member.lost = True
             member.asked.clear()
             if all(other.lost for other in self.members):
@@ -317,19 +331,28 @@ class Crew:
         member.heard, member.said = time.monotonic(), "started"
 
     def _listen(self, member: Member) -> None:
-        """Hear where an actor is; give it up if it has not moved for too long."""
+        """Hear where an actor is; give it up if it has not moved for too long.
+
+        Nobody may have looked for long: only what it answered counts, or that it was asked and did not answer.
+        """
+        now = time.monotonic()
         if member.word is None:
-            member.word = member.handle.word.options(concurrency_group="word").remote()
-        elif ray.wait([member.word], timeout=0)[0]:
+            member.word, member.questioned = member.handle.word.options(concurrency_group="word").remote(), now
+            return
+        silent = now - member.questioned
+        if ray.wait([member.word], timeout=0)[0]:
             with suppress(RayError):  # which its segment will tell as well
                 row, rows, still = ray.get(member.word)
-                member.heard = max(member.heard, time.monotonic() - still)
+                member.heard = max(member.heard, member.questioned - still)
                 if rows:
                     member.said = f"at row {row} of {rows}"
-            member.word = None
+            silent, member.word = member.questioned - member.heard, None
         patience = START if member.starting else self.cfg.timeout_s
-        if time.monotonic() - member.heard > patience:
-            self._failed(member, TimeoutError(f"did nothing for {patience:g} s; its last word: {member.said}"))
+        if silent > patience:
+            why = f"did nothing for {patience:g} s; its last word: {member.said}"
+            if member.starting and (busy := self._no_room()):
+                why += f"; the cluster has no {busy} free: see hardware.actors.num_cpus and num_gpus"
+            self._failed(member, TimeoutError(why))
 
 
 def _explained(error: Exception) -> str:

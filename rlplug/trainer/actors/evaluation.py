@@ -29,7 +29,7 @@ class Evaluations:
         assert plan.actors is not None
         self.policy, self.at = policy, 0
         """environment step of the policy that is being played, or was last"""
-        self.playing = False
+        self.playing, self._begun = False, 0
         columns = min(policy.config.eval.episodes, MOST_COLUMNS)
         shares = [range(i[0], i[-1] + 1) for i in np.array_split(np.arange(columns), plan.actors.evaluation) if len(i)]
         # what is lost would be missing in the mean
@@ -43,10 +43,9 @@ class Evaluations:
 
     def begin(self, env_steps: int) -> None:
         """Play the policy as it is now."""
-        self.at, self.playing = env_steps, True
-        self.crew.ask(
-            Request(env_steps, "greedy", self.policy.statistics(), env_steps, self.crew.put(self.policy.weights()))
-        )
+        self.at, self.playing, self._begun = env_steps, True, self._begun + 1
+        weights = self.crew.put(self.policy.weights())
+        self.crew.ask(Request(env_steps, "greedy", self.policy.statistics(), self._begun, weights))
 
     def poll(self) -> dict[str, float] | None:
         """What was played, once, when it is there."""

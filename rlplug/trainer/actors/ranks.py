@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -17,7 +16,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlplug.api import Plan
 from rlplug.trainer.actors.cluster import Cluster, say
-from rlplug.trainer.checks import require_room
 from rlplug.trainer.ranks import GRACE, RankError, fabric_of, free_port, handling, join
 from rlplug.types import ConfigError, RunError
 
@@ -34,7 +32,7 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
         RunError, KeyboardInterrupt, RankError: as ``together``.
     """
     assert plan.ray is not None
-    with closing(Cluster(plan.ray)), _placed(plan) as group:
+    with closing(Cluster(plan.ray)) as cluster, _placed(plan, cluster) as group:
         places = [
             {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)}
             | {"num_cpus": plan.ray.num_cpus, "num_gpus": plan.ray.num_gpus}
@@ -53,7 +51,7 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
 
 
 @contextmanager
-def _placed(plan: Plan) -> Iterator[Any]:
+def _placed(plan: Plan, cluster: Cluster) -> Iterator[Any]:
     """Room for all ranks at once.
 
     Raises:
@@ -61,9 +59,7 @@ def _placed(plan: Plan) -> Iterator[Any]:
     """
     assert plan.ray is not None
     each = {"CPU": plan.ray.num_cpus, "GPU": plan.ray.num_gpus}
-    there = ray.cluster_resources()
-    for what, key in (("cores", "CPU"), ("CUDA devices", "GPU")):
-        require_room(plan.world_size, each[key], what, there.get(key, 0.0), "the cluster", f"ray.num_{key.lower()}s")
+    cluster.require(plan)
     needed = {key: n for key, n in each.items() if n} or {"CPU": 0.001}
     group = placement_group([needed] * plan.world_size, strategy=plan.ray.placement_strategy)
     try:
@@ -96,21 +92,30 @@ def _work(
 
 
 def _listen(refs: list[Any], asked: list[int]) -> Any:
-    """The first rank's value, or what went wrong first."""
-    waiting, values = list(refs), dict[Any, Any]()
-    while waiting:
+    """The first rank's value, or what went wrong."""
+    waiting, wrong = list(refs), dict[Any, RayError]()
+    while waiting and not wrong:
         done, waiting = ray.wait(waiting, timeout=1.0)
-        for ref in done:
-            try:
-                values[ref] = ray.get(ref)
-            except RayError as error:
-                _end(waiting)
-                if asked:
-                    raise KeyboardInterrupt(asked[0]) from None
-                raise _said(refs.index(ref), len(refs), error) from None
+        wrong |= _errors(done)
+    if not wrong:
+        return ray.get(refs[0])
+    wrong |= _errors(_end(waiting))
     if asked:
         raise KeyboardInterrupt(asked[0])
-    return values[refs[0]]
+    # whose process is gone is why others failed, whoever was heard of first
+    ref = min(wrong, key=lambda ref: (isinstance(wrong[ref], RayTaskError), refs.index(ref)))
+    raise _said(refs.index(ref), len(refs), wrong[ref])
+
+
+def _errors(refs: list[Any]) -> dict[Any, RayError]:
+    """What those failed of that did."""
+    errors = dict[Any, RayError]()
+    for ref in refs:
+        try:
+            ray.get(ref)
+        except RayError as error:
+            errors[ref] = error
+    return errors
 
 
 def _said(rank: int, ranks: int, error: RayError) -> Exception:
@@ -122,14 +127,15 @@ def _said(rank: int, ranks: int, error: RayError) -> Exception:
     return RankError(f"the process of rank {rank} of {ranks} was lost: {str(error).strip()}")
 
 
-def _end(refs: list[Any]) -> None:
-    """Let the others say their last word; then end them, for they wait for somebody who is gone."""
-    deadline = time.monotonic() + GRACE
-    with suppress(RayError):
-        ray.wait(refs, num_returns=len(refs), timeout=max(0.0, deadline - time.monotonic())) if refs else None
-    for ref in refs:
+def _end(refs: list[Any]) -> list[Any]:
+    """End ranks that wait for somebody who is gone; those are returned that had a last word."""
+    if not refs:
+        return []
+    done, waiting = ray.wait(refs, num_returns=len(refs), timeout=GRACE)
+    for ref in waiting:
         with suppress(RayError, TaskCancelledError, ValueError):
             ray.cancel(ref, force=True)
+    return done
 
 
 @contextmanager

@@ -43,6 +43,7 @@ class Actors(Source):
         self.shares = [env_ids[i * share : (i + 1) * share] for i in range(count)]
         self.crew: Crew | None = None
         self._rows: dict[int, Batch] = {}
+        self._last: Tree = None
         self._weights: Any = None
         self._version, self._rounds, self._steps = -1, 0, 0
         self._asked = 0
@@ -129,8 +130,12 @@ class Actors(Source):
             _put(segment, whole, part)
             del part  # Ray can take its room for the next one
         if not seen.all():
+            if self._last is not None:  # row 0 is what the last step before led to
+                _put(segment, ~seen, map_leaves(lambda x: x[None, ~seen], self._last))
             for key in ("valid", "is_first", "terminated", "truncated", "reward"):
                 segment[key][:, torch.from_numpy(~seen)] = 0
+        if self.cfg.on_failure == "ignore":
+            self._last = map_leaves(lambda x: x[-1].numpy().copy(), segment)
         return segment
 
     def state(self) -> Tree:
