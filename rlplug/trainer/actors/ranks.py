@@ -94,7 +94,7 @@ def _work(
 def _listen(refs: list[Any], asked: list[int]) -> Any:
     """The first rank's value, or what went wrong."""
     waiting, wrong = list(refs), dict[Any, RayError]()
-    while waiting and not wrong:
+    while waiting and (not wrong or len(asked) == 1):  # those that were asked to stop end by themselves
         done, waiting = ray.wait(waiting, timeout=1.0)
         wrong |= _errors(done)
     if not wrong:
