@@ -5,12 +5,14 @@
     python benchmarks/learning.py --seeds 1,2,3 --jobs 2 'dqn_cartpole*' --keep runs/proofs
 
 A proof is an experiment of ``conf/experiment``, maybe with further settings. ``--keep`` keeps the run folders; runs
-that are there already and have finished are not run again. The command exits with 1 if a mean falls short.
+that are there already and have finished are not run again. Results, also of some of the seeds, are kept in
+``benchmarks/results`` beside those of other seeds. The command exits with 1 if a mean falls short.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import subprocess
@@ -21,6 +23,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results" / "learning.json"
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,26 @@ PROOFS = {
 }
 
 
-def run(name: str, seed: int, folder: Path, overrides: list[str]) -> dict[str, Any]:
+def with_seed(
+    result: dict[str, Any] | None, proof: Proof, overrides: list[str], seed: str, summary: dict[str, Any]
+) -> dict[str, Any]:
+    """What is known of a proof, and one more seed. Seeds of other settings are left out."""
+    (experiment,) = ROOT.glob(f"**/experiment/{proof.experiment}.yaml")
+    words = " ".join((experiment.read_text(), *proof.overrides, *overrides))
+    settings = hashlib.sha256(words.encode()).hexdigest()[:12]
+    known = result if result is not None and result["settings"] == settings else {"scores": {}}
+    scores = dict(sorted((known["scores"] | {seed: summary["eval/return_mean"]}).items()))
+    return {
+        "scores": scores,
+        "mean": statistics.mean(scores.values()),
+        "goal": proof.goal(),
+        "env_steps": max(known.get("env_steps", 0), summary["env_steps"]),
+        "wall_s": max(known.get("wall_s", 0.0), summary["wall_s"]),
+        "settings": settings,
+    }
+
+
+def run(name: str, seed: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     """One run in a process of its own.
 
     Returns:
@@ -135,34 +159,25 @@ def main() -> int:
     asked = args.proofs or ["*"]
     if unknown := [word for word in asked if not any(fnmatch(name, word) for name in PROOFS)]:
         parser.error(f"no such proof: {', '.join(unknown)}; there are {', '.join(PROOFS)}")
-    seeds = [int(seed) for seed in args.seeds.split(",")]
-    out = Path(__file__).parent / "results" / "learning.json"
-    results, short = json.loads(out.read_text()) if out.exists() else {}, False
+    results, short = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}, False
     overrides = ["logger=[]", *([] if args.keep else ["eval.every=0"]), *args.override]
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as pool:
         folder = args.keep.absolute() if args.keep else Path(temporary)
-        names = [name for name in PROOFS if any(fnmatch(name, word) for word in asked)]
-        futures = {name: [pool.submit(run, name, seed, folder, overrides) for seed in seeds] for name in names}
+        names, seeds = [name for name in PROOFS if any(fnmatch(name, word) for word in asked)], args.seeds.split(",")
+        futures = {name: {s: pool.submit(run, name, s, folder, overrides) for s in seeds} for name in names}
         for name in names:
-            proof, summaries = PROOFS[name], [future.result() for future in futures[name]]
-            scores = [summary["eval/return_mean"] for summary in summaries]
-            mean = statistics.mean(scores)
-            results[name] = {
-                "scores": dict(zip(args.seeds.split(","), scores, strict=True)),
-                "mean": mean,
-                "goal": proof.goal(),
-                "env_steps": max(summary["env_steps"] for summary in summaries),
-                "wall_s": max(summary["wall_s"] for summary in summaries),
-            }
-            reached = proof.holds(mean, {name: result["mean"] for name, result in results.items()})
+            for seed, future in futures[name].items():
+                results[name] = with_seed(results.get(name), PROOFS[name], args.override, seed, future.result())
+                RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+            result = results[name]
+            reached = PROOFS[name].holds(result["mean"], {name: result["mean"] for name, result in results.items()})
             short |= not reached
-            listed = ", ".join(f"{score:.2f}" for score in scores)
+            listed = ", ".join(f"{seed}: {score:.2f}" for seed, score in result["scores"].items())
             print(
-                f"{name:<32} mean {mean:8.2f}  {proof.goal():<12} {'ok' if reached else 'SHORT'}"
-                f"  seeds [{listed}]  {results[name]['env_steps']} steps  {results[name]['wall_s']:.0f} s",
+                f"{name:<32} mean {result['mean']:8.2f}  {result['goal']:<12} {'ok' if reached else 'SHORT'}"
+                f"  seeds [{listed}]  {result['env_steps']} steps  {result['wall_s']:.0f} s",
                 flush=True,
             )
-            out.write_text(json.dumps(results, indent=2) + "\n")
     return int(short)
 
 

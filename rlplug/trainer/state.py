@@ -57,11 +57,11 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
         trainer.buffer.save(trainer.store)
         own |= {"source": source, "episodes": trainer.episodes.state(), "buffer": trainer.store.state}
     trees[f"rank{rank}"] = own
-    missing = (
-        ["the environments: their state cannot be read, so new episodes begin"]
-        if source and source["env"] is None
-        else []
-    )
+    missing = []
+    if source and source["env"] is None:
+        missing.append("the environments: their state cannot be read, so new episodes begin")
+    if (cfg := trainer.plan.actors) and max(cfg.max_requests_in_flight, cfg.broadcast_interval) > 1:
+        missing.append("rounds with older weights: actors play the next ones with the newest")
     manifest = {
         "rlplug": metadata.version("rlplug"),
         "run": trainer.identity,
@@ -158,7 +158,7 @@ def global_generators(device: torch.device) -> dict[str, Any]:
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
+        "torch": torch.get_rng_state().numpy(),
         "cuda": torch.cuda.get_rng_state_all() if device.type == "cuda" else [],
     }
 
@@ -167,7 +167,7 @@ def set_global_generators(state: dict[str, Any], device: torch.device) -> list[s
     """What could not be set, in words."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(torch.as_tensor(state["torch"]))
     if device.type != "cuda":
         return []
     if len(state["cuda"]) != torch.cuda.device_count():

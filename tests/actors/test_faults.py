@@ -17,6 +17,7 @@ import torch
 from rlplug.config import compose
 from rlplug.testing.checks.ranks import distances
 from rlplug.trainer import launch
+from rlplug.trainer.state import capture
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import RunError
 from tests.actors.conftest import TWO, play, processes
@@ -109,7 +110,10 @@ def test_raises_every_time(capfd: pytest.CaptureFixture[str]):
 
 
 def test_asked_for_more_than_one_round(tmp_path: Path):
-    """Actors play on while the learner learns, with older weights; every step counts once, even of those that die."""
+    """Actors play on while the learner learns, with older weights; every step counts once, even of those that die.
+
+    A checkpoint says that this is lost in it.
+    """
     words = (
         *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "loop.train_batch_size=16", "logger=[]"),
         *("loop.num_steps_sampled_before_learning_starts=20", "loop.rollout_fragment_length=5", "total_steps=120"),
@@ -121,6 +125,8 @@ def test_asked_for_more_than_one_round(tmp_path: Path):
         crew = trainer.source.crew
         asked.update((trainer.progress.updates, request.version) for request in crew.members[0].asked)
         if played == 6:
+            (said,) = capture(trainer).manifest["not_restored"]
+            assert said == "rounds with older weights: actors play the next ones with the newest"
             processes()[0].kill()
 
     ended = play(words, 100, disturb)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -98,14 +99,14 @@ class Actor(Copy):
         self.source.load(source)
         generator = self.policy.ctx.generators["actor"]
         if len(state["generator"]) == len(generator.get_state()):  # else it drew on another kind of device
-            generator.set_state(state["generator"])
+            generator.set_state(torch.as_tensor(state["generator"]))
         if "global" in state:
             set_global_generators(state["global"], self.policy.ctx.device)
 
     def collect(
         self, rows: int, mode: Mode, statistics: Tree, weights: dict[str, np.ndarray] | None
-    ) -> tuple[Batch, Tree]:
-        """A segment, as arrays, and where the stream stands behind it.
+    ) -> tuple[Batch, bytes]:
+        """A segment, as arrays, and where the stream stands behind it, pickled: Ray takes longer for small arrays.
 
         Args:
             weights: None: those of the last call.
@@ -113,13 +114,13 @@ class Actor(Copy):
         self._follow(rows, statistics, weights)
         with stumbled(self.source, rows, statistics["env_steps"], self.source.scope.env_ids):
             (segment,) = self.source.collect(rows, stop=self._tick, mode=mode)
-        return on_host(segment), self._state(statistics)
+        return on_host(segment), pickle.dumps(self._state(statistics))
 
     def _state(self, statistics: Tree) -> Tree:
         """On the host: who keeps it has no such device, maybe."""
         return {
             "source": snapshot(self.source.state()),
-            "generator": self.policy.ctx.generators["actor"].get_state(),
+            "generator": self.policy.ctx.generators["actor"].get_state().numpy(),
             "global": global_generators(self.policy.ctx.device),
             "exploration": self.policy.changed(statistics),
         }
@@ -140,11 +141,11 @@ class Examiner(Copy):
 
     def collect(
         self, number: int, mode: Mode, statistics: Tree, weights: dict[str, np.ndarray] | None
-    ) -> tuple[list[tuple[float, int]], Tree]:
+    ) -> tuple[list[tuple[float, int]], bytes]:
         """(return, length) of the episodes of evaluation ``number``."""
         self._follow(0, statistics, weights)
         seed_generators(self.policy.config.seed, EVALUATION, number, self.evaluator.scope.env_ids[0])
-        return self.evaluator.play(number, self._tick), {}
+        return self.evaluator.play(number, self._tick), pickle.dumps({})
 
 
 def device_of(plan: Plan) -> torch.device:

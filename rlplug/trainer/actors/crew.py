@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import time
 from collections import deque
@@ -55,7 +56,7 @@ class Member:
     """what has to be done before it can play"""
     asked: deque[Request] = field(default_factory=deque)
     """rounds that were not received yet, oldest first"""
-    playing: deque[tuple[ObjectRef[Batch], ObjectRef[Tree]]] = field(default_factory=deque)
+    playing: deque[tuple[ObjectRef[Batch], ObjectRef[bytes]]] = field(default_factory=deque)
     """their segments, and the state behind each"""
     state: Tree = None
     """behind the last segment that was received"""
@@ -323,7 +324,7 @@ class Crew:
             self._failed(member, error)
             return
         if not member.starting:
-            member.next_state = value
+            member.next_state = pickle.loads(value)
             return
         member.starting.popleft()
         if member.state is None:
