@@ -110,6 +110,7 @@ PROOFS = {
     "ppo_doorkey": Proof("ppo_doorkey", 0.9),
     "ppo_lunarlander": Proof("ppo_lunarlander", 200),
     "dqn_lunarlander": Proof("dqn_lunarlander", 200),
+    **{name: Proof(name) for name in ("ppo_halfcheetah", "sac_halfcheetah", "ppo_pong", "dqn_pong")},
 }
 
 
@@ -120,7 +121,7 @@ def with_seed(
     (experiment,) = ROOT.glob(f"**/experiment/{proof.experiment}.yaml")
     words = " ".join((experiment.read_text(), *proof.overrides, *overrides))
     settings = hashlib.sha256(words.encode()).hexdigest()[:12]
-    known = result if result is not None and result["settings"] == settings else {"scores": {}}
+    known = result if result is not None and result.get("settings") == settings else {"scores": {}}
     scores = dict(sorted((known["scores"] | {seed: summary["eval/return_mean"]}).items()))
     return {
         "scores": scores,

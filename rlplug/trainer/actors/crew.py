@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import pickle
 import re
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayActorError, RayError, RayTaskError
 
-from rlplug.plan import Actors
+from rlplug.plan import Actors, Plan
 from rlplug.trainer.actors.actor import Actor, Aggregator, Copy
 from rlplug.trainer.actors.cluster import say
+from rlplug.trainer.origins import installed
 from rlplug.types import Batch, ConfigError, Mode, RunError, Tree
 
 PULSE = 1.0
@@ -102,7 +104,8 @@ class Crew:
     Args:
         cfg: with what, and what to do when they fail.
         shares: the environments of each actor.
-        build: arguments of ``Actor.build``, from an actor's environments.
+        raw: the resolved configuration.
+        plan: of a rank; actors have one thread each.
         first: number of the first actor in the whole run.
         kind: what they are.
 
@@ -115,11 +118,12 @@ class Crew:
         self,
         cfg: Actors,
         shares: Sequence[Sequence[int]],
-        build: Callable[[Sequence[int]], tuple[Any, ...]],
+        raw: Mapping[str, Any],
+        plan: Plan,
         first: int = 0,
         kind: type[Copy] = Actor,
     ) -> None:
-        self.cfg, self.build = cfg, build
+        self.cfg, self.raw, self.plan, self.versions = cfg, raw, replace(plan, threads=1), installed()
         self.members = [Member(first + i, share) for i, share in enumerate(shares)]
         # words are answered while a segment is being played
         self._actor: Any = ray.remote(concurrency_groups={"word": 1}, max_restarts=0)(kind)  # type: ignore[call-overload]
@@ -215,7 +219,8 @@ class Crew:
         member.due, member.version, member.heard, member.said = None, -1, time.monotonic(), "starting"
         options = {"num_cpus": self.cfg.num_cpus, "num_gpus": self.cfg.num_gpus}
         member.handle = self._actor.options(**options).remote()
-        member.starting.append(member.handle.build.remote(*self.build(member.env_ids)))
+        build = member.handle.build
+        member.starting.append(build.remote(self.raw, member.env_ids, self.plan, list(sys.path), self.versions))
         if member.state is not None:
             self.load(member, member.state)
         for request in member.asked:
@@ -291,9 +296,8 @@ class Crew:
         free, needed = ray.available_resources(), {"CPU": self.cfg.num_cpus, "GPU": self.cfg.num_gpus}
         return " and ".join(what for what, n in needed.items() if free.get(what, 0.0) < n)
 
-    @property
-    def ready(self) -> bool:
-        """Would ``gather`` give its round at once?"""
+    def poll(self) -> bool:
+        """Look after the actors; would ``gather`` give its round at once?"""
         return not self._look(0.0)
 
     def _look(self, patience: float) -> list[Member]:

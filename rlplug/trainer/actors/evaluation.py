@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from rlplug.api import Plan
 from rlplug.trainer.actors.actor import Examiner
 from rlplug.trainer.actors.crew import Crew, Request
 from rlplug.trainer.evaluate import MOST_COLUMNS, summary
-from rlplug.trainer.origins import installed
 from rlplug.trainer.policy import Policy
 
 
@@ -34,12 +32,7 @@ class Evaluations:
         shares = [range(i[0], i[-1] + 1) for i in np.array_split(np.arange(columns), plan.actors.evaluation) if len(i)]
         # what is lost would be missing in the mean
         cfg = replace(plan.actors, num_aggregation_workers=0, on_failure="recreate")
-        raw, one, versions = policy.config.raw, replace(plan, threads=1), installed()
-
-        def build(env_ids: Sequence[int]) -> tuple[Any, ...]:
-            return raw, env_ids, one, list(sys.path), versions
-
-        self.crew = Crew(cfg, shares, build, first=plan.actors.count, kind=Examiner)
+        self.crew = Crew(cfg, shares, policy.config.raw, plan, first=plan.actors.count, kind=Examiner)
 
     def begin(self, env_steps: int) -> None:
         """Play the policy as it is now."""
@@ -49,7 +42,7 @@ class Evaluations:
 
     def poll(self) -> dict[str, float] | None:
         """What was played, once, when it is there."""
-        if not self.playing or not self.crew.ready:
+        if not self.playing or not self.crew.poll():
             return None
         self.playing = False
         pieces: list[tuple[Any, Any]] = list(self.crew.gather())  # of examiners: episodes

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rlplug.api import Plan, Source
-from rlplug.trainer.origins import installed
 from rlplug.trainer.policy import Policy
 from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights, map_leaves
 
@@ -71,13 +68,7 @@ class Actors(Source):
         """
         from rlplug.trainer.actors.crew import Crew  # Ray is loaded once it is known how its cluster is spoken to
 
-        raw, versions = self.policy.config.raw, installed()
-        plan = replace(self.plan, threads=1)
-
-        def build(env_ids: Sequence[int]) -> tuple[Any, ...]:
-            return raw, env_ids, plan, list(sys.path), versions
-
-        self.crew = Crew(self.cfg, self.shares, build, self.first)
+        self.crew = Crew(self.cfg, self.shares, self.policy.config.raw, self.plan, self.first)
         if self._loaded is not None:
             self._give(self.crew, self._loaded)
 
