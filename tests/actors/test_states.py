@@ -25,6 +25,7 @@ from rlplug.trainer.origins import installed
 from rlplug.trainer.state import global_generators, set_global_generators
 from rlplug.trainer.trainer import Trainer
 from rlplug.trainer.trees import snapshot
+from rlplug.types import ConfigError
 from tests.actors.conftest import TWO
 
 SAC = ("algo=sac", "env=pendulum", "num_envs=4", "logger=[]", "eval.episodes=2")
@@ -79,6 +80,11 @@ def test_statistics_that_are_kept_stay_as_they_were(learner: Trainer):
     assert not differences(kept, before)
     now = learner.policy.statistics()
     assert {"preprocess", "exploration"} <= {name.partition(".")[0] for name in differences(now, before)}
+
+
+def test_what_actors_collected_does_not_go_on_without_them(learner: Trainer):
+    with pytest.raises(ConfigError, match=r"hardware\.actors\.count: the run was collected by 2 actors to a rank"):
+        learner.source.load({"actors": [{}, {}], "env": "actors"})
 
 
 # ---- examiners -------------------------------------------------------------------------------------------------------
