@@ -30,7 +30,8 @@ def _sizes(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 class Pixels:
-    """Turns images of ``space`` with any leading axes into ``[n, C, H, W]`` float32.
+    """Turns images of ``space`` with any leading axes into ``[n, C, H, W]`` float32, channels next to one another in
+    memory: so convolutions are fastest.
 
     The channels are the first or the last axis, whichever is smaller, and the first one if they are alike.
 
@@ -55,8 +56,8 @@ class Pixels:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.reshape(-1, *self.shape)
-        x = x * self.scale if x.dtype == torch.uint8 else x.float()
-        return x if self.channels_first else x.permute(0, 3, 1, 2)  # conv2d takes these strides as they are
+        x = x.contiguous(memory_format=torch.channels_last) if self.channels_first else x.permute(0, 3, 1, 2)
+        return x * self.scale if x.dtype == torch.uint8 else x.float()
 
 
 class CNN(nn.Module):
