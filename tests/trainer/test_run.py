@@ -282,6 +282,21 @@ def test_a_resumed_run_says_which_libraries_are_others_now(tmp_path):
     assert said[1].startswith(f"{tmp_path} has finished: 1,0")
 
 
+def test_denormal_numbers_count_as_zero_while_a_run_learns(tmp_path, monkeypatch):
+    class Sum:
+        seen = None
+
+        @hookimpl
+        def rlplug_updated(self, run, losses):
+            self.seen = (torch.full((100,), 1e-39) * 2).sum().item()
+
+    witness = Sum()
+    monkeypatch.setattr(launch, "_loggers", lambda trainer: [witness])
+    train(compose(["total_steps=1024", "eval.every=0", "eval.episodes=1"]), tmp_path)
+    assert witness.seen == 0
+    assert (torch.full((100,), 1e-39) * 2).sum() > 0
+
+
 def test_loggers_hear_of_the_end_although_the_summary_cannot_be_written(tmp_path, monkeypatch):
     class Closing:
         summary = None
