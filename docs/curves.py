@@ -4,7 +4,8 @@
     python docs/curves.py ppo_cartpole runs/curves/ppo_cartpole/*/*
 
 The arguments are a name and run folders; the picture is ``docs/img/<name>.svg``. It shows the mean over the runs and
-the range from the worst to the best one, of training's episodes and of the evaluations.
+the range from the worst to the best one, of training's episodes and of the evaluations. Returns that others have
+published are dashed lines: ``--published 'CleanRL, 10M steps=20.4'``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import numpy as np
 WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 44  # margins
 SERIES = {"episode/return": ("#7a869a", "training episodes"), "eval/return_mean": ("#0b62d6", "evaluation")}
+OTHERS = "#b3541e"
 POINTS = 100  # of a curve
 
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -51,10 +53,10 @@ def ticks(low: float, high: float, most: int = 6) -> np.ndarray:
     return np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step
 
 
-def draw(title: str, curves: Curves) -> str:
-    """The picture as SVG."""
+def draw(title: str, curves: Curves, published: Mapping[str, float]) -> str:
+    """The picture as SVG, with the returns that others have published."""
     steps = np.concatenate([x for x, _ in curves.values()])
-    values = np.concatenate([y.ravel() for _, y in curves.values()])
+    values = np.concatenate([list(published.values()), *(y.ravel() for _, y in curves.values())])
     low, high, last = values.min(), values.max(), steps.max()
     pad = 0.05 * (high - low) or 1.0
     low, high = low - pad, high + pad
@@ -80,6 +82,13 @@ def draw(title: str, curves: Curves) -> str:
             yield f'<rect x="{WIDTH - 300 + 145 * i}" y="12" width="14" height="4" fill="{colour}"/>'
             yield _text(WIDTH - 280 + 145 * i, 18, label)
 
+    def others() -> Iterator[str]:
+        for i, (label, y) in enumerate(published.items()):
+            line = place([0, last], [y, y])
+            yield f'<polyline points="{line}" stroke="{OTHERS}" stroke-dasharray="6 4"/>'
+            down = float(line.split(",")[-1]) + (14 if i % 2 else -5)  # above its line, the next one below
+            yield _text(LEFT + 4, down, f"{label}: {y:,g}")
+
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
@@ -87,6 +96,7 @@ def draw(title: str, curves: Curves) -> str:
             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
             *grid(),
             *lines(),
+            *others(),
             _text(LEFT, 18, title),
             _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "environment steps", "middle"),
             "</svg>\n",
@@ -98,10 +108,19 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#24292f">{escape(text)}</text>'
 
 
+def _labelled(text: str) -> tuple[str, float]:
+    label, _, value = text.rpartition("=")
+    try:
+        return label, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LABEL=RETURN, as in 'CleanRL, 10M steps=20.4'") from None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="of the picture: docs/img/<name>.svg")
     parser.add_argument("folders", nargs="+", type=Path, help="run folders")
+    parser.add_argument("--published", action="append", default=[], type=_labelled, metavar="LABEL=RETURN")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "img")
     args = parser.parse_args()
     folders = [folder for folder in args.folders if (folder / "metrics.csv").exists()]
@@ -110,7 +129,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     title = f"{args.name}: return, {len(folders)} run{'s' if len(folders) > 1 else ''}"
     path = args.out / f"{args.name}.svg"
-    path.write_text(draw(title, read(folders)), encoding="utf-8")
+    path.write_text(draw(title, read(folders), dict(args.published)), encoding="utf-8")
     print(path)
 
 
