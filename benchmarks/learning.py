@@ -64,7 +64,7 @@ RAINBOW = {
     "n_step": ("algo.n_step=3",),
     "prioritized": ("buffer=prioritized", "buffer.capacity=50_000"),
     "noisy": ("algo.noisy=true", "exploration=[]"),
-    "distributional": ("algo.num_atoms=51", "algo.v_min=0", "algo.v_max=100"),
+    "distributional": ("algo.num_atoms=51", "algo.adam_epsilon=3e-4"),  # C51's own epsilon is 0.01/32
 }
 """the switches of DQN, each alone"""
 LARGE_ROUNDS = ("dueling", "n_step")

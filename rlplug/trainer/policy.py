@@ -86,10 +86,10 @@ class Policy:
 
     def changed(self, statistics: Tree) -> Tree:
         """What acting changed in the exploration modules of this copy, which was told ``statistics`` before."""
-        told, now = statistics["exploration"], self.statistics()["exploration"]
+        told = statistics["exploration"]
         return {
-            name: {key: value for key, value in state.items() if not torch.equal(value, told[name][key])}
-            for name, state in now.items()
+            name: {key: now for key, now in _host(extra.state_dict()).items() if not torch.equal(now, told[name][key])}
+            for name, extra in self.exploration.items()
         }
 
     def hear(self, actors: Sequence[Tree]) -> None:
