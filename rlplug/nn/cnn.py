@@ -30,8 +30,8 @@ def _sizes(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 class Pixels:
-    """Turns images of ``space`` with any leading axes into ``[n, C, H, W]`` float32, channels next to one another in
-    memory: so convolutions are fastest.
+    """Turns images of ``space`` with any leading axes into ``[n, C, H, W]``, channels next to one another in memory:
+    so convolutions are fastest. They become float32; pixels of type uint8 what autocast, where it is on, computes in.
 
     The channels are the first or the last axis, whichever is smaller, and the first one if they are alike.
 
@@ -56,8 +56,12 @@ class Pixels:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.reshape(-1, *self.shape)
-        x = x.contiguous(memory_format=torch.channels_last) if self.channels_first else x.permute(0, 3, 1, 2)
-        return x * self.scale if x.dtype == torch.uint8 else x.float()
+        x = x if self.channels_first else x.permute(0, 3, 1, 2)
+        if x.dtype != torch.uint8:
+            return x.to(torch.float32, memory_format=torch.channels_last)
+        device = x.device.type
+        seen = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        return x.to(seen, memory_format=torch.channels_last) * self.scale
 
 
 class CNN(nn.Module):

@@ -43,6 +43,14 @@ def test_floats_are_not_scaled_and_bytes_by_what_is_said():
     assert_close(Pixels(image(7, 7, 3), 10.0)(cells), cells.movedim(-1, 1) / 10.0)
 
 
+def test_pixels_become_what_autocast_computes_in():
+    pixels, x = Pixels(image(4, 84, 84)), torch.randint(256, (2, 4, 84, 84), dtype=torch.uint8)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = pixels(x)
+    assert seen.is_contiguous(memory_format=torch.channels_last)
+    assert_close(seen, pixels(x).bfloat16(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("space", [Box(-1, 1, (4,)), Discrete(3), image(84, 84), image(2, 3, 84, 84)], ids=str)
 def test_what_is_no_image_is_refused_with_ways_out(space):
     with pytest.raises(ConfigError, match=r"model: .*\[C, H, W\].*model=mlp.*model=multi_input"):
