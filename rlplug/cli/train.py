@@ -83,11 +83,9 @@ def job(config: DictConfig) -> float:
         from rlplug.trainer import launch
 
         return launch.train(run, folder, _command(hydra.overrides.task), tell)
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
         raise SystemExit(refuse(error)) from None  # no Exception: Hydra would report it in its own way
-    except RunError as error:
-        raise SystemExit(refuse(error)) from None
     except KeyboardInterrupt:
         _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
         raise

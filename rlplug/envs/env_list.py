@@ -123,7 +123,7 @@ class EnvList:
                 elif self._mask_key in info:
                     raise late(self._mask_key)
                 self._failures[i] = 0
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._replace(i, self._failure(i, "step", error), error)
                 self._restarted[i], reward[i], terminated[i], truncated[i] = True, 0.0, False, False
         said = {"reward": reward, "terminated": terminated, "truncated": truncated}
@@ -163,7 +163,7 @@ class EnvList:
                 try:
                     row, _, end, cut, _ = self._steps[i](outside)
                     self._write(i, row)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     raise self._failure(i, "step", error) from error
                 self._final[i] = bool(end or cut)
                 if self._final[i]:
@@ -227,7 +227,7 @@ class EnvList:
         self._episodes[i], self._actions[i] = episode, []
         try:
             return self.envs[i].reset(seed=self._seed(i))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure(i, "reset", error) from error
 
     def _seed(self, i: int) -> int:
@@ -245,7 +245,7 @@ class EnvList:
             f" step {len(self._actions[i])})"
         )
 
-    def _failure(self, i: int, where: str, error: Exception) -> RunError:
+    def _failure(self, i: int, where: str, error: Exception | SystemExit) -> RunError:
         if isinstance(error, MisfitError):
             return RunError(f"{self._where(i)}: {error}")
         inside = error.__traceback__.tb_next if error.__traceback__ else None  # without this file's own frame

@@ -107,7 +107,7 @@ class NativeVector:
         """
         try:
             obs, reward, terminated, truncated, info = self.env.step(self._execute(action))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure("step", error) from error
         self._steps += 1
         self._refuse_late_masks(info)
@@ -144,7 +144,7 @@ class NativeVector:
         one = int(np.random.SeedSequence(self._seeds).generate_state(1)[0]) >> 1
         try:
             return self.env.reset(seed=self._seeds if self._seed_each else one)  # type: ignore[arg-type]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
 
     def _restarted(self, batch: Batch, obs: Any, info: Any, ended: np.ndarray) -> tuple[Batch, Any, Any]:
@@ -164,7 +164,7 @@ class NativeVector:
         if self._mode is AutoresetMode.DISABLED:
             try:
                 obs, fresh = self.env.reset(options={"reset_mask": ended})
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._failure("reset", error) from error
             masks = [_of(fresh, key, i) if ended[i] else mask for i, mask in enumerate(masks)]
             info = {key: masks}
@@ -208,7 +208,7 @@ class NativeVector:
         of = f"environment {ids[0]}" if len(ids) == 1 else f"environments {ids[0]} to {ids[-1]}"
         return f"{of} (a vector with seeds {_few(self._seeds)}, step {self._steps})"
 
-    def _failure(self, where: str, error: Exception) -> RunError:
+    def _failure(self, where: str, error: Exception | SystemExit) -> RunError:
         inside = error.__traceback__.tb_next if error.__traceback__ else None
         lines = traceback.format_exception(type(error), error, inside)
         return RunError(f"{self._place(self.env_ids)} raised in {where}():\n{''.join(lines).rstrip()}")

@@ -1,7 +1,7 @@
 """Between an environment's spaces and the ones that rlplug sees ("inside").
 
 Inside, floats are float32, Discrete spaces count from 0, a Tuple is a Dict with the keys "0", "1" and so on, and
-bounded Box actions lie in [-1, 1].
+Box actions that are bounded everywhere lie in [-1, 1].
 """
 
 from __future__ import annotations
@@ -105,14 +105,16 @@ def observe(space: Space[Any]) -> Callable[[Any], Any]:
 def execute(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
     """Function from inside actions ``[B, ...]`` to the environment's own.
 
-    Bounded Box actions are rescaled from [-1, 1], and clipped to their range. The result never
-    shares memory with the argument: environments keep the actions they are given.
+    Box actions are rescaled from [-1, 1] where they are bounded on both sides, and clipped to the bounds that they
+    have. The result never shares memory with the argument: environments keep the actions they are given.
     """
     dtype: Any = space.dtype
-    if isinstance(space, Box) and space.is_bounded():
+    if isinstance(space, Box) and np.isfinite([space.low, space.high]).any():
         low, high = space.low, space.high
-        half_low, half_high = low.astype(np.float64) / 2, high.astype(np.float64) / 2  # high - low may overflow
-        scale, middle = (half_high - half_low).astype(dtype), (half_high + half_low).astype(dtype)
+        both = np.isfinite(low) & np.isfinite(high)
+        # half of each: their difference may overflow
+        half_low, half_high = (np.where(both, bound, 0).astype(np.float64) / 2 for bound in (low, high))
+        scale, middle = np.where(both, half_high - half_low, 1).astype(dtype), (half_high + half_low).astype(dtype)
         centred = not middle.any()
 
         def rescale(action: np.ndarray) -> np.ndarray:

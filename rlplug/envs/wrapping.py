@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -18,6 +19,7 @@ from gymnasium.wrappers import (
     TransformObservation,
 )
 
+from rlplug.envs.checking import MisfitError
 from rlplug.types import ConfigError
 
 Env = gymnasium.Env[Any, Any]
@@ -113,7 +115,7 @@ def view(
         if not kept:
             raise ConfigError("env.drop", f"nothing is left of the observation, which has {', '.join(keys)}")
         if select is None:
-            return Dict({key: space[key] for key in kept}), lambda obs: {key: obs[key] for key in kept}  # type: ignore[index]
+            return Dict({key: space[key] for key in kept}), partial(_kept, kept)  # type: ignore[index]
     if select is not None:
         if not isinstance(space, Box) or len(space.shape) != 1:
             raise ConfigError("env.select", f"chooses elements of a vector, and the observation is {space}")
@@ -123,6 +125,13 @@ def view(
         low, high = space.low[index], space.high[index]
         return Box(low, high, dtype=space.dtype.type), lambda obs: np.asarray(obs)[..., index]  # type: ignore[arg-type]
     return space, _same
+
+
+def _kept(keys: Sequence[str], obs: Any) -> dict[str, Any]:
+    for key in keys:
+        if key not in obs:
+            raise MisfitError(f"the observation lacks {key!r}, which its space has")
+    return {key: obs[key] for key in keys}
 
 
 def _same(obs: Any) -> Any:

@@ -159,11 +159,18 @@ def fits(trainer: Trainer) -> None:
             f"{config.total_steps} is less than one round of collection, {trainer.round_steps} steps "
             f"(num_envs={config.num_envs} x {trainer.loop.rows} steps of each); raise it, or collect less in a round",
         )
-    needed, free = trainer.buffer.nbytes(trainer.source.example()), psutil.virtual_memory().available
+    device, ranks = getattr(trainer.buffer, "device", torch.device("cpu")), 1
+    if device.type == "cuda":
+        free, where = torch.cuda.mem_get_info(device)[0], f" of {torch.cuda.get_device_name(device)}"
+    else:
+        free, where = psutil.virtual_memory().available, ""
+        ranks = 1 if trainer.plan.launcher == "ray" else trainer.plan.devices  # Ray places them where there is room
+    needed = trainer.buffer.nbytes(trainer.source.example()) * ranks
     if needed > free:
+        whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
         raise ConfigError(
             "buffer.capacity" if "capacity" in config.raw["buffer"] else "buffer",
-            f"the buffer would need {size(needed)}, but only {size(free)} of memory are free; make it smaller",
+            f"{whose} would need {size(needed)}, but only {size(free)} of memory{where} are free; make it smaller",
         )
 
 

@@ -10,7 +10,9 @@ import numpy as np
 from rlplug.api import Algorithm, VecEnv
 from rlplug.trainer.collector import collector
 from rlplug.trainer.context import RunContext, Scope
+from rlplug.trainer.finite import check_segment
 from rlplug.trainer.metrics import Episodes
+from rlplug.types import RunError
 
 MOST_COLUMNS = 32
 LONGEST = 27_000  # steps after which an episode is counted as it stands: 30 minutes of Atari, as is usual there
@@ -68,6 +70,8 @@ class Evaluator:
 
         Raises:
             Stopped: ``stop`` said so.
+            RunError: an observation or a reward is NaN or infinite, or an observation lies outside of its space; or
+                environments that are made anew broke off more episodes than there are to play.
         """
         env = self.begin()
         entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
@@ -81,7 +85,13 @@ class Evaluator:
             if stop():
                 raise Stopped
             for segment in source.collect(self.chunk, stop=stop, mode="greedy"):
+                check_segment(source.unfinished(self.chunk), 0, self.scope.env_ids, source.bounds)
                 counted.add(segment)
+            if source.broken > self.quota.sum():
+                raise RunError(
+                    f"the environments of an evaluation failed in {source.broken} episodes, and ended {len(played)} of"
+                    f" {self.quota.sum()}"
+                )
             for episode_return, length, column in counted.drain(LONGEST):
                 if left[column]:
                     left[column] -= 1

@@ -52,6 +52,7 @@ class InProcess:
         self.carry: Batch = {}
         self.noise: dict[str, Batch] = {}
         self._step = env.step
+        self.broken = 0  # episodes that ended because their environment failed
         self._cuts = 0  # how often the episodes were left because their environments could not be restored
         self._rows: dict[int, Rows] = {}
         self._open: Batch = {}  # the row that the next segment begins with
@@ -175,6 +176,7 @@ class InProcess:
             truncated[t] = result["truncated"]
             if "restarted" in result:  # what was observed is the last that was seen of that episode
                 valid[t] &= ~result["restarted"]
+                self.broken += int(result["restarted"].sum())
             np.logical_not(valid[t], out=is_first[t + 1])
             np.logical_or(terminated[t], truncated[t], out=valid[t + 1])
             np.logical_not(valid[t + 1], out=valid[t + 1])

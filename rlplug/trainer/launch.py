@@ -110,7 +110,7 @@ def _launched(
         except RunError as error:
             if not restarts or not checkpoints(folder):
                 if isinstance(error, RankError):  # it had no time to say this itself
-                    raise RankError(f"{error}; {_way_back(folder, next(iter(checkpoints(folder)), None))}") from None
+                    raise RankError(_with_way_back(error, folder, next(iter(checkpoints(folder)), None))) from None
                 raise
             restarts -= 1
             tell(f"{error}\ncontinuing by itself, {restarts} more times if need be")
@@ -235,7 +235,7 @@ def _drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
         status = "interrupted"
         raise
     except RunError as error:
-        raise RunError(f"{error}; {_way_back(trainer.folder, _last(trainer))}") from error.__cause__
+        raise RunError(_with_way_back(error, trainer.folder, _last(trainer))) from error.__cause__
     except Exception as error:
         error.add_note(_way_back(trainer.folder, _last(trainer)))
         raise
@@ -288,6 +288,12 @@ def _last(trainer: Trainer) -> Path | None:
     with suppress(RunError):
         trainer.keeper.wait()
     return trainer.keeper.last
+
+
+def _with_way_back(error: RunError, folder: Path, last: Path | None) -> str:
+    """Behind an error of one line, or below one of several."""
+    said = str(error)
+    return said + ("\n" if "\n" in said else "; ") + _way_back(folder, last)
 
 
 def _way_back(folder: Path, last: Path | None) -> str:

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 from rlplug.cli import main
 
@@ -100,6 +103,9 @@ BAD = {
     "env=gymnasium env.id=Cartpole-v1": "env.id: ",
     "env=gymnasium env.id=CartPole-v7": "env.id: ",
     "+env.kwargs.nope=1": "env.kwargs: ",
+    "env.mask_key=mask": "env.mask_key: neither the observation nor info of CartPole-v1 has 'mask'; null plays without",
+    "env=masked_cartpole env.frame_skip=2": "env.frame_skip: repeats actions that the masks of ",
+    "env=masked_cartpole env.sticky_actions=0.3": "env.sticky_actions: repeats actions that the masks of ",
     # sweeps, refused before their first job
     "-m algo=ppo,sacc": "algo: unknown option 'sacc'; did you mean sac? There are: ",
     "-m algo=ppo seed=1,x": "seed: 'x' has the wrong type: should be a valid integer",
@@ -136,6 +142,38 @@ def test_a_chosen_run_folder_is_not_left_either(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "mine" / "notes.txt").touch()
     assert main(["seed=x", "hydra.run.dir=mine/deep/run"]) == 2
     assert [path.name for path in tmp_path.rglob("*")] == ["mine", "notes.txt"]
+
+
+class Broken(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+
+    def __init__(self, where):
+        self.where = where
+
+    def reset(self, *, seed=None, options=None):
+        if self.where == "reset":
+            raise OSError("no field to play on")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        raise OSError("nothing moves")
+
+
+gymnasium.register("Broken-v0", Broken)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_environment_that_fails(where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    """At its first reset there is nothing yet to keep; later the way back stands on a line of its own."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["env=gymnasium", "env.id=Broken-v0", f"+env.kwargs.where={where}", "logger=[]"]) == 1
+    *_, error, last = capsys.readouterr().err.splitlines()
+    if where == "reset":
+        assert last == "rlplug: OSError: no field to play on"
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert error == "rlplug: OSError: nothing moves"
+        assert last.startswith("rlplug: there is no checkpoint yet; continue with: python -m rlplug resume ")
 
 
 @pytest.mark.parametrize("line", ["algo=sacc", "algo.gamma=2", "-m algo.gamma=2,3"])

@@ -1,8 +1,10 @@
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from rlplug import ConfigError, compose
 from rlplug.config import composed, default_node, parse, plain
@@ -137,3 +139,11 @@ def test_what_an_experiment_set_of_an_exploration_goes_with_it():
     assert list(compose(["experiment=ppo_icm_frozenlake", "exploration=[rnd]"]).exploration) == ["rnd"]
     with pytest.raises(ConfigError, match=r"^exploration.icm.name: should name one of"):
         compose(["experiment=ppo_icm_frozenlake", "exploration=[]", "exploration.icm.eta=1.0"])
+
+
+def test_experiments_leave_the_environment_to_its_preset():
+    """``experiment=x env=y`` plays y."""
+    paths = sorted(Path(__file__).parents[2].glob("conf/experiment/*.yaml"))
+    assert len(paths) > 10
+    for path in paths:
+        assert "env" not in yaml.safe_load(path.read_text()), path.name

@@ -41,6 +41,10 @@ def fall(env):
     raise ZeroDivisionError("the pole is gone")
 
 
+def leave(env):
+    raise SystemExit(3)
+
+
 FAULTS = {
     "shape": (obs(np.zeros(3, np.float32)), r"observation\[0\] has shape \[3\]; its space says \[2\]"),
     "scalar": (obs(0.0), r"observation\[0\] has shape \[\]; its space says \[2\]"),
@@ -52,6 +56,7 @@ FAULTS = {
     "parts": (lambda env: ((ZERO,), {}), "observation is 1 parts; its space is a Tuple of 2"),
     "no tuple": (lambda env: (ZERO[0], {}), "observation is of type float32; its space is a Tuple of 2"),
     "raises": (fall, r"Traceback.*in fall\n.*ZeroDivisionError: the pole is gone"),
+    "leaves": (leave, r"Traceback.*in leave\n.*SystemExit: 3"),
     "nothing allowed": (mask([1, 0], [0, 0, 0]), "action_mask forbids every action"),
     "mask too long": (
         mask(np.ones(2), np.ones(4)),
@@ -76,13 +81,13 @@ def test_one_error_that_names_environment_seed_and_step(fault, at_reset):
     env = EnvList(envs, mask_key="action_mask", env_ids=[4, 7])
     seed = int(np.random.SeedSequence([11, 0]).generate_state(1)[0])
     step, where = (0, "reset") if at_reset else (3, "step")
-    verb = rf" raised in {where}\(\):\n" if fault == "raises" else ": "
+    verb = rf" raised in {where}\(\):\n" if fault in ("raises", "leaves") else ": "
     with pytest.raises(RunError, match=rf"(?s)^environment 7 \(episode 0, seed {seed}, step {step}\){verb}.*{message}"):
         play(env, [10, 11])
     assert envs[0].steps == step  # nobody went on
 
 
-@pytest.mark.parametrize("fault", ["raises", "shape", "nothing allowed"])
+@pytest.mark.parametrize("fault", ["raises", "leaves", "shape", "nothing allowed"])
 @pytest.mark.parametrize("at_reset", [False, True])
 def test_the_same_in_a_worker(fault, at_reset):
     says, message = FAULTS[fault]

@@ -34,9 +34,15 @@ def test_whole_range_of_float32_does_not_overflow():
 
 
 def test_unbounded_actions_pass():
-    space = Box(np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32))
+    assert execute(Box(-np.inf, np.inf, (2,), np.float32))(np.array([[3, -200]], np.float32)).tolist() == [[3, -200]]
+
+
+def test_each_bound_holds_by_itself():
+    low, high = np.array([[0, -np.inf, 0, -np.inf], [4, 5, np.inf, np.inf]], np.float32)
+    space = Box(low, high)
     assert not inside_action(space).is_bounded()
-    assert execute(space)(np.array([[3, -200]], np.float32)).tolist() == [[3, -200]]
+    out = execute(space)(np.array([[0, 3, 7, -200], [-7, 9, -1, 200]], np.float32))
+    assert out.tolist() == [[2, 3, 7, -200], [0, 5, 0, 200]]
 
 
 @pytest.mark.parametrize("space", [Box(-np.inf, np.inf, (2,)), Box(-1, 1, (2,)), Discrete(3), MultiDiscrete([2, 3])])

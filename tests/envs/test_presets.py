@@ -12,16 +12,18 @@ from rlplug.envs import EnvList, NativeVector
 from rlplug.envs.spaces import copy
 from rlplug.types import leaves, map_leaves
 
+ROOMS = ("doorkey_5x5", "empty_5x5", "empty_16x16", "fourrooms")
 EXTRAS = {
     "box2d": ("Box2D", ("lunarlander", "lunarlander_continuous")),
     "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer")),
     "atari": ("ale_py", ("atari", "pong", "breakout")),
-    "minigrid": ("minigrid", ("minigrid_doorkey_5x5", "minigrid_empty_5x5", "minigrid_fourrooms")),
+    "minigrid": ("minigrid", tuple(f"minigrid_{room}" for room in ROOMS)),
     "dmc": ("dm_control", ("dm_control", "dmc_cartpole_swingup", "dmc_walker_walk")),
 }
 GIVEN = {"gymnasium": {"id": "CartPole-v1"}, "dm_control": {"domain": "cheetah", "task": "run"}}
-FIXED = ("cliffwalking", "frozenlake_12x12", "minigrid_empty_5x5")
+FIXED = ("cliffwalking", "frozenlake_12x12", "minigrid_empty_5x5", "minigrid_empty_16x16")
 """nothing is drawn in them"""
+MASKED = {"taxi": 6, "masked_cartpole": 8}
 PRESETS = sorted(option for option in option_names("env"))
 BUILT_IN = [option for option in PRESETS if default_node("env", option)["name"] in ("gymnasium", "dm_control")]
 
@@ -60,8 +62,10 @@ WANTED = {  # option: observation, action, steps
     "humanoid": (numbers(348), torques(17), 1000),
     "lunarlander": (numbers(8), Discrete(4), 1000),
     "lunarlander_continuous": (numbers(8), torques(2), 1000),
+    "masked_cartpole": (numbers(4), Discrete(8), 500),
     "minigrid_doorkey_5x5": (minigrid, Discrete(7), 250),
     "minigrid_empty_5x5": (minigrid, Discrete(7), 100),
+    "minigrid_empty_16x16": (minigrid, Discrete(7), 40),
     "minigrid_fourrooms": (minigrid, Discrete(7), 100),
     "mountaincar": (numbers(2), Discrete(3), 200),
     "mountaincar_continuous": (numbers(2), torques(1), 999),
@@ -137,7 +141,7 @@ def test_a_preset_holds_what_it_promises(option):
     assert spec.sole.action == action
     assert spec.max_episode_steps == steps
     assert spec.frame_stack == (4 if obs is image else 1)
-    assert spec.extras == ({"mask": MultiBinary(6)} if option == "taxi" else {})
+    assert spec.extras == ({"mask": MultiBinary(MASKED[option])} if option in MASKED else {})
     length, over, ends = np.zeros(2, int), np.zeros(2, bool), 0
     horizon = 2 * steps + 2 if steps and steps <= 250 else 60
     for t, row in enumerate(walk(env, 0, horizon)):
@@ -164,6 +168,23 @@ def test_seeds_decide_everything(option):
     assert episode(build(option), 3, 40) == episode(build(option), 3, 40)
     same = episode(build(option), 3, 40) == episode(build(option), 4, 40)
     assert same == (option in FIXED)
+
+
+@pytest.mark.parametrize("option", [option for option in BUILT_IN if isinstance(WANTED[option][1], Discrete)])
+def test_no_action_leads_out_of_the_space_unless_the_preset_says_so(option):
+    """An observation outside of its space stops a run."""
+    env = build(option, 4)
+    spec, beyond = env.spec.sole, False
+    for action in range(spec.action.n):
+        row = env.reset(range(4))
+        for _ in range(120):
+            if "mask" in row and not row["mask"][:, action].all():
+                break
+            row = env.step(np.full(4, action))
+            beyond |= not all(inside(spec.obs, row["obs"], i) for i in range(4))
+    assert env.check_bounds == (option != "lunarlander")
+    assert beyond == (option == "lunarlander")
+    env.close()
 
 
 @pytest.mark.parametrize(

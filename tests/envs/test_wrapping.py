@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
 
 from rlplug.envs import EnvList, NativeVector
+from rlplug.envs.checking import MisfitError
 from rlplug.envs.spaces import equal
 from rlplug.envs.wrapping import Wrapping
 from rlplug.plugins.env.gymnasium import Gymnasium
@@ -233,3 +234,13 @@ def test_sticky_actions_of_atari_are_the_emulators(vectorization):
 
     assert len({episode(0.0, seed) for seed in range(5)}) == 1
     assert len({episode(0.5, seed) for seed in range(5)}) > 2
+
+
+@pytest.mark.parametrize("options", [{"mask_key": "action_mask"}, {"drop": ["bits"]}])
+def test_a_key_that_is_missing_is_named(options):
+    env = Wrapping(**options)(Everything())
+    env.reset(seed=0)
+    whole = env.unwrapped._obs
+    env.unwrapped._obs = lambda: {key: part for key, part in whole().items() if key != "hand"}
+    with pytest.raises(MisfitError, match="the observation lacks 'hand', which its space has"):
+        env.step(0)

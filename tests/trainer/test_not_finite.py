@@ -369,6 +369,16 @@ def test_an_environment_that_goes_wrong_ends_the_run(tmp_path, monkeypatch, what
     assert trainer.progress.updates == 1
 
 
+@pytest.mark.parametrize("what", ["undefined", "reward"])
+def test_an_evaluation_that_goes_wrong_says_so(tmp_path, monkeypatch, what):
+    """The third copy of the environment is the one that plays it."""
+    monkeypatch.setattr(Faulty, "made", itertools.count())
+    env = ["env=gymnasium", "env.id=NotFinite-v0", f"+env.kwargs={{what:{what},number:2,at:11}}"]
+    trainer = build(compose([*env, "num_envs=1", "algo.sgd_minibatch_size=128", *QUIET]), tmp_path)
+    with pytest.raises(RunError, match=r"^(obs|reward) of environment 0 is (NaN|infinite) at environment step 1[01]$"):
+        trainer.evaluator.play(0)
+
+
 def test_a_replay_never_stores_what_went_wrong(tmp_path, monkeypatch):
     monkeypatch.setattr(Faulty, "made", itertools.count())
     env = ["env=gymnasium", "env.id=NotFinite-v0", "+env.kwargs={what:undefined,number:1,at:30,discrete:false}"]

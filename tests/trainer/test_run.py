@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -201,6 +203,19 @@ def test_shares_that_do_not_divide_are_refused_with_what_would():
     checks.shares(256, Plan(devices=2, microbatches=4))
 
 
+def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
+    words = ["algo=sac", "env=pendulum", "num_envs=2"]
+    with closing(build(compose(words), tmp_path)) as trainer:
+        needed = trainer.buffer.nbytes(trainer.source.example())
+    monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=0.9 * needed))
+    with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffer would need \S+ \S+, but only"):
+        build(compose(words), tmp_path)
+    with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffers of 2 ranks would need"):
+        build(compose(words), tmp_path, plan=Plan("cpu", 2))
+    monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=1.5 * needed))
+    build(compose(words), tmp_path, plan=Plan("cpu", 2)).close()
+
+
 def test_an_actor_s_noise_has_its_rows_of_the_global_draw():
     ctx = RunContext(spec=rlplug.EnvSpec({}), num_envs=4, seed=3)
     with ctx.acting(Scope("actor", 4, [2])):
@@ -262,6 +277,15 @@ def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path, monkeypatch)
     assert 100 <= evaluated["eval/length_mean"] < 200
     with pytest.raises(KeyboardInterrupt):
         trainer.evaluator(0, stop=lambda: True)
+
+
+def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
+    """Episodes that broke off are not counted, and others are played instead; not for ever."""
+    faulty = ["env.id=rlplug.testing.worlds:FaultyCartPole-v0", "env.restart_failed=true", "eval.episodes=8"]
+    with closing(build(compose([*faulty, "+env.kwargs.raises=0.2"]), tmp_path)) as trainer:
+        said = r"^the environments of an evaluation failed in \d+ episodes, and ended \d of 8$"
+        with pytest.raises(RunError, match=said):
+            trainer.evaluator.play(0)
 
 
 def test_one_update_a_round_from_a_replay(tmp_path):

@@ -72,6 +72,17 @@ def test_a_schedule_that_is_acted_by_stands_where_it_stood():
     check_resumes(Case("sac", "pendulum"), "exploration=[gaussian]", noise, early, "model.hidden=[8]", updates=50)
 
 
+@pytest.mark.parametrize("compress", ["null", "lz4"])
+def test_stacks_of_images_and_priorities_resume(compress):
+    pytest.importorskip("ale_py")
+    if compress == "lz4":
+        pytest.importorskip("lz4")
+    words = ["buffer=prioritized", "buffer.capacity=500", f"buffer.compress={compress}", "algo.n_step=3"]
+    early = ["loop.num_steps_sampled_before_learning_starts=20", "loop.train_batch_size=8"]
+    tiny = ["model=nature_cnn", "model.hidden=[8]", "env.vectorization=list"]
+    check_resumes(Case("dqn", "pong"), *words, *early, *tiny, updates=20)
+
+
 def test_capturing_changes_nothing_and_shares_no_memory(saved):
     trainer, draft, _ = saved
     again = capture(trainer)

@@ -16,6 +16,9 @@ from rlplug.envs.wrapping import Wrapping
 from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
 from rlplug.types import ConfigError
 
+MASK_KEY = "action_mask"
+"""what masks are called where nothing else is said"""
+
 
 @settings
 class Config:
@@ -55,6 +58,16 @@ class Gymnasium:
     Config = Config
 
     def __new__(cls, cfg: Config, ctx: Context) -> VecEnv:  # type: ignore[misc]
+        env = cls._made(cfg, ctx)
+        try:
+            _check_masks(cfg, "mask" in env.spec.extras)
+        except ConfigError:
+            env.close()
+            raise
+        return env
+
+    @staticmethod
+    def _made(cfg: Config, ctx: Context) -> VecEnv:
         options = {f.name: getattr(cfg, f.name) for f in fields(Wrapping)}
         own: dict[str, Any] = {"env_ids": ctx.env_ids, "check_bounds": cfg.check_bounds}
         if ctx.render:
@@ -73,6 +86,20 @@ class Gymnasium:
         if native and not cfg.restart_failed:
             return make_native(spec, len(ctx.env_ids), cfg.kwargs, **options, **own)
         return EnvList([make() for _ in ctx.env_ids], **make.offers, **own)
+
+
+def _check_masks(cfg: Config, there: bool) -> None:
+    if not there and cfg.mask_key not in (None, MASK_KEY):
+        raise ConfigError(
+            "env.mask_key",
+            f"neither the observation nor info of {cfg.id} has {cfg.mask_key!r}; null plays without masks",
+        )
+    repeats = {"frame_skip": cfg.frame_skip > 1, "sticky_actions": bool(cfg.sticky_actions)}
+    for key in [key for key, asked in repeats.items() if asked and there]:
+        raise ConfigError(
+            f"env.{key}",
+            f"repeats actions that the masks of {cfg.id} may forbid by then; env.mask_key=null has none",
+        )
 
 
 def _shown(cfg: Config, options: dict[str, Any]) -> VecEnv:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlplug.testing.checks.runs import Case, differences, play, require, some
 from rlplug.trainer import checkpoint
@@ -50,5 +51,13 @@ def stored(store: RowStore) -> Tree:
     rows: dict[int, Any] = {}
     for start, piece in store.rows():
         for i in range(len(next(leaves(piece)))):
-            rows[start + i] = torch.cat([leaf[i].reshape(-1).double() for leaf in leaves(piece)])
+            rows[start + i] = torch.cat([_unpadded(leaf[i]).reshape(-1).double() for leaf in leaves(piece)])
     return {str(number): row for number, row in sorted(rows.items())}
+
+
+def _unpadded(row: Tensor) -> Tensor:
+    """Without the zeros with which compressed images are as long as the longest one of their piece."""
+    if not row.ndim:
+        return row
+    used = row.reshape(-1, row.shape[-1]).any(0).nonzero()
+    return row[..., : int(used.max()) + 1 if len(used) else 0]
