@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from multiprocessing import resource_tracker
@@ -110,8 +110,9 @@ def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callabl
 
     resource_tracker.ensure_running()  # of multiprocessing, which unblocks signals when it starts
     try:
-        with handling(pass_on):
+        with ExitStack() as passing:
             with _signals(signal.SIG_BLOCK):  # which processes inherit: a rank hears them once it can answer
+                passing.enter_context(handling(pass_on))
                 for process in processes:
                     process.start()
             answers = _listen([ours for ours, theirs in pipes if theirs.close() is None], tell)

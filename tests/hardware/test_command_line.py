@@ -106,7 +106,8 @@ def test_stopped_while_its_ranks_start(tmp_path: Path, number: signal.Signals):
         time.sleep(0.005)
     os.killpg(program.pid, number)
     _, said = program.communicate(timeout=120)
-    assert (program.returncode, said) == (128 + number, "")
+    assert program.returncode in (128 + number, -number)  # the second one before anybody listens: to a shell the same
+    assert said == ""
 
 
 @pytest.mark.slow
