@@ -12,7 +12,7 @@ from rlplug.nn.heads import (
     TanhGaussianHead,
     head_for,
 )
-from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear
+from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
 from rlplug.nn.optim import Adam
 from rlplug.nn.recurrent import GRU, LSTM, Recurrent
 from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten
@@ -49,4 +49,5 @@ __all__ = [
     "flatten",
     "head_for",
     "is_image",
+    "precise",
 ]

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
-from rlplug.nn.mlp import Linear
+from rlplug.nn.mlp import Linear, precise
 from rlplug.types import ConfigError
 
 
@@ -50,7 +50,7 @@ class CategoricalHead(Head):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Categorical:
         """``mask [..., n]``: the allowed actions."""
-        return Categorical(self.linear(features), mask)
+        return Categorical(precise(self.linear, features), mask)
 
 
 class MultiCategoricalHead(Head):
@@ -76,7 +76,7 @@ class MultiCategoricalHead(Head):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> MultiCategorical:
         """``mask [..., sum(sizes)]``: the allowed ones, choice by choice."""
-        logits = self.linear(features).unflatten(-1, self.exists.shape)
+        logits = precise(self.linear, features).unflatten(-1, self.exists.shape)
         allowed = self.exists if self.padded else None
         if mask is not None:
             allowed = mask[..., self.position] & self.exists
@@ -95,7 +95,7 @@ class BernoulliHead(Head):
 
     def forward(self, features: Tensor, mask: None = None) -> Bernoulli:
         _refuse(mask, "MultiBinary")
-        return Bernoulli(self.linear(features), self.event)
+        return Bernoulli(precise(self.linear, features), self.event)
 
 
 class DiagGaussianHead(Head):
@@ -124,7 +124,7 @@ class DiagGaussianHead(Head):
 
     def forward(self, features: Tensor, mask: None = None) -> DiagGaussian:
         _refuse(mask, "Box")
-        mean = self.linear(features)
+        mean = precise(self.linear, features)
         if not self.state_dependent_std:
             return DiagGaussian(mean, self.log_std, self.event)
         mean, change = mean.chunk(2, -1)
@@ -149,7 +149,7 @@ class TanhGaussianHead(Head):
 
     def forward(self, features: Tensor, mask: None = None) -> TanhGaussian:
         _refuse(mask, "Box")
-        mean, log_std = self.linear(features).chunk(2, -1)
+        mean, log_std = precise(self.linear, features).chunk(2, -1)
         return TanhGaussian(mean, log_std.clamp(*self.log_std_bounds), (self.noise_size,))
 
 

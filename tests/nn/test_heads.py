@@ -1,3 +1,5 @@
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Text
 from torch import distributions as ref
 from torch.testing import assert_close
 
+from rlplug.config import compose
 from rlplug.nn import (
     BernoulliHead,
     Categorical,
@@ -15,6 +18,7 @@ from rlplug.nn import (
     head_for,
 )
 from rlplug.testing.context import context
+from rlplug.trainer.launch import build
 from rlplug.types import ConfigError
 
 SPACES = [
@@ -142,3 +146,22 @@ def test_the_first_policy_is_nearly_uniform():
 def test_unsupported_action_space():
     with pytest.raises(ConfigError, match="policies serve Discrete"):
         head_for(Text(5), 4)
+
+
+@pytest.mark.parametrize(("space", "kind", "noise"), SPACES)
+def test_what_a_policy_says_is_precise_under_autocast(space, kind, noise):
+    """Ratios are differences of log-probabilities, which 8 bits do not hold."""
+    head, features = head_for(space, 6, gain=1.0), torch.randn(5, 6).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        said = head(features).params
+    assert_close(said, head(features.float()).params, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("words", [["algo=ppo"], ["algo=dqn", "algo.dueling=true"], ["algo=dqn", "algo.noisy=true"]])
+def test_values_are_precise_under_autocast(words, tmp_path):
+    with closing(build(compose([*words, "env=cartpole", "logger=[]"]), tmp_path)) as trainer:
+        rows = {"obs": torch.randn(5, 4), "is_first": torch.zeros(5, dtype=torch.bool)}
+        algo = trainer.algorithm
+        with torch.autocast("cpu", torch.bfloat16):
+            said = algo.values(rows, {}) if words == ["algo=ppo"] else algo.online(rows, {}, True)[0]
+    assert said.dtype == torch.float32

@@ -22,7 +22,7 @@ from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.sequences import n_step_rows
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, greedy, huber, inverse_rescale, rescale
-from rlplug.nn import Adam, Linear
+from rlplug.nn import Adam, Linear, precise
 from rlplug.nn.noisy import NoisyLinear, redraw
 from rlplug.settings import (
     NonNegativeFloat,
@@ -47,9 +47,9 @@ class Stream(nn.Module):
         )
 
     def forward(self, x: Tensor, noisy: bool) -> Tensor:
-        for i, layer in enumerate(self.layers):
-            x = torch.relu(x) if i else x
-            x = layer(x, noisy) if isinstance(layer, NoisyLinear) else layer(x)
+        for i, layer in enumerate(self.layers, 1):
+            args = (noisy,) if isinstance(layer, NoisyLinear) else ()
+            x = torch.relu(layer(x, *args)) if i < len(self.layers) else precise(layer, x, *args)
         return x
 
 

@@ -12,7 +12,7 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import chunks
-from rlplug.nn import Adam, Distribution, Linear, head_for
+from rlplug.nn import Adam, Distribution, Linear, head_for, precise
 from rlplug.settings import (
     NonNegativeFloat,
     PositiveFloat,
@@ -114,7 +114,7 @@ class PPO(Algorithm):
             features, _ = self.value_model(rows["obs"], carry.get("value", {}), rows.get("is_first"))
         elif features is None:
             features, _ = self.model(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
-        return self.value(features).squeeze(-1)
+        return precise(self.value, features).squeeze(-1)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         _, dist, after = self.dist(step, carry)

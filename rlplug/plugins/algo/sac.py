@@ -30,6 +30,7 @@ from rlplug.nn import (
     TanhGaussianHead,
     choices_of,
     is_image,
+    precise,
 )
 from rlplug.settings import (
     NonNegativeFloat,
@@ -81,7 +82,7 @@ class Critic(nn.Module):
         elif action is not None:
             action = action.expand(*code.shape[:-1], action.shape[-1])
             code = torch.relu(self.join(torch.cat((code, action), -1)))
-        q = self.head(code)
+        q = precise(self.head, code)
         q = q if self.copies > 1 else q.unsqueeze(0)
         return q.squeeze(-1) if self.joins != "nowhere" else q.unflatten(-1, self.head_shape)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlplug import nn
 from rlplug.api import Context, Losses
 from rlplug.functional.curiosity import prediction_error
-from rlplug.nn import Activation, Flatten, Linear, head_for
+from rlplug.nn import Activation, Flatten, Linear, head_for, precise
 from rlplug.plugins.exploration.curiosity import Curiosity, network
 from rlplug.settings import ModelNode, NonNegativeFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch
@@ -52,11 +52,13 @@ class ICM(Curiosity):
 
     def features(self, obs: Any) -> Tensor:
         """``phi [..., feature_dim]``."""
-        return self.feature(self.torso(obs, {}, None)[0])
+        return precise(self.feature, self.torso(obs, {}, None)[0])
 
     def forward_error(self, phi: Tensor, next_phi: Tensor, action: Tensor) -> Tensor:
         """Equation 5."""
-        return prediction_error(self.predict(self.forward_net(torch.cat((phi, self._flat(action)), -1))), next_phi)
+        return prediction_error(
+            precise(self.predict, self.forward_net(torch.cat((phi, self._flat(action)), -1))), next_phi
+        )
 
     def inverse_error(self, phi: Tensor, next_phi: Tensor, action: Tensor) -> Tensor:
         """Equation 3: minus log-likelihood of the action, of unit variance and up to a constant if continuous."""

@@ -14,7 +14,7 @@ from torch import nn as tnn
 from rlplug import nn
 from rlplug.api import Context, Learner, Losses
 from rlplug.functional.returns import discounted_sum
-from rlplug.nn import Linear
+from rlplug.nn import Linear, precise
 from rlplug.nn.moments import Moments
 from rlplug.plugins.exploration.curiosity import Curiosity, network, next_obs
 from rlplug.settings import (
@@ -103,7 +103,7 @@ class RND(Curiosity):
         """Mean squared error of the prediction, ``[...]``."""
 
         def features(net: Any) -> Tensor:
-            return net["head"](net["further"](net["torso"](seen, {}, None)[0]))
+            return precise(net["head"], net["further"](net["torso"](seen, {}, None)[0]))
 
         seen = self.whitened(obs)
         return (features(self.predictor) - features(self.target).detach()).square().mean(-1)
