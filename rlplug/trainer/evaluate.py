@@ -10,7 +10,7 @@ import numpy as np
 from rlplug.api import Algorithm, VecEnv
 from rlplug.trainer.collector import collector
 from rlplug.trainer.context import RunContext, Scope
-from rlplug.trainer.finite import check_segment
+from rlplug.trainer.finite import check_segment, stumbled
 from rlplug.trainer.metrics import Episodes
 from rlplug.types import RunError
 
@@ -84,7 +84,9 @@ class Evaluator:
         while left.any():
             if stop():
                 raise Stopped
-            for segment in source.collect(self.chunk, stop=stop, mode="greedy"):
+            with stumbled(source, self.chunk, 0, self.scope.env_ids):
+                segments = [*source.collect(self.chunk, stop=stop, mode="greedy")]
+            for segment in segments:
                 check_segment(source.unfinished(self.chunk), 0, self.scope.env_ids, source.bounds)
                 counted.add(segment)
             if source.broken > self.quota.sum():

@@ -251,11 +251,12 @@ def _denormals_flushed() -> Iterator[None]:
     The optimiser's moments of weights that have no gradient any more decay into such numbers, and processors take some
     twenty times as long for each.
     """
+    flushed = (torch.full((1,), 1e-39) * 1).item() == 0
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(False)
+        torch.set_flush_denormal(flushed)
 
 
 @contextmanager

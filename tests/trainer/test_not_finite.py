@@ -379,6 +379,22 @@ def test_an_evaluation_that_goes_wrong_says_so(tmp_path, monkeypatch, what):
         trainer.evaluator.play(0)
 
 
+def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(Faulty, "made", itertools.count())
+    env = ["env=gymnasium", "env.id=NotFinite-v0", "+env.kwargs={what:undefined,number:2,at:11}"]
+    trainer = build(compose([*env, "num_envs=1", "algo.sgd_minibatch_size=128", *QUIET]), tmp_path)
+    act = trainer.algorithm.act
+
+    def brittle(step, carry, mode):
+        if step["obs"].isnan().any():
+            raise ValueError("found invalid values")  # as torch.distributions does
+        return act(step, carry, mode)
+
+    monkeypatch.setattr(trainer.algorithm, "act", brittle)
+    with pytest.raises(RunError, match=r"^obs of environment 0 is NaN at environment step 11$"):
+        trainer.evaluator.play(0)
+
+
 def test_a_replay_never_stores_what_went_wrong(tmp_path, monkeypatch):
     monkeypatch.setattr(Faulty, "made", itertools.count())
     env = ["env=gymnasium", "env.id=NotFinite-v0", "+env.kwargs={what:undefined,number:1,at:30,discrete:false}"]

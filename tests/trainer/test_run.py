@@ -316,9 +316,16 @@ def test_denormal_numbers_count_as_zero_while_a_run_learns(tmp_path, monkeypatch
 
     witness = Sum()
     monkeypatch.setattr(launch, "_loggers", lambda trainer: [witness])
-    train(compose(["total_steps=1024", "eval.every=0", "eval.episodes=1"]), tmp_path)
+    brief = compose(["total_steps=1024", "eval.every=0", "eval.episodes=1"])
+    train(brief, tmp_path / "1")
     assert witness.seen == 0
     assert (torch.full((100,), 1e-39) * 2).sum() > 0
+    try:
+        torch.set_flush_denormal(True)
+        train(brief, tmp_path / "2")
+        assert (torch.full((100,), 1e-39) * 2).sum() == 0, "as it was before"
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_loggers_hear_of_the_end_although_the_summary_cannot_be_written(tmp_path, monkeypatch):
