@@ -15,6 +15,8 @@ def unknown(name: str, known: Iterable[str], parent: str = "") -> str:
     names = sorted(set(known))
     if not names:
         return "there are none"
+    listed = ", ".join(names)
     nearest = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {parent + '.' if parent else ''}{nearest[0]}? " if nearest else ""
-    return hint + "There are: " + ", ".join(names)
+    if not nearest:
+        return f"there are: {listed}"
+    return f"did you mean {parent and parent + '.'}{nearest[0]}? There are: {listed}"

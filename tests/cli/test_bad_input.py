@@ -20,8 +20,8 @@ BAD = {
     "exploration=[gausian]": "exploration: unknown option 'gausian'; did you mean gaussian? There are: ",
     "model@critic_model=mpl": "model: unknown option 'mpl'; did you mean mlp? There are: ",
     "hydra/launcher=bsic": "hydra/launcher: unknown option 'bsic'; did you mean basic? There are: ",
-    "algo=null": "algo: unknown option 'null'; There are: ",
-    "algo=3": "algo: unknown option '3'; There are: ",
+    "algo=null": "algo: unknown option 'null'; there are: ",
+    "algo=3": "algo: unknown option '3'; there are: ",
     "env=atari/pong": "env: unknown option 'atari/pong'; did you mean atari? There are: ",
     "buffer.name=rollut": "buffer.name: unknown buffer 'rollut'; did you mean rollout? There are: ",
     # groups and keys

@@ -155,7 +155,7 @@ def test_what_was_installed_fits_together(empty: Empty):
 
 def test_an_algorithm_that_is_not_installed_is_refused(refused: subprocess.CompletedProcess[str]):
     assert refused.returncode == 2
-    assert refused.stderr == "rlplug: algo: unknown option 'reinforce'; There are: dqn, ppo, sac\n"
+    assert refused.stderr == "rlplug: algo: unknown option 'reinforce'; there are: dqn, ppo, sac\n"
 
 
 def test_an_installed_plugin_is_listed(refused: subprocess.CompletedProcess[str], empty: Empty):
@@ -175,7 +175,7 @@ def test_an_installed_plugin_trains(refused: subprocess.CompletedProcess[str], e
 def test_an_installed_environment_and_exploration_train(empty: Empty, wheels: dict[str, Path]):
     refused = empty.rlplug("algo=ppo", "env=deepsea")
     assert refused.returncode == 2
-    assert refused.stderr.startswith("rlplug: env: unknown option 'deepsea'; There are: ")
+    assert refused.stderr.startswith("rlplug: env: unknown option 'deepsea'; there are: ")
     empty.install(wheels["rlplug_deepsea"])
     folder = empty.trained("algo=ppo", "env=deepsea", "exploration=[counts]", "total_steps=2048", "logger=[]")
     assert folder.parent.name == "ppo-deepsea"

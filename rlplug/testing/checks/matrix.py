@@ -118,7 +118,7 @@ class Cell:
         try:
             self.build().close()
         except ConfigError as error:
-            return str(error).partition("; did you mean")[0].partition("; There are")[0]
+            return str(error).partition("; did you mean")[0].partition("; there are")[0]
         return None
 
     @property
