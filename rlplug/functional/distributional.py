@@ -23,7 +23,7 @@ def project(prob: Tensor, atoms: Tensor, support: Tensor) -> Tensor:
     first, last = support[0], support[-1]
     place = (atoms.clamp(first, last) - first) / ((last - first) / (len(support) - 1))
     below = place.floor().clamp(max=len(support) - 2)
-    share, index = place - below, below.long()
+    share, index = (place - below).clamp(max=1.0), below.long()  # the last place may be rounded up
     mass = prob.new_zeros(*prob.shape[:-1], len(support))
     return mass.scatter_add(-1, index, prob * (1.0 - share)).scatter_add(-1, index + 1, prob * share)
 

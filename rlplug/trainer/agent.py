@@ -228,7 +228,10 @@ def evaluate(
 
 def _plan(raw: Mapping[str, Any], asked_for: bool, tell: Callable[[str], None]) -> Plan:
     try:
-        return choose("hardware", "hardware", raw["hardware"]).build(None).plan()
+        plan: Plan = choose("hardware", "hardware", raw["hardware"]).build(None).plan()
+        if plan.accelerator == "cuda" and not torch.cuda.is_available():  # it was another machine's
+            raise ConfigError("hardware", "needs a CUDA device, and none is found here")
+        return plan
     except ConfigError as error:
         if asked_for:
             raise
@@ -265,11 +268,12 @@ def _restored(
     )
     with torch.random.fork_rng(devices=[]):
         algorithm = algo.build(ctx).to(device)
-    see = Preprocess(typed(Core, {key: raw[key] for key in CORE if key in raw}).preprocess, spec, raw["num_envs"])
-    see.to(device)
+    seen: dict[str, Any] = checkpoint.tree("weights")["preprocess"]
+    columns = len(seen.get("returns", ()))  # the first rank's environments
+    see = Preprocess(typed(Core, {key: raw[key] for key in CORE if key in raw}).preprocess, spec, columns).to(device)
     try:
         algorithm.load_state_dict(checkpoint.tree("weights")["algorithm"])
-        see.load_state_dict(checkpoint.tree("weights")["preprocess"])
+        see.load_state_dict(seen)
     except (RuntimeError, KeyError) as error:
         reason = [line.strip() for line in str(error).splitlines()][:2][-1]
         raise CheckpointError(f"{checkpoint.path} does not fit algo {algo.name!r} as it is now: {reason}") from None

@@ -134,10 +134,12 @@ def require_room(plan: Plan, there: Mapping[str, float], where: str) -> None:
             each = getattr(cfg, name)
             if count * each > left + 1e-6:
                 key = f"hardware.{group}.{name}"
+                way = f"{key}={left / count:.2g} shares them" if left else f"{key}=0 needs none"
+                if resource == "GPU" and whose == "ranks" and left:
+                    way = f"hardware.devices={left // each:g} can"  # NCCL wants a device for every rank
                 raise ConfigError(
                     f"hardware.{option}",
-                    f"{count} {whose} with {each:g} {what} each need more than the {left:g} of {where}{taken};"
-                    f" {f'{key}={left / count:.2g} shares them' if left else f'{key}=0 needs none'}",
+                    f"{count} {whose} with {each:g} {what} each need more than the {left:g} of {where}{taken}; {way}",
                 )
             left, taken = left - count * each, f" that {count} {whose} leave"
 
@@ -160,6 +162,8 @@ def fits(trainer: Trainer) -> None:
             f"(num_envs={config.num_envs} x {trainer.loop.rows} steps of each); raise it, or collect less in a round",
         )
     device, ranks = getattr(trainer.buffer, "device", torch.device("cpu")), 1
+    if trainer.plan.accelerator == "cuda" and config.raw["buffer"].get("device") == "learner" and device.type == "cpu":
+        return  # it will be on devices of other processes, which look for themselves
     if device.type == "cuda":
         free, where = torch.cuda.mem_get_info(device)[0], f" of {torch.cuda.get_device_name(device)}"
     else:

@@ -23,7 +23,7 @@ from rlplug.trainer.checkpoint import Checkpoint, checkpoints, find, tidy
 from rlplug.trainer.keeper import Keeper
 from rlplug.trainer.origins import check_installed, check_same, chosen, installed
 from rlplug.trainer.policy import loop_of, read_spec, set_up_torch
-from rlplug.trainer.ranks import RankError, fabric_of, handling, launched_elsewhere, together
+from rlplug.trainer.ranks import RankError, fabric_of, handling, launched_elsewhere, require_started, together
 from rlplug.trainer.report import describe
 from rlplug.trainer.state import restore
 from rlplug.trainer.trainer import Trainer
@@ -91,13 +91,14 @@ def _launched(
     them, else in processes of their own, which continue what broke off as often as they may."""
     plan: Plan = hardware.build(None).plan()
     on_ray = plan.launcher == "ray"
+    require_started(plan)
     if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and not on_ray):
         return work(fabric_of(plan), tell, *args)
     if plan.num_nodes > 1:
         raise ConfigError(
             "hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each of them"
         )
-    with closing(build(config(), folder, plan=replace(plan, accelerator="cpu", precision="32-true"))):
+    with closing(build(config(), folder)):
         pass  # what is wrong is found before any process is started
     if on_ray:
         from rlplug.trainer.actors.ranks import on_cluster as start
@@ -317,7 +318,8 @@ def build(config: RunConfig, folder: Path, fabric: Fabric | None = None, plan: P
     """Everything a run consists of, checked, with nothing written yet.
 
     Args:
-        fabric: of this rank. None: there is this process alone, which builds what the first rank will have.
+        fabric: of this rank. None: there is this process alone, which builds what the first rank will have; where
+            ranks are processes of their own, on the processor.
         plan: another one than the hardware's.
 
     Raises:
@@ -327,10 +329,14 @@ def build(config: RunConfig, folder: Path, fabric: Fabric | None = None, plan: P
     spec = read_spec(config)
     checks.cross(config, spec)
     loop = loop_of(config, spec)
-    checks.shares(loop.batch_size, own)
+    if config.buffer.cls.stale:  # else no samples are drawn
+        checks.shares(loop.batch_size, own)
     checks.actors(config, spec, own)
     set_up_torch(own, config.deterministic)
-    fabric = fabric or fabric_of(replace(own, devices=1, num_nodes=1))
+    if fabric is None:
+        alone = replace(own, devices=1, num_nodes=1)
+        elsewhere = own.world_size > 1 or own.launcher == "ray"
+        fabric = fabric_of(replace(alone, accelerator="cpu", precision="32-true") if elsewhere else alone)
     trainer = Trainer(config, folder, own, fabric, spec, loop)
     try:
         checks.fits(trainer)

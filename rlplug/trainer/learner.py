@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 import torch
 import torch._dynamo
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, distributed
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
@@ -25,6 +25,7 @@ from rlplug.trainer.context import RunContext
 from rlplug.trainer.finite import Step, wrong
 from rlplug.trainer.part import Part
 from rlplug.trainer.preprocess import Preprocess
+from rlplug.trainer.scaling import LossScale
 from rlplug.types import Batch, Progress, RunError, Tree, Weights, leaves, map_leaves
 
 Reduction = Literal["mean", "std", "sum", "max", "min"]
@@ -44,6 +45,8 @@ class FabricLearner:
             read back at once, and ``check_finite`` raises. ``skip``: it is not made; its numbers are read back at
             every step, for which an accelerator has to wait.
         replicated: every rank's buffer holds all data, not its own environments'.
+        scaled: losses are scaled before they are differentiated, as ``16-mixed`` needs it. Steps whose gradients
+            overflow are left out, and numbers are read back at every step.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class FabricLearner:
         on_nan: Literal["stop", "skip"] = "stop",
         preprocess: Preprocess | None = None,
         replicated: bool = False,
+        scaled: bool = False,
     ) -> None:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
         self.exploration, self.progress = dict(exploration or {}), progress or Progress()
@@ -68,6 +72,7 @@ class FabricLearner:
         self.whole = fabric.world_size == 1 and microbatches == 1
         self.compile = compile and self.whole
         self.on_nan = on_nan
+        self.scale = LossScale(ctx.device) if scaled else None
         self.skipped = 0
         """gradient steps that were skipped; set back by whoever reports it"""
         self._gathered = False
@@ -164,10 +169,12 @@ class FabricLearner:
         self._step(who, tuple(self.parts(who) if parts is None else parts), {})
 
     def _step(self, who: Trainable, due: Sequence[str], terms: Mapping[str, Tensor]) -> bool:
-        """Clip and step, unless the step is to be skipped: False."""
+        """Clip and step, unless the step is to be left out: False."""
         mine = self.parts(who)
         norms = {name: mine[name].clip() for name in due}
         made = Step(self.progress.updates + 1, self.progress.env_steps, who, dict(terms), norms)
+        if self.scale is not None and not self.scale.fits(made):
+            return False
         if self.on_nan == "stop":
             self._unread.append(made)
             if len(self._unread) >= MOST_UNREAD:
@@ -196,8 +203,13 @@ class FabricLearner:
         for part in mine.values():
             for p in part.params:
                 p.grad = None
-        if self.compile:
-            return self._compiled(batch, who, due, [p for name in due for p in mine[name].params])
+        params = [p for name in due for p in mine[name].params]
+        losses = (self._compiled if self.compile else self._eager)(batch, who, due, params)
+        if self.scale is not None:
+            self.scale.unscale_([p.grad for part in mine.values() for p in part.params if p.grad is not None])
+        return losses
+
+    def _eager(self, batch: Batch, who: Trainable, due: Sequence[str], params: Sequence[Tensor]) -> Losses:
         if self.whole:
             losses, _, total = self._forward(batch, who, due)
             self.fabric.backward(total)
@@ -210,7 +222,6 @@ class FabricLearner:
             self.fabric.backward(total)
             sums, count = losses if sums is None else _add(sums, losses, _column_axis(batch)), count + n
         assert sums is not None
-        params = [p for name in due for p in mine[name].params]
         for p in params:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -225,7 +236,7 @@ class FabricLearner:
             offset += p.numel()
         return Losses({k: next(values) for k in sums.terms}, {k: next(values) for k in sums.metrics}, sums.feedback)
 
-    def _compiled(self, batch: Batch, who: Trainable, due: Sequence[str], params: list[Tensor]) -> Losses:
+    def _compiled(self, batch: Batch, who: Trainable, due: Sequence[str], params: Sequence[Tensor]) -> Losses:
         """Forward and backward as one graph; where that cannot be compiled, eagerly from then on, and said so."""
         graph = self._graphs.get((id(who), due))
         if graph is None:
@@ -244,7 +255,7 @@ class FabricLearner:
                 f"compile: {type(who).__name__} could not be compiled and runs eagerly: {reason}", stacklevel=2
             )
             self.compile = False
-            return self._backward(batch, who, due)
+            return self._eager(batch, who, due, params)
         for p, gradient in zip(params, gradients, strict=True):
             p.grad = gradient
         return losses
@@ -281,6 +292,8 @@ class FabricLearner:
         terms = {name: collapse(term) for name, term in losses.terms.items()}
         metrics = {name: collapse(value.detach()) for name, value in losses.metrics.items()}
         total = torch.stack(list(terms.values())).sum()
+        if self.scale is not None:
+            total = total * self.scale.value
         return Losses({k: v.detach() for k, v in terms.items()}, metrics, losses.feedback), count, total
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
@@ -294,17 +307,20 @@ class FabricLearner:
                     yield name, module
 
     def state(self) -> Tree:
-        """Optimizers and how often they were called; those that were never used have none."""
-        return {
+        """Optimizers and how often they were called; those that were never used have none. The scale of losses."""
+        state: Tree = {
             name: {key: part.state() for key, part in self._parts[id(who)].items()}
             for name, who in self._named()
             if id(who) in self._parts
         }
+        return state if self.scale is None else state | {"loss_scale": self.scale.state()}
 
     def load(self, state: Tree) -> None:
         for name, who in self._named():
             for key, saved in state.get(name, {}).items():
                 self.parts(who)[key].load(saved)
+        if self.scale is not None and "loss_scale" in state:
+            self.scale.load(state["loss_scale"])
 
     # ---- batches and statistics -----------------------------------------------------------------------------------
 
@@ -390,7 +406,10 @@ class FabricLearner:
         return cast(Tensor, self.fabric.all_gather(torch.tensor(n, device=self.ctx.device))).tolist()
 
     def _all_reduce(self, x: Tensor, op: str) -> Tensor:
-        return x if self.fabric.world_size == 1 else cast(Tensor, self.fabric.all_reduce(x, reduce_op=op))
+        """In place, and without the barrier that Fabric's puts before it."""
+        if self.fabric.world_size > 1:
+            distributed.all_reduce(x, getattr(distributed.ReduceOp, op.upper()))
+        return x
 
 
 def _column_axis(batch: Batch) -> int:

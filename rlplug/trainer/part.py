@@ -16,7 +16,7 @@ from rlplug.types import Tree
 @dataclass
 class Part:
     optim: Optim
-    optimizer: Any  # Fabric's, which knows about gradient scaling
+    optimizer: Any  # Fabric's
     params: list[Tensor]
     calls: int = 0
 

@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision, Precision
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from torch import multiprocessing
@@ -52,8 +53,29 @@ def launched_elsewhere() -> bool:
 
 
 def _started_by_srun() -> bool:
-    """A batch script of a job with several tasks is none of them."""
-    return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1"
+    """A batch script of a job with several tasks is none of them, and neither is what is typed into a shell."""
+    typed = "SLURM_PTY_PORT" in os.environ or os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1" and not typed
+
+
+def require_started(plan: Plan) -> None:
+    """Raises:
+    ConfigError: torchrun or srun started another number of processes than there are to be ranks, which would learn
+        each for itself or wait for one another; or the ranks are not theirs to start again.
+    """
+    if not launched_elsewhere():
+        return
+    who, name = ("torchrun", "WORLD_SIZE") if TorchElasticEnvironment.detect() else ("srun", "SLURM_NTASKS")
+    if (started := int(os.environ[name])) != plan.world_size:
+        raise ConfigError(
+            "hardware",
+            f"{who} started {started} processes, and this is for {plan.world_size}, hardware.devices={plan.devices} on"
+            f" each of hardware.num_nodes={plan.num_nodes}",
+        )
+    if plan.max_restarts:
+        raise ConfigError(
+            "hardware.max_restarts", f"is for processes that rlplug starts itself, and {who} started these; 0 is right"
+        )
 
 
 def fabric_of(plan: Plan) -> Fabric:
@@ -74,19 +96,26 @@ def fabric_of(plan: Plan) -> Fabric:
             strategy=strategy,
             devices=plan.devices,
             num_nodes=plan.num_nodes,
-            precision=plan.precision,  # type: ignore[arg-type]
-            plugins=None if launched_elsewhere() else LightningEnvironment(),
+            plugins=[precision_of(plan)] if launched_elsewhere() else [precision_of(plan), LightningEnvironment()],
         )
+        fabric.launch()
     except ValueError as error:
         raise ConfigError("hardware.devices", f"does not fit how the processes were started: {error}") from None
-    fabric.launch()
     return fabric
+
+
+def precision_of(plan: Plan) -> Precision:
+    """What Fabric computes in. Losses are scaled by the learner, whose gradients are clipped and summed over ranks."""
+    if plan.precision == "32-true":
+        return Precision()
+    unused = torch.amp.GradScaler(plan.accelerator, enabled=False) if plan.precision == "16-mixed" else None
+    return MixedPrecision(plan.precision, plan.accelerator, unused)  # type: ignore[arg-type]
 
 
 def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callable[[str], None] = print) -> Any:
     """``function(fabric, tell, *args)`` on every rank of ``plan``, in processes of their own on this machine.
 
-    Ctrl-C and SIGTERM reach all of them. When one fails, all end within seconds.
+    Ctrl-C and SIGTERM reach all of them. When one fails, or at a second Ctrl-C, all end within seconds.
 
     Returns:
         What the first rank returned.
@@ -103,7 +132,10 @@ def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callabl
         for rank, (_, theirs) in enumerate(pipes)
     ]
 
+    heard: list[int] = []
+
     def pass_on(number: int, frame: Any) -> None:
+        heard.append(number)
         for process in processes:
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, number)
@@ -115,19 +147,23 @@ def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callabl
                 passing.enter_context(handling(pass_on))
                 for process in processes:
                     process.start()
-            answers = _listen([ours for ours, theirs in pipes if theirs.close() is None], tell)
+            ends = [ours for ours, theirs in pipes if theirs.close() is None]
+            answers = _listen(ends, tell, lambda: heard.count(signal.SIGINT) > 1)
     finally:
         _end(processes)
     return _verdict(answers, processes)
 
 
-def _listen(ends: list[Connection], tell: Callable[[str], None]) -> dict[int, Answer]:
-    """What every rank said last; after the first failure, for a few seconds only."""
+def _listen(ends: list[Connection], tell: Callable[[str], None], insists: Callable[[], bool]) -> dict[int, Answer]:
+    """What every rank said last; after the first failure, or once somebody ``insists``, for a few seconds only: one
+    that waits for another inside of a collective hears no signal."""
     answers: dict[int, Answer] = {}
     deadline: float | None = None
     while len(answers) < len(ends) and (deadline is None or time.monotonic() < deadline):
         waiting = {end: rank for rank, end in enumerate(ends) if rank not in answers}
-        for end in wait(list(waiting), deadline and max(0.0, deadline - time.monotonic())):
+        if deadline is None and insists():
+            deadline = time.monotonic() + GRACE
+        for end in wait(list(waiting), 0.5):
             try:
                 answer: Answer = pickle.loads(end.recv_bytes())  # type: ignore[union-attr]
             except (EOFError, OSError):  # its neighbours may have said sooner that it is gone than it was noticed here
@@ -145,6 +181,8 @@ def _verdict(answers: dict[int, Answer], processes: list[Any]) -> Any:
     """The first rank's value, or what went wrong first; those without an answer waited for whom that happened to."""
     wrong = {rank: answer for rank, answer in answers.items() if answer[0] != "value"}
     if not wrong:
+        if 0 not in answers:  # nobody had time to answer
+            raise KeyboardInterrupt(signal.SIGINT)
         return answers[0][1]
     for kind, what, _ in wrong.values():
         if kind == "interrupted":

@@ -39,7 +39,7 @@ def describe(trainer: Trainer) -> str:
         ("  updates", f"about {trainer.loop.updates(rounds * trainer.round_steps):,}"),
         (
             "hardware",
-            f"{plan.world_size} x {trainer.fabric.device.type}, {plan.precision}, {plan.threads} thread(s) of torch",
+            f"{plan.world_size} x {plan.accelerator}, {plan.precision}, {plan.threads} thread(s) of torch",
         ),
         *_shares(trainer),
         *_actors(trainer),

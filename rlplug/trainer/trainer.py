@@ -76,6 +76,7 @@ class Trainer(Run):
             config.on_nan,
             self.preprocess,
             self.replicated,
+            scaled=plan.precision == "16-mixed",
         )
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
@@ -284,6 +285,8 @@ class Trainer(Run):
         if self.config.on_nan == "skip":
             row["train/skipped"] = self.learner.skipped
             self.learner.skipped = 0
+        if self.learner.scale is not None:
+            row["train/loss_scale"] = self.learner.scale.value.item()
         wall, steps, updates = self.clock.wall(), self.progress.env_steps, self.progress.updates
         seconds = max(wall - self._logged_wall, 1e-9)
         row["time/env_steps_per_s"] = (steps - self._logged_steps) / seconds

@@ -30,6 +30,16 @@ def test_an_atom_on_a_point_gives_it_all_of_its_mass_exactly():
     assert moved.count_nonzero() == 2
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "n"), [(0.0, 210.0, 51), (-5.0, 100.0, 51), (0.0, 500.0, 31), (-500.0, 0.0, 61)]
+)
+def test_no_mass_is_negative_where_the_last_place_is_rounded_up(low, high, n):
+    support = torch.linspace(low, high, n)
+    mass = project(torch.full((1, n), 1.0 / n), torch.full((1, n), 2.0 * high + 1.0), support)
+    assert mass.min() == 0
+    assert_close(mass[0, -1], torch.tensor(1.0))
+
+
 def by_definition(prob, atoms, support):
     """Equation 7, point by point, in double precision."""
     step = float(support[1] - support[0])

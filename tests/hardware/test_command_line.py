@@ -9,18 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
 from rlplug.cli import main
+from rlplug.config import compose
 from rlplug.testing.comparing import compare_runs
+from rlplug.trainer.launch import build
+from rlplug.trainer.ranks import launched_elsewhere
 
 PPO = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "hardware=2cpu", "model.hidden=[16]"),
     *("total_steps=1600", "loop.rollout_fragment_length=20", "algo.sgd_minibatch_size=20", "algo.num_sgd_iter=2"),
     *("log.every=200", "eval.every=400", "eval.episodes=2", "checkpoint.every=400", "logger=[]"),
+    "preprocess.normalize_reward=true",
 )
 """20 rounds on environments that slept a little, so that there is time to disturb them"""
 
@@ -142,6 +147,7 @@ MISTAKES = {
     "hardware=cpu hardware.num_nodes=2": "hardware.num_nodes: 2 machines: start rlplug by torchrun or srun on each of",
     "hardware=4gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
     "hardware=cpu hardware.max_restarts=-1": "hardware.max_restarts: -1 is out of range",
+    "hardware=ray hardware.devices=2 hardware.ray.num_gpus=0.5": "hardware.ray.num_gpus: 0.5 lets ranks share CUDA ",
 }
 
 
@@ -152,6 +158,60 @@ def test_mistakes_are_refused_before_anything_starts(words: str, tmp_path: Path,
     assert said.startswith(f"rlplug: {MISTAKES[words]}")
     assert said.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_rollout_is_learnt_from_whole_whatever_the_number_of_ranks(tmp_path: Path):
+    with closing(build(compose((*PPO, "hardware.microbatches=7")), tmp_path)) as trainer:
+        assert trainer.loop.batch_size % 14
+
+
+STARTED = {"TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "RANK": "0"} | {
+    "WORLD_SIZE": "3",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
+STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "3", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}
+TORCHRUN = "torchrun started 3 processes, and this is for"
+STARTED_ELSEWHERE = {
+    "one rank": (
+        STARTED,
+        ["hardware=cpu"],
+        f"hardware: {TORCHRUN} 1, hardware.devices=1 on each of hardware.num_nodes=1",
+    ),
+    "two ranks": (STARTED, ["hardware=2cpu"], f"hardware: {TORCHRUN} 2, hardware.devices=2 on each of"),
+    "srun": (STEP, ["hardware=cpu"], "hardware: srun started 3 processes, and this is for 1, "),
+    "restarts": (
+        STARTED,
+        ["hardware=cpu", "hardware.num_nodes=3", "hardware.max_restarts=1"],
+        "hardware.max_restarts: is for processes that rlplug starts itself, and torchrun started these; 0 is right",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STARTED_ELSEWHERE)
+def test_processes_that_others_started_have_to_be_the_ranks(case, monkeypatch, tmp_path, capsys):
+    """They would learn each for itself, or wait for those that do not come."""
+    there, words, message = STARTED_ELSEWHERE[case]
+    for name, value in there.items():
+        monkeypatch.setenv(name, value)
+    assert main(["algo=sac", *words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert capsys.readouterr().err.startswith(f"rlplug: {message}")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("shell", [{"SLURM_JOB_NAME": "interactive"}, {"SLURM_PTY_PORT": "40001"}])
+def test_a_shell_in_a_job_of_several_tasks_starts_its_ranks_itself(shell, monkeypatch):
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+    assert launched_elsewhere()
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    assert not launched_elsewhere()
+
+
+def test_one_process_evaluates_what_two_have_learnt(undisturbed: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["evaluate", str(undisturbed)]) == 0
+    assert "\nepisodes    2 (seed 0)\n" in capsys.readouterr().out
 
 
 def test_another_number_of_ranks_is_refused(undisturbed: Path, capsys: pytest.CaptureFixture[str]):

@@ -32,6 +32,8 @@ PPO = (
     ),
 )
 
+RND = ("exploration=[rnd]", "exploration.rnd.update_proportion=0.5")
+
 
 def everybodys(module):
     """What does not depend on which environments a rank plays, and whether it plays any."""
@@ -68,9 +70,21 @@ def play(fabric, raw, updates):
         ((*SAC, "algo.n_step=3", "exploration=[gaussian]", "preprocess.normalize_obs=true"), 20, 2),
         ((*SAC, "exploration=[parameter_noise]"), 20, 2),
         ((*PPO, "num_envs=3", "preprocess.normalize_reward=true", "exploration=[icm]"), 2, 2),
+        ((*PPO, "num_envs=3", *RND), 2, 2),
+        ((*PPO, "num_envs=3", *RND, "exploration.rnd.sgd_minibatch_size=2"), 2, 2),
         pytest.param((*PPO, "num_envs=1", "model=lstm", "model.hidden=8"), 2, 4, marks=pytest.mark.slow),
     ],
-    ids=["sac", "sac-4", "sac-prioritized", "sac-n-step", "sac-parameter-noise", "ppo-icm", "ppo-lstm-4"],
+    ids=[
+        "sac",
+        "sac-4",
+        "sac-prioritized",
+        "sac-n-step",
+        "sac-parameter-noise",
+        "ppo-icm",
+        "ppo-rnd",
+        "ppo-rnd-minibatches",
+        "ppo-lstm-4",
+    ],
 )
 def test_one_environment_feeds_all_ranks(words: tuple[str, ...], updates: int, n: int):
     """Where environments do not divide by ranks, the first one collects: several ranks equal one."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from rlplug.config import compose
 from rlplug.trainer import launch
@@ -80,6 +81,10 @@ def test_jobs_of_slurm_that_do_not_fit(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="7 tasks on 2 machines: every machine has to have as many"):
         chosen.build(None).plan()
     monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="2 tasks are on this machine, and each sees one CUDA device instead of all"):
+        chosen.build(None).plan()
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3,1")
     with pytest.raises(ConfigError, match="4 tasks on 2 machines: every machine has to have as many"):
         chosen.build(None).plan()

@@ -39,6 +39,14 @@ def waits(fabric, tell):
     time.sleep(3600.0)
 
 
+def is_deaf(fabric, tell):
+    """Rank 1, as if it waited inside of a collective; the first one tells that both have begun."""
+    if fabric.global_rank == 1:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    fabric.barrier()
+    waits(fabric, tell)
+
+
 def test_the_first_rank_answers_and_is_heard():
     told: list[str] = []
     assert together(PAIR, total, 3.0, tell=told.append) == 7.0
@@ -67,3 +75,12 @@ def test_ctrl_c_reaches_all_ranks():
 
     with pytest.raises(KeyboardInterrupt):
         together(PAIR, waits, tell=interrupt)
+
+
+def test_a_second_ctrl_c_ends_those_that_do_not_hear_it():
+    def interrupt(line: str) -> None:
+        for seconds in (0.5, 1.0):
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        together(PAIR, is_deaf, tell=interrupt)

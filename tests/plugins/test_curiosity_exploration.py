@@ -253,8 +253,9 @@ def test_rnd_trains_the_predictor_alone_on_a_share_of_the_rows():
     rnd = make(RND, update_proportion=0.25)
     valid = torch.ones(100, 100, dtype=torch.bool)
     valid[:50] = False
-    chosen = rnd.chosen(valid)
+    chosen = rnd.chosen({"valid": valid})
     assert not chosen[:50].any()
+    assert not chosen[-1].any()
     assert 0.22 < chosen[50:].float().mean() < 0.28
     target = {name: p.clone() for name, p in rnd.target.named_parameters()}
     rnd.update(sample(rnd), learner_of(rnd))

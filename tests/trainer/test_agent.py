@@ -462,10 +462,12 @@ def test_the_buffer_is_not_read(sac: Path, tmp_path: Path):
     assert load(one).act(np.zeros(3)) == load(sac).act(np.zeros(3))
 
 
-def on_a_gpu(run: Path, folder: Path) -> Path:
+def on_a_gpu(run: Path, folder: Path, option: str = "1gpu", **ray: float) -> Path:
     """The newest checkpoint of a run as it would be had it been trained with hardware=1gpu."""
     checkpoint = Checkpoint(checkpoints(run)[0])
-    raw = checkpoint.manifest["config"] | {"hardware": rlplug.config.default_node("hardware", "1gpu")}
+    hardware = rlplug.config.default_node("hardware", option)
+    hardware["ray"] |= ray
+    raw = checkpoint.manifest["config"] | {"hardware": hardware}
     return write(folder, Draft(checkpoint.manifest | {"config": raw}, {"weights": checkpoint.tree("weights")}))
 
 
@@ -480,6 +482,8 @@ def test_no_gpu_is_needed_after_one_was_used(sac: Path, tmp_path: Path):
     ]
     assert evaluate(path, ["hardware=cpu"], notes.append)["episodes"] == 3
     assert len(notes) == 1
+    evaluate(on_a_gpu(sac, tmp_path / "ray", "ray", num_gpus=1), (), notes.append)
+    assert notes[1].startswith("evaluating on the processor, since the run's hardware is not here: hardware: needs a ")
     with pytest.raises(ConfigError, match=r"^hardware: needs a CUDA device"):
         evaluate(path, ["hardware=1gpu"])
 

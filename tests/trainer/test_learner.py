@@ -83,13 +83,13 @@ def segment():
 CASES = {"noisy_actor": (NoisyActor, flat_batch, 0), "lstm": (Recurrent, segment, 1)}
 
 
-def three_steps(fabric: Fabric, case: str, microbatches: int = 1):
+def three_steps(fabric: Fabric, case: str, microbatches: int = 1, scaled: bool = False):
     """Weights, losses and gradient norm after three steps on this rank's share of the batch."""
     make, batch_of, axis = CASES[case]
     who, batch = make(), batch_of()
     share = {k: v.chunk(fabric.world_size, axis)[fabric.global_rank] for k, v in batch.items()}
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size)
-    learner = FabricLearner(fabric, ctx, who, None, microbatches=microbatches)  # type: ignore[arg-type]
+    learner = FabricLearner(fabric, ctx, who, None, microbatches=microbatches, scaled=scaled)  # type: ignore[arg-type]
     gradients = learner.gradients(share, who)
     for _ in range(3):
         losses = learner.minimise(share, who)

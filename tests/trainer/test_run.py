@@ -26,6 +26,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 import rlplug
 from rlplug.api import Plan
 from rlplug.config import compose, parse
+from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import hookimpl
 from rlplug.trainer import checks, launch
 from rlplug.trainer.checkpoint import find
@@ -212,8 +213,19 @@ def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
         build(compose(words), tmp_path)
     with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffers of 2 ranks would need"):
         build(compose(words), tmp_path, plan=Plan("cpu", 2))
+    on_devices = [*words, "buffer.device=learner"]
+    build(compose(on_devices), tmp_path, plan=Plan("cuda", 2)).close()  # in the memory of devices that ranks have
     monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=1.5 * needed))
     build(compose(words), tmp_path, plan=Plan("cpu", 2)).close()
+
+
+def test_a_buffer_on_the_device_has_to_fit_there(tmp_path, monkeypatch):
+    """As if there were a device: its memory is asked for where the buffer says that it lies there."""
+    monkeypatch.setattr(Replay, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffer would need .* 1000 B of memory of H200 are"):
+        build(compose(["algo=sac", "env=pendulum"]), tmp_path)
 
 
 def test_an_actor_s_noise_has_its_rows_of_the_global_draw():

@@ -37,6 +37,11 @@ class Replay:
         self.ring = Ring(cfg, ctx, self.window)
         self._ids = self._below = np.zeros(0, np.int64)
 
+    @property
+    def device(self) -> torch.device:
+        """Where rows are kept."""
+        return self.ring.device
+
     def add(self, segment: Batch) -> None:
         """Rows 0..T-1 are closed, row T waits for its action at the next ``add``.
 

@@ -43,11 +43,8 @@ class Curiosity(Exploration):
         Where the sample was drawn by priority its importance weights count here too: what is predicted well does not
         depend on how a buffer draws.
         """
-        rows, size = (
-            {key: batch[key] for key in ("obs", "action", "weight") if key in batch},
-            self.cfg.sgd_minibatch_size,
-        )
-        rows["valid"] = self.chosen(torch.cat((batch["valid"][:-1], torch.zeros_like(batch["valid"][:1]))))
+        rows = {key: batch[key] for key in ("obs", "action", "weight") if key in batch}
+        rows["valid"], size = self.chosen(batch), self.cfg.sgd_minibatch_size
         if size is not None:
             rows |= {"next_obs": _mapped(lambda x: torch.cat((x[1:], x[-1:])), batch["obs"])}
             rows |= {"weight": batch["weight"].expand(rows["valid"].shape)} if "weight" in batch else {}
@@ -57,9 +54,9 @@ class Curiosity(Exploration):
                 losses = learner.minimise(part, self)
         return losses
 
-    def chosen(self, valid: Tensor) -> Tensor:
-        """Which of the ``valid`` rows it is trained on."""
-        return valid
+    def chosen(self, batch: Batch) -> Tensor:
+        """Which rows of a sample it is trained on, ``[T+1, B]``: at most those that begin a transition."""
+        return torch.cat((batch["valid"][:-1], torch.zeros_like(batch["valid"][:1])))
 
 
 def next_obs(batch: Batch) -> Any:

@@ -62,10 +62,10 @@ class ICM(Curiosity):
 
     def inverse_error(self, phi: Tensor, next_phi: Tensor, action: Tensor) -> Tensor:
         """Equation 3: minus log-likelihood of the action, of unit variance and up to a constant if continuous."""
-        said = self.inverse(self.inverse_net(torch.cat((phi, next_phi), -1)))
+        code = self.inverse_net(torch.cat((phi, next_phi), -1))
         if isinstance(self.space, spaces.Box):
-            return prediction_error(said, self._flat(action))
-        return -cast(Any, said).logp(action)
+            return prediction_error(precise(self.inverse, code), self._flat(action))
+        return -cast(Any, self.inverse(code)).logp(action)
 
     def _flat(self, action: Tensor) -> Tensor:
         """The action as it was executed: one-hot, or within its bounds."""

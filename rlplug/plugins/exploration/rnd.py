@@ -124,11 +124,13 @@ class RND(Curiosity):
         """Section 2.4: of the observation that the transition leads to."""
         return self.eta * self.error(next_obs(batch)) * self.moments.scale()
 
-    def chosen(self, valid: Tensor) -> Tensor:
+    def chosen(self, batch: Batch) -> Tensor:
+        valid = super().chosen(batch)
         if self.cfg.update_proportion == 1.0:
             return valid
         length, columns = valid.shape
-        drawn = self.ctx.rand(columns, length).T
+        all_here = "index" not in batch and columns == self.ctx.num_envs  # a rollout, whole on every rank
+        drawn = self.ctx.rand(columns, length, rows=not all_here).T
         return valid & (drawn < self.cfg.update_proportion)
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:

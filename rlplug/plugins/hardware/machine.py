@@ -68,6 +68,12 @@ class OnRay(Auto):
             raise ConfigError(
                 "hardware.num_nodes", "Ray finds the machines: hardware.devices says how many ranks there are in all"
             )
+        if 0 < self.cfg.ray.num_gpus < 1 and self.cfg.devices > 1:
+            raise ConfigError(
+                "hardware.ray.num_gpus",
+                f"{self.cfg.ray.num_gpus:g} lets ranks share CUDA devices, which NCCL does not serve; take 1,"
+                " or hardware.devices=1",
+            )
         if not self.cfg.ray.num_gpus:
             _check_precision(self.cfg)
         return replace(_plan(self.cfg, "cuda" if self.cfg.ray.num_gpus else "cpu"), launcher="ray")
@@ -86,6 +92,12 @@ class Slurm(Auto):
         if int(tasks) % int(nodes) or "," in each:
             raise ConfigError("hardware", f"{tasks} tasks on {nodes} machines: every machine has to have as many")
         self.cfg = replace(self.cfg, devices=int(tasks) // int(nodes), num_nodes=int(nodes))
+        if self.cfg.devices > 1 and torch.cuda.device_count() == 1:
+            raise ConfigError(
+                "hardware",
+                f"{self.cfg.devices} tasks are on this machine, and each sees one CUDA device instead of all: srun"
+                f" --gpus-per-node {self.cfg.devices} instead of --gpus-per-task 1",
+            )
         return super().plan()
 
 

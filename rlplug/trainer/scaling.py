@@ -1,0 +1,57 @@
+"""Loss scaling, for gradients in float16, which vanish below 6e-8 and overflow above 65504."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlplug.trainer.finite import Step, wrong
+from rlplug.types import Tree
+
+LARGEST = 2.0**24
+
+
+class LossScale:
+    """The loss times this number is differentiated: half of it after an overflow, twice after many steps without.
+
+    Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2. One for all optimizers, whose losses are differentiated
+    together. All ranks see the same gradients, and so keep the same scale.
+
+    Args:
+        start: a power of two, so that gradients divided by it are exact.
+        patience: steps without an overflow after which it is doubled.
+    """
+
+    def __init__(self, device: torch.device, start: float = 2.0**16, patience: int = 2000) -> None:
+        self.value = torch.tensor(start, device=device)
+        self.patience, self.fine = patience, 0
+
+    def unscale_(self, grads: list[Tensor]) -> None:
+        if grads:
+            torch._foreach_div_(grads, self.value)
+
+    def fits(self, step: Step) -> bool:
+        """Can this step be made? Reads its numbers back, for which an accelerator has to wait.
+
+        Returns:
+            False after an overflow, which the next step has less of. What is not finite for another reason (a loss
+            term, or a gradient at scale 1) is no matter of scale, and is left to whoever looks for it.
+        """
+        if wrong([step]) is None:
+            self.fine += 1
+            if self.fine == self.patience:
+                self.value.mul_(2.0).clamp_(max=LARGEST)
+                self.fine = 0
+            return True
+        if wrong([step._replace(norms={})]) is not None or self.value <= 1.0:
+            return True
+        self.value.div_(2.0)
+        self.fine = 0
+        return False
+
+    def state(self) -> Tree:
+        return {"value": self.value, "fine": self.fine}
+
+    def load(self, state: Tree) -> None:
+        self.value.copy_(state["value"])
+        self.fine = state["fine"]

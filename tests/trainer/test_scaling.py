@@ -1,0 +1,129 @@
+"""``16-mixed``: losses are scaled, gradients are what they were, and steps that overflow are left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rlplug.api import Losses, Optim, Plan, Trainable
+from rlplug.config import compose
+from rlplug.testing.context import context
+from rlplug.trainer.launch import build
+from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.ranks import fabric_of, one_rank, ranks
+from rlplug.trainer.scaling import LARGEST, LossScale
+from rlplug.types import RunError
+from tests.trainer.test_learner import CASES, close, three_steps
+
+PPO = ["algo=ppo", "total_steps=1024", "algo.normalize_advantage=false"]
+SAC = ["algo=sac", "env=pendulum", "total_steps=120", "loop.num_steps_sampled_before_learning_starts=100"]
+QUIET = ["logger=[]", "eval.every=0", "eval.episodes=1"]
+
+
+def moved(folder, words, **plan):
+    """How far the weights of a run go."""
+    plan = Plan(**plan)
+    trainer = build(compose([*words, *QUIET]), folder, fabric_of(plan), plan)
+    before = nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach().clone()
+    if trainer.learner.scale is not None:
+        trainer.learner.scale.value.fill_(1024.0)  # nothing overflows
+    trainer.run()
+    trainer.close()
+    return nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach() - before
+
+
+@pytest.mark.parametrize("words", [PPO, [*PPO, "compile=true"], SAC], ids=["ppo", "compiled", "sac"])
+def test_half_precision_moves_the_weights_as_float32_does(tmp_path, words):
+    whole, half = (moved(tmp_path / name, words, precision=name) for name in ("32-true", "16-mixed"))
+    assert 0 < (half - whole).norm() < 0.02 * whole.norm()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_scale_changes_nothing_that_is_learnt(case):
+    plain = three_steps(one_rank(), case)
+    for scaled in (three_steps(one_rank(), case, scaled=True), three_steps(one_rank(), case, 4, scaled=True)):
+        close(plain, scaled)
+    for rank in ranks(2)(three_steps, case, 1, True):
+        close(plain, rank)
+
+
+class Steep(Trainable):
+    """Its gradient is ``slope``, and its loss zero."""
+
+    def __init__(self, slope=1.0):
+        super().__init__()
+        self.x, self.slope = nn.Parameter(torch.zeros(1)), slope
+
+    def optimizers(self):
+        return {"all": Optim(torch.optim.SGD([self.x], lr=1.0))}
+
+    def forward(self, batch, parts):
+        return Losses({"x": ((self.x - self.x.detach()) * self.slope).sum()}, feedback={"priority": torch.ones(1)})
+
+
+def learner_of(who, **options):
+    return FabricLearner(one_rank(), context(), who, None, scaled=True, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_steps_that_overflow_are_left_out_until_the_scale_fits(on_nan):
+    who = Steep(slope=2.0**100)
+    learner = learner_of(who, on_nan=on_nan)
+    learner.scale.value.fill_(2.0**30)
+    for steps in range(3):  # 2^130, 2^129 and 2^128 are more than float32 holds
+        assert not learner.minimise({}, who).feedback
+        assert who.x == 0
+        assert learner.scale.value == 2.0 ** (29 - steps)
+    assert learner.minimise({}, who).feedback
+    assert who.x == -(2.0**100)
+    learner.check_finite()
+    assert learner.skipped == 0
+
+
+def test_a_loss_that_is_no_number_is_said():
+    who = Steep(slope=float("inf"))
+    learner = learner_of(who)
+    learner.minimise({}, who)
+    with pytest.raises(RunError, match=r"^Steep: the loss term 'x' is NaN at update 1"):
+        learner.check_finite()
+    assert learner.scale.value == 2.0**16
+
+
+class Cusp(Steep):
+    def forward(self, batch, parts):
+        return Losses({"x": (self.x - self.x.detach()).sqrt().sum()})
+
+
+def test_a_gradient_that_is_infinite_at_scale_1_is_said():
+    who = Cusp()
+    learner = learner_of(who)
+    for _ in range(16):
+        learner.minimise({}, who)
+        learner.check_finite()
+    learner.minimise({}, who)
+    with pytest.raises(RunError, match=r"^Cusp: the gradient of part 'all' is infinite at update 1"):
+        learner.check_finite()
+
+
+def test_the_scale_grows_while_nothing_overflows():
+    who = Steep()
+    learner = learner_of(who)
+    learner.scale = LossScale(torch.device("cpu"), LARGEST / 2, patience=3)
+    seen = []
+    for _ in range(7):
+        learner.minimise({}, who)
+        seen.append(learner.scale.value.item() / LARGEST)
+    assert seen == [0.5, 0.5, 1, 1, 1, 1, 1]
+
+
+def test_a_resumed_run_goes_on_with_its_scale():
+    who, again = Steep(slope=2.0**120), Steep()
+    first, second = learner_of(who), learner_of(again)
+    for _ in range(12):
+        first.minimise({}, who)
+    assert first.scale.state() == {"value": 2.0**7, "fine": 3}
+    second.load(first.state())
+    assert second.scale.state() == first.scale.state()
+    first.minimise({}, who)
+    assert second.scale.fine == 3
