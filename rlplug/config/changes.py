@@ -6,11 +6,11 @@ is read from its YAML.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from rlplug.config.composition import composed
-from rlplug.config.messages import dotted, show, unknown_key
+from rlplug.config.messages import dotted, no_such_key, show
 from rlplug.config.run import SEVERAL
 from rlplug.registry import Kind
 from rlplug.types import ConfigError
@@ -100,7 +100,7 @@ def _check(override: Override, raw: Mapping[str, Any], may: Sequence[str], why: 
     if key.startswith(("hydra.", "hydra/")):
         raise ConfigError(key, "is about how a run is started, and no part of it")
     if not _has(raw, key) and not _options(key) and not (override.is_add() and "." in key):
-        raise _unknown(raw, key)
+        raise no_such_key(raw, key)
     raise ConfigError(key, f"cannot be changed: {why}")
 
 
@@ -114,14 +114,14 @@ def _apply(override: Override, config: DictConfig) -> None:
     if override.is_add() and there and not isinstance(value, dict):
         raise ConfigError(key, f"is there already: write {key}=<value>, without +")
     if not override.is_add() and not override.is_force_add() and not _has(config, key):
-        raise _unknown(config, key)
+        raise no_such_key(config, key)
     try:
         if _chooses(override):
             OmegaConf.update(config, key, _node(override), merge=False, force_add=True)
         else:
             OmegaConf.update(config, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
     except (ConfigKeyError, ConfigAttributeError) as error:
-        raise _unknown(config, str(error.full_key)) from None
+        raise no_such_key(config, str(error.full_key)) from None
 
 
 def _node(override: Override) -> Any:
@@ -152,26 +152,3 @@ def _has(raw: Any, key: str) -> bool:
             return False
         raw = raw[part]
     return True
-
-
-def _unknown(raw: Any, key: str) -> ConfigError:
-    """Candidates are keys elsewhere with the same last part, ``algo.gamma`` for ``gamma``; or else the neighbours."""
-    parent, _, last = key.rpartition(".")
-    node: Any = raw
-    for part in parent.split(".") if parent else []:
-        node = node.get(part, {}) if isinstance(node, Mapping) else None
-    if not isinstance(node, Mapping):
-        return ConfigError(key, f"unknown key: {parent} holds one value, and no keys")
-    elsewhere = [path for path in _leaves(raw) if path.endswith(f".{last}")]
-    if elsewhere:
-        return ConfigError(key, f"unknown key; did you mean {' or '.join(elsewhere)}?")
-    return unknown_key(key, node)
-
-
-def _leaves(node: Any, path: str = "") -> Iterator[str]:
-    """Dotted keys of all leaves."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _leaves(value, dotted(path, (str(key),)))
-    else:
-        yield path

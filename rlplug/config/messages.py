@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,6 +48,31 @@ def together(errors: Sequence[ConfigError]) -> ConfigError:
 def unknown_key(key: str, siblings: Iterable[str]) -> ConfigError:
     """``algo.gama: unknown key; did you mean algo.gamma? There are: gamma, ...``"""
     return ConfigError(key, f"unknown key; {unknown(key.rpartition('.')[2], siblings, key.rpartition('.')[0])}")
+
+
+def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
+    """What was meant: a neighbour with nearly that name, or keys elsewhere with the same last part, ``algo.gamma`` for
+    ``gamma``, or else any neighbour."""
+    parent, _, last = key.rpartition(".")
+    node: Any = tree
+    for part in parent.split(".") if parent else []:
+        node = node.get(part, {}) if isinstance(node, Mapping) else None
+    if not isinstance(node, Mapping):
+        return ConfigError(key, f"unknown key: {parent} holds one value, and no keys")
+    siblings = [str(name) for name in node if name != "hydra"]
+    elsewhere = [path for path in _leaves(tree) if path.endswith(f".{last}") and not path.startswith("hydra.")]
+    if elsewhere and not get_close_matches(last, siblings, cutoff=0.85):
+        return ConfigError(key, f"unknown key; did you mean {' or '.join(elsewhere)}?")
+    return unknown_key(key, siblings)
+
+
+def _leaves(node: Any, path: str = "") -> Iterator[str]:
+    """Dotted keys of all leaves."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _leaves(value, dotted(path, (str(key),)))
+    else:
+        yield path
 
 
 def dotted(key: str, path: Sequence[str | int]) -> str:

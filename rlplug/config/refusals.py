@@ -6,17 +6,17 @@ Hydra's exceptions carry little but text, so the text is read. What is not recog
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from rlplug.config.messages import dotted, unknown_key
+from rlplug.config.messages import no_such_key
 from rlplug.config.session import PRIMARY, session
 from rlplug.registry import broken, unknown
 from rlplug.types import ConfigError
@@ -39,7 +39,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_option(error.missing_cfg_file, overrides)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and "Could not override" in text:
-        return _unknown_key(str(cause.full_key), overrides)
+        return no_such_key(_around(overrides), str(cause.full_key))
     if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
         return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
@@ -83,20 +83,6 @@ def _unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
     return ConfigError(group, f"unknown option {name!r}; {unknown(name, options)}{skipped}")
 
 
-def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
-    """Candidates are keys elsewhere with the same last part, ``algo.gamma`` for ``gamma``; or else the neighbours."""
-    config = _around(overrides)
-    parent, _, last = key.rpartition(".")
-    node = OmegaConf.select(config, parent) if parent else config
-    if not isinstance(node, DictConfig):
-        return ConfigError(key, f"unknown key: {parent} holds one value, and no keys")
-    leaves = _paths(OmegaConf.to_container(config))
-    elsewhere = [path for path in leaves if path.endswith(f".{last}") and not path.startswith("hydra.")]
-    if elsewhere:
-        return ConfigError(key, f"unknown key; did you mean {' or '.join(elsewhere)}?")
-    return unknown_key(key, [str(name) for name in node if name != "hydra"])
-
-
 def _not_text(overrides: Sequence[str]) -> str | None:
     """The path of an option that is no text, ``algo/3`` for ``algo=3``."""
     with session() as loader:
@@ -113,25 +99,16 @@ def _options(group: str, overrides: Sequence[str]) -> list[str]:
         return loader.get_group_options(group, config_name=PRIMARY, overrides=_folders(overrides))
 
 
-def _around(overrides: Sequence[str]) -> DictConfig:
+def _around(overrides: Sequence[str]) -> Any:
     """The configuration that a wrong key was meant for: as chosen by the groups on the command line."""
     folders = _folders(overrides)
     with session() as loader:
         groups = [o for o in overrides if re.match(r"[\w/@]+=", o) and loader.get_group_options(re.split("[=@]", o)[0])]
         for attempt in ([*folders, *groups], folders):
             with suppress(Exception):
-                return hydra.compose(PRIMARY, attempt, return_hydra_config=True)
-    return OmegaConf.create()
+                return OmegaConf.to_container(hydra.compose(PRIMARY, attempt, return_hydra_config=True))
+    return {}
 
 
 def _folders(overrides: Sequence[str]) -> list[str]:
     return [override for override in overrides if override.startswith("hydra.searchpath=")]
-
-
-def _paths(node: Any, path: str = "") -> Iterator[str]:
-    """Dotted keys of all leaves."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _paths(value, dotted(path, (str(key),)))
-    else:
-        yield path

@@ -17,5 +17,5 @@ def sac_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ppo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Finished after some 256 steps, with a checkpoint at least before the last."""
+    """Finished after some 256 steps, with a checkpoint before the last."""
     return trained("ppo", tmp_path_factory.mktemp("runs") / "ppo")

@@ -12,6 +12,7 @@ import pytest
 
 import rlplug
 from rlplug.cli import main
+from tests.checkpoint.runs import punctual
 
 SETTINGS = ["algo=sac", "env=pendulum", "total_steps=600", "eval.every=0", "eval.episodes=3", "checkpoint.every=200"]
 
@@ -19,7 +20,8 @@ SETTINGS = ["algo=sac", "env=pendulum", "total_steps=600", "eval.every=0", "eval
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    rlplug.train([*SETTINGS, "model.hidden=[8]", "logger=[]", f"hydra.run.dir={folder}"])
+    with punctual():
+        rlplug.train([*SETTINGS, "model.hidden=[8]", "logger=[]", f"hydra.run.dir={folder}"])
     return folder
 
 

@@ -120,6 +120,7 @@ BAD = {
     "totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: algo, buffer, ",
     "+totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: algo, buffer, ",
     "gamma=0.9": "gamma: unknown key; did you mean algo.gamma?",
+    "hardware.device=2": "hardware.device: unknown key; did you mean hardware.devices? There are: ",
     "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "eval={episode:3}": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "log.every.x=3": "log.every.x: unknown key: log.every holds one value, and no keys",

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch.testing import assert_close
 
 from rlplug import compose, testing
+from rlplug.nn import Linear
 from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.exploration.rnd import RND
 from rlplug.testing.checks.runs import Watching
@@ -115,6 +116,22 @@ def test_icm_learns_which_action_was_taken(kind):
         icm.update(batch, learner)
     assert found[-1][0] < 0.2 * found[0][0]
     assert found[-1][1] < 0.2 * found[0][1]
+
+
+@pytest.mark.parametrize(("cls", "kind"), [*((ICM, kind) for kind in ACTIONS), (RND, "discrete")])
+def test_predictions_are_precise_under_autocast(cls, kind):
+    """Small errors are small differences of predictions and targets, which 8 bits do not hold."""
+    extra, computed = make(cls, ACTIONS[kind]), []
+    outputs = (
+        (extra.feature, extra.predict, extra.inverse) if cls is ICM else (extra.target["head"], extra.predictor["head"])
+    )
+    for part in outputs:
+        for layer in (layer for layer in part.modules() if isinstance(layer, Linear)):
+            layer.register_forward_hook(lambda *call: computed.append(call[-1].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        extra(sample(extra), ("predictor",))
+    assert len(computed) >= len(outputs)
+    assert set(computed) == {torch.float32}
 
 
 def test_bounded_actions_are_predicted_as_they_were_executed():

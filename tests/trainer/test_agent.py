@@ -28,6 +28,7 @@ from rlplug.trainer.agent import Agent, evaluate, load
 from rlplug.trainer.checkpoint import Checkpoint, Draft, checkpoints, write
 from rlplug.trainer.evaluate import EVALUATION
 from rlplug.types import CheckpointError, ConfigError
+from tests.checkpoint.runs import punctual
 from tests.installing import Install, install, install_into, manifest, site  # noqa: F401  fixtures
 
 SHORT = ["logger=[]", "model.hidden=[8]", "eval.every=0", "eval.episodes=3", "checkpoint.every=200"]
@@ -36,7 +37,8 @@ PPO = ["algo=ppo", "env=cartpole", "total_steps=512", "loop.rollout_fragment_len
 
 
 def trained(folder: Path, *overrides: str) -> Path:
-    rlplug.train([*overrides, f"hydra.run.dir={folder}"])
+    with punctual():
+        rlplug.train([*overrides, f"hydra.run.dir={folder}"])
     return folder
 
 
