@@ -64,11 +64,9 @@ RAINBOW = {
     "n_step": ("algo.n_step=3",),
     "prioritized": ("buffer=prioritized", "buffer.capacity=50_000"),
     "noisy": ("algo.noisy=true", "exploration=[]"),
-    "distributional": ("algo.num_atoms=51", "algo.adam_epsilon=3e-4"),  # C51's own epsilon is 0.01/32
+    "distributional": ("algo.num_atoms=51",),
 }
 """the switches of DQN, each alone"""
-LARGE_ROUNDS = ("dueling", "n_step")
-"""those that take the settings of dqn_cartpole_large_rounds"""
 
 ACTORS = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5")
 SHAPES = {"2cpu": ("hardware=2cpu",), "actors": ("hardware=cpu", *ACTORS), "2cpu_actors": ("hardware=2cpu", *ACTORS)}
@@ -87,10 +85,7 @@ PROOFS = {
     "sac_mountaincar_continuous": Proof("sac_mountaincar_continuous", 90),
     "reinforce_cartpole": Proof("reinforce_cartpole", 450),
     "dqn_cartpole": Proof("dqn_cartpole", 475),
-    **{
-        f"dqn_cartpole_{name}": Proof("dqn_cartpole" + ("_large_rounds" if name in LARGE_ROUNDS else ""), 450, words)
-        for name, words in RAINBOW.items()
-    },
+    **{f"dqn_cartpole_{name}": Proof("dqn_cartpole", 450, words) for name, words in RAINBOW.items()},
     "rainbow_cartpole": Proof("rainbow_cartpole", 450),
     "dqn_masked_cartpole": Proof("dqn_masked_cartpole", 450),
     "dqn_taxi": Proof("dqn_taxi", 7),

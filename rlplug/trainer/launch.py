@@ -27,6 +27,7 @@ from rlplug.trainer.ranks import RankError, fabric_of, handling, launched_elsewh
 from rlplug.trainer.report import describe
 from rlplug.trainer.state import restore
 from rlplug.trainer.trainer import Trainer
+from rlplug.trainer.wires import listening
 from rlplug.types import CheckpointError, ConfigError, RunError
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
@@ -227,7 +228,7 @@ def _drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
     )
     status = "failed"
     try:
-        with _disk(trainer.folder), _stop_on_signal(trainer), _denormals_flushed():
+        with _disk(trainer.folder), _stop_on_signal(trainer), _denormals_flushed(), _machines_heard(trainer):
             trainer.run()
         if trainer.stopping:
             raise KeyboardInterrupt(trainer.stopping)
@@ -258,6 +259,20 @@ def _denormals_flushed() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(flushed)
+
+
+def _machines_heard(trainer: Trainer) -> AbstractContextManager[None]:
+    """Where there are several, the run ends once one is gone."""
+    if trainer.plan.num_nodes == 1:
+        return nullcontext()
+
+    def end(what: str) -> None:
+        if trainer.fabric.local_rank == 0:
+            said = _with_way_back(RankError(what), trainer.folder, next(iter(checkpoints(trainer.folder)), None))
+            os.write(2, f"rlplug: {said}\n".encode())
+        os._exit(1)  # the main thread may wait inside of a collective
+
+    return listening(trainer.fabric, end)
 
 
 @contextmanager

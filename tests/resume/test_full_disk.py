@@ -18,6 +18,7 @@ from rlplug.testing.comparing import differences_of_runs
 from rlplug.testing.kill import with_usual
 from rlplug.trainer.checkpoint import Checkpoint, checkpoints
 from rlplug.trainer.folder import read
+from tests.checkpoint.runs import punctual
 
 RUN = with_usual(
     [
@@ -108,7 +109,8 @@ def test_full_while_checkpoints_are_written(
 ):
     run = disk.path / "run"
     disk.fill(but=free * 1024)
-    assert main([*RUN, f"hydra.run.dir={run}"]) == 1
+    with punctual():
+        assert main([*RUN, f"hydra.run.dir={run}"]) == 1
     message, good = only_line(capsys), checkpoints(run)
     last = f"the last good checkpoint is {good[0]}" if good else "there is no checkpoint yet"
     what = f"a checkpoint could not be written to {run}", f"{run / 'metrics.csv'}"  # whichever the disk refused first
@@ -176,7 +178,7 @@ def test_full_from_the_start(pages: int, disk: Disk, capsys: pytest.CaptureFixtu
 def test_the_message_of_a_process(disk: Disk):
     """Nothing else is said, by a thread or at exit."""
     run = disk.path / "run"
-    disk.fill(but=250 * 1024)
+    disk.fill(but=170 * 1024)
     command = [sys.executable, "-m", "rlplug", *RUN, f"hydra.run.dir={run}"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
