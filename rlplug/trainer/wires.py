@@ -68,7 +68,7 @@ def _wires(fabric: Fabric) -> dict[str, socket.socket]:
     """Those of this rank, by whom they lead to."""
     if fabric.is_global_zero:
         return _reached_by(fabric)
-    port, password = fabric.broadcast(None)
+    port, password = fabric.broadcast((0, b""))  # the first rank says
     host = os.environ["MASTER_ADDR"]
     try:
         wire = _lasting(socket.create_connection((host, port), REACHED))

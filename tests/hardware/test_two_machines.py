@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from rlplug.testing.comparing import differences_of_runs
 from tests.hardware.test_command_line import PPO, require_equal
 
 pytestmark = [
@@ -38,18 +41,23 @@ class Machine:
         return subprocess.run(["ip", "-n", self.space, *words], check=True, capture_output=True, text=True).stdout
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        env = os.environ | {"GLOO_SOCKET_IFNAME": self.cable}  # the host's name is not this address
+        env = os.environ | {"GLOO_SOCKET_IFNAME": self.cable, "RAY_AUTH_MODE": "token"}  # no name leads to the address
         command = ["ip", "netns", "exec", self.space, sys.executable, "-m", *words]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
-    def ray(self, temporary: Path, *words: str) -> None:
-        said = self.start("ray.scripts.scripts", "start", f"--node-ip-address={self.address}", "--num-cpus=1", *words)
-        assert said.wait(timeout=120) == 0, said.communicate()[0]
+    def joins(self, *words: str) -> None:
+        """A cluster of Ray, with one core."""
+        program = self.start(
+            "ray.scripts.scripts", "start", f"--node-ip-address={self.address}", "--num-cpus=1", *words
+        )
+        assert program.wait(timeout=120) == 0
 
     def dies(self) -> None:
         """Every process of it, at once."""
         found = subprocess.run(["ip", "netns", "pids", self.space], check=True, capture_output=True, text=True).stdout
-        subprocess.run(["kill", "-9", *found.split()], check=False)
+        for pid in found.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 @contextmanager
@@ -120,4 +128,50 @@ def test_a_machine_of_torchrun_is_lost(machines: list[Machine], undisturbed: Pat
     for program in job(machines, "resume", str(run)):
         said, _ = program.communicate(timeout=300)
         assert program.returncode == 0, said
+    require_equal(undisturbed, run)
+
+
+@pytest.fixture
+def cluster(machines: list[Machine]) -> Iterator[str]:
+    """Of Ray, a core on each machine; its address. It ends with the machines."""
+    with tempfile.TemporaryDirectory(prefix="rlplug-ray-", ignore_cleanup_errors=True) as temporary:
+        a, b = machines
+        a.joins("--head", "--port=6379", f"--temp-dir={temporary}", "--include-dashboard=false")
+        b.joins(f"--address={a.address}:6379")
+        yield f"hardware.ray.address={a.address}:6379"
+        for one in machines:
+            one.dies()
+
+
+ACTORS = (*PPO, "hardware=cpu", "hardware.actors.count=2", "hardware.actors.num_cpus=1")
+
+
+def test_an_actor_is_made_anew_once_another_machine_joins(machines: list[Machine], cluster: str, tmp_path: Path):
+    (a, b), run = machines, tmp_path / "run"
+    whole = tmp_path / "whole"
+    subprocess.run([sys.executable, "-m", "rlplug", *ACTORS, f"hydra.run.dir={whole}"], check=True)
+    program = a.start("rlplug", *ACTORS, cluster, f"hydra.run.dir={run}")
+    checkpoint_of(run, [program])
+    b.dies()
+    b.joins(f"--address={a.address}:6379")
+    said, _ = program.communicate(timeout=300)
+    assert program.returncode == 0, said
+    assert "actor 1 (environments 2-3): its process died" in said
+    differ = differences_of_runs(whole, run)  # Ray itself draws from Python's generator when it joins a cluster
+    assert [name for name in differ if not name.startswith("rank0: global.python.")] == []
+
+
+def test_a_rank_on_ray_is_lost(machines: list[Machine], cluster: str, undisturbed: Path, tmp_path: Path):
+    (a, b), run = machines, tmp_path / "run"
+    words = (*PPO, "hardware=ray", "hardware.devices=2", "hardware.ray.placement_strategy=STRICT_SPREAD", cluster)
+    program = a.start("rlplug", *words, f"hydra.run.dir={run}")
+    checkpoint_of(run, [program])
+    b.dies()
+    said, _ = program.communicate(timeout=120)
+    assert program.returncode == 1, said
+    assert said.splitlines()[-1].endswith(f"continue with: python -m rlplug resume {run}")
+    b.joins(f"--address={a.address}:6379")
+    program = a.start("rlplug", "resume", str(run))
+    said, _ = program.communicate(timeout=300)
+    assert program.returncode == 0, said
     require_equal(undisturbed, run)

@@ -99,7 +99,7 @@ class Actor(Copy):
         self.source.load(source)
         generator = self.policy.ctx.generators["actor"]
         if len(state["generator"]) == len(generator.get_state()):  # else it drew on another kind of device
-            generator.set_state(torch.as_tensor(state["generator"]))
+            generator.set_state(torch.tensor(state["generator"]))
         if "global" in state:
             set_global_generators(state["global"], self.policy.ctx.device)
 
