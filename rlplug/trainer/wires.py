@@ -91,9 +91,12 @@ def _reached_by(fabric: Fabric) -> dict[str, socket.socket]:
                 wire, (host, *_) = server.accept()
             except TimeoutError:
                 raise RunError(f"only {len(wires) + 1} of {fabric.world_size} ranks reached the first one") from None
-            said = _lasting(wire).recv(20, socket.MSG_WAITALL)
+            wire.settimeout(REACHED)
+            said = b""
+            with suppress(OSError):
+                said = wire.recv(20, socket.MSG_WAITALL)
             if said[:16] == password:  # and no stranger
-                wires[f"rank {int.from_bytes(said[16:], 'big')} ({host.removeprefix('::ffff:')})"] = wire
+                wires[f"rank {int.from_bytes(said[16:], 'big')} ({host.removeprefix('::ffff:')})"] = _lasting(wire)
             else:
                 wire.close()
     return wires
