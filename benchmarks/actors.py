@@ -30,12 +30,12 @@ import numpy as np
 import psutil
 import torch
 
+from rlplug.actors.actor import Actor
 from rlplug.api import Plan
+from rlplug.collection.segment import on_host
 from rlplug.config import compose
-from rlplug.trainer.actors.actor import Actor
-from rlplug.trainer.launch import build, train
-from rlplug.trainer.origins import installed
-from rlplug.trainer.rows import on_host
+from rlplug.registry.installed import installed
+from rlplug.run.launch import build, train
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 
@@ -198,8 +198,8 @@ class Receiver:
 
 def weights(rounds: int) -> dict[str, Any]:
     """Put once, loaded by eight."""
+    from rlplug.actors.cluster import Cluster
     from rlplug.plan import RayCluster
-    from rlplug.trainer.actors.cluster import Cluster
 
     found: dict[str, Any] = {}
     with closing(Cluster(RayCluster(**NEW))):

@@ -54,7 +54,7 @@ def measure_rlplug(algo: str, overrides: list[str]) -> float:
     import torch
 
     import rlplug
-    from rlplug.trainer.launch import train
+    from rlplug.run.launch import train
 
     torch.set_num_threads(1)
     chosen = [*OVERRIDES[algo], *COMMON, f"total_steps={STEPS[algo]}", *overrides]

@@ -25,10 +25,10 @@ import gymnasium
 import numpy as np
 import torch
 
+from rlplug.checkpointing.manager import Keeper
 from rlplug.config import compose
-from rlplug.trainer.keeper import Keeper
-from rlplug.trainer.launch import build
-from rlplug.trainer.state import capture
+from rlplug.run.launch import build
+from rlplug.run.state import capture
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import map_leaves
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlplug.agent import load
     from rlplug.api import (
         Algorithm,
         Buffer,
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from rlplug.cli.train import train
     from rlplug.config import RunConfig, compose
     from rlplug.registry import Component, hookimpl
-    from rlplug.trainer.agent import load
-    from rlplug.trainer.launch import resume
+    from rlplug.run.launch import resume
     from rlplug.types import Batch, ConfigError, EnvSpec, Group, RunError
 
 __all__ = [
@@ -71,8 +71,8 @@ _HOMES = {
     "rlplug.registry": ("Component", "hookimpl"),
     "rlplug.config": ("RunConfig", "compose"),
     "rlplug.cli.train": ("train",),
-    "rlplug.trainer.agent": ("load",),
-    "rlplug.trainer.launch": ("resume",),
+    "rlplug.agent": ("load",),
+    "rlplug.run.launch": ("resume",),
 }
 """where a public name lives; the others are of ``rlplug.api``"""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, option, settings
+from rlplug.types import ConfigError
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -82,3 +84,30 @@ class Hardware(Protocol):
             ConfigError: the devices are not there; says what was found and what would work.
         """
         ...
+
+
+def require_room(plan: Plan, there: Mapping[str, float], where: str) -> None:
+    """Raises:
+    ConfigError: what lives on Ray, actors and ranks at the same time, needs more than is ``there``.
+    """
+    assert plan.ray is not None
+    crowds = []
+    if plan.launcher == "ray":
+        crowds.append(("devices", "ranks", "ray", plan.world_size, plan.ray))
+    if plan.actors is not None:
+        crowds.append(("actors.count", "actors", "actors", plan.actors.count + plan.actors.evaluation, plan.actors))
+    for resource, what in (("CPU", "cores"), ("GPU", "CUDA devices")):
+        left, taken = there[resource], ""
+        for setting, whose, group, count, cfg in crowds:
+            name = f"num_{resource.lower()}s"
+            each = getattr(cfg, name)
+            if count * each > left + 1e-6:
+                key = f"hardware.{group}.{name}"
+                way = f"{key}={left / count:.2g} shares them" if left else f"{key}=0 needs none"
+                if resource == "GPU" and whose == "ranks" and left:
+                    way = f"hardware.devices={left // each:g} can"  # NCCL wants a device for every rank
+                raise ConfigError(
+                    f"hardware.{setting}",
+                    f"{count} {whose} with {each:g} {what} each need more than the {left:g} of {where}{taken}; {way}",
+                )
+            left, taken = left - count * each, f" that {count} {whose} leave"

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("", f"check takes no flag {flags[0]}; settings are written key=value")
     config = compose(arguments)
 
-    from rlplug.trainer import launch  # here: torch takes seconds to import
+    from rlplug.run import launch  # here: torch takes seconds to import
 
     print(launch.check(config))
     return 0

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("", "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help")
     warn_broken()
 
-    from rlplug.trainer.agent import evaluate  # here: torch takes seconds to import
+    from rlplug.agent import evaluate  # here: torch takes seconds to import
 
     result = evaluate(path, overrides, tell=tell)
     print(json.dumps(result) if "--json" in arguments else table(result))

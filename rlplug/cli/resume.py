@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
     warn_broken()
 
-    from rlplug.trainer import launch  # here: torch takes seconds to import
+    from rlplug.run import launch  # here: torch takes seconds to import
 
     launch.resume(folder, overrides, tell=tell)
     return 0

@@ -64,7 +64,7 @@ def train(overrides: Sequence[str] = ()) -> float:
     config = composed(overrides)
     run = parse(plain(config, overrides))
 
-    from rlplug.trainer import launch
+    from rlplug.run import launch
 
     return launch.train(run, Path(config.hydra.run.dir), _command(overrides))
 
@@ -80,7 +80,7 @@ def job(config: DictConfig) -> float:
     try:
         run = parse(plain(config, hydra.overrides.task))
 
-        from rlplug.trainer import launch
+        from rlplug.run import launch
 
         return launch.train(run, folder, _command(hydra.overrides.task), tell)
     except (ConfigError, RunError) as error:

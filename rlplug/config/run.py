@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -232,3 +232,16 @@ def _nested(config: Any) -> dict[str, Kind]:
         for mark in field.metadata
         if isinstance(mark, Nested)
     }
+
+
+def chosen_name(raw: Any, key: str) -> str | None:
+    """The name of the component that a configuration has at a key; None: it has none there."""
+    for part in (*key.split("."), "name"):
+        raw = raw.get(part) if isinstance(raw, Mapping) else None
+    return raw
+
+
+def kind_of(key: str) -> str:
+    """The kind that a config key is about: ``model`` for ``critic_model.torso``, ``logger`` for ``logger.csv``."""
+    root = key.partition(".")[0]
+    return "model" if root.endswith("_model") else root

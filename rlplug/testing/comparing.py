@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from rlplug.checkpointing.format import FOLDER, Checkpoint, find
+from rlplug.checkpointing.manager import BEST
+from rlplug.checkpointing.row_log import RowStore
 from rlplug.config import parse
+from rlplug.run.launch import build
+from rlplug.run.state import restore
 from rlplug.testing.checks.runs import differences, flat
-from rlplug.trainer.checkpoint import FOLDER, Checkpoint, find
-from rlplug.trainer.keeper import BEST
-from rlplug.trainer.launch import build
-from rlplug.trainer.state import restore
-from rlplug.trainer.store import RowStore
 from rlplug.types import Tree, map_leaves
 
 TIMES = ("wall_s", "env_steps_per_s", "startup_s")

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from rlplug.types import EnvSpec, Group
 
 if TYPE_CHECKING:
-    from rlplug.trainer.context import RunContext
+    from rlplug.context import RunContext
 
 
 def spec(obs: Any = 4, action: Any = 2) -> EnvSpec:
@@ -35,6 +35,6 @@ def context(of: EnvSpec | None = None, *, overrides: Any = (), **options: Any) -
         options: see ``RunContext``: ``needs``, ``num_envs``, ``rows``, ``batch_size``, ``seed`` ...
     """
     from rlplug.config import compose
-    from rlplug.trainer.context import RunContext  # here: processes of environments import this file, and no torch
+    from rlplug.context import RunContext  # here: processes of environments import this file, and no torch
 
     return RunContext(spec=of or spec(), slots=compose(list(overrides)).models, **options)

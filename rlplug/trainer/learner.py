@@ -21,10 +21,10 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Optim, Trainable
-from rlplug.trainer.context import RunContext
-from rlplug.trainer.finite import Step, wrong
-from rlplug.trainer.part import Part
-from rlplug.trainer.preprocess import Preprocess
+from rlplug.context import RunContext
+from rlplug.trainer.gradient_step import Step, wrong
+from rlplug.trainer.normalize import Preprocess
+from rlplug.trainer.optimizer import Part
 from rlplug.trainer.scaling import LossScale
 from rlplug.types import Batch, Progress, RunError, Tree, Weights, leaves, map_leaves
 

@@ -7,69 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.types import Batch, Tree
-
-
-class Episodes:
-    """Returns and lengths of the episodes in a stream of segments ``[T+1, B]``."""
-
-    def __init__(self, columns: int) -> None:
-        self._return = np.zeros(columns)
-        self._length = np.zeros(columns, np.int64)
-        self._finished: list[tuple[float, int, int]] = []
-
-    def add(self, segment: Batch) -> int:
-        """Count a segment.
-
-        Returns:
-            The number of its environment steps.
-        """
-        valid = segment["valid"][:-1].numpy()
-        reward = np.where(valid, segment["reward"][:-1].numpy(), 0.0)
-        ended = ((segment["terminated"] | segment["truncated"])[:-1].numpy()) & valid
-        began = segment["is_first"][:-1].numpy() & valid  # after an end, or in place of an episode that broke off
-        if not ended.any() and not began.any():
-            self._return += reward.sum(0)
-            self._length += valid.sum(0)
-            return int(valid.sum())
-        returns = self._return + reward.cumsum(0, dtype=np.float64)
-        lengths = self._length + valid.cumsum(0)
-        base_return, base_length = np.zeros_like(self._return), np.zeros_like(self._length)
-        for t, b in np.argwhere(ended | began):
-            if began[t, b]:
-                base_return[b], base_length[b] = returns[t, b] - reward[t, b], lengths[t, b] - 1
-            if not ended[t, b]:
-                continue
-            self._finished.append((float(returns[t, b] - base_return[b]), int(lengths[t, b] - base_length[b]), int(b)))
-            base_return[b], base_length[b] = returns[t, b], lengths[t, b]
-        self._return, self._length = returns[-1] - base_return, lengths[-1] - base_length
-        return int(valid.sum())
-
-    def drain(self, longest: int | None = None) -> list[tuple[float, int, int]]:
-        """(return, length, column) of the episodes that ended since the last call, in time order.
-
-        Args:
-            longest: episodes that go on for so many steps count as they stand.
-        """
-        for b in np.flatnonzero(self._length >= longest) if longest else ():
-            self._finished.append((float(self._return[b]), int(self._length[b]), int(b)))
-            self._return[b], self._length[b] = 0.0, 0
-        finished, self._finished = self._finished, []
-        return finished
-
-    def forget(self) -> None:
-        """The episodes that are going on will not be ended."""
-        self._return, self._length = np.zeros_like(self._return), np.zeros_like(self._length)
-
-    def state(self) -> Tree:
-        return {"return": self._return, "length": self._length, "finished": self._finished}
-
-    def load(self, state: Tree) -> None:
-        self._return, self._length, self._finished = state["return"], state["length"], state["finished"]
+from rlplug.types import Tree
 
 
 class Clock:

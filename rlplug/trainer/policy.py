@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplug.api import Algorithm, Exploration, Loop, Plan, VecEnv
+from rlplug.api import Algorithm, Exploration, Loop, VecEnv
+from rlplug.collection.collector import collector
+from rlplug.collection.next_step import InProcess
 from rlplug.config import RunConfig
-from rlplug.trainer.collector import collector
-from rlplug.trainer.context import RunContext, Scope, needs_of
-from rlplug.trainer.in_process import InProcess
-from rlplug.trainer.preprocess import Preprocess
+from rlplug.context import RunContext, Scope, needs_of
+from rlplug.distributed.rng import GLOBAL
+from rlplug.trainer.normalize import Preprocess
 from rlplug.types import EnvSpec, Tree
 
 TRAINING = 1  # tells training's environment seeds from evaluation's
-GLOBAL = (random.seed, np.random.seed, torch.manual_seed)
 
 
 class Policy:
@@ -143,21 +141,6 @@ def read_spec(config: RunConfig) -> EnvSpec:
 
 def loop_of(config: RunConfig, spec: EnvSpec) -> Loop:
     return config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
-
-
-def set_up_torch(plan: Plan, deterministic: bool) -> None:
-    """Threads, precision and determinism of this process."""
-    torch.set_num_threads(plan.threads)
-    torch.set_float32_matmul_precision(plan.float32_matmul_precision)
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
-
-
-def seed_generators(*entropy: int) -> None:
-    """Let the generators that belong to nobody draw what is given by all of ``entropy``."""
-    for seed, number in zip(GLOBAL, np.random.SeedSequence(entropy).generate_state(len(GLOBAL)), strict=True):
-        seed(int(number))
 
 
 def _host(state: dict[str, Any]) -> dict[str, Any]:

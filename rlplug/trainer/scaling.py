@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlplug.trainer.finite import Step, wrong
+from rlplug.trainer.gradient_step import Step, wrong
 from rlplug.types import Tree
 
 LARGEST = 2.0**24

@@ -16,23 +16,24 @@ import torch
 from lightning.fabric import Fabric
 
 from rlplug.api import Buffer, Loop, Losses, Plan, Run, Source
+from rlplug.checkpointing.manager import Keeper
+from rlplug.checkpointing.row_log import RowStore
+from rlplug.collection.broadcast import Replicated
+from rlplug.collection.episodes import Episodes
+from rlplug.collection.nonfinite import check_segment, stumbled
 from rlplug.config import RunConfig
+from rlplug.evaluation.evaluator import Evaluator, Stopped
+from rlplug.evaluation.video import ALONE, picture, record
 from rlplug.registry import Events
-from rlplug.trainer.evaluate import Evaluator, Stopped
-from rlplug.trainer.finite import check_segment, stumbled
-from rlplug.trainer.keeper import Keeper
+from rlplug.run.state import capture
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.metrics import Clock, Episodes, Means
+from rlplug.trainer.metrics import Clock, Means
 from rlplug.trainer.policy import Policy, context
-from rlplug.trainer.replicated import Replicated
-from rlplug.trainer.state import capture
-from rlplug.trainer.store import RowStore
-from rlplug.trainer.video import ALONE, picture, record
 from rlplug.types import Batch, EnvSpec, Mode, Progress, Tree
 
 if TYPE_CHECKING:
-    from rlplug.trainer.actors.cluster import Cluster
-    from rlplug.trainer.actors.evaluation import Evaluations
+    from rlplug.actors.cluster import Cluster
+    from rlplug.actors.evaluation import Evaluations
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 
@@ -99,7 +100,7 @@ class Trainer(Run):
         if self.plan.actors is None:
             own = self.policy.source(self.ctx.env_ids)
         else:
-            from rlplug.trainer.actors.source import Actors
+            from rlplug.actors.collector import Actors
 
             count = self.plan.actors.count // (1 if self.replicated else self.plan.world_size)
             own = Actors(self.policy, self.plan, self.progress, self.ctx.env_ids, count, self.ctx.rank * count)
@@ -112,12 +113,12 @@ class Trainer(Run):
             ConfigError: they cannot be had.
         """
         if self.plan.actors is not None:
-            from rlplug.trainer.actors import join
+            from rlplug.actors import join
 
             first = self.fabric.is_global_zero
             self.cluster = join(self.plan, first, first or not self.replicated, self.learner.broadcast)
             if first and self.plan.actors.evaluation:
-                from rlplug.trainer.actors.evaluation import Evaluations
+                from rlplug.actors.evaluation import Evaluations
 
                 self.evaluations = Evaluations(self.policy, self.plan)
         self.source.start()

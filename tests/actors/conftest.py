@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
+from rlplug.actors.cluster import Cluster
 from rlplug.config import compose
 from rlplug.plan import RayCluster
+from rlplug.run.launch import build
 from rlplug.testing.checks.runs import flat
-from rlplug.trainer.actors.cluster import Cluster
-from rlplug.trainer.launch import build
 from rlplug.trainer.trainer import Trainer
 
 NEW = {"address": None, "object_store_memory": None, "num_cpus": 1, "num_gpus": 0, "placement_strategy": "PACK"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlplug.config import compose
-from rlplug.trainer import launch
+from rlplug.run import launch
 from rlplug.types import ConfigError
 
 SAC = ("algo=sac", "env=pendulum", "num_envs=2", "logger=[]")

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from rlplug.config import compose
+from rlplug.run import launch
+from rlplug.run.state import capture
 from rlplug.testing.checks.ranks import distances
-from rlplug.trainer import launch
-from rlplug.trainer.state import capture
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import RunError
 from tests.actors.conftest import TWO, play, processes

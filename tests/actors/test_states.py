@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import torch
 
+from rlplug.actors.actor import Actor, Copy, Examiner, device_of
 from rlplug.api import Plan
+from rlplug.checkpointing.serialize import snapshot
 from rlplug.config import RunConfig, compose
+from rlplug.distributed.rng import global_generators, set_global_generators
+from rlplug.evaluation.evaluator import Stopped
+from rlplug.registry.installed import installed
+from rlplug.run.launch import build
 from rlplug.testing.checks.runs import differences
-from rlplug.trainer.actors.actor import Actor, Copy, Examiner, device_of
-from rlplug.trainer.evaluate import Stopped
-from rlplug.trainer.launch import build
-from rlplug.trainer.origins import installed
-from rlplug.trainer.state import global_generators, set_global_generators
 from rlplug.trainer.trainer import Trainer
-from rlplug.trainer.trees import snapshot
 from rlplug.types import ConfigError
 from tests.actors.conftest import TWO
 

@@ -12,7 +12,7 @@ import pytest
 
 import rlplug
 from rlplug.cli import main
-from tests.checkpoint.runs import punctual
+from tests.checkpointing.runs import punctual
 
 SETTINGS = ["algo=sac", "env=pendulum", "total_steps=600", "eval.every=0", "eval.episodes=3", "checkpoint.every=200"]
 

@@ -14,8 +14,8 @@ from torch.nn.functional import one_hot
 
 from rlplug.api import Algorithm, Context, Losses, Model
 from rlplug.config import Chosen
+from rlplug.context import RunContext
 from rlplug.registry import Component
-from rlplug.trainer.context import RunContext
 from rlplug.trainer.learner import FabricLearner
 from rlplug.types import Batch, EnvSpec
 

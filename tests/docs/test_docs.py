@@ -15,12 +15,12 @@ import yaml
 
 import rlplug
 from rlplug import registry
+from rlplug.agent import EVALUABLE
 from rlplug.cli import main
 from rlplug.config import parse
 from rlplug.config.changes import RESUMABLE, change
 from rlplug.config.sweeps import check_sweep
 from rlplug.registry import KINDS, Events, Manifest
-from rlplug.trainer.agent import EVALUABLE
 from tests.installing import Install
 
 ROOT = Path(__file__).parent.parent.parent

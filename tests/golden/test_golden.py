@@ -17,8 +17,8 @@ import pytest
 
 from rlplug import registry
 from rlplug.config import compose
+from rlplug.run.launch import build
 from rlplug.testing.checks.runs import play
-from rlplug.trainer.launch import build
 from tests.golden.cases import CASES, UPDATES, overrides
 
 RTOL, ATOL = 1e-4, 2e-6

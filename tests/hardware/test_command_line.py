@@ -17,9 +17,9 @@ import pytest
 
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.distributed.fabric import launched_elsewhere
+from rlplug.run.launch import build
 from rlplug.testing.comparing import compare_runs
-from rlplug.trainer.launch import build
-from rlplug.trainer.ranks import launched_elsewhere
 
 PPO = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "hardware=2cpu", "model.hidden=[16]"),

@@ -10,10 +10,11 @@ import torch
 
 from rlplug.api import Plan
 from rlplug.config import compose, parse
+from rlplug.distributed.fabric import one_rank
+from rlplug.run.launch import build
 from rlplug.testing.checks.ranks import distances
 from rlplug.testing.checks.runs import flat
-from rlplug.trainer.launch import build
-from rlplug.trainer.ranks import one_rank, ranks
+from rlplug.testing.rank_pool import ranks
 
 SAC = (
     *("algo=sac", "env=pendulum", "model.hidden=[32]", "total_steps=10_000", "loop.train_batch_size=64", "logger=[]"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlplug.config import compose
-from rlplug.trainer import launch
+from rlplug.run import launch
 from rlplug.types import ConfigError
 from tests.hardware.test_command_line import PPO, disturb, require_equal, start
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlplug.config import compose
 from rlplug.plugins.algo.sac import SAC
-from rlplug.trainer.launch import train
+from rlplug.run.launch import train
 
 QUIET = ["logger=[]", "eval.every=0"]
 

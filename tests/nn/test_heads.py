@@ -17,8 +17,8 @@ from rlplug.nn import (
     TanhGaussianHead,
     head_for,
 )
+from rlplug.run.launch import build
 from rlplug.testing.context import context
-from rlplug.trainer.launch import build
 from rlplug.types import ConfigError
 
 SPACES = [

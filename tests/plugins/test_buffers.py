@@ -14,9 +14,9 @@ from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
 from rlplug.api import Needs
+from rlplug.checkpointing.row_log import RowStore
 from rlplug.config import choose, default_node
 from rlplug.testing.context import context, spec
-from rlplug.trainer.store import RowStore
 from rlplug.types import ConfigError, RunError, leaves
 
 

@@ -11,12 +11,13 @@ from gymnasium import spaces
 from torch.testing import assert_close
 
 from rlplug import compose, testing
+from rlplug.distributed.fabric import one_rank
 from rlplug.nn import Linear
 from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.exploration.rnd import RND
 from rlplug.testing.checks.runs import Watching
+from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.ranks import one_rank, ranks
 from rlplug.types import ConfigError
 
 T, B = 5, 6

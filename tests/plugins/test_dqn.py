@@ -7,13 +7,13 @@ from gymnasium import spaces
 from torch.testing import assert_close
 
 from rlplug import testing
+from rlplug.context import RunContext
+from rlplug.distributed.fabric import one_rank
 from rlplug.functional.distributional import project
 from rlplug.functional.td import inverse_rescale, rescale
 from rlplug.plugins.algo.dqn import DQN
 from rlplug.testing.checks.runs import again
-from rlplug.trainer.context import RunContext
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.ranks import one_rank
 from rlplug.types import ConfigError
 
 ACTIONS = 3

@@ -13,10 +13,10 @@ from torch.testing import assert_close
 
 from rlplug import nn
 from rlplug.config import choose, default_node
+from rlplug.context import RunContext
 from rlplug.plugins.model.cnn import NatureCNN
 from rlplug.testing.configs import config
 from rlplug.testing.context import context
-from rlplug.trainer.context import RunContext
 from rlplug.types import ConfigError, EnvSpec
 
 ATARI = Box(0, 255, (4, 84, 84), np.uint8)

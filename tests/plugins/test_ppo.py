@@ -8,10 +8,10 @@ from gymnasium import spaces
 
 import rlplug
 from rlplug import testing
+from rlplug.distributed.fabric import one_rank
 from rlplug.functional import gae
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.ranks import one_rank
 from rlplug.types import ConfigError, map_leaves
 
 T, B = 16, 4

@@ -12,9 +12,9 @@ from gymnasium import spaces
 
 from rlplug import testing
 from rlplug.api import Losses
+from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.sac import SAC, View
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.ranks import one_rank
 from rlplug.types import ConfigError, map_leaves
 
 SPEC = testing.spec(3, testing.box(2))

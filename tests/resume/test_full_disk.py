@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlplug.checkpointing.format import Checkpoint, checkpoints
 from rlplug.cli import main
+from rlplug.run.run_dir import read
 from rlplug.testing.comparing import differences_of_runs
-from rlplug.testing.kill import with_usual
-from rlplug.trainer.checkpoint import Checkpoint, checkpoints
-from rlplug.trainer.folder import read
-from tests.checkpoint.runs import punctual
+from tests.checkpointing.runs import punctual
+from tests.tools.kill import with_usual
 
 RUN = with_usual(
     [

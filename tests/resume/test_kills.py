@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from rlplug.checkpointing.format import checkpoints
 from rlplug.cli import main
-from rlplug.testing import kill
 from rlplug.testing.checks.runs import differences
 from rlplug.testing.comparing import differences_of_runs
-from rlplug.testing.kill import Process, continuous, disturbed, undisturbed, warm_up, with_usual
-from rlplug.trainer.checkpoint import checkpoints
 from rlplug.types import RunError
+from tests.tools import kill
+from tests.tools.kill import Process, continuous, disturbed, undisturbed, warm_up, with_usual
 
 SMALL = ("model.hidden=[8]", "eval.episodes=2", "log.every=37")  # not at the steps of checkpoints
 ROUNDS = ("loop.rollout_fragment_length=16", *SMALL)

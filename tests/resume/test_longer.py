@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlplug.config import compose
+from rlplug.run.launch import resume, train
 from rlplug.testing.comparing import differences_of_runs
-from rlplug.trainer.launch import resume, train
 
 SAC = [
     *("algo=sac", "env=pendulum", "model.hidden=[8]", "buffer.capacity=200", "loop.train_batch_size=8"),

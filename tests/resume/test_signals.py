@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from rlplug.cli import main
+from rlplug.run.launch import STOPPING
 from rlplug.testing.comparing import differences_of_runs
-from rlplug.testing.kill import Process, warm_up, with_usual
-from rlplug.trainer.launch import STOPPING
+from tests.tools.kill import Process, warm_up, with_usual
 
 RUN = with_usual(
     [

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.optim.adam import adam
 
+from rlplug.distributed.fabric import one_rank
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.ranks import one_rank
 from tests.plugins import test_sac
 
 PARTS = ("critic", "actor", "alpha")

@@ -11,9 +11,10 @@ from torch import nn
 from torch.func import functional_call
 
 from rlplug.api import Losses, Optim, Trainable
+from rlplug.distributed.fabric import one_rank
 from rlplug.testing.context import context
+from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.ranks import one_rank, ranks
 
 B, T = 8, 5
 

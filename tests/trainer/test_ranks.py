@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlplug.trainer.ranks import Ranks
+from rlplug.testing.rank_pool import Ranks
 
 
 def total(fabric, x):

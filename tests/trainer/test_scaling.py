@@ -8,10 +8,11 @@ from torch import nn
 
 from rlplug.api import Losses, Optim, Plan, Trainable
 from rlplug.config import compose
+from rlplug.distributed.fabric import fabric_of, one_rank
+from rlplug.run.launch import build
 from rlplug.testing.context import context
-from rlplug.trainer.launch import build
+from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.ranks import fabric_of, one_rank, ranks
 from rlplug.trainer.scaling import LARGEST, LossScale
 from rlplug.types import RunError
 from tests.trainer.test_learner import CASES, close, three_steps

@@ -15,14 +15,14 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug.api import Buffer, Needs
+from rlplug.checkpointing.format import Draft, folder_of, write
+from rlplug.checkpointing.row_log import Piece, RowStore
+from rlplug.checkpointing.serialize import decode, encode, snapshot
 from rlplug.config import choose
+from rlplug.context import RunContext
 from rlplug.registry import load
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, require, some
 from rlplug.testing.context import context, spec
-from rlplug.trainer.checkpoint import Draft, folder_of, write
-from rlplug.trainer.context import RunContext
-from rlplug.trainer.store import Piece, RowStore
-from rlplug.trainer.trees import decode, encode, snapshot
 from rlplug.types import Batch, leaves, map_leaves
 
 COLUMNS, ROWS, SAMPLES, CAPACITY = 5, 4, 16, 120

@@ -10,11 +10,11 @@ import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
 
 from rlplug.api import VecEnv
+from rlplug.checkpointing.serialize import decode, encode, snapshot
 from rlplug.config import choose
+from rlplug.context import RunContext, Scope
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
-from rlplug.trainer.context import RunContext, Scope
-from rlplug.trainer.trees import decode, encode, snapshot
 from rlplug.types import Batch, ConfigError, EnvSpec, map_leaves
 
 COLUMNS, STEPS = 3, 1100

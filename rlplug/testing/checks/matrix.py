@@ -18,9 +18,9 @@ from rlplug.api import Exploration
 from rlplug.config import RunConfig, compose, parse
 from rlplug.config.run import SEVERAL
 from rlplug.registry import KINDS, Kind, load
+from rlplug.run.launch import build
 from rlplug.testing.checks.runs import CPU, learner_of, node_of, option_of, play, require, trainables
 from rlplug.testing.worlds import ACTIONS, OBSERVATIONS
-from rlplug.trainer.launch import build
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 

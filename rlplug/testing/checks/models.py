@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from rlplug.config import choose
+from rlplug.context import RunContext
 from rlplug.testing.checks.runs import flat, node_of, option_of, require
 from rlplug.testing.context import box
-from rlplug.trainer.context import RunContext
 from rlplug.types import Batch, ConfigError, EnvSpec, map_leaves
 
 T, B = 6, 3

@@ -12,9 +12,9 @@ import pluggy
 from rlplug.api import Plan
 from rlplug.config import RunConfig, choose, compose
 from rlplug.registry import Events, load
+from rlplug.run.launch import build, resume, train
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import CPU, Case, node_of, options, require
-from rlplug.trainer.launch import build, resume, train
 from rlplug.types import ConfigError
 
 STEPS = 2048

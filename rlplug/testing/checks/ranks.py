@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from rlplug.config import parse
+from rlplug.context import RunContext
+from rlplug.distributed.fabric import one_rank
 from rlplug.registry import refresh
 from rlplug.testing.checks.runs import Case, again, differences, flat, play, require, some, watch
-from rlplug.trainer.context import RunContext
+from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.ranks import one_rank, ranks
 from rlplug.types import Batch, map_leaves
 
 TOLERANCE = 1e-6

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlplug.checkpointing import format as checkpoint
+from rlplug.checkpointing.row_log import RowStore
+from rlplug.run.state import capture, restore
 from rlplug.testing.checks.runs import Case, differences, play, require, some
-from rlplug.trainer import checkpoint
-from rlplug.trainer.state import capture, restore
-from rlplug.trainer.store import RowStore
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Tree, leaves
 

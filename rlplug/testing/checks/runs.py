@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rlplug.api import Algorithm, Losses, Trainable
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
+from rlplug.context import RunContext, Scope
 from rlplug.registry import Kind, hookimpl
-from rlplug.trainer.context import RunContext, Scope
-from rlplug.trainer.launch import build
+from rlplug.run.launch import build
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, map_leaves

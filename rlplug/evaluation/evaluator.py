@@ -1,0 +1,115 @@
+"""Evaluation: whole episodes of the greedy policy, in environments of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlplug.api import Algorithm, VecEnv
+from rlplug.collection.collector import collector
+from rlplug.collection.episodes import Episodes
+from rlplug.collection.nonfinite import check_segment, stumbled
+from rlplug.context import RunContext, Scope
+from rlplug.types import RunError
+
+MOST_COLUMNS = 32
+LONGEST = 27_000  # steps after which an episode is counted as it stands: 30 minutes of Atari, as is usual there
+EVALUATION = 2  # tells evaluation's seeds from training's
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was asked to stop, and does so where nothing is half done."""
+
+
+class Evaluator:
+    """Plays ``episodes`` episodes.
+
+    Every column plays a number of episodes fixed beforehand, so that short ones are not
+    over-represented. The environments are made once, and kept.
+
+    Args:
+        episodes: of the whole evaluation.
+        columns: which of its columns are played here; None: all.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Scope], VecEnv],
+        algorithm: Algorithm,
+        ctx: RunContext,
+        episodes: int,
+        see: Callable[[Any], Any] | None = None,
+        chunk: int = 32,
+        columns: Sequence[int] | None = None,
+    ) -> None:
+        total = min(episodes, MOST_COLUMNS)
+        self.scope = Scope("eval", total, range(total) if columns is None else columns)
+        self.quota = np.bincount(np.arange(episodes) % total)[list(self.scope.env_ids)]
+        self.make, self.algorithm, self.ctx, self.chunk = make, algorithm, ctx, chunk
+        self.env: VecEnv | None = None
+        self.see = see
+
+    def begin(self) -> VecEnv:
+        """The environments, which are made now if they were not yet."""
+        if self.env is None:
+            self.env = self.make(self.scope)
+        return self.env
+
+    def __call__(self, number: int, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Mean and standard deviation of the returns, and the mean length; see ``play``."""
+        return summary(self.play(number, stop))
+
+    def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> list[tuple[float, int]]:
+        """(return, length) of every episode.
+
+        Args:
+            number: chooses the episodes' seeds, and what the policy draws.
+            stop: asked before every row.
+
+        Raises:
+            Stopped: ``stop`` said so.
+            RunError: an observation or a reward is NaN or infinite, or an observation lies outside of its space; or
+                environments that are made anew broke off more episodes than there are to play.
+        """
+        env = self.begin()
+        entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
+        every = entropy.generate_state(self.scope.num_envs)
+        seeds = [int(every[i]) for i in self.scope.env_ids]
+        self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
+        source = collector(env, self.algorithm, self.ctx, self.scope, seeds, keys=(), see=self.see)
+        counted, left = Episodes(len(self.quota)), self.quota.copy()
+        played: list[tuple[float, int]] = []
+        while left.any():
+            if stop():
+                raise Stopped
+            with stumbled(source, self.chunk, 0, self.scope.env_ids):
+                segments = [*source.collect(self.chunk, stop=stop, mode="greedy")]
+            for segment in segments:
+                check_segment(source.unfinished(self.chunk), 0, self.scope.env_ids, source.bounds)
+                counted.add(segment)
+            if source.broken > self.quota.sum():
+                raise RunError(
+                    f"the environments of an evaluation failed in {source.broken} episodes, and ended {len(played)} of"
+                    f" {self.quota.sum()}"
+                )
+            for episode_return, length, column in counted.drain(LONGEST):
+                if left[column]:
+                    left[column] -= 1
+                    played.append((episode_return, length))
+        return played
+
+    def close(self) -> None:
+        if self.env is not None:
+            self.env.close()
+
+
+def summary(played: Sequence[tuple[float, int]]) -> dict[str, float]:
+    """What is said of an evaluation with these returns and lengths."""
+    returns, lengths = zip(*played, strict=True)
+    return {
+        "eval/return_mean": float(np.mean(returns)),
+        "eval/return_std": float(np.std(returns)),
+        "eval/length_mean": float(np.mean(lengths)),
+    }

@@ -1,0 +1,58 @@
+"""Recording what a policy does: greedy episodes as animated pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlplug.api import Algorithm, VecEnv
+from rlplug.collection.collector import collector
+from rlplug.context import RunContext, Scope
+from rlplug.types import ConfigError
+
+LONGEST = 1000
+"""frames of a video; what comes behind is not shown"""
+ALONE = Scope("eval", 1, range(1))
+
+
+def picture(env: Any) -> np.ndarray:
+    """What the first column of an environment looks like, ``[H, W, 3]`` uint8.
+
+    Raises:
+        ConfigError: it does not say.
+    """
+    shown = env.render() if hasattr(env, "render") else None
+    if shown is None:
+        raise ConfigError("eval.record", "this environment shows no pictures of itself; 0 records none")
+    return np.asarray(shown, np.uint8)
+
+
+def frames(
+    env: VecEnv, algorithm: Algorithm, ctx: RunContext, seed: int, episodes: int, see: Callable[[Any], Any] | None
+) -> list[np.ndarray]:
+    """What the first column looks like, row by row."""
+    source = collector(env, algorithm, ctx, ALONE, [seed], keys=(), see=see)
+    source.begin()
+    shown: list[np.ndarray] = []
+    while episodes and len(shown) < LONGEST:
+        shown.append(picture(env))
+        for segment in source.collect(1, mode="greedy"):
+            episodes -= int((segment["terminated"] | segment["truncated"])[0, 0])
+    return shown
+
+
+def record(make: Callable[[], VecEnv], path: Path, **what: Any) -> None:
+    """Play in an environment of its own, and write ``path``, a GIF; for ``what`` see ``frames``."""
+    from PIL import Image
+
+    with closing(make()) as env:
+        pictures, fps = [Image.fromarray(picture) for picture in frames(env, **what)], getattr(env, "render_fps", 30)
+    path.parent.mkdir(exist_ok=True)
+    partial = path.with_suffix(".partial")
+    first, *others = pictures
+    first.save(partial, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
+    partial.replace(path)

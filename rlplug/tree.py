@@ -1,0 +1,1 @@
+"""Nested dicts of arrays or tensors."""

@@ -1,0 +1,559 @@
+"""Bad checkpoints and run folders on the command line: one clear error, and the last good checkpoint stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import rlplug
+from rlplug.checkpointing.format import FORMAT, checkpoints, find, folder_of
+from rlplug.cli import main
+from rlplug.config import default_node
+from rlplug.run import launch
+from tests.checkpointing.runs import OVERRIDES, copy_of, fingerprint, steps, trained
+from tests.installing import Install, install, install_into, site  # noqa: F401  fixtures
+from tests.tools.fuzz import Scene
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def sac(sac_run: Path, tmp_path: Path) -> Path:
+    return copy_of(sac_run, tmp_path / "run")
+
+
+@pytest.fixture
+def ppo(ppo_run: Path, tmp_path: Path) -> Path:
+    return copy_of(ppo_run, tmp_path / "ppo")
+
+
+def said(capsys: Capture, *arguments: Any, code: int) -> list[str]:
+    """What a command line prints to stderr, without its name in front."""
+    assert main([str(argument) for argument in arguments]) == code
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert "Traceback" not in printed.err
+    assert all(line.startswith("rlplug: ") for line in lines)
+    return [line.removeprefix("rlplug: ") for line in lines]
+
+
+def refused(capsys: Capture, run: Path, *arguments: Any) -> str:
+    """The one message of a refusal, which alters nothing in the run folder."""
+    before = fingerprint(run)
+    (message,) = said(capsys, *arguments, code=2)
+    assert fingerprint(run) == before
+    return message
+
+
+def goes_on(capsys: Capture, run: Path, *overrides: str) -> list[str]:
+    """What a resume says that works; the run has finished, and its last checkpoint is good."""
+    lines = said(capsys, "resume", run, *overrides, code=0)
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    find(run)
+    return lines
+
+
+LONGER = "total_steps=220"
+
+# ---- one checkpoint that is not what it should be --------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def newer(folder: Path) -> None:
+    Scene(folder, folder, folder, None).forge(folder, lambda manifest: manifest.update(format=99, rlplug="9.9"))  # type: ignore[arg-type]
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "truncated": (lambda path: cut(path / "weights.pt"), "is damaged or was altered: weights.pt: it has"),
+    "altered": (lambda path: flip(path / "rank0.pt"), "altered: rank0.pt: its checksum is another one"),
+    "without a file": (lambda path: (path / "learner.pt").unlink(), "altered: learner.pt: it is missing"),
+    "with an altered manifest": (lambda path: flip(path / "manifest.json"), "altered: manifest.json: it"),
+    "newer": (
+        newer,
+        f"was written by a newer rlplug (9.9) in format 99; this one reads formats up to {FORMAT}: upgrade rlplug",
+    ),
+    "foreign": (
+        lambda path: (path / "manifest.json").write_text('{"name": "a web app"}'),
+        "is no checkpoint of rlplug: its manifest.json is of something else",
+    ),
+    "empty": (
+        lambda path: [file.unlink() for file in path.iterdir()],
+        "is no checkpoint of rlplug: it has no manifest",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_the_newest_is_damaged_so_the_one_before_is_used(how: str, sac: Path, capsys: Capture):
+    newest, before, *_ = steps(sac)
+    damage, why = DAMAGE[how]
+    damage(newest)
+    lines = goes_on(capsys, sac, LONGER)
+    assert lines[0].startswith(str(newest))
+    assert why in lines[0]
+    assert lines[0].endswith("; trying the one before")
+    assert f"continuing from step {int(before.name[5:])}" in lines
+    assert newest.with_name(newest.name + ".damaged").is_dir()
+    rows = (sac / "metrics.csv").read_text().splitlines()[1:]
+    made = [int(row.partition(",")[0]) for row in rows]
+    assert made == [*range(40, 201, 40), 220, 220]
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_checkpoint_by_its_path(how: str, sac: Path, capsys: Capture):
+    newest = steps(sac)[0]
+    damage, why = DAMAGE[how]
+    damage(newest)
+    if how in ("truncated", "altered", "without a file"):
+        for name in ("weights.pt",):  # what an evaluation reads
+            shutil.copyfile(newest / "manifest.json", newest / name)
+        why = "is damaged or was altered: weights.pt"
+    message = refused(capsys, sac, "evaluate", newest)
+    assert message.startswith(str(newest))
+    assert why in message
+
+
+def test_all_are_damaged(sac: Path, capsys: Capture):
+    damaged = steps(sac)
+    for path, how in zip(damaged, ("truncated", "newer", "foreign", "altered"), strict=True):
+        DAMAGE[how][0](path)
+    before = fingerprint(sac)
+    lines = said(capsys, "resume", sac, LONGER, code=2)
+    *tried, head = lines[:5]
+    assert [line.partition(" ")[0] for line in tried] == [str(path) for path in damaged]
+    assert head == f"{sac} holds no good checkpoint:"
+    assert lines[5:] == [line.removesuffix("; trying the one before") for line in tried]
+    assert fingerprint(sac) == before
+
+
+def test_the_same_step_is_damaged_twice(sac: Path, capsys: Capture):
+    for total in (220, 240):
+        flip(folder_of(sac, 200) / "rank0.pt")
+        for path in checkpoints(sac):
+            if path > folder_of(sac, 200):
+                shutil.rmtree(path)
+        goes_on(capsys, sac, f"total_steps={total}")
+    assert folder_of(sac, 240).is_dir()
+
+
+def test_code_in_a_file_is_not_run(sac: Path, tmp_path: Path, capsys: Capture):
+    class Planted:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "marker"),)
+
+    torch.save({"algorithm": Planted()}, tmp_path / "evil.pt")
+    newest = steps(sac)[0]
+    Scene(sac, sac, sac, None).plant(newest / "weights.pt", (tmp_path / "evil.pt").read_bytes())  # type: ignore[arg-type]
+    for command in ("resume", "evaluate"):
+        message = refused(capsys, sac, command, *([sac, LONGER] if command == "resume" else [newest]))
+        assert message.startswith(f"{newest} is damaged or was altered: weights.pt: ")
+    assert not (tmp_path / "marker").exists()
+
+
+# ---- a checkpoint of something else ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["the same", "another"])
+def test_a_checkpoint_of_another_run(algorithm: str, sac: Path, ppo: Path, tmp_path: Path, capsys: Capture):
+    other = trained("sac", tmp_path / "other", ["seed=7", "total_steps=240"]) if algorithm == "the same" else ppo
+    foreign = sac / "checkpoints" / steps(other)[0].name
+    assert foreign > steps(sac)[0], "it would not be the newest"
+    shutil.copytree(steps(other)[0], foreign)
+    message = refused(capsys, sac, "resume", sac, "total_steps=300")
+    assert message == f"{foreign} is a checkpoint of another run"
+    shutil.rmtree(foreign)
+    goes_on(capsys, sac, LONGER)
+
+
+def test_a_checkpoint_under_another_name(sac: Path, capsys: Capture):
+    steps(sac)[0].rename(folder_of(sac, 900))
+    lines = goes_on(capsys, sac, LONGER)
+    assert lines[0] == f"{folder_of(sac, 900)} was renamed: it is of step 200; trying the one before"
+    assert "continuing from step 150" in lines
+    assert folder_of(sac, 900).with_name("step_000000000900.damaged").is_dir()
+
+
+def as_if_its_own(sac: Path, other: Path, config: bool = False) -> Path:
+    """The newest checkpoint of ``other``, said to be of the run ``sac``."""
+    foreign = folder_of(sac, 900)
+    shutil.copytree(steps(other)[0], foreign)
+    mine = find(sac if not foreign.exists() else steps(sac)[1]).manifest
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest |= {"run": mine["run"], "env_steps": 900} | ({"config": mine["config"]} if config else {})
+
+    Scene(sac, sac, sac, None).forge(foreign, change)  # type: ignore[arg-type]
+    return foreign
+
+
+def test_another_algorithm_under_the_runs_own_name(sac: Path, ppo: Path, capsys: Capture):
+    as_if_its_own(sac, ppo)
+    message = refused(capsys, sac, "resume", sac, "total_steps=1000")
+    assert "it alters what is learned" in message
+    assert message.split(":")[0].split(".")[0] in ("num_envs", "algo", "env", "loop", "buffer", "model")
+
+
+def test_other_spaces_under_the_runs_own_name(sac: Path, ppo: Path, capsys: Capture):
+    foreign = as_if_its_own(sac, ppo, config=True)
+    message = refused(capsys, sac, "resume", sac, "total_steps=1000")
+    assert message.startswith(f"{foreign} is of another environment: the observation space was Box(")
+
+
+def test_another_network_under_the_runs_own_name(sac: Path, tmp_path: Path, capsys: Capture):
+    other = trained("sac", tmp_path / "other", ["model.hidden=[9]", "total_steps=60"])
+    foreign = as_if_its_own(sac, other, config=True)
+    message = refused(capsys, sac, "resume", sac, "total_steps=1000")
+    assert message.startswith(f"{foreign} does not fit what is installed and configured now: ")
+
+
+# ---- a path that leads to something else -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A folder with things that are no run, and no checkpoint."""
+    folder = tmp_path / "foreign"
+    (folder / "empty").mkdir(parents=True)
+    (folder / "notes.txt").write_text("x")
+    (folder / "app").mkdir()
+    (folder / "app" / "manifest.json").write_text("{}")
+    (folder / "broken").mkdir()
+    (folder / "broken" / "manifest.json").write_text("{")
+    with zipfile.ZipFile(folder / "sb3.zip", "w") as file:  # as Stable-Baselines3 saves a model
+        for name in ("data", "pytorch_variables.pth", "policy.pth", "_stable_baselines3_version"):
+            file.writestr(name, "2.7.0")
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["resume", "evaluate"])
+@pytest.mark.parametrize("name", ["empty", "notes.txt", "app", "broken", "sb3.zip", "nowhere"])
+def test_a_path_that_leads_to_something_else(verb: str, name: str, foreign: Path, capsys: Capture):
+    message = refused(capsys, foreign, verb, foreign / name)
+    assert message.startswith(str(foreign / name))
+    if name == "nowhere":
+        assert message == f"{foreign / name} does not exist"
+    elif verb == "resume":
+        assert "no run" in message or "cannot be read" in message
+    else:
+        assert "is no checkpoint of rlplug" in message or "is damaged or was altered" in message
+
+
+def test_resume_of_a_checkpoint_folder(sac: Path, capsys: Capture):
+    assert "is a checkpoint; resume takes the run folder" in refused(capsys, sac, "resume", steps(sac)[0])
+
+
+# ---- what resume is asked for ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [[], ["total_steps=9"], ["--now"]])
+def test_resume_without_a_folder(arguments: list[str], capsys: Capture):
+    (line,) = said(capsys, "resume", *arguments, code=2)
+    assert line.startswith("resume takes a run folder, then settings written key=value")
+
+
+FORBIDDEN = {
+    "algo.gamma=0.5": "algo.gamma: cannot be changed: it alters what is learned; a run continues as it was started",
+    "seed=3": "seed: cannot be changed: it alters what is learned",
+    "num_envs=2": "num_envs: cannot be changed: it alters what is learned",
+    "env=cartpole": "env: cannot be changed: it alters what is learned",
+    "algo=ppo": "algo: cannot be changed: it alters what is learned",
+    "buffer.capacity=9": "buffer.capacity: cannot be changed: it alters what is learned",
+    "loop.replay_ratio=2": "loop.replay_ratio: cannot be changed: it alters what is learned",
+    "total_steps=150": "total_steps: 150 is less than the 200 steps that the run has made already",
+    "total_steps=x": "total_steps: 'x' has the wrong type: should be a valid integer",
+    "total_steps=-1": "total_steps: -1 is ",
+    "total_step=300": "total_step: unknown key; did you mean total_steps?",
+    "algo.gama=1": "algo.gama: unknown key; did you mean algo.gamma?",
+    "checkpoint.evry=1": "checkpoint.evry: unknown key; did you mean checkpoint.every?",
+    "checkpoint.every=soon": "checkpoint.every: 'soon' has the wrong type: should be environment steps, or minutes",
+    "checkpoint.keep_last=0": "checkpoint.keep_last: 0 is out of range: should be greater than 0",
+    "hardware=1gpu": "hardware: needs a CUDA device",
+    "logger=[wanb]": "logger: unknown option 'wanb'",
+    "total_steps=300,400": "total_steps: 300,400 is several values",
+    "~algo": "algo: cannot be taken out of a run",
+    "--multirun": "no flag --multirun is known here",
+    "300": "300: cannot read '300': should be key=value",
+    "total_steps=[1": "total_steps: cannot read 'total_steps=[1': should be key=value",
+    "hydra.run.dir=elsewhere": "hydra.run.dir: is about how a run is started, and no part of it",
+}
+
+
+@pytest.mark.parametrize("argument", FORBIDDEN)
+def test_what_a_resume_may_not_change(argument: str, sac: Path, capsys: Capture):
+    others = [] if argument.startswith("total_steps") else [LONGER]
+    assert refused(capsys, sac, "resume", sac, *others, argument).startswith(FORBIDDEN[argument])
+
+
+def test_a_run_that_has_finished(sac: Path, capsys: Capture):
+    before = fingerprint(sac)
+    (line,) = said(capsys, "resume", sac, code=0)
+    assert line.startswith(f"{sac} has finished: 200 steps, evaluation -")
+    assert line.endswith(". To go on, give it more than total_steps=200")
+    assert fingerprint(sac) == before
+
+
+def test_a_configuration_that_was_edited(sac: Path, capsys: Capture):
+    text = (sac / "config.yaml").read_text()
+    (sac / "config.yaml").write_text(text.replace("  gamma: 0.99", "  gamma: 0.5"))
+    message = refused(capsys, sac, "resume", sac, LONGER)
+    assert message.startswith("algo.gamma: was 0.99, and is 0.5 in config.yaml now, but it alters what is learned")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", "a: ["),
+        ("config.yaml", ""),
+        ("config.yaml", "- a"),
+        ("config.yaml", "[" * 5000),
+        ("manifest.json", "{"),
+        ("manifest.json", "[]"),
+        ("manifest.json", "[" * 100_000),
+        ("manifest.json", '{"run": 3, "plugins": {}}'),
+        ("manifest.json", '{"run": "x", "plugins": {"algo": 3}, "resumed": []}'),
+        ("manifest.json", '{"run": "x", "plugins": {}, "resumed": 3}'),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_a_run_whose_own_files_are_damaged(name: str, text: str, sac: Path, capsys: Capture):
+    (sac / name).write_text(text)
+    assert refused(capsys, sac, "resume", sac, LONGER).startswith(str(sac))
+
+
+def test_a_configuration_that_lacks_a_key(sac: Path, capsys: Capture):
+    raw = yaml.safe_load((sac / "config.yaml").read_text())
+    del raw["total_steps"]
+    (sac / "config.yaml").write_text(yaml.safe_dump(raw))
+    assert refused(capsys, sac, "resume", sac) == "total_steps: is missing"
+
+
+@pytest.mark.parametrize("how", ["bytes", "long", "folder"])
+def test_metrics_that_are_damaged(how: str, sac: Path, capsys: Capture):
+    path = sac / "metrics.csv"
+    if how == "folder":
+        path.unlink()
+        path.mkdir()
+        assert main(["resume", str(sac), LONGER]) in (1, 2)
+        assert str(path) in capsys.readouterr().err
+        return
+    path.write_bytes(path.read_bytes() + (b"\xff\x00,\n" if how == "bytes" else b"x" * 200_000 + b"\n"))
+    goes_on(capsys, sac, LONGER)
+
+
+# ---- a folder that cannot be written ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def mounted_read_only(folder: Path) -> Iterator[None]:
+    """A bind mount of the folder onto itself."""
+    for options in (["--bind", str(folder), str(folder)], ["-o", "remount,bind,ro", str(folder)]):
+        done = subprocess.run(["mount", *options], capture_output=True, text=True)
+        if done.returncode:
+            subprocess.run(["umount", str(folder)], capture_output=True)
+            pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Where permissions do not bind (root), a mount does."""
+    if os.geteuid() == 0:
+        with mounted_read_only(folder):
+            yield
+        return
+    before = folder.stat().st_mode
+    folder.chmod(0o555)
+    try:
+        yield
+    finally:
+        folder.chmod(before)
+
+
+def test_a_read_only_run_folder(sac: Path, capsys: Capture):
+    with read_only(sac):
+        message = refused(capsys, sac, "resume", sac, LONGER)
+        assert message.startswith(f"{sac} cannot be written: ")
+        assert main(["evaluate", str(sac), "eval.episodes=1"]) == 0, "which needs no writing"
+        capsys.readouterr()
+    goes_on(capsys, sac, LONGER)
+
+
+def test_training_into_a_read_only_folder(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    with read_only(tmp_path / "there"):
+        (line,) = said(capsys, *OVERRIDES["ppo"], f"hydra.run.dir={tmp_path / 'there'}", code=2)
+        assert line.startswith(f"hydra.run.dir: {tmp_path / 'there'} cannot be written: ")
+        (line,) = said(capsys, *OVERRIDES["ppo"], f"hydra.run.dir={tmp_path / 'there' / 'run'}", code=2)
+        assert line.startswith(f"hydra.run.dir: {tmp_path / 'there' / 'run'} cannot be made: ")
+
+
+# ---- two processes ---------------------------------------------------------------------------------------------------
+
+
+def started(*arguments: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rlplug", *map(str, arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
+
+
+@contextmanager
+def writing(run: Path, *arguments: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes into the folder all the while."""
+    before = (run / "manifest.json").read_bytes() if (run / "manifest.json").exists() else b""
+    process = started(*arguments)
+    try:
+        deadline = time.monotonic() + 120
+        while not (run / "manifest.json").exists() or (run / "manifest.json").read_bytes() == before:
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+ENDLESS = "total_steps=100000000"
+
+
+def test_two_processes_that_train(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    line = [*OVERRIDES["ppo"], ENDLESS, f"hydra.run.dir={run}"]
+    with writing(run, *line):
+        (message,) = said(capsys, *line, code=2)
+        assert message == f"hydra.run.dir: {run} holds a run already; choose another folder, or resume it"
+        (message,) = said(capsys, "resume", run, code=2)
+        assert message.startswith(f"{run} is being written by process ")
+    assert any("continuing from" in told for told in goes_on_from_a_kill(run))
+
+
+def goes_on_from_a_kill(run: Path) -> list[str]:
+    told: list[str] = []
+    last = find(run).manifest["env_steps"] if checkpoints(run) else 0
+    launch.resume(run, [f"total_steps={last + 128}"], tell=told.append)
+    return told
+
+
+def test_two_processes_that_resume(sac: Path, capsys: Capture):
+    with writing(sac, "resume", sac, ENDLESS) as process:
+        before = (sac / "manifest.json").read_bytes(), (sac / "config.yaml").read_bytes()
+        (message,) = said(capsys, "resume", sac, LONGER, code=2)
+        assert message.startswith(f"{sac} is being written by process {process.pid} on ")
+        assert ((sac / "manifest.json").read_bytes(), (sac / "config.yaml").read_bytes()) == before
+    assert "continuing from step" in " ".join(goes_on_from_a_kill(sac))
+
+
+def test_two_processes_that_resume_at_once(sac: Path):
+    both = [started("resume", sac, LONGER) for _ in range(2)]
+    errors = [process.communicate(timeout=300)[1] for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes in ([0, 2], [0, 0]), errors  # the second may come when the first has finished
+    assert sum("continuing from step 200" in error for error in errors) == 1
+    find(sac)
+    rows = (sac / "metrics.csv").read_text().splitlines()[1:]
+    assert [int(row.partition(",")[0]) for row in rows] == [*range(40, 201, 40), 220, 220]
+
+
+# ---- a plugin that is gone -------------------------------------------------------------------------------------------
+
+PLUGIN = {
+    "rlplug_gone/__init__.py": """
+from rlplug import Component, hookimpl
+
+@hookimpl
+def rlplug_components():
+    return [Component(kind, "gone", f"rlplug_gone.{kind}:Gone") for kind in ("model", "logger")]
+
+@hookimpl
+def rlplug_conf():
+    return "rlplug_gone.conf"
+""",
+    "rlplug_gone/model.py": """
+from rlplug.plugins.model.mlp import MLP
+
+class Gone(MLP):
+    pass
+""",
+    "rlplug_gone/logger.py": """
+from rlplug import hookimpl
+from rlplug.settings import settings
+
+class Gone:
+    @settings
+    class Config:
+        pass
+
+    def __init__(self, cfg, ctx):
+        pass
+
+    @hookimpl
+    def rlplug_started(self, run):
+        pass
+""",
+    "rlplug_gone/conf/logger/gone.yaml": "# @package logger.gone\nname: gone\n",
+    "rlplug_gone/conf/__init__.py": "",
+}
+
+
+def test_a_plugin_that_is_no_longer_installed(site: Path, install: Install, tmp_path: Path, capsys: Capture):  # noqa: F811
+    settings = yaml.safe_dump({**default_node("model", "mlp"), "name": "gone"})
+    install("rlplug-gone", "rlplug_gone", {**PLUGIN, "rlplug_gone/conf/model/gone.yaml": settings}, version="3.1")
+    run = trained("ppo", tmp_path / "run", ["model=gone", "model.hidden=[8]", "total_steps=128"])
+    shutil.move(site, tmp_path / "away")
+    site.mkdir()
+    rlplug.registry.refresh()
+    message = refused(capsys, run, "resume", run, "total_steps=192")
+    assert message == (
+        "model: the run used model 'gone' of rlplug-gone 3.1, which is not installed: pip install rlplug-gone==3.1"
+    )
+    assert "rlplug-gone 3.1" in refused(capsys, run, "evaluate", run)
+    site.rmdir()
+    shutil.move(tmp_path / "away", site)
+    rlplug.registry.refresh()
+    goes_on(capsys, run, "total_steps=192")
+
+
+def test_a_logger_that_is_no_longer_installed_can_be_left_out(
+    site: Path,  # noqa: F811
+    install: Install,  # noqa: F811
+    tmp_path: Path,
+    capsys: Capture,
+):
+    settings = yaml.safe_dump({**default_node("model", "mlp"), "name": "gone"})
+    install("rlplug-gone", "rlplug_gone", {**PLUGIN, "rlplug_gone/conf/model/gone.yaml": settings}, version="3.1")
+    run = trained("ppo", tmp_path / "run", ["logger=[gone]", "total_steps=128"])
+    shutil.rmtree(site)
+    site.mkdir()
+    rlplug.registry.refresh()
+    message = refused(capsys, run, "resume", run, "total_steps=192")
+    assert message.startswith("logger.gone: the run used logger 'gone' of rlplug-gone 3.1, which is not installed")
+    lines = goes_on(capsys, run, "logger=[]", "total_steps=192")
+    assert lines[:2] == ["total_steps: 128 -> 192", "- logger.gone"]

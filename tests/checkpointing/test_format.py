@@ -1,0 +1,574 @@
+"""The folder of a checkpoint: trees without code, rows written once, there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch import nn
+
+from rlplug.checkpointing import format as form
+from rlplug.checkpointing import row_log as stores
+from rlplug.checkpointing.format import Checkpoint, Draft, find, write
+from rlplug.checkpointing.manager import Keeper
+from rlplug.checkpointing.row_log import RowStore
+from rlplug.checkpointing.serialize import decode, encode, snapshot
+from rlplug.config.run import Checkpoint as Settings
+from rlplug.types import CheckpointError, RunError
+from tests.tools.fuzz import digest
+
+# ---- trees -----------------------------------------------------------------------------------------------------------
+
+SIZES = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}
+DTYPES = ["bool", *(f"{kind}{bits}" for kind, sizes in SIZES.items() for bits in sizes)]
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+)
+TENSORS = st.builds(
+    lambda dtype, shape, seed: torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(seed)).to(dtype),
+    st.sampled_from(
+        [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    ),
+    st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    st.integers(0, 99),
+)
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**130), 2**130)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.binary(max_size=3)
+)
+TREES = st.recursive(
+    PLAIN | ARRAYS | TENSORS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(tree=TREES)
+@settings(max_examples=200, deadline=None)
+def test_a_tree_comes_back_as_it_was(tree: Any):
+    assert digest(decode(encode(tree))) == digest(tree)
+    assert digest(snapshot(tree)) == digest(tree)
+
+
+def test_generators_come_back(tmp_path: Path):
+    pcg, twister, python = np.random.default_rng(3), np.random.RandomState(3), Random(3)
+    pcg.normal(size=5)
+    state = decode(encode(snapshot([pcg.bit_generator.state, twister.get_state(legacy=False), python.getstate()])))
+    assert state[0]["state"]["state"] > 2**64
+    other = np.random.default_rng(0), np.random.RandomState(0), Random(0)
+    other[0].bit_generator.state = state[0]
+    other[1].set_state(state[1])
+    other[2].setstate(state[2])
+    assert (other[0].normal(), other[1].normal(), other[2].random()) == (
+        pcg.normal(),
+        twister.normal(),
+        python.random(),
+    )
+
+
+def test_a_snapshot_shares_no_memory():
+    layer, array = nn.Linear(2, 2), np.zeros((4, 2))
+    tree = snapshot({"w": layer.weight, "part": layer.weight.data[0], "a": array, "view": array[::-2]})
+    before = digest(tree)
+    layer.weight.data.add_(1)
+    array += 1
+    assert digest(tree) == before
+    assert type(tree["w"]) is torch.Tensor
+    assert not tree["w"].requires_grad
+    assert digest(decode(encode(tree))) == before
+
+
+class Mode(IntEnum):
+    FAST = 1
+
+
+@pytest.mark.parametrize(
+    ("tree", "place"),
+    [
+        ({"a": [{"b": object()}]}, r"a object, as stands at a\[0\]\.b"),
+        ({"a": (1, {2})}, r"a set, as stands at a\[1\]"),
+        ([lambda: 0], r"a function, as stands at \[0\]"),
+        ({"env": torch.Generator()}, "a Generator, as stands at env"),
+        ({"mode": Mode.FAST}, "a Mode, as stands at mode"),
+        ({"per": {Mode.FAST: 1}}, "Mode"),
+        ({"per": {np.int64(3): 1}}, "int64"),
+    ],
+    ids=["object", "set", "function", "generator", "enum", "enum-key", "numpy-key"],
+)
+def test_what_could_not_be_read_back_is_refused_when_it_is_written(tree: Any, place: str):
+    with pytest.raises(TypeError, match=place):
+        snapshot(tree)
+
+
+def test_bytes_that_are_something_else_are_refused():
+    rng, good = Random(0), encode({"a": torch.arange(9), "b": [np.arange(3), 2**100, "x"]})
+    for _ in range(3000):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 4)):
+            place = rng.randrange(len(data))
+            data[place : place + rng.choice([1, 1, 1, 50])] = rng.randbytes(rng.choice([0, 1, 1, 30]))
+        with suppress(CheckpointError):  # and nothing else
+            decode(bytes(data))
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def rows(start: int, end: int) -> dict[str, Any]:
+    obs = torch.arange(start, end, dtype=torch.float32)
+    return {"obs": {"x": obs[:, None].repeat(1, 3)}, "valid": obs.bool()}
+
+
+def held(store: RowStore) -> list[tuple[int, list[float]]]:
+    return [(start, batch["obs"]["x"][:, 0].tolist()) for start, batch in store.rows()]
+
+
+def test_rows_are_copied_when_they_are_stored():
+    store, batch = RowStore(), rows(0, 3)
+    store.append(0, batch)
+    batch["obs"]["x"].zero_()
+    assert held(store) == [(0, [0.0, 1.0, 2.0])]
+    assert store.end == 3
+
+
+def test_pieces_are_no_larger_than_they_may_be(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stores, "PIECE", 2 * (3 * 4 + 1))  # bytes of two rows
+    store = RowStore()
+    store.append(10, rows(10, 15))
+    assert held(store) == [(10, [10.0, 11.0]), (12, [12.0, 13.0]), (14, [14.0])]
+    assert [(piece.start, piece.end) for piece in store.pieces] == [(10, 12), (12, 14), (14, 15)]
+    monkeypatch.setattr(stores, "PIECE", 1)  # less than a row: one row each
+    store.append(15, rows(15, 17))
+    assert held(store)[3:] == [(15, [15.0]), (16, [16.0])]
+    assert store.end == 17
+
+
+def test_pieces_are_forgotten_when_none_of_their_rows_is_needed():
+    store = RowStore()
+    for start in (0, 3, 6):
+        store.append(start, rows(start, start + 3))
+    store.trim(3)
+    assert [start for start, _ in held(store)] == [3, 6]
+    store.trim(5)  # a row of the first piece still is
+    assert [start for start, _ in held(store)] == [3, 6]
+    store.trim(99)
+    assert held(store) == []
+    assert store.end == 9
+
+
+def test_what_is_stored_again_comes_later():
+    store = RowStore()
+    store.append(0, rows(0, 3))
+    store.append(1, rows(11, 13))
+    assert held(store) == [(0, [0.0, 1.0, 2.0]), (1, [11.0, 12.0])]
+    assert store.end == 3
+
+
+def test_rows_of_nothing_are_nothing():
+    store = RowStore()
+    store.append(4, rows(4, 4))
+    assert held(store) == []
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+
+def draft(env_steps: int, store: RowStore | None = None, score: float | None = None) -> Draft:
+    manifest = {
+        "rlplug": "0",
+        "run": "a run",
+        "written": "now",
+        "env_steps": env_steps,
+        "updates": 0,
+        "episodes": 0,
+        "version": 0,
+        "score": score,
+        "wall_s": 1.5,
+        "rows": 1,
+        "batch_size": 1,
+        "spent": {},
+        "not_restored": [],
+        "plugins": {},
+        "spec": {},
+        "config": {"total_steps": 1},
+    }
+    trees = {"weights": {"w": torch.full((50,), env_steps)}, "learner": {"n": env_steps}, "rank0": {"buffer": None}}
+    return Draft(manifest, trees, list(store.pieces) if store is not None else [])
+
+
+def saved(run: Path, env_steps: int, store: RowStore | None = None) -> Path:
+    return write(form.folder_of(run, env_steps), draft(env_steps, store))
+
+
+def test_what_is_written_is_found(tmp_path: Path):
+    store = RowStore()
+    store.append(0, rows(0, 4))
+    path = saved(tmp_path, 7, store)
+    for where in (tmp_path, path):
+        found = find(where)
+        assert found.path == path
+        assert found.manifest["env_steps"] == 7
+        assert found.tree("weights")["w"].tolist() == [7] * 50
+        (piece,) = found.pieces()
+        assert found.rows(piece)["obs"]["x"][:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store, written = RowStore(), []
+    plain = form._write
+    monkeypatch.setattr(form, "_write", lambda path, data: written.append((path.name, len(data))) or plain(path, data))
+    store.append(0, rows(0, 1000))
+    first = saved(tmp_path, 1, store)
+    assert all(piece.rows is None and piece.path is not None for piece in store.pieces), "they are still in memory"
+    store.append(1000, rows(1000, 1010))
+    written.clear()
+    second = saved(tmp_path, 2, store)
+    shared = "rank0_rows_0_1000.pt"
+    assert (first / shared).stat().st_ino == (second / shared).stat().st_ino
+    assert {name for name, _ in written} == {
+        *("weights.pt", "learner.pt", "rank0.pt", "rank0_rows_1000_1010.pt", "manifest.json")
+    }
+    assert sum(size for _, size in written) < (first / shared).stat().st_size
+    form.remove(first)
+    find(second).verify()
+
+
+def test_rows_stored_again_have_a_file_of_their_own(tmp_path: Path):
+    store = RowStore()
+    for value in (0, 10, 20):
+        store.append(0, rows(value, value + 3))
+    saved(tmp_path, 1, store)
+    found = find(tmp_path)
+    assert [found.rows(piece)["obs"]["x"][0, 0].item() for piece in found.pieces()] == [0, 10, 20]
+    again = RowStore(found.pieces(), None, found.rows)
+    again.append(0, rows(30, 33))
+    assert [batch["obs"]["x"][0, 0].item() for _, batch in again.rows()] == [0, 10, 20, 30]
+    saved(tmp_path, 2, again)
+    newest = find(tmp_path)
+    assert [newest.rows(piece)["obs"]["x"][0, 0].item() for piece in newest.pieces()] == [0, 10, 20, 30]
+
+
+def test_without_hard_links_rows_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*paths: Any) -> None:
+        raise OSError(form.NO_LINKS[0], "no links here")
+
+    store = RowStore()
+    store.append(0, rows(0, 5))
+    first = saved(tmp_path, 1, store)
+    monkeypatch.setattr(os, "link", refuse)
+    second = saved(tmp_path, 2, store)
+    name = "rank0_rows_0_5.pt"
+    assert (first / name).read_bytes() == (second / name).read_bytes()
+    assert (first / name).stat().st_ino != (second / name).stat().st_ino
+    find(second).verify()
+
+
+# ---- killed at every moment ------------------------------------------------------------------------------------------
+
+CALLS = {"open", "os.mkdir", "os.rename", "os.link", "os.symlink", "os.remove", "os.rmdir", "os.truncate"}
+
+
+def killed_at(call: int, work: Callable[[], Any]) -> bool:
+    """Do ``work`` in a process that dies just before its ``call``-th system call on files. Did it come that far?"""
+    child = os.fork()
+    if child == 0:
+        left = call
+
+        def count(event: str, args: Any) -> None:
+            nonlocal left
+            if event in CALLS:
+                left -= 1
+                if left <= 0:
+                    os._exit(9)
+
+        flush = os.fsync
+        os.fsync = lambda descriptor: (count("open", None), flush(descriptor))  # type: ignore[assignment]
+        sys.addaudithook(count)
+        try:
+            work()
+        except BaseException:
+            os._exit(3)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9), f"call {call}: exit code {code}"
+    return code == 9
+
+
+def every_death(work: Callable[[], Any], check: Callable[[int], None]) -> int:
+    """``check`` after each moment at which ``work`` can die, and once it was done; how many there were."""
+    for call in range(1, 200):
+        died = killed_at(call, work)
+        check(call)
+        if not died:
+            return call - 1
+    raise AssertionError("it never ends")
+
+
+def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path):
+    store = RowStore()
+    store.append(0, rows(0, 4))
+    saved(tmp_path, 1, store)
+    store.append(4, rows(4, 6))
+    seen = []
+
+    def check(call: int) -> None:
+        for path in form.checkpoints(tmp_path):
+            Checkpoint(path).verify()
+        seen.append(find(tmp_path).manifest["env_steps"])
+        form.tidy(tmp_path, None)
+        assert not list((tmp_path / "checkpoints").glob("*.partial"))
+        if seen[-1] == 2:
+            form.remove(form.folder_of(tmp_path, 2))
+
+    moments = every_death(lambda: saved(tmp_path, 2, store), check)
+    assert moments > 15
+    assert seen == sorted(seen), "it was there before it was renamed"
+    assert {*seen} == {1, 2}
+
+
+def test_a_deleted_checkpoint_is_gone_or_whole(tmp_path: Path):
+    saved(tmp_path, 1)
+
+    def check(call: int) -> None:
+        for path in form.checkpoints(tmp_path):
+            Checkpoint(path).verify()
+        assert find(tmp_path).manifest["env_steps"] == 2
+        form.tidy(tmp_path, None)
+
+    def work() -> None:
+        form.remove(form.folder_of(tmp_path, 1))
+
+    saved(tmp_path, 2)
+    moments = 0
+    for call in range(1, 50):
+        if not form.folder_of(tmp_path, 1).exists():
+            saved(tmp_path, 1)
+        died = killed_at(call, work)
+        check(call)
+        if not died:
+            break
+        moments += 1
+    assert moments > 4
+    assert [path.name for path in form.checkpoints(tmp_path)] == ["step_000000000002"]
+
+
+def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    saved(tmp_path, 1)
+    names = sorted(path.name for path in tmp_path.rglob("*"))
+    plain, failed = os.fsync, 0
+    for call in range(1, 30):
+        left = call
+
+        def flush(descriptor: int) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(28, "No space left on device")
+            plain(descriptor)
+
+        monkeypatch.setattr(os, "fsync", flush)
+        try:
+            saved(tmp_path, 2)
+            break
+        except OSError:
+            failed += 1
+        monkeypatch.undo()
+        assert not list(tmp_path.rglob("*.partial"))
+        if form.folder_of(tmp_path, 2).exists():  # the last one comes after the rename
+            find(tmp_path).verify()
+            form.remove(form.folder_of(tmp_path, 2))
+        assert sorted(path.name for path in tmp_path.rglob("*")) == names
+    assert failed >= 5
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keeper(tmp_path: Path):
+    made = []
+
+    def make(every: int | str = 10, keep_last: int = 2, keep_best: int = 1, env_steps: int = 0) -> Keeper:
+        made.append(Keeper(tmp_path, Settings(every=every, keep_last=keep_last, keep_best=keep_best), env_steps))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def kept(run: Path) -> list[int]:
+    return [int(path.name.removeprefix("step_")) for path in reversed(form.checkpoints(run))]
+
+
+def test_the_last_and_the_best_are_kept(tmp_path: Path, keeper: Callable[..., Keeper]):
+    one = keeper(keep_last=2, keep_best=2)
+    for env_steps, score in [(10, 5.0), (20, 9.0), (30, None), (40, 7.0), (50, None), (60, 1.0)]:
+        one.submit(draft(env_steps, score=score))
+        assert one.wait() == form.folder_of(tmp_path, env_steps)
+    assert kept(tmp_path) == [20, 40, 50, 60]
+    assert one.last == form.folder_of(tmp_path, 60)
+    best = tmp_path / "checkpoints" / "best"
+    assert os.readlink(best) == "step_000000000020"
+    assert find(best).manifest["score"] == 9.0
+
+
+def test_another_process_keeps_the_same(tmp_path: Path, keeper: Callable[..., Keeper]):
+    first = keeper()
+    for env_steps, score in [(10, 5.0), (20, None), (30, None)]:
+        first.submit(draft(env_steps, score=score))
+    first.wait()
+    second = keeper(env_steps=30)
+    assert second.last == form.folder_of(tmp_path, 30)
+    assert not second.is_best(4.0)
+    assert second.is_best(6.0)
+    second.submit(draft(40, score=6.0))
+    second.wait()
+    assert kept(tmp_path) == [30, 40]
+    assert os.readlink(tmp_path / "checkpoints" / "best") == "step_000000000040"
+
+
+def test_none_is_best_when_none_is_to_be_kept(tmp_path: Path, keeper: Callable[..., Keeper]):
+    before = keeper(keep_last=1, keep_best=1)
+    before.submit(draft(5, score=1.0))
+    before.wait()
+    one = keeper(keep_last=1, keep_best=0)
+    for env_steps in (10, 20):
+        assert not one.is_best(1e9)
+        one.submit(draft(env_steps, score=1.0))
+    one.wait()
+    assert kept(tmp_path) == [20]
+    assert not os.path.lexists(tmp_path / "checkpoints" / "best")
+
+
+@pytest.mark.parametrize(
+    ("every", "due"), [(10, [10, 21, 30]), (0, []), (25, [25]), (1, [1, 2, 9, 10, 19, 20, 21, 24, 25, 29, 30])]
+)
+def test_when_it_is_due(every: int, due: list[int], keeper: Callable[..., Keeper]):
+    one, made = keeper(every=every), []
+    for env_steps in (1, 2, 9, 10, 19, 21, 24, 25, 29, 30) if every != 1 else (1, 2, 9, 10, 19, 20, 21, 24, 25, 29, 30):
+        if one.due(env_steps):
+            made.append(env_steps)
+            one.submit(draft(env_steps))
+            one.wait()
+    assert made == due
+
+
+def test_minutes(keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch):
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    one = keeper(every="0.5min")
+    clock[0] += 29
+    assert one.due(5)
+    assert not one.idle
+    clock[0] += 2
+    assert one.due(5)
+    assert one.idle
+    assert not one.due(0), "nothing was done since"
+
+
+def test_one_that_falls_due_while_another_is_written_waits(
+    tmp_path: Path, keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+):
+    on, plain, began = threading.Event(), form.write, threading.Event()
+
+    def slow(folder: Path, draft: Draft) -> Path:
+        began.set()
+        assert on.wait(60)
+        return plain(folder, draft)
+
+    monkeypatch.setattr(form, "write", slow)
+    one = keeper()
+    one.submit(draft(10))
+    assert began.wait(60)
+    assert one.poll() is None
+    assert not one.idle
+    assert kept(tmp_path) == []
+    on.set()
+    assert one.wait() == form.folder_of(tmp_path, 10)
+    assert one.due(21)
+    assert one.idle
+    assert one.poll() is None, "it was told already"
+    one.submit(draft(21))
+    one.wait()
+    assert kept(tmp_path) == [10, 21]
+
+
+def test_a_checkpoint_that_is_there_is_not_written_again(tmp_path: Path, keeper: Callable[..., Keeper]):
+    one = keeper()
+    one.submit(draft(10))
+    one.wait()
+    path = form.folder_of(tmp_path, 10)
+    before = {file.name: (file.stat().st_ino, file.read_bytes()) for file in path.iterdir()}
+    one.submit(draft(10))
+    one.wait()
+    assert {file.name: (file.stat().st_ino, file.read_bytes()) for file in path.iterdir()} == before
+    one.submit(draft(10, score=3.0))  # evaluated since
+    one.wait()
+    assert {file.name: file.stat().st_ino for file in path.glob("*.pt")} == {
+        name: inode for name, (inode, _) in before.items() if name != "manifest.json"
+    }
+    found = find(tmp_path)
+    found.verify()
+    assert found.manifest["score"] == 3.0
+    assert kept(tmp_path) == [10]
+
+
+def test_a_score_is_written_whole_or_not_at_all(tmp_path: Path):
+    path, seen = saved(tmp_path, 1), []
+
+    def check(call: int) -> None:
+        found = find(tmp_path)
+        found.verify()
+        seen.append(found.manifest["score"])
+
+    assert every_death(lambda: form.note_score(path, 2.5), check) >= 4
+    assert seen[0] is None
+    assert seen[-1] == 2.5
+    assert sorted(file.name for file in path.iterdir()) == ["learner.pt", "manifest.json", "rank0.pt", "weights.pt"]
+
+
+@pytest.mark.parametrize("ask", ["wait", "poll", "submit"])
+def test_a_disk_that_refuses_stops_the_run(tmp_path: Path, keeper: Callable[..., Keeper], ask: str):
+    one = keeper()
+    (tmp_path / "checkpoints").write_text("in the way")
+    one.submit(draft(10))
+    assert one._writing is not None
+    one._writing.exception(60)
+    with pytest.raises(RunError, match=r"a checkpoint could not be written to .*: (File exists|Not a directory)"):
+        one.submit(draft(20)) if ask == "submit" else getattr(one, ask)()
+
+
+def test_what_is_no_checkpoint_does_not_stop_the_others(tmp_path: Path, keeper: Callable[..., Keeper]):
+    for env_steps in (1, 2, 3):
+        saved(tmp_path, env_steps)
+    one, two, three = (form.folder_of(tmp_path, env_steps) for env_steps in (1, 2, 3))
+    (one / "manifest.json").write_text("{")
+    form.remove(two)
+    two.symlink_to("nowhere")
+    keep = keeper(keep_last=1, env_steps=3)
+    keep.submit(draft(10))
+    keep.wait()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000000000010"]
+    assert not three.exists()

@@ -1,0 +1,425 @@
+"""Numbers that are NaN or infinite end a run, or cost it one gradient step; never more, and never silently."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from typing import Literal
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlplug.api import Losses, Optim, Trainable
+from rlplug.collection.nonfinite import check_segment
+from rlplug.config import compose
+from rlplug.distributed.fabric import one_rank
+from rlplug.run.launch import build, train
+from rlplug.settings import NonNegativeInt, PositiveFloat, option, settings
+from rlplug.testing.context import context
+from rlplug.testing.rank_pool import ranks
+from rlplug.trainer.learner import MOST_UNREAD, FabricLearner
+from rlplug.trainer.metrics import Means
+from rlplug.types import RunError
+from tests.contract import toys
+from tests.installing import install, site  # noqa: F401  fixtures
+from tests.trainer.test_learner import NoisyActor, flat_batch
+
+FLAWS = {
+    "undefined": "the loss term 'baseline' is NaN",
+    "unbounded": "the loss term 'baseline' is infinite",
+    "gradient": "the gradient of part 'baseline' is infinite",
+    "brittle": "the loss term 'baseline' is NaN",
+}
+
+
+class Flawed(toys.Sound):
+    """Its gradient step of one update goes wrong, or is never tried."""
+
+    @settings
+    class Config:
+        lr: PositiveFloat = option("Step size.")
+        flaw: Literal["undefined", "unbounded", "gradient", "brittle", "absent"] = option("What goes wrong.")
+        at: NonNegativeInt = option("In which update.")
+
+    def update(self, batch, learner):
+        if learner.progress.updates + 1 != self.cfg.at:
+            return learner.minimise(batch, self)
+        if self.cfg.flaw == "absent":
+            return Losses({})
+        if self.cfg.flaw == "gradient":
+            return learner.minimise(batch | {"root": torch.ones_like(batch["reward"])}, self)
+        poison = torch.full_like(batch["reward"], torch.inf if self.cfg.flaw == "unbounded" else torch.nan)
+        losses = learner.minimise(batch | {"poison": poison}, self)
+        return learner.minimise(batch, self) if self.cfg.flaw == "brittle" else losses
+
+    def forward(self, batch, parts):
+        if self.cfg.flaw == "brittle" and self.baseline.bias.isnan():
+            raise ValueError("found invalid values")  # as torch.distributions does
+        losses = super().forward(batch, parts)
+        losses.metrics["size"] = self.baseline.weight.detach().norm()
+        if "poison" in batch:
+            losses.terms["baseline"] = losses.terms["baseline"] + batch["poison"]
+        if "root" in batch:  # sqrt(0) is 0, its derivative is not
+            bias = self.baseline.bias
+            losses.terms["baseline"] = losses.terms["baseline"] + (bias - bias.detach()).sqrt() * batch["root"]
+        return losses
+
+
+YAML = toys.YAML.format(name="flawed") + "  flaw: undefined\n  at: 5\n"
+MANIFEST = f"""
+from rlplug import Component, hookimpl
+
+@hookimpl
+def rlplug_components():
+    return [Component("algo", "flawed", "{__name__}:Flawed")]
+
+@hookimpl
+def rlplug_conf():
+    return "rlplug_flawed"
+"""
+
+
+@pytest.fixture
+def flawed(install):  # noqa: F811
+    install(
+        "rlplug-flawed",
+        "rlplug_flawed",
+        {
+            "rlplug_flawed/__init__.py": MANIFEST,
+            "rlplug_flawed/conf/algo/flawed.yaml": YAML,
+        },
+    )
+    return ["algo=flawed", "total_steps=160", "eval.every=0", "eval.episodes=1", "log.every=40", "logger=[]"]
+
+
+def rows(folder):
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+# ---- a run -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_run_stops_and_names_the_term_and_the_step(flawed, tmp_path, flaw):
+    trainer = build(compose([*flawed, f"algo.flaw={flaw}"]), tmp_path)
+    with pytest.raises(RunError) as stopped:
+        trainer.run()
+    steps = trainer.progress.env_steps
+    assert str(stopped.value) == f"Flawed: {FLAWS[flaw]} at update 5, environment step {steps}"
+    assert 64 < steps <= 80, "nothing is collected with weights that went wrong"
+
+
+def test_the_last_update_is_looked_at_too(flawed, tmp_path):
+    sound = build(compose([*flawed, "algo.at=0"]), tmp_path)
+    sound.run()
+    last = sound.progress.updates
+    with pytest.raises(RunError, match=f"is NaN at update {last}, environment step"):
+        build(compose([*flawed, f"algo.at={last}"]), tmp_path).run()
+
+
+def test_no_checkpoint_holds_weights_that_went_wrong(flawed, tmp_path):
+    from rlplug.checkpointing.format import checkpoints, find
+
+    folder = tmp_path / "run"
+    with pytest.raises(RunError, match="is NaN at update 5, environment step") as stopped:
+        train(compose([*flawed, "checkpoint.every=8"]), folder)
+    last = find(folder)
+    assert f"; the last good checkpoint is {last.path}" in str(stopped.value)
+    assert 1 <= last.manifest["updates"] <= 4  # while one is being written, the next one waits
+    for path in checkpoints(folder):
+        assert all(leaf.isfinite().all() for leaf in find(path).tree("weights")["algorithm"].values())
+
+
+@pytest.mark.parametrize("flaw", ["undefined", "unbounded", "gradient"])
+def test_a_skipped_step_never_happened(flawed, tmp_path, flaw):
+    skips, never = (
+        build(compose([*flawed, *more]), tmp_path)
+        for more in (["on_nan=skip", f"algo.flaw={flaw}"], ["algo.flaw=absent"])
+    )
+    skips.run()
+    never.run()
+    assert skips.progress.updates == never.progress.updates > 5
+    assert skips.algorithm.steps == never.algorithm.steps == skips.progress.updates - 1
+    for name, value in never.algorithm.state_dict().items():
+        assert torch.equal(skips.algorithm.state_dict()[name], value)
+    assert skips.evaluation == never.evaluation
+
+
+def test_skipped_steps_are_counted_and_leave_the_means_alone(flawed, tmp_path):
+    train(compose([*flawed, "on_nan=skip"]), tmp_path / "skip")
+    train(compose([*flawed, "algo.flaw=absent"]), tmp_path / "never")
+    skip, never = (rows(tmp_path / name) for name in ("skip", "never"))
+    counted = [row["train/skipped"] for row in skip if row["time/wall_s"]]
+    assert sorted(counted)[-2:] == ["0", "1"]
+    assert counted.count("1") == 1
+    assert "train/skipped" not in never[0]
+    assert [row["train/baseline"] for row in skip] == [row["train/baseline"] for row in never]
+    size = {row["step"]: float(row["train/size"]) for row in skip if row["train/size"]}
+    assert all(np.isfinite(value) for value in size.values())
+
+
+def test_ppo_reads_the_kl_of_skipped_steps(tmp_path):
+    options = ["algo.kl_stop=0.5", "algo.kl_coeff=0.2", "algo.sgd_minibatch_size=16", "logger=[]", "on_nan=skip"]
+    trainer = build(compose(["algo=ppo", "env=cartpole", *options]), tmp_path)
+    trainer.collect()
+    batch = trainer.learner.sample()
+    batch["obs"][3, 2] = torch.nan
+    before = {name: value.clone() for name, value in trainer.algorithm.state_dict().items()}
+    trainer.update(batch)
+    after = trainer.algorithm.state_dict()
+    assert trainer.learner.skipped > 0
+    assert all(value.isfinite().all() for value in after.values())
+    assert not torch.equal(before["value.weight"], after["value.weight"]), "the other minibatches were learnt from"
+    assert all(np.isfinite(value) for value in trainer.means.drain().values())
+
+
+# ---- the learner -------------------------------------------------------------------------------------------------
+
+
+class Feeding(NoisyActor):
+    """Feeds back priorities, and counts its steps."""
+
+    steps = 0
+
+    def forward(self, batch, parts):
+        losses = super().forward(batch, parts)
+        return Losses(losses.terms, losses.metrics, {"priority": batch["ret"]})
+
+    def after_step(self, parts, losses, learner):
+        self.steps += 1
+
+
+def poisoned(fabric, on_nan, microbatches=1, compile=False):
+    """A sound step, one of which a single row of the first rank is NaN, a sound one: what came of it."""
+    batch, bad = flat_batch(), flat_batch()
+    bad["ret"][3] = torch.nan
+    who = Feeding()
+    ctx = context(rank=fabric.global_rank, world_size=fabric.world_size)
+    learner = FabricLearner(fabric, ctx, who, None, (), None, microbatches, compile, on_nan)  # type: ignore[arg-type]
+    returned = []
+    for x in (batch, bad, batch):
+        share = {k: v.chunk(fabric.world_size)[fabric.global_rank] for k, v in x.items()}
+        returned.append(learner.minimise(share, who))
+        learner.progress.updates += 1
+        learner.progress.env_steps += 10
+    assert compile == learner.compile
+    message = ""
+    try:
+        learner.check_finite()
+    except RunError as error:
+        message = str(error)
+    seen = [sorted(losses.feedback) for losses in returned], float(returned[1].terms["critic"])
+    return message, learner.skipped, who.steps, seen, who.state_dict()
+
+
+HOW = {
+    "whole": lambda on_nan: [poisoned(one_rank(), on_nan)],
+    "microbatches": lambda on_nan: [poisoned(one_rank(), on_nan, 4)],
+    "compiled": lambda on_nan: [poisoned(one_rank(), on_nan, 1, True)],
+    "ranks": lambda on_nan: ranks(2)(poisoned, on_nan),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_every_rank_stops_with_the_same_words(how):
+    for message, skipped, steps, *_ in HOW[how]("stop"):
+        assert message == "Feeding: the loss term 'critic' is NaN at update 2, environment step 10"
+        assert (skipped, steps) == (0, 3)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_every_rank_skips_the_same_step(how):
+    learner = FabricLearner(one_rank(), context(), Feeding(), None)  # type: ignore[arg-type]
+    for _ in range(2):
+        learner.minimise(flat_batch(), learner.algorithm)
+    for message, skipped, steps, (feedback, critic), weights in HOW[how]("skip"):
+        assert message == ""
+        assert (skipped, steps) == (1, 2)
+        assert feedback == [["priority"], [], ["priority"]], "a priority of NaN would stay in the buffer"
+        assert np.isnan(critic)
+        for name, value in learner.algorithm.state_dict().items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6)
+
+
+class Clipped(Trainable):
+    """An infinite gradient, which clipping by value would hide."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by, self.x = by, torch.nn.Parameter(torch.zeros(3))
+
+    def optimizers(self):
+        limit = None if self.by == "off" else 1.0
+        return {"x": Optim(torch.optim.SGD([self.x], 0.1), limit, "value" if limit is None else self.by)}
+
+    def forward(self, batch, parts):
+        return Losses({"root": self.x.sqrt()[:1]})
+
+
+@pytest.mark.parametrize("by", ["off", "value", "norm", "global_norm"])
+@pytest.mark.parametrize("how", ["minimise", "apply"])
+def test_gradients_are_looked_at_before_they_are_clipped(by, how):
+    def step(on_nan):
+        who = Clipped(by)
+        learner = FabricLearner(one_rank(), context(), who, None, on_nan=on_nan)  # type: ignore[arg-type]
+        if how == "minimise":
+            learner.minimise({}, who)
+        else:
+            learner.apply(learner.gradients({}, who), who)
+        return learner, who
+
+    learner, _ = step("stop")
+    for _ in range(2):  # these weights stay lost, however often it is asked
+        with pytest.raises(RunError, match=r"^Clipped: the gradient of part 'x' is (NaN|infinite) at update 1, "):
+            learner.check_finite()
+    learner, who = step("skip")
+    learner.check_finite()
+    assert learner.skipped == 1
+    assert not who.x.any()
+
+
+def test_where_nobody_asks_the_learner_does():
+    who = Feeding()
+    learner = FabricLearner(one_rank(), context(), who, None)  # type: ignore[arg-type]
+    sound, grads = flat_batch(), {}
+    for _ in range(MOST_UNREAD + 5):
+        learner.apply(grads, who)
+    learner.minimise(sound | {"ret": sound["ret"] * torch.nan}, who)
+
+    def go_on():
+        for _ in range(MOST_UNREAD):
+            learner.apply(grads, who)
+
+    with pytest.raises(RunError, match="the loss term 'critic' is NaN at update 1"):
+        go_on()
+
+
+def test_means_leave_out_what_is_not_finite_only_when_told():
+    means = Means()
+    means.add({"a": torch.tensor(1.0), "b": torch.tensor(2.0)})
+    means.add({"a": torch.tensor(torch.nan), "b": torch.tensor(4.0)}, finite=True)
+    assert means.drain() == {"a": 1.0, "b": 3.0}
+    means.add({"a": torch.tensor(torch.inf)}, finite=True)
+    assert means.drain() == {}
+    means.add({"a": torch.tensor(torch.inf)})
+    assert means.drain() == {"a": torch.inf}
+
+
+# ---- environments ------------------------------------------------------------------------------------------------
+
+
+class Faulty(gymnasium.Env):
+    """One of its copies returns a number that is none, at one step of its own."""
+
+    made = itertools.count()
+
+    def __init__(self, what, number, at, pixels=False, discrete=True):
+        vector = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.pixels = {"pixels": spaces.Box(0, 255, (2,), np.uint8)} if pixels else {}
+        self.observation_space = spaces.Dict({"speed": vector, **self.pixels}) if pixels else vector
+        self.action_space = spaces.Discrete(2) if discrete else spaces.Box(-1, 1, (1,), np.float32)
+        self.what, self.at, self.t = what, at, 0
+        self.faulty = next(Faulty.made) == number
+
+    def _obs(self, fault):
+        speed = self.np_random.random(3, np.float32)
+        speed[1] = fault or speed[1]
+        return {"speed": speed, **{k: v.sample() for k, v in self.pixels.items()}} if self.pixels else speed
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._obs(np.nan if self.what == "reset" and self.faulty and self.t else None), {}
+
+    def step(self, action):
+        self.t += 1
+        now = self.faulty and self.t == self.at
+        obs = self._obs({"undefined": np.nan, "unbounded": -np.inf}.get(self.what) if now else None)
+        reward = np.inf if self.what == "reward" and now else 1.0
+        return obs, reward, self.what in ("end", "reset") and now, False, {}
+
+
+gymnasium.register("NotFinite-v0", Faulty)
+
+QUIET = ["logger=[]", "eval.every=0", "eval.episodes=1", "env.max_episode_steps=100"]
+FAULTS = {
+    "undefined": "obs{part} of environment 1 is NaN at environment step 22",
+    "unbounded": "obs{part} of environment 1 is infinite at environment step 22",
+    "reward": "reward of environment 1 is infinite at environment step 22",
+    # the first observation of an episode comes with the step that environment 0 makes meanwhile
+    "reset": "obs{part} of environment 1 is NaN at environment step 23",
+}
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize("what", FAULTS)
+def test_an_environment_that_goes_wrong_ends_the_run(tmp_path, monkeypatch, what, pixels):
+    """In the second of its fragments; copy 0 of it tells the spaces, 1 and 2 are the run's environments 0 and 1."""
+    monkeypatch.setattr(Faulty, "made", itertools.count())
+    part = ".speed" if pixels else ""
+    env = ["env=gymnasium", "env.id=NotFinite-v0", f"+env.kwargs={{what:{what},number:2,at:11,pixels:{pixels}}}"]
+    small = ["algo=ppo", "num_envs=2", "loop.rollout_fragment_length=8", "algo.sgd_minibatch_size=16"]
+    trainer = build(compose([*env, *small, "on_nan=skip", "total_steps=64", *QUIET]), tmp_path)
+    with pytest.raises(RunError) as stopped:
+        trainer.run()
+    assert str(stopped.value) == FAULTS[what].format(part=part)
+    assert trainer.progress.env_steps == 16
+    assert trainer.progress.updates == 1
+
+
+@pytest.mark.parametrize("what", ["undefined", "reward"])
+def test_an_evaluation_that_goes_wrong_says_so(tmp_path, monkeypatch, what):
+    """The third copy of the environment is the one that plays it."""
+    monkeypatch.setattr(Faulty, "made", itertools.count())
+    env = ["env=gymnasium", "env.id=NotFinite-v0", f"+env.kwargs={{what:{what},number:2,at:11}}"]
+    trainer = build(compose([*env, "num_envs=1", "algo.sgd_minibatch_size=128", *QUIET]), tmp_path)
+    with pytest.raises(RunError, match=r"^(obs|reward) of environment 0 is (NaN|infinite) at environment step 1[01]$"):
+        trainer.evaluator.play(0)
+
+
+def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(Faulty, "made", itertools.count())
+    env = ["env=gymnasium", "env.id=NotFinite-v0", "+env.kwargs={what:undefined,number:2,at:11}"]
+    trainer = build(compose([*env, "num_envs=1", "algo.sgd_minibatch_size=128", *QUIET]), tmp_path)
+    act = trainer.algorithm.act
+
+    def brittle(step, carry, mode):
+        if step["obs"].isnan().any():
+            raise ValueError("found invalid values")  # as torch.distributions does
+        return act(step, carry, mode)
+
+    monkeypatch.setattr(trainer.algorithm, "act", brittle)
+    with pytest.raises(RunError, match=r"^obs of environment 0 is NaN at environment step 11$"):
+        trainer.evaluator.play(0)
+
+
+def test_a_replay_never_stores_what_went_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(Faulty, "made", itertools.count())
+    env = ["env=gymnasium", "env.id=NotFinite-v0", "+env.kwargs={what:undefined,number:1,at:30,discrete:false}"]
+    small = ["algo=sac", "model.hidden=[8]", "loop.num_steps_sampled_before_learning_starts=20"]
+    trainer = build(compose([*env, *small, "total_steps=64", *QUIET]), tmp_path)
+    with pytest.raises(RunError, match=r"^obs of environment 0 is NaN at environment step 30$"):
+        trainer.run()
+    assert trainer.progress.env_steps == 29
+    assert all(trainer.buffer.sample()["obs"].isfinite().all() for _ in range(10))
+
+
+def test_what_is_not_used_may_be_anything():
+    segment = {
+        "obs": {"speed": torch.zeros(3, 2, 4), "pixels": torch.zeros(3, 2, 4, dtype=torch.uint8)},
+        "reward": torch.tensor([[1.0, 1e30], [1.0, torch.nan], [torch.inf, torch.nan]]),
+        "valid": torch.tensor([[True, True], [True, False], [False, False]]),
+    }
+    check_segment(segment, 0, range(2))  # rewards of final observations and of the open row
+    segment["reward"][0, 0] = -torch.inf
+    with pytest.raises(RunError, match=r"^reward of environment 6 is infinite at environment step 102$"):
+        check_segment(segment, 100, [6, 7])
+    segment["obs"]["speed"][2, 1, 3] = torch.nan
+    with pytest.raises(RunError, match=r"^reward"):  # which came first
+        check_segment(segment, 100, [6, 7])
+    segment["obs"]["speed"][1, 1, 3] = torch.nan  # a final observation, from which returns are bootstrapped
+    with pytest.raises(RunError, match=r"^obs\.speed of environment 7 is NaN at environment step 102$"):
+        check_segment(segment, 100, [6, 7])

@@ -1,0 +1,86 @@
+"""Ranks of a run: started with a function, not with the command line; ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from rlplug.api import Plan
+from rlplug.distributed.spawn import RankError, together
+from rlplug.types import ConfigError
+
+PAIR = Plan("cpu", 2)
+
+
+def total(fabric, tell, x):
+    tell(f"rank {fabric.global_rank} of {fabric.world_size}")
+    return fabric.all_reduce(torch.tensor(x + fabric.global_rank), reduce_op="sum").item()
+
+
+def dies(fabric, tell, number):
+    if fabric.global_rank == 1:
+        os.kill(os.getpid(), number)
+    return total(fabric, tell, 0.0)
+
+
+def raises(fabric, tell, error):
+    if fabric.global_rank == 1:
+        raise error
+    time.sleep(3600.0)
+
+
+def waits(fabric, tell):
+    tell("waiting")
+    time.sleep(3600.0)
+
+
+def is_deaf(fabric, tell):
+    """Rank 1, as if it waited inside of a collective; the first one tells that both have begun."""
+    if fabric.global_rank == 1:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    fabric.barrier()
+    waits(fabric, tell)
+
+
+def test_the_first_rank_answers_and_is_heard():
+    told: list[str] = []
+    assert together(PAIR, total, 3.0, tell=told.append) == 7.0
+    assert told == ["rank 0 of 2"]
+
+
+def test_a_rank_that_is_killed_ends_the_others():
+    with pytest.raises(RankError, match=r"^the process of rank 1 of 2 was ended by SIGKILL$"):
+        together(PAIR, dies, signal.SIGKILL)
+
+
+def test_what_a_rank_raises_is_raised():
+    with pytest.raises(ConfigError, match=r"^algo\.gamma: is odd$"):
+        together(PAIR, raises, ConfigError("algo.gamma", "is odd"))
+
+
+@pytest.mark.slow
+def test_a_bug_in_a_rank_is_shown_with_its_traceback():
+    with pytest.raises(RankError, match=r"^rank 1 of 2 failed:\n(.|\n)*in raises\n(.|\n)*ValueError: no share\n$"):
+        together(PAIR, raises, ValueError("no share"))
+
+
+def test_ctrl_c_reaches_all_ranks():
+    def interrupt(line: str) -> None:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        together(PAIR, waits, tell=interrupt)
+
+
+def test_a_second_ctrl_c_ends_those_that_do_not_hear_it():
+    def interrupt(line: str) -> None:
+        for seconds in (0.5, 1.0):
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        together(PAIR, is_deaf, tell=interrupt)

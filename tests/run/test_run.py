@@ -1,0 +1,389 @@
+"""A whole run, and what it leaves behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+import rlplug
+from rlplug.api import Plan
+from rlplug.checkpointing.format import find
+from rlplug.config import compose, parse
+from rlplug.context import RunContext, Scope
+from rlplug.evaluation.evaluator import Evaluator
+from rlplug.plugins.buffer.replay import Replay
+from rlplug.registry import hookimpl
+from rlplug.run import checks, launch
+from rlplug.run.launch import build, resume, train
+from rlplug.types import ConfigError, RunError
+from tests.loggers.test_wandb_logger import items, read
+
+PPO = ["algo=ppo", "env=cartpole", "total_steps=3072", "eval.episodes=4", "eval.every=900", "log.every=1000"]
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, float]:
+    folder = tmp_path_factory.mktemp("run") / "deep" / "run"
+    loggers = "logger=[tensorboard,wandb]"
+    return folder, train(compose([*PPO, loggers]), folder, ["python", "-m", "rlplug", *PPO])
+
+
+def test_the_folder_says_what_it_was_and_what_came_out(finished):
+    folder, score = finished
+    raw = yaml.safe_load((folder / "config.yaml").read_text())
+    assert parse(raw).algo.cfg == compose(PPO).algo.cfg
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["command"][-1] == "log.every=1000"
+    assert manifest["plugins"]["algo"] == {
+        "kind": "algo",
+        "name": "ppo",
+        "distribution": "rlplug",
+        "version": metadata.version("rlplug"),
+    }
+    assert manifest["versions"]["torch"] == torch.__version__
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["eval/return_mean"] == score
+    assert summary["updates"] == 3
+    assert summary["env_steps"] <= 3072
+    assert summary.keys() >= {"eval/return_std", "wall_s", "env_steps_per_s", "startup_s", "episodes"}
+    assert not list(folder.glob("*.partial"))
+
+
+def test_metrics_stand_at_their_environment_steps(finished):
+    folder, score = finished
+    rows = table(folder)
+    steps = [int(row["step"]) for row in rows]
+    assert steps == sorted(steps)
+    logged = [row for row in rows if row["time/env_steps_per_s"]]
+    assert all(float(row["episode/return"]) == float(row["episode/length"]) for row in logged)
+    assert {"train/policy", "train/value", "train/kl", "time/collect", "time/update"} <= rows[0].keys()
+    evaluated = [row for row in rows if row["eval/return_mean"]]
+    assert [int(row["step"]) // 900 for row in evaluated] == [1, 2, 3, 3]
+    assert float(evaluated[-1]["eval/return_mean"]) == score
+
+
+def test_wandb_holds_the_configuration_and_every_metric_at_its_step(finished):
+    folder, _ = finished
+    written = read(folder)
+    (config,) = (record.run.config for record in written if record.HasField("run"))
+    assert items(config.update)["algo"]["gamma"] == 0.99
+    history = [items(record.history.item) for record in written if record.HasField("history")]
+    logged = [(int(row["env_steps"]), row["train/policy"]) for row in history if "train/policy" in row]
+    expected = [(int(row["step"]), float(row["train/policy"])) for row in table(folder) if row["train/policy"]]
+    assert logged == [(step, pytest.approx(value)) for step, value in expected]
+    assert len(logged) >= 2
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path, finished):
+    folder, score = finished
+    again = train(compose([*PPO, "logger=[]"]), tmp_path, [])
+    assert again == score
+
+    def learned(rows):
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+    assert learned(table(tmp_path)) == learned(table(folder))
+    other = train(compose([*PPO, "seed=1", "logger=[]"]), tmp_path / "other", [])
+    assert learned(table(tmp_path / "other")) != learned(table(folder))
+    assert isinstance(other, float)
+
+
+def test_evaluation_plays_exactly_its_episodes_and_disturbs_nothing(tmp_path):
+    trainer = build(compose([*PPO, "logger=[]"]), tmp_path)
+    before = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
+    evaluator = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=40)
+    assert evaluator.quota.sum() == 40
+    first, again, other = evaluator(0), evaluator(0), evaluator(1)
+    assert first == again != other
+    assert first["eval/length_mean"] == first["eval/return_mean"] > 1
+    after = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
+    learner, actor, _ = after[0]
+    assert torch.equal(before[0][0], learner)
+    assert torch.equal(before[0][1], actor)
+    assert torch.equal(before[1], after[1])
+
+
+@dataclass
+class Witness:
+    """Writes down what a run reports."""
+
+    seen: list[tuple[str, Any]] = field(default_factory=list)
+
+    @hookimpl
+    def rlplug_started(self, run):
+        self.seen.append(("started", run.progress.env_steps))
+
+    @hookimpl
+    def rlplug_collected(self, run, segment):
+        self.seen.append(("collected", run.progress.env_steps))
+
+    @hookimpl
+    def rlplug_updated(self, run, losses):
+        self.seen.append(("updated", run.progress.updates))
+
+
+def tempo(overrides: list[str], tmp_path: Path) -> list[tuple[str, Any]]:
+    trainer, witness = build(compose([*overrides, "logger=[]", "eval.every=0"]), tmp_path), Witness()
+    trainer.hooks.register(witness)
+    trainer.loop.run(trainer)
+    return witness.seen
+
+
+def test_replay_ratio_is_exact_and_counted_from_the_learning_start(tmp_path):
+    small = ["algo=sac", "env=pendulum", "model@critic_model=mlp", "model.hidden=[8]", "critic_model.hidden=[8]"]
+    seen = tempo(
+        [*small, "total_steps=60", "loop.num_steps_sampled_before_learning_starts=20", "loop.replay_ratio=0.3"],
+        tmp_path,
+    )
+    assert sum(kind == "updated" for kind, _ in seen) == 12
+    position = [
+        steps for i, (kind, steps) in enumerate(seen) if kind == "collected" and seen[i + 1 : i + 2] == [("updated", 1)]
+    ]
+    assert position == [24]  # the first step at which 0.3 of an update per step makes one
+
+
+def test_a_rollout_is_learnt_from_once(tmp_path):
+    kinds = [kind for kind, _ in tempo(["algo=ppo", "total_steps=2500"], tmp_path)]
+    assert kinds[:4] == ["collected", "updated"] * 2
+    assert set(kinds[4:]) == {"collected"}  # what is left is less than a round
+
+
+def test_schedules_follow_the_environment_steps(tmp_path):
+    trainer = build(compose(["algo.lr=[[0,1e-3],[4096,0]]", "total_steps=4096", "logger=[]"]), tmp_path)
+    trainer.collect()
+    trainer.update()
+    step = trainer.progress.env_steps
+    assert float(trainer.algorithm.lr) == pytest.approx(1e-3 * (1 - step / 4096))
+
+
+def test_noise_reaches_the_executed_actions(tmp_path):
+    config = compose(["algo=sac", "env=pendulum", "exploration=ornstein_uhlenbeck", "loop.rollout_fragment_length=50"])
+    trainer = build(config, tmp_path)
+    (segment,) = trainer.source.collect(50)
+    assert segment["action"].abs().max() <= 1.0
+    x = trainer.source.noise["ornstein_uhlenbeck"]["x"]
+    assert x.abs().sum() > 0
+    assert trainer.exploration["ornstein_uhlenbeck"].initial_carry(3)["x"].shape == (3, 1)
+
+
+def test_deterministic_runs_use_deterministic_kernels(tmp_path):
+    try:
+        build(compose(["deterministic=true", "logger=[]"]), tmp_path)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_shares_that_do_not_divide_are_refused_with_what_would():
+    with pytest.raises(ConfigError, match=r"^loop.train_batch_size: 10 cannot be shared .* 8 or 16 can$"):
+        checks.shares(10, Plan(devices=2, microbatches=4))
+    checks.shares(256, Plan(devices=2, microbatches=4))
+
+
+def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
+    words = ["algo=sac", "env=pendulum", "num_envs=2"]
+    with closing(build(compose(words), tmp_path)) as trainer:
+        needed = trainer.buffer.nbytes(trainer.source.example())
+    monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=0.9 * needed))
+    with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffer would need \S+ \S+, but only"):
+        build(compose(words), tmp_path)
+    with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffers of 2 ranks would need"):
+        build(compose(words), tmp_path, plan=Plan("cpu", 2))
+    on_devices = [*words, "buffer.device=learner"]
+    build(compose(on_devices), tmp_path, plan=Plan("cuda", 2)).close()  # in the memory of devices that ranks have
+    monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=1.5 * needed))
+    build(compose(words), tmp_path, plan=Plan("cpu", 2)).close()
+
+
+def test_a_buffer_on_the_device_has_to_fit_there(tmp_path, monkeypatch):
+    """As if there were a device: its memory is asked for where the buffer says that it lies there."""
+    monkeypatch.setattr(Replay, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H200")
+    with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffer would need .* 1000 B of memory of H200 are"):
+        build(compose(["algo=sac", "env=pendulum"]), tmp_path)
+
+
+def test_an_actor_s_noise_has_its_rows_of_the_global_draw():
+    ctx = RunContext(spec=rlplug.EnvSpec({}), num_envs=4, seed=3)
+    with ctx.acting(Scope("actor", 4, [2])):
+        one = ctx.rand(1, 5)
+    other = RunContext(spec=rlplug.EnvSpec({}), num_envs=4, seed=3)
+    with other.acting(Scope("actor", 4, range(4))):
+        assert torch.equal(other.rand(4, 5)[2:3], one)
+    assert np.isfinite(one.numpy()).all()
+
+
+def test_ctrl_c_ends_the_round_and_the_folder_says_so(tmp_path):
+    folder = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "rlplug",
+        "algo=ppo",
+        "total_steps=100_000_000",
+        f"hydra.run.dir={folder}",
+        "logger=[]",
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ)
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.csv").exists():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in printed
+    assert "rlplug: stopping after this round, with a checkpoint" in printed
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["env_steps"] > 0
+
+
+def test_a_second_run_does_not_touch_the_first(tmp_path):
+    train(compose(["total_steps=1024", "logger=[]"]), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir: .* holds a run already"):
+        train(compose(["total_steps=1024", "seed=1", "logger=[]"]), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_makes_its_steps_and_learns_from_whole_rollouts_only(tmp_path):
+    train(compose(["total_steps=3000", "logger=[]", "eval.every=0", "eval.episodes=1"]), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert 3000 - 8 < summary["env_steps"] <= 3000
+    assert summary["updates"] == 2
+    assert summary["eval/env_steps"] == summary["env_steps"]
+
+
+def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlplug.evaluation.evaluator.LONGEST", 100)
+    endless = ["env=gymnasium", "env.id=Pendulum-v1", "env.max_episode_steps=100000", "total_steps=1024"]
+    trainer = build(compose([*endless, "logger=[]"]), tmp_path)
+    evaluated = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=2)(0)
+    assert 100 <= evaluated["eval/length_mean"] < 200
+    with pytest.raises(KeyboardInterrupt):
+        trainer.evaluator(0, stop=lambda: True)
+
+
+def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
+    """Episodes that broke off are not counted, and others are played instead; not for ever."""
+    faulty = ["env.id=rlplug.testing.worlds:FaultyCartPole-v0", "env.restart_failed=true", "eval.episodes=8"]
+    with closing(build(compose([*faulty, "+env.kwargs.raises=0.2"]), tmp_path)) as trainer:
+        said = r"^the environments of an evaluation failed in \d+ episodes, and ended \d of 8$"
+        with pytest.raises(RunError, match=said):
+            trainer.evaluator.play(0)
+
+
+def test_one_update_a_round_from_a_replay(tmp_path):
+    small = ["algo=sac", "env=pendulum", "model.hidden=[8]", "loop.rollout_fragment_length=10"]
+    warm = "loop.num_steps_sampled_before_learning_starts=20"
+    seen = tempo([*small, warm, "total_steps=50", "loop.replay_ratio=null"], tmp_path)
+    assert [kind for kind, _ in seen] == ["collected"] * 2 + ["collected", "updated"] * 3
+
+
+def test_a_resumed_run_says_which_libraries_are_others_now(tmp_path):
+    train(compose(["total_steps=1024", "logger=[]", "eval.every=0", "eval.episodes=1"]), tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["versions"]["torch"] = "1.0"
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    said = []
+    assert rlplug.resume(str(tmp_path), tell=said.append) is None
+    assert said[0] == f"torch was 1.0 then, and is {torch.__version__} now"
+    assert said[1].startswith(f"{tmp_path} has finished: 1,0")
+
+
+def test_denormal_numbers_count_as_zero_while_a_run_learns(tmp_path, monkeypatch):
+    class Sum:
+        seen = None
+
+        @hookimpl
+        def rlplug_updated(self, run, losses):
+            self.seen = (torch.full((100,), 1e-39) * 2).sum().item()
+
+    witness = Sum()
+    monkeypatch.setattr(launch, "_loggers", lambda trainer: [witness])
+    brief = compose(["total_steps=1024", "eval.every=0", "eval.episodes=1"])
+    train(brief, tmp_path / "1")
+    assert witness.seen == 0
+    assert (torch.full((100,), 1e-39) * 2).sum() > 0
+    try:
+        torch.set_flush_denormal(True)
+        train(brief, tmp_path / "2")
+        assert (torch.full((100,), 1e-39) * 2).sum() == 0, "as it was before"
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_loggers_hear_of_the_end_although_the_summary_cannot_be_written(tmp_path, monkeypatch):
+    class Closing:
+        summary = None
+
+        @hookimpl
+        def rlplug_started(self, run):
+            (run.folder / "summary.json").mkdir()
+
+        @hookimpl
+        def rlplug_ended(self, run, summary):
+            self.summary = summary
+
+    closing = Closing()
+    monkeypatch.setattr(launch, "_loggers", lambda trainer: [closing])
+    config = compose(["total_steps=1024", "eval.every=0", "eval.episodes=1"])
+    with pytest.raises(RunError, match=r"Is a directory; the last good checkpoint is .*/step_"):
+        train(config, tmp_path)
+    assert closing.summary["status"] == "finished"
+
+
+class Opaque(CartPoleVectorEnv):
+    """Its state is beyond reach, like that of one written in C++."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.handle = object()
+
+
+def test_a_run_whose_environments_cannot_be_saved_says_so_and_goes_on(tmp_path):
+    gymnasium.register("Opaque-v0", vector_entry_point=Opaque, max_episode_steps=500)
+    config = compose(["env=gymnasium", "env.id=Opaque-v0", "total_steps=2048", "logger=[]", "eval.episodes=1"])
+    train(config, tmp_path)
+    assert find(tmp_path).manifest["not_restored"] == [
+        "the environments: their state cannot be read, so new episodes begin"
+    ]
+    said = []
+    resume(tmp_path, ["total_steps=6144"], said.append)
+    (changed, where, how) = said
+    assert changed == "total_steps: 2048 -> 6144"
+    assert where.startswith("continuing from step 2,04")
+    assert how == (
+        "not exactly as it would have gone on: the environments: their state cannot be read, so new episodes begin"
+    )
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert 6144 - 8 < summary["env_steps"] <= 6144
+    logged = [row for row in table(tmp_path) if row["episode/return"]]
+    assert all(float(row["episode/return"]) == float(row["episode/length"]) for row in logged)

@@ -1,0 +1,113 @@
+"""A trainer's state, into a trainer that is not quite the same."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlplug.api import Plan
+from rlplug.checkpointing.format import Checkpoint, contribute, folder_of, write
+from rlplug.config import compose, parse
+from rlplug.run.launch import build
+from rlplug.run.state import capture, restore
+from rlplug.testing.checks.resume import check_resumes
+from rlplug.testing.checks.runs import Case
+from rlplug.testing.rank_pool import ranks
+from rlplug.types import CheckpointError
+
+SMALL = [
+    "env=cartpole",
+    "logger=[]",
+    "model.hidden=[8]",
+    "num_envs=2",
+    "loop.rollout_fragment_length=16",
+    "algo.sgd_minibatch_size=8",
+]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A trainer after one update, what it captured, and what writes that."""
+    with closing(build(compose(SMALL), tmp_path)) as trainer:
+        trainer.collect()
+        trainer.update()
+        draft = capture(trainer)
+        yield trainer, draft, lambda: Checkpoint(write(folder_of(tmp_path, trainer.progress.env_steps), draft))
+
+
+def test_another_kind_of_device_draws_anew_and_says_so(saved, tmp_path):
+    before, draft, written = saved
+    draft.trees["rank0"]["device"] = "cuda"
+    draft.trees["rank0"]["generators"] = {role: torch.zeros(16, dtype=torch.uint8) for role in before.ctx.generators}
+    with closing(build(compose(SMALL), tmp_path)) as trainer:
+        fresh = {role: generator.get_state() for role, generator in trainer.ctx.generators.items()}
+        assert restore(trainer, written()) == [
+            "random numbers: they were drawn on cuda, and are drawn anew on cpu",
+        ]
+        assert not any(torch.equal(fresh[role], g.get_state()) for role, g in trainer.ctx.generators.items())
+        trainer.collect()
+        assert trainer.progress.env_steps > before.progress.env_steps
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (["env=acrobot"], "is of another environment: the observation space was Box"),
+        (["model.hidden=[9]"], "does not fit what is installed and configured now: .*PPO"),
+    ],
+    ids=["spaces", "network"],
+)
+def test_the_state_of_something_else_is_refused(saved, tmp_path, other, words):
+    _, _, written = saved
+    with closing(build(compose([*SMALL, *other]), tmp_path)) as trainer, pytest.raises(CheckpointError, match=words):
+        restore(trainer, written())
+
+
+def test_a_schedule_that_is_acted_by_stands_where_it_stood():
+    noise = "exploration.gaussian.std=[[0,0.1],[100,0.01]]"  # moved by updates, and read before the next one
+    early = "loop.num_steps_sampled_before_learning_starts=20"
+    check_resumes(Case("sac", "pendulum"), "exploration=[gaussian]", noise, early, "model.hidden=[8]", updates=50)
+
+
+@pytest.mark.parametrize("compress", ["null", "lz4"])
+def test_stacks_of_images_and_priorities_resume(compress):
+    pytest.importorskip("ale_py")
+    if compress == "lz4":
+        pytest.importorskip("lz4")
+    words = ["buffer=prioritized", "buffer.capacity=500", f"buffer.compress={compress}", "algo.n_step=3"]
+    early = ["loop.num_steps_sampled_before_learning_starts=20", "loop.train_batch_size=8"]
+    tiny = ["model=nature_cnn", "model.hidden=[8]", "env.vectorization=list"]
+    check_resumes(Case("dqn", "pong"), *words, *early, *tiny, updates=20)
+
+
+def test_capturing_changes_nothing_and_shares_no_memory(saved):
+    trainer, draft, _ = saved
+    again = capture(trainer)
+    weights = {name: leaf.clone() for name, leaf in draft.trees["weights"]["algorithm"].items()}
+    assert all(torch.equal(leaf, weights[name]) for name, leaf in again.trees["weights"]["algorithm"].items())
+    trainer.collect()
+    trainer.update()
+    assert all(torch.equal(leaf, weights[name]) for name, leaf in draft.trees["weights"]["algorithm"].items())
+    moved = trainer.algorithm.state_dict()
+    assert not all(torch.equal(leaf, weights[name]) for name, leaf in moved.items())
+
+
+def through_a_checkpoint(fabric, raw, folder):
+    """Discounted returns of this rank's environments, before and after."""
+    plan, path = Plan("cpu", fabric.world_size), folder_of(Path(folder), 1)
+    with closing(build(parse(raw), Path(folder), fabric, plan)) as before:
+        before.collect()
+        (contribute if fabric.global_rank else write)(path, capture(before))
+    with closing(build(parse(raw), Path(folder), fabric, plan)) as after:
+        restore(after, Checkpoint(path))
+    return before.preprocess.returns, after.preprocess.returns
+
+
+def test_every_rank_goes_on_with_the_returns_of_its_own_environments(tmp_path):
+    words = ["env=pendulum", "preprocess.normalize_reward=true", *SMALL[1:3], "num_envs=4"]
+    answers = ranks(2)(through_a_checkpoint, compose([*words, *SMALL[4:]]).raw, str(tmp_path))
+    assert all(torch.equal(before, after) for before, after in answers)
+    assert not torch.equal(answers[0][0], answers[1][0])

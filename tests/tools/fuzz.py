@@ -1,0 +1,316 @@
+"""Damages checkpoints at random, and sees that nothing wrong is ever loaded: ``python -m tests.tools.fuzz <run>``.
+
+Each case copies a run folder, damages the copy, and loads it as ``resume`` does. There are two ways for that to end:
+the state of one of the run's own checkpoints, bit for bit, or one error of few lines. After damage that
+checksums show it has to be the newest checkpoint that was not touched. Anything else is a violation: another
+exception, another state, or code that ran because it stood in a file. The run folder itself is only read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from rlplug.checkpointing import format as form
+from rlplug.checkpointing.format import Checkpoint
+from rlplug.checkpointing.row_log import RowStore
+from rlplug.config import parse
+from rlplug.run import launch
+from rlplug.run import run_dir as run_folder
+from rlplug.run.state import capture, restore
+from rlplug.types import ConfigError, RunError, Tree
+from tests.tools.damage import OWN, PLAIN, SLY, Scene, candidates, copied, remove
+
+MOST_LINES = 40
+"""of a message: one for each key that is wrong, or for each checkpoint"""
+RESUMED = 10
+"""one case in so many goes through the whole of ``resume``, and those that damage more than checkpoints"""
+
+
+class ViolationError(AssertionError):
+    """A damaged folder was not handled as it must be."""
+
+
+# ---- what a state is -------------------------------------------------------------------------------------------------
+
+
+def digest(tree: Tree) -> str:
+    """Of every bit of a tree, its types and its structure."""
+    sha = hashlib.sha256()
+
+    def add(node: Tree) -> None:
+        if isinstance(node, Tensor):
+            node = node.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() if node.numel() else str(node)
+        if isinstance(node, np.ndarray):
+            sha.update(f"{node.dtype}{node.shape}".encode() + node.tobytes())
+        elif isinstance(node, dict):
+            sha.update(f"dict{len(node)}".encode())
+            for key, value in node.items():
+                add(key)
+                add(value)
+        elif isinstance(node, list | tuple):
+            sha.update(f"{type(node).__name__}{len(node)}".encode())
+            for value in node:
+                add(value)
+        else:
+            sha.update(f"{type(node).__name__}{node!r};".encode())
+
+    add(tree)
+    return sha.hexdigest()
+
+
+def state_of(checkpoint: Checkpoint, config: dict[str, Any]) -> str:
+    """The digest of what a fresh trainer holds that goes on from a checkpoint."""
+    with closing(launch.build(parse(config), Path())) as trainer:
+        restore(trainer, checkpoint)
+        store = RowStore()
+        trainer.buffer.save(store)
+        return digest([capture(trainer).trees, list(store.rows())])
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Fuzzer:
+    """Cases on one run folder.
+
+    Args:
+        run: a run folder with checkpoints; it is only read.
+        work: an empty folder.
+        seed: all cases follow from it, each for itself.
+    """
+
+    run: Path
+    work: Path
+    seed: int = 0
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(kind of damage, how it ended) -> cases"""
+
+    def __post_init__(self) -> None:
+        """Copy the run, make another one, and learn what each checkpoint holds and leads to."""
+        raw, _ = run_folder.read(self.run)
+        newest = form.find(self.run).manifest["env_steps"]
+        self.work.mkdir(exist_ok=True)
+        self.good = self.work / "good"
+        shutil.copytree(self.run, self.good, symlinks=True)
+        with closing(launch.build(parse(raw), Path())) as trainer:
+            self.total = newest + 2 * trainer.round_steps
+        # short, and nothing that a clock decides
+        raw |= {"total_steps": self.total, "logger": {"csv": {"name": "csv"}}}
+        raw |= {"eval": {"every": 0, "episodes": 1, "record": 0}, "checkpoint": raw["checkpoint"] | {"every": 0}}
+        self.config = raw
+        run_folder.write_config(self.good, raw)
+        self.other = self.work / "other"
+        launch.train(parse({**raw, "seed": raw["seed"] + 1, "total_steps": min(newest, 2000)}), self.other)
+        found = [Checkpoint(path) for path in form.checkpoints(self.good)]
+        self.names = {state_of(one, raw): one.path.name for one in found}
+        self.ends = {one.path.name: self._end_from(one.path) for one in found}
+
+    def _end_from(self, path: Path) -> tuple[str, list[str]]:
+        """What a resume from a checkpoint that nothing happened to comes to."""
+        run = copied(self.good, self.work / "end")
+        for newer in form.checkpoints(run):
+            if newer.name > path.name:
+                remove(newer)
+        launch.resume(run, tell=lambda _: None)
+        end = self._end(run)
+        shutil.rmtree(run)
+        return end
+
+    def _end(self, run: Path) -> tuple[str, list[str]]:
+        """The last state, and the steps of the rows of metrics."""
+        rows = (run / "metrics.csv").read_text(encoding="utf-8").splitlines()[1:]
+        return state_of(form.find(run), self.config), [row.partition(",")[0] for row in rows]
+
+    def case(self, number: int) -> str:
+        """One case.
+
+        Returns:
+            How it ended.
+
+        Raises:
+            ViolationError: it ended otherwise.
+        """
+        rng = Random(f"{self.seed} {number}")
+        run = copied(self.good, self.work / f"case{number}")
+        scene = Scene(run, self.other, self.work / "marker", rng)
+        kinds = [rng.choice([PLAIN, PLAIN, SLY, OWN]) for _ in range(rng.choice([1, 1, 2, 3]))]
+        done = []
+        for kind in kinds:
+            name = rng.choice(list(kind))
+            done.append((kind, name))
+            with suppress(LookupError, OSError):  # nothing is left that it could damage
+                kind[name](scene)
+        names = [name for _, name in done]
+        whole = number % RESUMED == 0 or any(kind is OWN for kind in kinds)
+        try:
+            expected = None if any(kind is not PLAIN for kind, _ in done) else self._newest_whole(run)
+            any_left = bool(candidates(run))
+            ended = (self._resumed if whole else self._loaded)(run, names, expected)
+            if ended == "finished" and expected:
+                raise ViolationError(f"it did not go on from {expected}")
+            if ended == "from the beginning" and any_left:
+                raise ViolationError("it began anew beside checkpoints")
+            if scene.marker.exists():
+                raise ViolationError("code ran that stands in a file")
+        except ViolationError as error:
+            shutil.rmtree(self.work / "violation", ignore_errors=True)
+            run.rename(self.work / "violation")
+            raise ViolationError(f"case {number}, {' + '.join(names)}: {error}") from error.__cause__
+        shutil.rmtree(run)
+        for name in names:
+            self.outcomes[name, ended] += 1
+        return ended
+
+    def _newest_whole(self, run: Path) -> str:
+        """The original that the first candidate holds to which nothing happened; empty: there is none."""
+        for path in candidates(run):
+            for original in form.checkpoints(self.good):
+                with suppress(OSError):
+                    if all((path / file.name).read_bytes() == file.read_bytes() for file in original.iterdir()):
+                        return original.name
+        return ""
+
+    def _loaded(self, run: Path, names: list[str], expected: str | None) -> str:
+        """As ``resume`` finds and restores, and no further."""
+        try:
+            _, manifest = run_folder.read(run)
+            if not form.checkpoints(run):
+                return "from the beginning"
+            checkpoint = form.find(run)
+            launch._check_own(checkpoint, manifest["run"], parse(self.config))
+            state = state_of(checkpoint, self.config)
+        except ConfigError as error:
+            return self._refused(error, expected)
+        except Exception as error:
+            raise ViolationError(f"{type(error).__name__}: {error}") from error
+        if state not in self.names:
+            raise ViolationError("a state was loaded that no checkpoint of the run has")
+        return self._right(self.names[state], expected)
+
+    def _resumed(self, run: Path, names: list[str], expected: str | None) -> str:
+        """All of ``resume``, to the end of the run."""
+        said: list[str] = []
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                launch.resume(run, self._short(run), tell=said.append)
+        except ConfigError as error:
+            return self._refused(error, expected)
+        except RunError as error:  # something stands where the run has to write
+            self._refused(error, expected)
+            return "stopped"
+        except Exception as error:
+            raise ViolationError(f"{type(error).__name__}: {error}") from error
+        if any("has finished" in line for line in said):
+            return "finished"
+        (start,) = [line.removeprefix("continuing from ") for line in said if line.startswith("continuing from ")]
+        if start.startswith("the beginning"):
+            return "from the beginning"
+        name = form.folder_of(run, int(start.removeprefix("step ").replace(",", ""))).name
+        if name not in self.ends:
+            raise ViolationError(f"it went on from {name}, which was never written")
+        state, steps = self._end(run)
+        if not any(name.startswith("config.yaml") for name in names) and state != self.ends[name][0]:
+            raise ViolationError(f"it went on from {name} and came to another end")
+        if not any(name.startswith(("config.yaml", "metrics.csv")) for name in names) and steps != self.ends[name][1]:
+            raise ViolationError(
+                f"it went on from {name} with other rows of metrics: {steps}, not {self.ends[name][1]}"
+            )
+        return self._right(name, expected)
+
+    def _short(self, run: Path) -> list[str]:
+        """A configuration that was damaged might run for days."""
+        try:
+            raw = yaml.safe_load((run / "config.yaml").read_bytes())
+            if {key: raw[key] for key in ("total_steps", "eval")} == {
+                "total_steps": self.total,
+                "eval": self.config["eval"],
+            }:
+                return []
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
+            return []
+        return [f"total_steps={self.total}", "eval.episodes=1", "eval.every=0"]
+
+    def _refused(self, error: ConfigError | RunError, expected: str | None) -> str:
+        if expected:
+            raise ViolationError(f"{expected} is good, but it was refused: {error}") from error
+        if not str(error).strip() or len(str(error).splitlines()) > MOST_LINES:
+            raise ViolationError(f"the message is too long, or empty: {error}") from error
+        return "refused"
+
+    def _right(self, name: str, expected: str | None) -> str:
+        if expected is not None and name != expected:
+            raise ViolationError(f"{name} was loaded, not {expected or 'nothing'}")
+        return "newest" if name == max(self.ends) else "older"
+
+    def table(self) -> str:
+        """Outcomes by kind of damage."""
+        ways = ("newest", "older", "refused", "stopped", "from the beginning", "finished")
+        lines = [f"{'damage':36}" + "".join(f"{way:>20}" for way in ways)]
+        for kind in (PLAIN, SLY, OWN):
+            lines += [
+                f"{name:36}" + "".join(f"{self.outcomes[name, way] or '':>20}" for way in ways)
+                for name in kind
+                if any(self.outcomes[name, way] for way in ways)
+            ]
+        return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns: 0; 1 after a violation."""
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.fuzz", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("run", type=Path, help="a run folder; it is only read")
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="one case, by its number; its folder is kept")
+    parser.add_argument("--keep-going", action="store_true", help="report every violation, and not the first alone")
+    options = parser.parse_args(argv)
+    work = Path(tempfile.mkdtemp(prefix="rlplug-fuzz-"))
+    try:
+        fuzzer = Fuzzer(options.run, work / "fuzz", options.seed)
+    except (ConfigError, RunError) as error:
+        print(f"fuzz: {error}", file=sys.stderr)
+        shutil.rmtree(work)
+        return 2
+    violations = 0
+    for number in range(options.cases) if options.only is None else [options.only]:
+        try:
+            fuzzer.case(number)
+        except ViolationError as error:
+            violations += 1
+            if error.__cause__ is not None and not options.keep_going:
+                traceback.print_exception(error.__cause__)
+            print(
+                f"violation: {error}\nagain: python -m tests.tools.fuzz --seed {options.seed} --only {number} "
+                f"{options.run}; the folder is {fuzzer.work / 'violation'}",
+                file=sys.stderr,
+            )
+            if not options.keep_going:
+                return 1
+    print(fuzzer.table())
+    print(f"{options.cases} cases, {violations} violations")
+    shutil.rmtree(work)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
