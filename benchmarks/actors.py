@@ -84,7 +84,7 @@ def scaled(envs: int, rounds: int, rows: int = 128) -> dict[str, Any]:
             trainer = started(stack, words)
 
             def sample(trainer: Trainer = trainer) -> float:
-                return rate(lambda: list(trainer.source.collect(rows)), rows * envs)
+                return rate(lambda: list(trainer.collector.collect(rows)), rows * envs)
 
             sample()
             samplers[count] = sample
@@ -131,7 +131,7 @@ class Bare:
 
     def __init__(self, trainer: Trainer, rows: int) -> None:
         raw, half, spawn = trainer.config.raw, trainer.config.num_envs // 2, get_context("spawn")
-        self.whole: Batch = on_host(next(iter(trainer.source.collect(rows))))
+        self.whole: Batch = on_host(next(iter(trainer.collector.collect(rows))))
         self.like = {key: leaf[:, :half].copy() for key, leaf in self.whole.items()}
         size = sum(-(-leaf.nbytes // 64) * 64 for leaf in walk(self.like))
         self.memory = [shared_memory.SharedMemory(create=True, size=size) for _ in range(2)]
@@ -173,7 +173,7 @@ def cost(rounds: int) -> dict[str, Any]:
         trainer = started(stack, (*words, *actors(2)))
         processes = stack.enter_context(closing(Bare(trainer, rows)))
         samplers = {
-            "actors": lambda: rate(lambda: list(trainer.source.collect(rows)), rows * envs),
+            "actors": lambda: rate(lambda: list(trainer.collector.collect(rows)), rows * envs),
             "processes": lambda: rate(processes.collect, rows * envs),
         }
         turns(samplers, 3)

@@ -40,9 +40,9 @@ SPEC = EnvSpec(spec(spaces.Box(0, 255, (STACK, SIZE, SIZE), np.uint8), 6).groups
 def make(name: str, capacity: int, batch: int = 32, **changes: Any) -> Buffer:
     sequence = name == "sequence"
     needs = (
-        Needs(window=80, burn_in=40, carry_every=40, stale=True, keys=("obs", "action", "carry"))
+        Needs(window=80, burn_in=40, carry_stride=40, off_policy=True, keys=("obs", "action", "carry"))
         if sequence
-        else Needs(window=1, stale=True, keys=("obs", "action"))
+        else Needs(window=1, off_policy=True, keys=("obs", "action"))
     )
     ctx = context(SPEC, needs=needs, num_envs=COLUMNS, batch_size=batch)
     return choose("buffer", "buffer", default_node("buffer", name) | {"capacity": capacity} | changes).build(ctx)

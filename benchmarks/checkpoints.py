@@ -25,7 +25,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from rlplug.checkpointing.manager import Keeper
+from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.config import compose
 from rlplug.run.launch import build
 from rlplug.run.state import capture
@@ -60,7 +60,7 @@ def make(rows: int, folder: Path) -> Trainer:
 
 def fill(trainer: Trainer, rows: int) -> None:
     """Random rows, as quickly as they can be stored."""
-    example = map_leaves(lambda x: torch.as_tensor(x), trainer.source.example())
+    example = map_leaves(lambda x: torch.as_tensor(x), trainer.collector.example())
     for _ in range(0, rows, SEGMENT):
         segment = map_leaves(lambda x: torch.zeros(SEGMENT + 1, *x.shape, dtype=x.dtype), example)
         for key in ("obs", "action", "reward"):
@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as folder, closing(make(args.rows, Path(folder))) as trainer:
         every = trainer.config.checkpoint.every
         interval = 60 * float(every.removesuffix("min"))
-        trainer.keeper = Keeper(Path(folder), trainer.config.checkpoint, 0)
+        trainer.keeper = CheckpointManager(Path(folder), trainer.config.checkpoint, 0)
         fill(trainer, args.rows)
         speed = updates(trainer, 3.0)
         first = write(trainer, speed)

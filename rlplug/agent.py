@@ -17,15 +17,15 @@ from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space, Tuple, flatdi
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Chosen, Core, choose, typed
-from rlplug.config.changes import change
+from rlplug.config.overrides import change
 from rlplug.config.run import CORE, kind_of
-from rlplug.context import RunContext, Scope, needs_of
+from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import execute, observe
 from rlplug.envs.spec_json import from_json, mismatch
 from rlplug.evaluation.evaluator import Evaluator
 from rlplug.registry.installed import check_installed
-from rlplug.trainer.normalize import Preprocess
+from rlplug.trainer.normalize import Normalizer
 from rlplug.types import Batch, CheckpointError, ConfigError, Mode
 
 EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic")
@@ -42,12 +42,12 @@ class Agent:
         algorithm: what acts, with its weights.
     """
 
-    def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, see: Callable[[Any], Any]) -> None:
+    def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Callable[[Any], Any]) -> None:
         self.algorithm, self.spec, self.env_steps = algorithm, ctx.spec, env_steps
-        self._ctx, self._see = ctx, see
-        ctx.spec.sole  # noqa: B018  raises for several agents
-        (self._outside,) = (ctx.spec.outside or ctx.spec.groups).values()
-        self._observe, self._execute = observe(self._outside.obs), execute(self._outside.action)
+        self._ctx, self._normalize = ctx, normalize
+        ctx.spec.single_agent  # noqa: B018  raises for several agents
+        (self._native,) = (ctx.spec.native_spaces or ctx.spec.groups).values()
+        self._observe, self._execute = observe(self._native.obs), execute(self._native.action)
         self._memory = [key for key in ("prev_action", "prev_reward") if key in ctx.needs.keys]
         self.reset()
 
@@ -72,7 +72,7 @@ class Agent:
             )
         self._first |= ended
 
-    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, mask: Any = None) -> Any:
+    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None) -> Any:
         """What to do now; a recurrent state is kept until the next call.
 
         Args:
@@ -80,8 +80,8 @@ class Agent:
                 Tuple space.
             mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training alone).
             reward: of the last action, ``[n]`` for a batch, for a policy that sees it.
-            mask: the allowed actions, ``[A]`` or ``[n, A]`` bool, which a policy that was trained with masks has to be
-                given.
+            action_mask: the allowed actions, ``[A]`` or ``[n, A]`` bool; a policy that was trained with masks needs
+                it.
 
         Returns:
             One action, or ``[n, ...]``.
@@ -92,8 +92,8 @@ class Agent:
         """
         if mode not in get_args(Mode):
             raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, and is {mode!r}")
-        n = _count(self._outside.obs, obs)
-        batch = _stacked(self._outside.obs, obs, n is None)
+        n = _count(self._native.obs, obs)
+        batch = _stacked(self._native.obs, obs, n is None)
         columns = 1 if n is None else n
         self._begin(columns)
         assert self._first is not None
@@ -105,11 +105,11 @@ class Agent:
                 raise ValueError("this policy sees the reward of its last action: act(obs, reward=...)")
             before = np.zeros(columns) if reward is None else np.broadcast_to(reward, columns)
             step["prev_reward"] = self._zeroed(before.astype(np.float32))
-        if "mask" in self.spec.extras:
-            step["mask"] = self._mask(mask, columns)
-        with torch.inference_mode(), self._ctx.acting(Scope("eval", columns, range(columns))):
+        if "action_mask" in self.spec.extras:
+            step["action_mask"] = self._mask(action_mask, columns)
+        with torch.inference_mode(), self._ctx.acting(EnvShard("eval", columns, range(columns))):
             seen = _tensors(step, self._ctx.device)
-            seen["obs"] = self._see(seen["obs"])
+            seen["obs"] = self._normalize(seen["obs"])
             out, self._carry = self.algorithm.act(seen, self._carry, mode)
         self._action = out["action"].cpu().numpy()
         self._first = np.zeros(columns, np.bool_)
@@ -117,17 +117,17 @@ class Agent:
         return action[0] if n is None else action
 
     def _mask(self, mask: Any, columns: int) -> np.ndarray:
-        size = flatdim(self.spec.extras["mask"])
+        size = flatdim(self.spec.extras["action_mask"])
         if mask is None:
             raise ValueError(
-                f"this policy was trained with masks of the allowed actions: act(obs, mask=...), [{size}] bool"
+                f"this policy was trained with masks of the allowed actions: act(obs, action_mask=...), [{size}] bool"
             )
         mask = np.asarray(mask, np.bool_)
         if mask.shape not in ((size,), (columns, size)):
-            raise ValueError(f"mask has shape {[*mask.shape]}; [{size}] or [{columns}, {size}] is right")
+            raise ValueError(f"action_mask has shape {[*mask.shape]}; [{size}] or [{columns}, {size}] is right")
         mask = np.broadcast_to(mask, (columns, size))
         if not mask.any(-1).all():
-            raise ValueError("mask forbids every action")
+            raise ValueError("action_mask forbids every action")
         return mask
 
     def _begin(self, columns: int) -> None:
@@ -139,7 +139,7 @@ class Agent:
                 )
             self._first = None
         if self._first is None:
-            space = self.spec.sole.action
+            space = self.spec.single_agent.action
             self._first = np.ones(columns, np.bool_)
             self._carry = self.algorithm.initial_carry(columns)
             self._action = np.zeros((columns, *(space.shape or ())), space.dtype)
@@ -166,8 +166,10 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
     own: int = checkpoint.manifest["config"]["seed"]
-    algorithm, ctx, see = _restored(checkpoint, torch.device(device), own if seed is None else seed, warnings.warn)
-    return Agent(algorithm, ctx, checkpoint.manifest["env_steps"], see)
+    algorithm, ctx, normalize = _restored(
+        checkpoint, torch.device(device), own if seed is None else seed, warnings.warn
+    )
+    return Agent(algorithm, ctx, checkpoint.manifest["env_steps"], normalize)
 
 
 def evaluate(
@@ -201,17 +203,17 @@ def evaluate(
     env = choose("env", "env", raw["env"])
     plan = _plan(raw, any(re.match(r"\+*hardware\b", override) for override in overrides), tell)
     set_up_torch(plan, core.deterministic)
-    algorithm, ctx, see = _restored(checkpoint, torch.device(plan.accelerator), core.seed, tell)
+    algorithm, ctx, normalize = _restored(checkpoint, torch.device(plan.accelerator), core.seed, tell)
 
-    def make(scope: Scope) -> VecEnv:
-        made = env.build(ctx.derive(scope=scope))
+    def make(shard: EnvShard) -> VecEnv:
+        made = env.build(ctx.derive(shard=shard))
         now = replace(made.spec, max_episode_steps=ctx.spec.max_episode_steps)
         if difference := mismatch(ctx.spec, now):
             made.close()
             raise ConfigError("env", f"is not what {checkpoint.path} was trained on: {difference}")
         return made
 
-    with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, see)) as evaluator:
+    with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize)) as evaluator:
         returns, lengths = zip(*evaluator.play(manifest["env_steps"]), strict=True)
     return {
         "checkpoint": str(checkpoint.path),
@@ -261,24 +263,26 @@ def _restored(
         device=device,
         num_envs=raw["num_envs"],
         total_steps=raw["total_steps"],
-        rows=manifest["rows"],
+        rollout_length=manifest["rollout_length"],
         batch_size=manifest["batch_size"],
         seed=seed,
         deterministic=raw["deterministic"],
     )
     with torch.random.fork_rng(devices=[]):
         algorithm = algo.build(ctx).to(device)
-    seen: dict[str, Any] = checkpoint.tree("weights")["preprocess"]
+    seen: dict[str, Any] = checkpoint.tree("weights")["normalizer"]
     columns = len(seen.get("returns", ()))  # the first rank's environments
-    see = Preprocess(typed(Core, {key: raw[key] for key in CORE if key in raw}).preprocess, spec, columns).to(device)
+    normalizer = Normalizer(typed(Core, {key: raw[key] for key in CORE if key in raw}).preprocess, spec, columns).to(
+        device
+    )
     try:
         algorithm.load_state_dict(checkpoint.tree("weights")["algorithm"])
-        see.load_state_dict(seen)
+        normalizer.load_state_dict(seen)
     except (RuntimeError, KeyError) as error:
         reason = [line.strip() for line in str(error).splitlines()][:2][-1]
         raise CheckpointError(f"{checkpoint.path} does not fit algo {algo.name!r} as it is now: {reason}") from None
     ctx.schedules.refresh(manifest["env_steps"])
-    return algorithm, ctx, see
+    return algorithm, ctx, normalizer
 
 
 def _models(raw: Mapping[str, Any]) -> dict[str, Chosen]:

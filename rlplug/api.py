@@ -21,6 +21,7 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree
 
 if TYPE_CHECKING:
     from gymnasium import Space
+    from gymnasium.vector import AutoresetMode
 
 Clip: TypeAlias = Literal["value", "norm", "global_norm"]
 
@@ -33,16 +34,16 @@ class Needs:
     """transitions per sample"""
     burn_in: int = 0
     """transitions in front of the window that only warm up a recurrent state"""
-    carry_every: int = 0
+    carry_stride: int = 0
     """how often, in rows, a buffer keeps the recurrent state, and a window begins; 0: there is none"""
     episodes: bool = False
     """only whole episodes leave the actor"""
-    stale: bool = False
+    off_policy: bool = False
     """may learn from data of other policies"""
-    perturbed: bool = False
+    perturbable: bool = False
     """its action may be changed after ``act``"""
     keys: tuple[str, ...] = ()
-    """what reaches ``prepare`` and ``forward``, after ``package``: nothing else is stored or moved"""
+    """what reaches ``prepare`` and ``forward``, after ``postprocess``: nothing else is stored or moved"""
 
 
 def _nothing() -> dict[str, Any]:
@@ -72,7 +73,7 @@ class Optim:
     grad_clip_by: Clip = "global_norm"
     """``value``: every element; ``norm``: every tensor; ``global_norm``: all of this optimizer's together"""
     every: int = 1
-    """stepped on every n-th call of ``minimise`` that names the part (TD3's actor: 2)"""
+    """stepped on every n-th call of ``minimize`` that names the part (TD3's actor: 2)"""
     lr: Tensor | None = None
     """a schedule's 0-d tensor"""
 
@@ -84,8 +85,8 @@ class Context(Protocol):
     needs: Needs
     device: torch.device
     total_steps: int
-    rows: int
-    """transitions per column of a collected segment"""
+    rollout_length: int
+    """transitions per environment of a collected segment"""
     batch_size: int
     """transitions per sample, of the whole run"""
     rank: int
@@ -94,7 +95,7 @@ class Context(Protocol):
     deterministic: bool
     space: Space[Any] | None
     """for a component built inside another one: the space of its input"""
-    copies: int
+    ensemble_size: int
     """how many independent members the component should hold, as a leading axis; see ``nn.Ensemble``"""
     render: bool
     """an environment should have ``render() -> [H, W, 3] uint8``, a picture of its first column, or None"""
@@ -112,7 +113,7 @@ class Context(Protocol):
         """Global numbers of the environments of this process."""
         ...
 
-    def build(self, slot: Any, space: Space[Any], copies: int = 1) -> Any:
+    def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
         """Build the model of a slot, ``model`` or ``critic_model`` (empty means ``model``) ..., or of an option.
 
         Args:
@@ -166,7 +167,7 @@ class Learner(Protocol):
 
     progress: Progress
 
-    def minimise(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
+    def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
         """One gradient step of the parts that are due; ``after_step`` follows.
 
         Args:
@@ -180,7 +181,7 @@ class Learner(Protocol):
         ...
 
     def gradients(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Weights:
-        """The averaged gradients that ``minimise`` would apply, by parameter name."""
+        """The averaged gradients that ``minimize`` would apply, by parameter name."""
         ...
 
     def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
@@ -232,10 +233,10 @@ class Trainable(nn.Module):
 
         Returns what is logged and fed back.
         """
-        return learner.minimise(batch, self)
+        return learner.minimize(batch, self)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        """After every ``minimise`` (not after ``Learner.apply``): target networks, adaptive coefficients.
+        """After every ``minimize`` (not after ``Learner.apply``): target networks, adaptive coefficients.
 
         Args:
             parts: those that moved.
@@ -262,7 +263,7 @@ class Algorithm(Trainable):
 
     @classmethod
     def recurrent(cls, cfg: Any, needs: Needs) -> Needs:
-        """What it lives on where a model has a recurrent state: ``needs`` with ``carry_every``, and the key ``carry``.
+        """What it lives on where a model has a recurrent state: ``needs`` with ``carry_stride``, and the key ``carry``.
 
         Raises:
             ConfigError: it cannot learn with such a model, as by default.
@@ -277,7 +278,7 @@ class Algorithm(Trainable):
         """Act on one row of every column.
 
         Args:
-            step: ``obs``, ``is_first``, and where the environment says them ``mask`` and the like; ``[B, ...]``.
+            step: ``obs``, ``is_first``, and where the environment says them ``action_mask`` and the like; ``[B, ...]``.
             carry: the recurrent state before the row.
             mode: ``explore`` to learn, ``greedy`` to be judged, ``random`` before learning starts.
 
@@ -286,7 +287,7 @@ class Algorithm(Trainable):
         """
         raise NotImplementedError(f"{type(self).__name__}.act")
 
-    def package(self, data: Batch) -> Batch:
+    def postprocess(self, data: Batch) -> Batch:
         """On the actor, before a segment leaves: initial priorities, ranked rewards."""
         return data
 
@@ -296,9 +297,9 @@ class Algorithm(Trainable):
 
 
 class Exploration(Trainable):
-    """Changes what is done (``perturb``, ``weights``) or what is wanted (``reward``)."""
+    """Changes what is done (``perturb``, ``perturb_weights``) or what is rewarded (``intrinsic_reward``)."""
 
-    replaces: ClassVar[bool] = False
+    overrides_action: ClassVar[bool] = False
     """Its ``perturb`` chooses anew, whatever the action was: of those that perturb, it has to come first."""
 
     def initial_carry(self, n: int) -> Batch:
@@ -312,29 +313,29 @@ class Exploration(Trainable):
 
         Args:
             out: what ``act`` gave.
-            step: what ``act`` was given; ``mask`` says which actions are allowed, where the environment says so.
+            step: what ``act`` was given; ``action_mask`` says which actions are allowed, where the environment says so.
 
         Raises:
             ConfigError: it cannot do anything with the actions, or with what the algorithm says of them.
         """
         return out, carry
 
-    def weights(self, w: Weights) -> Weights:
+    def perturb_weights(self, w: Weights) -> Weights:
         """The weights (``named_parameters``) that act in explore mode during the next segment: parameter noise."""
         return w
 
-    def measured(self, plain: Batch, noisy: Batch) -> None:
-        """What the algorithm says (``act``, greedily) of the same rows without and with ``weights``.
+    def adapt_noise(self, plain: Batch, noisy: Batch) -> None:
+        """What the algorithm says (``act``, greedily) of the same rows without and with ``perturb_weights``.
 
-        Called once a segment by modules that have ``weights``, to adapt the noise.
+        Called once a segment by modules that have ``perturb_weights``, to adapt the noise.
         """
 
-    def reward(self, batch: Batch) -> Tensor | None:
+    def intrinsic_reward(self, batch: Batch) -> Tensor | None:
         """Intrinsic reward of every row, ``[T+1, B]``, on the unshuffled sample."""
         return None
 
 
-class Store(Protocol):
+class RowLog(Protocol):
     """Where a buffer keeps its content: a part of a checkpoint, written incrementally.
 
     Rows that are stored once are in every later checkpoint, and are not written again.
@@ -346,7 +347,7 @@ class Store(Protocol):
     """whatever else the buffer needs, small: it is written anew each time; None when nothing is stored"""
 
     def append(self, start: int, rows: Batch) -> None:
-        """Store rows ``start`` and following, leaves ``[n, ...]``. They are copied at once, and written later.
+        """RowLog rows ``start`` and following, leaves ``[n, ...]``. They are copied at once, and written later.
 
         Rows that are stored already are replaced.
         """
@@ -365,13 +366,13 @@ class Store(Protocol):
 class Buffer(Protocol):
     """Keeps rows. ``Class(cfg, ctx)`` allocates nothing: leaves are known at the first ``add``."""
 
-    stale: ClassVar[bool]
+    off_policy: ClassVar[bool]
     """Its samples are windows of ``needs.window`` transitions, of many policies; else the last round, whole."""
     sequences: ClassVar[bool]
     """Its windows begin at rows whose recurrent state it keeps."""
 
     def add(self, segment: Batch) -> None:
-        """Store a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
+        """RowLog a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
         ...
 
     def ready(self) -> bool:
@@ -379,7 +380,7 @@ class Buffer(Protocol):
         ...
 
     def sample(self) -> Batch:
-        """Rows ``[burn_in + window + 1, B]`` with ``index`` and ``prob``; a rollout gives all it has, once.
+        """Rows ``[burn_in + window + 1, B]`` with ``index`` and ``sample_prob``; a rollout gives all it has, once.
 
         One that draws by priority adds ``weight [B]``, ``(N prob)^-beta``: the learner divides it by the largest one.
         """
@@ -397,11 +398,11 @@ class Buffer(Protocol):
         """Picklable: actors add, any rank samples."""
         ...
 
-    def save(self, store: Store) -> None:
+    def save(self, log: RowLog) -> None:
         """Append what is new since the last ``save``, or ``load``."""
         ...
 
-    def load(self, store: Store) -> None:
+    def load(self, log: RowLog) -> None:
         """Be as the buffer was that saved; called before the first ``add``."""
         ...
 
@@ -409,16 +410,15 @@ class Buffer(Protocol):
 class VecEnv(Protocol):
     """``B`` environments stepped together, whatever they are made of.
 
-    In lock step, a column whose row is a final observation is reset by the next ``step``, which ignores its
-    action. Vector environments that reset within the ending step are not in lock step: there ``step`` returns
-    the new episode's first observation in ``obs`` and, whenever a column ended, ``final_obs`` (and ``final_mask``)
-    beside it.
+    With ``autoreset`` ``NEXT_STEP``, a column whose row is a final observation is reset by the next ``step``, which
+    ignores its action. With ``SAME_STEP``, the step that ends an episode also resets its column: it returns the new
+    episode's first observation in ``obs``, and the final one in ``final_obs`` (``final_action_mask``) beside it.
 
     With an attribute ``check_bounds = False`` its observations may lie beyond the bounds of their space.
     """
 
     spec: EnvSpec
-    lockstep: bool
+    autoreset: AutoresetMode
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin an episode in every column. ``seeds``: one a column, from which all its episodes' seeds derive.
@@ -446,15 +446,15 @@ class VecEnv(Protocol):
     def close(self) -> None: ...
 
 
-class Source(Protocol):
+class Collector(Protocol):
     """Where segments come from: this process, Ray actors, an evaluation."""
 
     bounds: Any
     """limits of the observations that a segment is held against; None: they have been"""
 
     @property
-    def lockstep(self) -> bool:
-        """Do all columns have the same row of their streams at the same time?"""
+    def autoreset(self) -> AutoresetMode:
+        """When the environments reset a column that has ended."""
         ...
 
     def start(self) -> None:
@@ -466,7 +466,7 @@ class Source(Protocol):
         ...
 
     def unfinished(self, rows: int) -> Batch:
-        """What ``collect(rows)`` had when it raised, to look for what it stumbled over; empty where that is unknown."""
+        """What ``collect(rows)`` had when it raised, to find the number it failed on; empty where that is unknown."""
         ...
 
     def example(self) -> Batch:
@@ -505,7 +505,8 @@ class Model(nn.Module):
     """A network from ``ctx.space`` to features."""
 
     batched: ClassVar[bool] = False
-    """It makes ``ctx.copies`` members itself, as a leading axis of the features; else ``nn.Ensemble`` stacks them."""
+    """It computes ``ctx.ensemble_size`` members itself, as a leading axis of the features; else
+    ``nn.Ensemble`` does."""
     recurrent: ClassVar[bool] = False
     """It has a carry."""
     out_dim: int
@@ -532,7 +533,7 @@ class Run(Protocol):
     logged: int
     """rows of metrics so far; a continued run goes on behind those of its checkpoint"""
     algorithm: Algorithm
-    source: Source
+    collector: Collector
     learner: Learner
 
     @property
@@ -559,8 +560,8 @@ class Loop(Protocol):
     It keeps no state: all that it decides follows from ``run.progress``, so that a continued run goes on in step.
     """
 
-    rows: int
-    """transitions per column of a collected segment"""
+    rollout_length: int
+    """transitions per environment of a collected segment"""
     batch_size: int
     """samples per update, of the whole run"""
 

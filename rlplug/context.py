@@ -65,7 +65,7 @@ class Schedules:
 
 
 @dataclass
-class Scope:
+class EnvShard:
     """For whom noise is drawn at the moment; shared by all contexts of a run."""
 
     role: Role
@@ -90,7 +90,7 @@ class RunContext(Context):
         num_envs: int = 1,
         env_ids: Sequence[int] | None = None,
         total_steps: int = 0,
-        rows: int = 1,
+        rollout_length: int = 1,
         batch_size: int = 1,
         seed: int = 0,
         rank: int = 0,
@@ -99,33 +99,33 @@ class RunContext(Context):
     ) -> None:
         self.spec, self.needs, self.slots = spec, needs or Needs(), dict(slots or {})
         self.device = torch.device(device)
-        self.scope = Scope("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
-        self.total_steps, self.rows, self.batch_size = total_steps, rows, batch_size
+        self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
+        self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
         self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
         self.space: Space[Any] | None = None
-        self.copies = 1
+        self.ensemble_size = 1
         self.render = False
         self.schedules = Schedules(self.device)
         self.generators = {role: generator(self.device, seed, i) for i, role in enumerate(ROLES)}
 
     @property
     def role(self) -> Role:
-        return self.scope.role
+        return self.shard.role
 
     @property
     def num_envs(self) -> int:
-        return self.scope.num_envs
+        return self.shard.num_envs
 
     @property
     def env_ids(self) -> Sequence[int]:
-        return self.scope.env_ids
+        return self.shard.env_ids
 
     @contextmanager
-    def acting(self, scope: Scope) -> Iterator[None]:
+    def acting(self, shard: EnvShard) -> Iterator[None]:
         """Draw for other rows: those of actors or of an evaluation."""
-        mine = vars(self.scope)
+        mine = vars(self.shard)
         before = dict(mine)
-        mine.update(vars(scope))
+        mine.update(vars(shard))
         try:
             yield
         finally:
@@ -140,11 +140,11 @@ class RunContext(Context):
     def child(self, spec: EnvSpec) -> RunContext:
         return self.derive(spec=spec)
 
-    def build(self, slot: Any, space: Space[Any], copies: int = 1) -> Any:
+    def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
         chosen = self.slots[slot] if isinstance(slot, str) else slot
-        if copies == 1 or chosen.cls.batched:
-            return chosen.build(self.derive(space=space, copies=copies))
-        return Ensemble([chosen.build(self.derive(space=space, copies=1)) for _ in range(copies)])
+        if ensemble_size == 1 or chosen.cls.batched:
+            return chosen.build(self.derive(space=space, ensemble_size=ensemble_size))
+        return Ensemble([chosen.build(self.derive(space=space, ensemble_size=1)) for _ in range(ensemble_size)])
 
     def simulator(self) -> Simulator:
         raise ConfigError("env", "this environment offers no simulator, which the algorithm plans with")

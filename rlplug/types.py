@@ -53,7 +53,7 @@ KEYS: Mapping[str, Key] = {
     "truncated": Key("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
     "is_first": Key("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
     "valid": Key("[T+1, B]", "bool", "the row begins a transition; False on final observations and row T"),
-    "mask": Key("[T+1, B, A]", "bool", "actions allowed in the row"),
+    "action_mask": Key("[T+1, B, A]", "bool", "actions allowed in the row"),
     "alive": Key("[T+1, B, N]", "bool", "agents that take part in the row"),
     "state": Key("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
     "task": Key("[T+1, B, ...]", "as the space", "task that the episode is played on"),
@@ -66,12 +66,12 @@ KEYS: Mapping[str, Key] = {
     "version": Key("[T+1, B]", "int64", "number of the weights that acted"),
     "env_id": Key("[T+1, B]", "int64", "global number of the environment that the column belongs to"),
     "index": Key("[B]", "int64", "insertion id of the sample in its buffer"),
-    "priority": Key("[B]", "float32", "new priority of a sample (feedback), or first one of a row (package)"),
-    "prob": Key("[B]", "float32", "probability with which the buffer drew the sample"),
+    "priority": Key("[B]", "float32", "new priority of a sample (feedback), or first one of a row (postprocess)"),
+    "sample_prob": Key("[B]", "float32", "probability with which the buffer drew the sample"),
     "weight": Key("[B]", "float32", "importance weight of a sample drawn by priority, at most 1 over all ranks"),
     "reward_int": Key("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
     "advantage": Key("[T+1, B]", "float32", "advantage estimate (prepare)"),
-    "ret": Key("[T+1, B]", "float32", "return estimate, the value's target (prepare)"),
+    "returns": Key("[T+1, B]", "float32", "return estimate, the value's target (prepare)"),
     "discount": Key("[B]", "float32", "factor of the bootstrap value: gamma^k, 0 after termination (prepare)"),
     "next_obs": Key("[B, ...]", "as obs", "observation that the n-step target bootstraps from (prepare)"),
     "noise": Key("[B, A]", "float32", "standard normal noise for the reparameterised action (prepare)"),
@@ -97,13 +97,13 @@ class EnvSpec:
     extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
     max_episode_steps: int | None = None
     offers: frozenset[str] = frozenset()
-    outside: dict[str, Group] = field(default_factory=dict[str, Group])
+    native_spaces: dict[str, Group] = field(default_factory=dict[str, Group])
     """the spaces as the environment itself declares them, by group"""
     frame_stack: int = 1
     """so many frames, oldest first, are stacked on the first axis of an image observation"""
 
     @property
-    def sole(self) -> Group:
+    def single_agent(self) -> Group:
         """The only group of a single-agent environment.
 
         Raises:

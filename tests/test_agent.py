@@ -42,12 +42,12 @@ def trained(folder: Path, *overrides: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(shard="module")
 def sac(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("runs") / "sac", *SAC)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(shard="module")
 def ppo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("runs") / "ppo", *PPO, "algo.sgd_minibatch_size=256")
 
@@ -79,7 +79,7 @@ def test_it_plays_the_evaluation_of_the_run_in_bare_environments(sac: Path):
 @pytest.mark.parametrize("mode", ["greedy", "explore", "random"])
 def test_one_observation_or_many(algo: str, mode, request: pytest.FixtureRequest):
     agent = load(request.getfixturevalue(algo))
-    (space,) = agent.spec.outside.values()
+    (space,) = agent.spec.native_spaces.values()
     one = agent.act(space.obs.sample(), mode)
     assert space.action.contains(one)
     many = agent.act(np.stack([space.obs.sample() for _ in range(5)]), mode)
@@ -126,7 +126,7 @@ def test_the_callers_random_numbers_and_arrays_stay_as_they_are(sac: Path):
 def test_what_it_knows_of_its_training(sac: Path, ppo: Path):
     agent = load(sac)
     assert agent.env_steps == 600
-    assert agent.spec.outside["agent"].action == Box(-2, 2, (1,))
+    assert agent.spec.native_spaces["agent"].action == Box(-2, 2, (1,))
     assert load(str(sac / "checkpoints" / "step_000000000400")).env_steps == 400
     weights = Checkpoint(sac / "checkpoints" / "step_000000000600").tree("weights")["algorithm"]
     assert all(torch.equal(value, weights[name]) for name, value in agent.algorithm.state_dict().items())
@@ -160,10 +160,10 @@ def test_a_policy_that_was_trained_with_masks_is_given_them(tmp_path: Path):
         trained(tmp_path / "taxi", *PPO, "env=taxi", "env.max_episode_steps=20", "algo.sgd_minibatch_size=256")
     )
     mask = np.arange(6) == 4
-    assert agent.act(7, "random", mask=mask) == 4
-    assert agent.act([7, 8], "explore", mask=[mask, ~mask])[0] == 4
+    assert agent.act(7, "random", action_mask=mask) == 4
+    assert agent.act([7, 8], "explore", action_mask=[mask, ~mask])[0] == 4
     with pytest.raises(
-        ValueError, match=r"trained with masks of the allowed actions: act\(obs, mask=...\), \[6\] bool"
+        ValueError, match=r"trained with masks of the allowed actions: act\(obs, action_mask=...\), \[6\] bool"
     ):
         agent.act(7)
 
@@ -313,7 +313,7 @@ def test_every_kind_of_space_arrives_inside_and_leaves_outside(counting: Path):
     }
     action = agent.act(obs)
     assert action == 3  # the first one of the environment, which is 0 inside
-    assert agent.spec.outside["agent"].action.contains(action)
+    assert agent.spec.native_spaces["agent"].action.contains(action)
     given = agent.algorithm.given[-1]["obs"]  # type: ignore[union-attr]
     assert {key: value.tolist() for key, value in given.items()} == {
         "image": [[[255, 255], [255, 255]]],
@@ -338,9 +338,9 @@ def sample(**changes):
         (sample(place=None), "the observation is a dict of image, speed, tools, lights; the observation space is Dict"),
         (sample(more=1), "the observation is a dict of .*, more; the"),
         (sample(place=3), r"the observation \[?3\]? is outside of the observation space, Discrete\(5, start=-2\)"),
-        (sample(place=-3), "outside"),
-        (sample(tools=[0, 0]), "outside"),
-        (sample(tools=[3, 0]), "outside"),
+        (sample(place=-3), "native_spaces"),
+        (sample(tools=[0, 0]), "native_spaces"),
+        (sample(tools=[3, 0]), "native_spaces"),
         (sample(place=1.0), "is of type float64; the observation space is Discrete"),
         (sample(image=np.zeros((2, 2))), "is of type float64; the observation space is Box"),
         (sample(place=[0, 1]), "the parts of the observation differ in their leading axis"),

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from rlplug.api import Plan
-from rlplug.checkpointing.serialize import snapshot
-from rlplug.collection.nonfinite import stumbled
+from rlplug.checkpointing.serialize import copy_to_host
+from rlplug.collection.nonfinite import blame_nonfinite
 from rlplug.collection.segment import on_host
 from rlplug.config import parse
 from rlplug.distributed.rng import global_generators, seed_generators, set_global_generators
@@ -84,8 +84,8 @@ class Actor(Copy):
 
     def _begin(self, env_ids: Sequence[int]) -> Tree:
         seed_generators(self.policy.config.seed, TRAINING, env_ids[0])  # other actors draw other numbers
-        self.source = self.policy.source(env_ids)
-        self.source.begin()
+        self.collector = self.policy.collector(env_ids)
+        self.collector.begin()
         return self._state(self.policy.statistics())
 
     def load(self, state: Tree, anew: int = 0) -> None:
@@ -94,10 +94,10 @@ class Actor(Copy):
         Args:
             anew: 0, or leave its episodes, and begin others; each number gives others.
         """
-        source = state["source"]
+        collector = state["collector"]
         if anew:
-            source = source | {"env": None, "cuts": source["cuts"] + anew - 1}
-        self.source.load(source)
+            collector = collector | {"env": None, "cuts": collector["cuts"] + anew - 1}
+        self.collector.load(collector)
         generator = self.policy.ctx.generators["actor"]
         if len(state["generator"]) == len(generator.get_state()):  # else it drew on another kind of device
             generator.set_state(torch.tensor(state["generator"]))
@@ -113,14 +113,14 @@ class Actor(Copy):
             weights: None: those of the last call.
         """
         self._follow(rows, statistics, weights)
-        with stumbled(self.source, rows, statistics["env_steps"], self.source.scope.env_ids):
-            (segment,) = self.source.collect(rows, stop=self._tick, mode=mode)
+        with blame_nonfinite(self.collector, rows, statistics["env_steps"], self.collector.shard.env_ids):
+            (segment,) = self.collector.collect(rows, stop=self._tick, mode=mode)
         return on_host(segment), pickle.dumps(self._state(statistics))
 
     def _state(self, statistics: Tree) -> Tree:
         """On the host: who keeps it has no such device, maybe."""
         return {
-            "source": snapshot(self.source.state()),
+            "collector": copy_to_host(self.collector.state()),
             "generator": self.policy.ctx.generators["actor"].get_state().numpy(),
             "global": global_generators(self.policy.ctx.device),
             "exploration": self.policy.changed(statistics),
@@ -133,7 +133,9 @@ class Examiner(Copy):
     def _begin(self, env_ids: Sequence[int]) -> Tree:
         policy = self.policy
         episodes = policy.config.eval.episodes
-        self.evaluator = Evaluator(policy.env, policy.algorithm, policy.ctx, episodes, policy.see, columns=env_ids)
+        self.evaluator = Evaluator(
+            policy.env, policy.algorithm, policy.ctx, episodes, policy.normalize, columns=env_ids
+        )
         self.evaluator.begin()
         return {}
 
@@ -145,7 +147,7 @@ class Examiner(Copy):
     ) -> tuple[list[tuple[float, int]], bytes]:
         """(return, length) of the episodes of evaluation ``number``."""
         self._follow(0, statistics, weights)
-        seed_generators(self.policy.config.seed, EVALUATION, number, self.evaluator.scope.env_ids[0])
+        seed_generators(self.policy.config.seed, EVALUATION, number, self.evaluator.shard.env_ids[0])
         return self.evaluator.play(number, self._tick), pickle.dumps({})
 
 

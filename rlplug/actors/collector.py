@@ -1,4 +1,4 @@
-"""Collection by Ray actors, as one source."""
+"""Collection by Ray actors, as one collector."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 
-from rlplug.api import Plan, Source
+from rlplug.api import Collector, Plan
 from rlplug.trainer.policy import Policy
 from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights, map_leaves
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
     from rlplug.envs.checking import Bounds
 
 
-class Actors(Source):
+class Actors(Collector):
     """The segments of this rank's actors, put side by side: what one process would have collected.
 
-    The tensors of a segment are this source's own memory, valid until the next ``collect``.
+    The tensors of a segment are this collector's own memory, valid until the next ``collect``.
 
     Args:
         policy: the learner's.
@@ -45,14 +46,14 @@ class Actors(Source):
         self._version, self._rounds, self._steps = -1, 0, 0
         self._asked = 0
         self._loaded: list[Tree] | None = None
-        with closing(policy.source(env_ids[:1])) as probe:
+        with closing(policy.collector(env_ids[:1])) as probe:
             self.bounds: Bounds | None = probe.bounds
-            self._lockstep = probe.lockstep
+            self._autoreset = probe.autoreset
             self._row = map_leaves(lambda x: x.repeat(len(env_ids), *(1 for _ in x.shape[1:])), probe.example())
 
     @property
-    def lockstep(self) -> bool:
-        return self._lockstep
+    def autoreset(self) -> AutoresetMode:
+        return self._autoreset
 
     def example(self) -> Batch:
         return self._row
@@ -132,7 +133,7 @@ class Actors(Source):
     def state(self) -> Tree:
         """Every actor's, behind the last segment; ``env`` is None where environments cannot say theirs."""
         states = [member.state for member in self.crew.members] if self.crew else self._loaded or []
-        known = all(state["source"]["env"] is not None for state in states)
+        known = all(state["collector"]["env"] is not None for state in states)
         return {"actors": states, "env": "actors" if known else None}
 
     def load(self, state: Tree) -> None:

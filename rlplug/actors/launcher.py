@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlplug.actors.cluster import Cluster, say
 from rlplug.api import Plan
-from rlplug.distributed.fabric import fabric_of, free_port, join
+from rlplug.distributed.fabric import fabric_of, free_port, set_rank_env
 from rlplug.distributed.signals import handling
 from rlplug.distributed.spawn import GRACE, RankError
 from rlplug.types import ConfigError, RunError
@@ -26,12 +26,13 @@ ROOM = 60.0
 
 
 def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callable[[str], None] = print) -> Any:
-    """``function(fabric, tell, *args)`` on every rank, in processes of Ray. As ``trainer.ranks.together``: Ctrl-C and
-    SIGTERM reach all of them, and when one fails, all end.
+    """Run ``function(fabric, tell, *args)`` on every rank, in processes of Ray.
+
+    As with ``spawn_ranks``, Ctrl-C and SIGTERM reach all of them, and when one fails, all end.
 
     Raises:
         ConfigError: the cluster does not answer, or has no room for them.
-        RunError, KeyboardInterrupt, RankError: as ``together``.
+        RunError, KeyboardInterrupt, RankError: as ``spawn_ranks``.
     """
     assert plan.ray is not None
     with closing(Cluster(plan.ray)) as cluster, _placed(plan, cluster) as group:
@@ -89,7 +90,7 @@ def _work(
     with suppress(OSError):  # another machine need not have it
         os.chdir(cwd)
     sys.path.extend(folder for folder in path if folder not in sys.path)
-    join(rank, plan.world_size, port, address, alone=True)
+    set_rank_env(rank, plan.world_size, port, address, alone=True)
     return function(fabric_of(replace(plan, devices=1, num_nodes=plan.world_size)), print, *args)
 
 

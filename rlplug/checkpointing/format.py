@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.checkpointing import format_1, format_2
-from rlplug.checkpointing.row_log import Piece
+from rlplug.checkpointing.row_log import Chunk
 from rlplug.checkpointing.serialize import decode, encode
 from rlplug.types import Batch, CheckpointError, Tree
 
@@ -56,7 +56,7 @@ SHAPE: Mapping[str, tuple[type, ...]] = {
     "episodes": (int,),
     "score": (*NUMBER, type(None)),
     "wall_s": NUMBER,
-    "rows": (int,),
+    "rollout_length": (int,),
     "batch_size": (int,),
     **dict.fromkeys(("spent", "plugins", "spec", "config", "files"), (dict,)),
     "not_restored": (list,),
@@ -66,18 +66,18 @@ FILES = r"weights\.pt|learner\.pt|rank\d+\.pt|rank\d+_rows_\d+_\d+_*\.pt"
 
 
 @dataclass
-class Draft:
+class Snapshot:
     """What a rank will write, in memory of its own."""
 
     manifest: dict[str, Any]
     trees: dict[str, Tree]
-    pieces: list[Piece] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     rank: int = 0
     ranks: int = 1
 
 
-def write(folder: Path, draft: Draft) -> Path:
-    """Write a checkpoint with what the other ranks contribute, whole or not at all; afterwards the draft's pieces
+def write(folder: Path, snapshot: Snapshot) -> Path:
+    """Write a checkpoint with what the other ranks contribute, whole or not at all; afterwards the snapshot's chunks
     point into it.
 
     Raises:
@@ -85,10 +85,10 @@ def write(folder: Path, draft: Draft) -> Path:
     """
     partial = folder.with_name(folder.name + PARTIAL)
     try:
-        files, pieces = _fill(partial, draft)
-        for rank in range(1, draft.ranks):
+        files, chunks = _fill(partial, snapshot)
+        for rank in range(1, snapshot.ranks):
             files |= _take_over(partial, _share(folder, rank, READY))
-        manifest = {"format": FORMAT, **draft.manifest, "files": files}
+        manifest = {"format": FORMAT, **snapshot.manifest, "files": files}
         _write(partial / MANIFEST, _text(manifest | {"checksum": _checksum(manifest)}))
         flush(partial)
         partial.rename(folder)
@@ -96,53 +96,53 @@ def write(folder: Path, draft: Draft) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     flush(folder.parent)
-    _point(draft, folder, pieces)
+    _point(snapshot, folder, chunks)
     return folder
 
 
-def contribute(folder: Path, draft: Draft) -> None:
+def contribute(folder: Path, snapshot: Snapshot) -> None:
     """Write another rank's share of a checkpoint; returns when the first rank has made it whole.
 
     Raises:
         OSError: the disk refused; nothing is left behind.
     """
-    partial = _share(folder, draft.rank, PARTIAL)
+    partial = _share(folder, snapshot.rank, PARTIAL)
     if folder.exists():  # of this very step: it only learns a score
         return
     try:
-        files, pieces = _fill(partial, draft)
+        files, chunks = _fill(partial, snapshot)
         _write(partial / MANIFEST, json.dumps(files).encode())
         flush(partial)
-        partial.rename(_share(folder, draft.rank, READY))
+        partial.rename(_share(folder, snapshot.rank, READY))
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     while not folder.exists():
         time.sleep(LOOK)
-    _point(draft, folder, pieces)
+    _point(snapshot, folder, chunks)
 
 
 def _share(folder: Path, rank: int, suffix: str) -> Path:
     return folder.with_name(f"{folder.name}.rank{rank}{suffix}")
 
 
-def _fill(partial: Path, draft: Draft) -> tuple[dict[str, Any], list[str]]:
+def _fill(partial: Path, snapshot: Snapshot) -> tuple[dict[str, Any], list[str]]:
     """Write a rank's files.
 
     Returns:
-        Their records, and the names of those that hold its pieces.
+        Their records, and the names of those that hold its chunks.
     """
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    files = {f"{name}.pt": _write(partial / f"{name}.pt", encode(tree)) for name, tree in draft.trees.items()}
-    pieces = []
-    for piece in draft.pieces:
-        name = f"rank{draft.rank}_rows_{piece.start}_{piece.end}.pt"
+    files = {f"{name}.pt": _write(partial / f"{name}.pt", encode(tree)) for name, tree in snapshot.trees.items()}
+    chunks = []
+    for chunk in snapshot.chunks:
+        name = f"rank{snapshot.rank}_rows_{chunk.start}_{chunk.end}.pt"
         while name in files:  # the same rows, stored again
             name = name.replace(".pt", "_.pt")
-        files[name] = _place(partial / name, piece)
-        pieces.append(name)
-    return files, pieces
+        files[name] = _place(partial / name, chunk)
+        chunks.append(name)
+    return files, chunks
 
 
 def _take_over(partial: Path, share: Path) -> dict[str, Any]:
@@ -156,10 +156,10 @@ def _take_over(partial: Path, share: Path) -> dict[str, Any]:
     return files
 
 
-def _point(draft: Draft, folder: Path, names: Sequence[str]) -> None:
-    """What a draft's pieces held in memory lies in ``folder`` from now on."""
-    for piece, name in zip(draft.pieces, names, strict=True):
-        piece.path, piece.rows = folder / name, None
+def _point(snapshot: Snapshot, folder: Path, names: Sequence[str]) -> None:
+    """What a snapshot's chunks held in memory lies in ``folder`` from now on."""
+    for chunk, name in zip(snapshot.chunks, names, strict=True):
+        chunk.path, chunk.rows = folder / name, None
 
 
 def remove(folder: Path) -> None:
@@ -297,23 +297,23 @@ class Checkpoint:
         """How many wrote it."""
         return sum(re.fullmatch(r"rank\d+\.pt", name) is not None for name in self.manifest["files"])
 
-    def pieces(self, rank: int = 0) -> list[Piece]:
+    def chunks(self, rank: int = 0) -> list[Chunk]:
         """The files of the rows of a rank's buffer, in the order in which they were stored."""
         found = []
         for name, record in self.manifest["files"].items():
             if name.startswith(f"rank{rank}_rows_"):
                 start, end = name.removesuffix(".pt").rstrip("_").split("_")[-2:]
-                found.append(Piece(int(start), int(end), None, self.path / name, record))
+                found.append(Chunk(int(start), int(end), None, self.path / name, record))
         return found
 
-    def rows(self, piece: Piece) -> Batch:
-        """What a piece holds.
+    def rows(self, chunk: Chunk) -> Batch:
+        """What a chunk holds.
 
         Raises:
             CheckpointError: as in ``tree``.
         """
-        assert piece.path is not None
-        return self._load(piece.path.name, "rows")
+        assert chunk.path is not None
+        return self._load(chunk.path.name, "rows")
 
     def _load(self, name: str, kind: str) -> Tree:
         data = self._verified(name)
@@ -423,21 +423,21 @@ def _write(path: Path, data: bytes) -> dict[str, int | str]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _place(path: Path, piece: Piece) -> dict[str, int | str]:
-    """Link a piece that lies on disk already, write one that does not."""
-    if piece.rows is not None:
-        piece.record = _write(path, encode(piece.rows))
+def _place(path: Path, chunk: Chunk) -> dict[str, int | str]:
+    """Link a chunk that lies on disk already, write one that does not."""
+    if chunk.rows is not None:
+        chunk.record = _write(path, encode(chunk.rows))
     else:
-        assert piece.path is not None
+        assert chunk.path is not None
         try:
-            os.link(piece.path, path)
+            os.link(chunk.path, path)
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            shutil.copyfile(piece.path, path)
+            shutil.copyfile(chunk.path, path)
             flush(path)
-    assert piece.record is not None
-    return piece.record
+    assert chunk.record is not None
+    return chunk.record
 
 
 def _text(manifest: Mapping[str, Any]) -> bytes:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.checkpointing import format as checkpoint
-from rlplug.checkpointing.format import Draft
+from rlplug.checkpointing.format import Snapshot
 from rlplug.types import CheckpointError, RunError
 
 BEST = "best"
 
 
-class Keeper:
+class CheckpointManager:
     """Of one run folder.
 
     One checkpoint is written at a time. One that falls due meanwhile waits for it, and training goes on; one for a
@@ -77,7 +77,7 @@ class Keeper:
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
-    def submit(self, draft: Draft) -> Path | None:
+    def submit(self, snapshot: Snapshot) -> Path | None:
         """Begin to write. A checkpoint of the same environment step that is there already learns the score.
 
         Returns:
@@ -87,13 +87,13 @@ class Keeper:
             RunError: the one before could not be written.
         """
         before = self.wait()
-        env_steps = draft.manifest["env_steps"]
+        env_steps = snapshot.manifest["env_steps"]
         self._steps, self._time = env_steps, time.monotonic()
         folder = checkpoint.folder_of(self.run, env_steps)
-        self._writing = self._thread.submit(self._write, folder, draft)
+        self._writing = self._thread.submit(self._write, folder, snapshot)
         return before
 
-    def judge(self, env_steps: int, score: float) -> Path | None:
+    def set_score(self, env_steps: int, score: float) -> Path | None:
         """Let the checkpoint of a step, if there is one, learn how well its policy was found to play.
 
         Returns:
@@ -107,7 +107,7 @@ class Keeper:
         if folder in self.written:
             checkpoint.note_score(folder, score)
             self._score(folder, score)
-            self._retire()
+            self._prune()
         return before
 
     def poll(self) -> Path | None:
@@ -131,18 +131,18 @@ class Keeper:
     def close(self) -> None:
         self._thread.shutdown()
 
-    def _write(self, folder: Path, draft: Draft) -> Path:
-        score = draft.manifest["score"]
+    def _write(self, folder: Path, snapshot: Snapshot) -> Path:
+        score = snapshot.manifest["score"]
         if not self.first:
-            checkpoint.contribute(folder, draft)
+            checkpoint.contribute(folder, snapshot)
             return folder
         if folder not in self.written:
-            checkpoint.write(folder, draft)
+            checkpoint.write(folder, snapshot)
             self.written.append(folder)
         elif score is not None:
             checkpoint.note_score(folder, score)
         self._score(folder, score)
-        self._retire()
+        self._prune()
         return folder
 
     # ---- keeping --------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Keeper:
         if score is not None and not math.isnan(score):
             self._scores[path] = score
 
-    def _retire(self) -> None:
+    def _prune(self) -> None:
         best = sorted(self._scores, key=lambda path: (self._scores[path], path), reverse=True)[: self.cfg.keep_best]
         self._point_at(best[0].name if best else None)
         for path in self.written[: -self.cfg.keep_last]:

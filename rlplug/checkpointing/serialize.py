@@ -16,7 +16,7 @@ PLAIN = (bool, int, float, str, type(None))
 ARRAY, BYTES = "__array__", "__bytes__"  # how NumPy arrays and bytes are written, as tensors
 
 
-def snapshot(tree: Tree) -> Tree:
+def copy_to_host(tree: Tree) -> Tree:
     """A copy on the host that shares no memory with ``tree``.
 
     Raises:
@@ -26,7 +26,7 @@ def snapshot(tree: Tree) -> Tree:
 
 
 def encode(tree: Tree) -> bytes:
-    """As ``torch.save`` writes it; what ``snapshot`` takes."""
+    """As ``torch.save`` writes it; what ``copy_to_host`` takes."""
     file = io.BytesIO()
     tensors = _mapped(
         tree,

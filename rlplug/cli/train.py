@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     import hydra
 
-    from rlplug.config.refusals import explain
+    from rlplug.config.hydra_errors import explain
     from rlplug.config.session import PRIMARY, VERSION_BASE
     from rlplug.config.sweeps import check_sweep
     from rlplug.registry import search_path

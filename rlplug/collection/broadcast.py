@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from rlplug.api import Source
+from gymnasium.vector import AutoresetMode
+
+from rlplug.api import Collector
 from rlplug.trainer.learner import FabricLearner
 from rlplug.types import Batch, Mode, Tree, Weights
 
@@ -13,20 +15,20 @@ if TYPE_CHECKING:
     from rlplug.envs.checking import Bounds
 
 
-class Replicated(Source):
+class BroadcastCollector(Collector):
     """The segments of ``own``, on every rank.
 
     Args:
         own: the first rank's source; None on the others.
     """
 
-    def __init__(self, own: Source | None, learner: FabricLearner) -> None:
+    def __init__(self, own: Collector | None, learner: FabricLearner) -> None:
         self.own, self.learner = own, learner
         self.bounds: Bounds | None = own.bounds if own else None
 
     @property
-    def lockstep(self) -> bool:
-        return self.own is None or self.own.lockstep
+    def autoreset(self) -> AutoresetMode:
+        return self.own.autoreset if self.own else AutoresetMode.NEXT_STEP
 
     def start(self) -> None:
         if self.own:

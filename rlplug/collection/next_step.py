@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.segment import Rows, copied, on_device, on_host, only, put, row_of, take
-from rlplug.context import RunContext, Scope
+from rlplug.context import EnvShard, RunContext
 from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, ConfigError, Mode, Tree, Weights, map_leaves
 
 CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_, "is_first": np.bool_, "valid": np.bool_}
 
 
-class InProcess:
-    """``api.Source`` over environments that keep in lock step: one call, one row in every column.
+class NextStepCollector:
+    """``api.Collector`` over environments that keep in lock step: one call, one row in every column.
 
     The tensors of a segment are this source's own memory, valid until the next ``collect``.
     """
@@ -30,24 +31,24 @@ class InProcess:
         env: VecEnv,
         algorithm: Algorithm,
         ctx: RunContext,
-        scope: Scope,
+        shard: EnvShard,
         seeds: Sequence[int],
         exploration: Mapping[str, Exploration] | None = None,
         keys: Sequence[str] | None = None,
-        see: Callable[[Any], Any] | None = None,
+        normalize: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.env, self.algorithm, self.ctx, self.scope, self.seeds = env, algorithm, ctx, scope, seeds
+        self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.exploration = dict(exploration or {})
-        self.columns = len(scope.env_ids)
+        self.columns = len(shard.env_ids)
         self.keys = ctx.needs.keys if keys is None else keys
-        self.see = see
+        self.normalize = normalize
         (group, *others) = ctx.spec.groups.values()
         checked = getattr(env, "check_bounds", True) and not others and not group.agents
         self.bounds = Bounds(group.obs) if checked else None
         self.carries = "carry" in self.keys
         self.memory = [key for key in ("prev_action", "prev_reward") if key in ctx.needs.keys]
         self.closes = "value" in self.keys  # which stands on row T too
-        self.packs = type(algorithm).package is not Algorithm.package  # and may read what is not kept
+        self.packs = type(algorithm).postprocess is not Algorithm.postprocess  # and may read what is not kept
         self.host = ctx.device.type == "cpu"
         self.carry: Batch = {}
         self.noise: dict[str, Batch] = {}
@@ -69,10 +70,10 @@ class InProcess:
         n = self.columns
         first = self.env.reset(self.seeds, tasks)
         self._open = first | {"is_first": np.ones(n, np.bool_), "valid": np.ones(n, np.bool_)}
-        check_segment(map_leaves(lambda x: torch.as_tensor(x)[None], self._open), 0, self.scope.env_ids, self.bounds)
+        check_segment(map_leaves(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids, self.bounds)
         self._seen = (*first, *self.memory, "is_first")  # what the policy sees of a row
         if "prev_action" in self.memory:
-            space = self.ctx.spec.sole.action
+            space = self.ctx.spec.single_agent.action
             self._open["prev_action"] = np.zeros((n, *(space.shape or ())), space.dtype)
         if "prev_reward" in self.memory:
             self._open["prev_reward"] = np.zeros(n, np.float32)
@@ -87,9 +88,9 @@ class InProcess:
         """
         if not self._open:
             self.begin()
-        with torch.inference_mode(), self.ctx.acting(self.scope):
-            rows = self._kept(self.algorithm.package(self._allocate(2).tensors))
-        missing = [key for key in self.keys if key not in rows and key != "mask"]
+        with torch.inference_mode(), self.ctx.acting(self.shard):
+            rows = self._kept(self.algorithm.postprocess(self._allocate(2).tensors))
+        missing = [key for key in self.keys if key not in rows and key != "action_mask"]
         if missing:
             raise ValueError(
                 f"{type(self.algorithm).__name__}.needs names keys that nobody gives: {', '.join(missing)}"
@@ -112,14 +113,14 @@ class InProcess:
             self.algorithm.load_state_dict(weights["main"], strict=False)
         if tasks is not None or not self._open:
             self.begin(tasks)
-        with torch.inference_mode(), self.ctx.acting(self.scope), self._perturbed(mode):
+        with torch.inference_mode(), self.ctx.acting(self.shard), self._perturbed(mode):
             segment = self._collect(rows, mode, stop)
-        yield self._kept(segment if mode == "greedy" else self.algorithm.package(segment))
+        yield self._kept(segment if mode == "greedy" else self.algorithm.postprocess(segment))
 
     @contextmanager
     def _perturbed(self, mode: Mode) -> Iterator[None]:
         """Act with the weights that the exploration modules make of the algorithm's own."""
-        modules = [x for x in self.exploration.values() if type(x).weights is not Exploration.weights]
+        modules = [x for x in self.exploration.values() if type(x).perturb_weights is not Exploration.perturb_weights]
         if mode != "explore" or not modules:
             yield
             return
@@ -127,7 +128,7 @@ class InProcess:
         params = {name: p for name, p in self.algorithm.named_parameters() if name in keys}
         weights = plain = {name: p.data for name, p in params.items()}
         for extra in modules:
-            weights = extra.weights(weights)
+            weights = extra.perturb_weights(weights)
         step = self._tensors({key: self._open[key] for key in self._seen})
         try:
             said, _ = self._decide(step, "greedy")
@@ -135,16 +136,16 @@ class InProcess:
                 p.data = weights[name]
             noisy, _ = self._decide(step, "greedy")
             for extra in modules:
-                extra.measured(said, noisy)
+                extra.adapt_noise(said, noisy)
             yield
         finally:
             for name, p in params.items():
                 p.data = plain[name]
 
     @property
-    def lockstep(self) -> bool:
-        """Do all columns have the same row of their streams at the same time?"""
-        return self.env.lockstep
+    def autoreset(self) -> AutoresetMode:
+        """When the environments reset a column that has ended."""
+        return self.env.autoreset
 
     def unfinished(self, rows: int) -> Batch:
         """The rows that ``collect(rows)`` had when it raised; behind them, some of an earlier segment."""
@@ -213,8 +214,8 @@ class InProcess:
         return on_device(step, self.ctx.device) if not self.host or isinstance(step["is_first"], np.ndarray) else step
 
     def _decide(self, step: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        if self.see is not None:
-            step = step | {"obs": self.see(step["obs"])}
+        if self.normalize is not None:
+            step = step | {"obs": self.normalize(step["obs"])}
         return self.algorithm.act(step, self.carry, mode)
 
     def _allocate(self, length: int) -> Rows:

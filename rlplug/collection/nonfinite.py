@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlplug.api import Source
+from rlplug.api import Collector
 from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, RunError
 
@@ -53,8 +53,8 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
 
 
 @contextmanager
-def stumbled(source: Source, rows: int, env_steps: int, env_ids: Sequence[int]) -> Iterator[None]:
-    """Around ``source.collect(rows)``: what raises may have stumbled over a number that is none, which is said then.
+def blame_nonfinite(collector: Collector, rows: int, env_steps: int, env_ids: Sequence[int]) -> Iterator[None]:
+    """Around ``collector.collect(rows)``: an error there may come from a NaN, which is named instead.
 
     Raises:
         RunError: see ``check_segment``.
@@ -62,7 +62,7 @@ def stumbled(source: Source, rows: int, env_steps: int, env_ids: Sequence[int]) 
     try:
         yield
     except Exception:
-        check_segment(source.unfinished(rows), env_steps, env_ids, source.bounds)
+        check_segment(collector.unfinished(rows), env_steps, env_ids, collector.bounds)
         raise
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rlplug.collection.next_step import InProcess
+from rlplug.collection.next_step import NextStepCollector
 from rlplug.collection.segment import copied, on_host, only, pad, put, put_at, row_of, take
 from rlplug.types import Batch, Mode, Tree
 
 
-class Ragged(InProcess):
-    """``InProcess`` for vector environments that reset an ended column within the step that ends it.
+class SameStepCollector(NextStepCollector):
+    """``NextStepCollector`` for vector environments that reset an ended column within the step that ends it.
 
     Such a column gets two rows from one call, its final observation and the next episode's first
     one, so every column has a cursor of its own. A segment ends when the first column is full; the
@@ -65,7 +65,7 @@ class Ragged(InProcess):
             fresh = {key: result[key] for key in observed}
             last = fresh
             if ended.any():
-                finals = {"obs": "final_obs", "mask": "final_mask"}
+                finals = {"obs": "final_obs", "action_mask": "final_action_mask"}
                 last = fresh | {key: result[final] for key, final in finals.items() if final in result}
             last |= {key: result["reward"] if key == "prev_reward" else host["action"] for key in self.memory}
             put(arrays, (at + 1, every), last)

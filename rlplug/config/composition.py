@@ -33,7 +33,7 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
     """
     import hydra
 
-    from rlplug.config.refusals import explain
+    from rlplug.config.hydra_errors import explain
     from rlplug.config.session import PRIMARY, session
 
     with session():
@@ -55,7 +55,7 @@ def plain(config: DictConfig, overrides: Sequence[str] | None = None) -> dict[st
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from rlplug.config.refusals import explain
+    from rlplug.config.hydra_errors import explain
 
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     if overrides is not None:

@@ -40,7 +40,7 @@ def explain(error: ValidationError, node: dict[str, Any], config: type[Any], key
     return errors
 
 
-def together(errors: Sequence[ConfigError]) -> ConfigError:
+def as_one(errors: Sequence[ConfigError]) -> ConfigError:
     """Several mistakes as one error, a line each."""
     return errors[0] if len(errors) == 1 else ConfigError("", "\n".join(map(str, errors)))
 

@@ -11,7 +11,7 @@ from pydantic import PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
-from rlplug.config.messages import explain, show, together, unknown_key
+from rlplug.config.messages import as_one, explain, show, unknown_key
 from rlplug.registry import Component, Kind
 from rlplug.settings import (
     Nested,
@@ -161,7 +161,7 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     except ConfigError as error:
         errors.insert(0, error)
     if errors:
-        raise together(errors)
+        raise as_one(errors)
     return RunConfig(**core, **components, raw=raw)
 
 
@@ -207,9 +207,9 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     try:
         cfg = config(**node | inside)
     except ValidationError as error:
-        raise together([*explain(error, node, config, key), *wrong]) from None
+        raise as_one([*explain(error, node, config, key), *wrong]) from None
     if wrong:
-        raise together(wrong)
+        raise as_one(wrong)
     for name, value in node.items():
         # pydantic takes true for the number 1
         if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool):

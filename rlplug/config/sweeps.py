@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rlplug.config.composition import compose
-from rlplug.config.refusals import explain
+from rlplug.config.hydra_errors import explain
 from rlplug.config.session import session
 
 

@@ -91,7 +91,7 @@ def one_rank() -> Fabric:
     return Fabric(accelerator="cpu", devices=1, plugins=LightningEnvironment())
 
 
-def join(rank: int, ranks: int, port: int, address: str = "127.0.0.1", alone: bool = False) -> None:
+def set_rank_env(rank: int, ranks: int, port: int, address: str = "127.0.0.1", alone: bool = False) -> None:
     """Let Fabric recognise this process as one of several.
 
     Args:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import multiprocessing
 
-from rlplug.distributed.fabric import fabric_of, free_port, join
+from rlplug.distributed.fabric import fabric_of, free_port, set_rank_env
 from rlplug.distributed.signals import handling, masking
 from rlplug.plan import Plan
 from rlplug.types import ConfigError, RunError
@@ -37,7 +37,7 @@ class RankError(RunError):
     """A rank raised, or its process died."""
 
 
-def together(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callable[[str], None] = print) -> Any:
+def spawn_ranks(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callable[[str], None] = print) -> Any:
     """``function(fabric, tell, *args)`` on every rank of ``plan``, in processes of their own on this machine.
 
     Ctrl-C and SIGTERM reach all of them. When one fails, or at a second Ctrl-C, all end within seconds.
@@ -136,7 +136,7 @@ def _work(rank: int, plan: Plan, port: int, end: Connection, question: tuple[lis
     try:
         sys.path[:], function, args = question
         with handling(_interrupt), masking(signal.SIG_UNBLOCK):
-            join(rank, plan.devices, port)
+            set_rank_env(rank, plan.devices, port)
             say("value", function(fabric_of(plan), lambda line: say("told", line) if rank == 0 else None, *args))
             code = 0
     except (ConfigError, RunError) as error:

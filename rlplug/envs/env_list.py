@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from rlplug.envs.checking import MisfitError, writer
 from rlplug.envs.masks import find_masks, late
@@ -46,7 +47,7 @@ class EnvList:
         ConfigError: the environments have spaces that cannot be served.
     """
 
-    lockstep = True
+    autoreset = AutoresetMode.NEXT_STEP
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class EnvList:
 
     def place(self, rows: Batch) -> None:
         """Write into these arrays, which look like those of ``rows_of``, from the next ``reset`` on."""
-        self._mask = rows.get("mask")
-        self._first = {key: rows[key] for key in ("obs", "mask") if key in rows}
+        self._mask = rows.get("action_mask")
+        self._first = {key: rows[key] for key in ("obs", "action_mask") if key in rows}
         self._obs, self._write = rows["obs"], writer(self.envs[0].observation_space, rows["obs"])
         self._reward, self._terminated, self._truncated = rows["reward"], rows["terminated"], rows["truncated"]
         self._restarted = rows["restarted"]
@@ -145,7 +146,7 @@ class EnvList:
                     stacklevel=2,
                 )
             return None
-        space = self.spec.sole.action
+        space = self.spec.single_agent.action
         return {
             "seeds": list(self._seeds),
             "episodes": list(self._episodes),
@@ -256,12 +257,12 @@ class EnvList:
 def rows_of(spec: EnvSpec, n: int) -> Batch:
     """Zeros for what ``n`` environments say."""
     rows: Batch = {
-        "obs": allocate(spec.sole.obs, n),
+        "obs": allocate(spec.single_agent.obs, n),
         "reward": np.zeros(n, np.float32),
         "terminated": np.zeros(n, np.bool_),
         "truncated": np.zeros(n, np.bool_),
         "restarted": np.zeros(n, np.bool_),
     }
-    if "mask" in spec.extras:
-        rows["mask"] = np.ones((n, *(spec.extras["mask"].shape or ())), np.bool_)
+    if "action_mask" in spec.extras:
+        rows["action_mask"] = np.ones((n, *(spec.extras["action_mask"].shape or ())), np.bool_)
     return rows

@@ -23,8 +23,8 @@ class NativeVector:
     ``NEXT_STEP`` gives one row a step. In ``SAME_STEP``, and in ``DISABLED``, where this adapter
     resets at once what has ended, an ended column has two rows at the end of one step: ``step``
     then returns the first observation of the new episode in ``obs``, and, whenever some column ended,
-    ``final_obs [B, ...]``: the final observation there, ``obs`` in the other columns (``final_mask`` likewise). A
-    column that ended gets ahead of the others by one row: ``lockstep`` is False.
+    ``final_obs [B, ...]``: the final observation there, ``obs`` in the other columns (``final_action_mask``
+    likewise). A column that ended gets ahead of the others by one row: ``autoreset`` is ``SAME_STEP``.
 
     A vector environment draws the episodes of a column from generators that go on from one episode
     to the next, mostly one for all columns: an episode has no seed of its own, and seeds of single
@@ -65,7 +65,7 @@ class NativeVector:
         vars(env.unwrapped.action_space)["contains"] = lambda action: True
         self.num_envs = n = env.num_envs
         self.env_ids = list(range(n) if env_ids is None else env_ids)
-        self.lockstep = mode is AutoresetMode.NEXT_STEP
+        self.autoreset = mode
         self._mode = mode
         space, action_space = env.single_observation_space, env.single_action_space
         self._in_obs = mask_key if has_mask(space, mask_key) else None
@@ -96,7 +96,7 @@ class NativeVector:
         batch = {"obs": self._observe(obs)}
         if self._masks is not None:
             none = np.zeros(self.num_envs, np.bool_)
-            batch["mask"] = self._allowed(self._info(obs, info), none, none)
+            batch["action_mask"] = self._allowed(self._info(obs, info), none, none)
         return batch
 
     def step(self, action: np.ndarray) -> Batch:
@@ -116,17 +116,21 @@ class NativeVector:
             "terminated": np.asarray(terminated, np.bool_),
             "truncated": np.asarray(truncated, np.bool_),
         }
-        if not self.lockstep:
+        if self.autoreset is not AutoresetMode.NEXT_STEP:
             ended = batch["terminated"] | batch["truncated"]
             if ended.any():
                 batch, obs, info = self._restarted(batch, obs, info, ended)
         batch["obs"] = self._observe(obs)
         if self._masks is not None:
             going = np.zeros(self.num_envs, np.bool_)
-            ends = (batch["terminated"], batch["truncated"]) if self.lockstep else (going, going)
-            batch["mask"] = self._allowed(self._info(obs, info), *ends)
-            if "final_mask" in batch:
-                batch["final_mask"] = np.where(ended[:, None], batch["final_mask"], batch["mask"])
+            ends = (
+                (batch["terminated"], batch["truncated"])
+                if self.autoreset is AutoresetMode.NEXT_STEP
+                else (going, going)
+            )
+            batch["action_mask"] = self._allowed(self._info(obs, info), *ends)
+            if "final_action_mask" in batch:
+                batch["final_action_mask"] = np.where(ended[:, None], batch["final_action_mask"], batch["action_mask"])
         return batch
 
     def state(self) -> Tree | None:
@@ -160,7 +164,7 @@ class NativeVector:
                 write(batch["final_obs"], i, self._read_one(self._view(last)))
                 masks[i] = last[key] if self._in_obs else _of(info.get("final_info", {}), key, i)
         if self._masks is not None:
-            batch["final_mask"] = self._allowed({key: masks}, batch["terminated"], batch["truncated"], ended)
+            batch["final_action_mask"] = self._allowed({key: masks}, batch["terminated"], batch["truncated"], ended)
         if self._mode is AutoresetMode.DISABLED:
             try:
                 obs, fresh = self.env.reset(options={"reset_mask": ended})

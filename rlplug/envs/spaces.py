@@ -32,8 +32,8 @@ def single_agent(
     """
     return EnvSpec(
         {"agent": Group(inside_obs(obs), inside_action(action))},
-        extras={} if mask_size is None else {"mask": MultiBinary(mask_size)},
-        outside={"agent": Group(obs, action)},
+        extras={} if mask_size is None else {"action_mask": MultiBinary(mask_size)},
+        native_spaces={"agent": Group(obs, action)},
         max_episode_steps=max_episode_steps,
         frame_stack=frame_stack,
     )

@@ -19,7 +19,7 @@ def to_json(spec: EnvSpec) -> dict[str, Any]:
     """
     return {
         "groups": _groups_to_json(spec.groups),
-        "outside": _groups_to_json(spec.outside),
+        "native_spaces": _groups_to_json(spec.native_spaces),
         "extras": [[name, space_to_json(space)] for name, space in spec.extras.items()],
         "max_episode_steps": spec.max_episode_steps,
         "offers": sorted(spec.offers),
@@ -36,7 +36,7 @@ def from_json(node: Any) -> EnvSpec:
     try:
         return EnvSpec(
             _groups_from_json(node["groups"]),
-            outside=_groups_from_json(node["outside"]),
+            native_spaces=_groups_from_json(node["native_spaces"]),
             extras={name: space_from_json(space) for name, space in node["extras"]},
             max_episode_steps=node["max_episode_steps"],
             offers=frozenset(node["offers"]),
@@ -63,7 +63,7 @@ def mismatch(saved: EnvSpec, now: EnvSpec) -> str | None:
 def _facts(spec: EnvSpec) -> Iterator[tuple[str, tuple[str, Any]]]:
     """(what it is about, (as text, as JSON)); the environment's own spaces in front."""
     yield "who plays", (", ".join(spec.groups), list(spec.groups))
-    for where, groups in (("", spec.outside), (" inside", spec.groups)):
+    for where, groups in (("", spec.native_spaces), (" inside", spec.groups)):
         for name, group in groups.items():
             of = "" if name == "agent" else f" of {name}"
             yield f"the observation space{of}{where}", _shown(group.obs)

@@ -20,6 +20,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from rlplug.envs.env_list import EnvList, rows_of
 from rlplug.envs.spaces import copy
@@ -52,7 +53,7 @@ class Subprocess:
         ConfigError: the environments cannot be made, not sent to a process, or not served.
     """
 
-    lockstep = True
+    autoreset = AutoresetMode.NEXT_STEP
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Subprocess:
         self._action: np.ndarray = self._rows.pop("action")
         if options.get("remake") is None:
             del self._rows["restarted"]
-        self._first = {key: self._rows[key] for key in ("obs", "mask") if key in self._rows}
+        self._first = {key: self._rows[key] for key in ("obs", "action_mask") if key in self._rows}
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin episode 0 of every column.
@@ -323,7 +324,7 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 def _shared(memory: int, spec: EnvSpec, n: int) -> Batch:
     """The rows and actions of ``n`` columns in the shared memory; it is made large enough."""
-    space = spec.sole.action
+    space = spec.single_agent.action
     like = rows_of(spec, n) | {"action": np.zeros((n, *(space.shape or ())), space.dtype)}
     offset = 0
 

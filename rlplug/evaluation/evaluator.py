@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.collector import collector
+from rlplug.collection.collector import make_collector
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.nonfinite import check_segment, stumbled
-from rlplug.context import RunContext, Scope
+from rlplug.collection.nonfinite import blame_nonfinite, check_segment
+from rlplug.context import EnvShard, RunContext
 from rlplug.types import RunError
 
 MOST_COLUMNS = 32
@@ -36,25 +36,25 @@ class Evaluator:
 
     def __init__(
         self,
-        make: Callable[[Scope], VecEnv],
+        make: Callable[[EnvShard], VecEnv],
         algorithm: Algorithm,
         ctx: RunContext,
         episodes: int,
-        see: Callable[[Any], Any] | None = None,
+        normalize: Callable[[Any], Any] | None = None,
         chunk: int = 32,
         columns: Sequence[int] | None = None,
     ) -> None:
         total = min(episodes, MOST_COLUMNS)
-        self.scope = Scope("eval", total, range(total) if columns is None else columns)
-        self.quota = np.bincount(np.arange(episodes) % total)[list(self.scope.env_ids)]
+        self.shard = EnvShard("eval", total, range(total) if columns is None else columns)
+        self.quota = np.bincount(np.arange(episodes) % total)[list(self.shard.env_ids)]
         self.make, self.algorithm, self.ctx, self.chunk = make, algorithm, ctx, chunk
         self.env: VecEnv | None = None
-        self.see = see
+        self.normalize = normalize
 
     def begin(self) -> VecEnv:
         """The environments, which are made now if they were not yet."""
         if self.env is None:
-            self.env = self.make(self.scope)
+            self.env = self.make(self.shard)
         return self.env
 
     def __call__(self, number: int, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
@@ -75,24 +75,24 @@ class Evaluator:
         """
         env = self.begin()
         entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
-        every = entropy.generate_state(self.scope.num_envs)
-        seeds = [int(every[i]) for i in self.scope.env_ids]
+        every = entropy.generate_state(self.shard.num_envs)
+        seeds = [int(every[i]) for i in self.shard.env_ids]
         self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
-        source = collector(env, self.algorithm, self.ctx, self.scope, seeds, keys=(), see=self.see)
+        collector = make_collector(env, self.algorithm, self.ctx, self.shard, seeds, keys=(), normalize=self.normalize)
         counted, left = Episodes(len(self.quota)), self.quota.copy()
         played: list[tuple[float, int]] = []
         while left.any():
             if stop():
                 raise Stopped
-            with stumbled(source, self.chunk, 0, self.scope.env_ids):
-                segments = [*source.collect(self.chunk, stop=stop, mode="greedy")]
+            with blame_nonfinite(collector, self.chunk, 0, self.shard.env_ids):
+                segments = [*collector.collect(self.chunk, stop=stop, mode="greedy")]
             for segment in segments:
-                check_segment(source.unfinished(self.chunk), 0, self.scope.env_ids, source.bounds)
+                check_segment(collector.unfinished(self.chunk), 0, self.shard.env_ids, collector.bounds)
                 counted.add(segment)
-            if source.broken > self.quota.sum():
+            if collector.broken > self.quota.sum():
                 raise RunError(
-                    f"the environments of an evaluation failed in {source.broken} episodes, and ended {len(played)} of"
-                    f" {self.quota.sum()}"
+                    f"the environments of an evaluation failed in {collector.broken} episodes, and ended"
+                    f" {len(played)} of {self.quota.sum()}"
                 )
             for episode_return, length, column in counted.drain(LONGEST):
                 if left[column]:

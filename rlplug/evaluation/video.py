@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.collector import collector
-from rlplug.context import RunContext, Scope
+from rlplug.collection.collector import make_collector
+from rlplug.context import EnvShard, RunContext
 from rlplug.types import ConfigError
 
 LONGEST = 1000
 """frames of a video; what comes behind is not shown"""
-ALONE = Scope("eval", 1, range(1))
+ALONE = EnvShard("eval", 1, range(1))
 
 
 def picture(env: Any) -> np.ndarray:
@@ -32,15 +32,15 @@ def picture(env: Any) -> np.ndarray:
 
 
 def frames(
-    env: VecEnv, algorithm: Algorithm, ctx: RunContext, seed: int, episodes: int, see: Callable[[Any], Any] | None
+    env: VecEnv, algorithm: Algorithm, ctx: RunContext, seed: int, episodes: int, normalize: Callable[[Any], Any] | None
 ) -> list[np.ndarray]:
     """What the first column looks like, row by row."""
-    source = collector(env, algorithm, ctx, ALONE, [seed], keys=(), see=see)
-    source.begin()
+    collector = make_collector(env, algorithm, ctx, ALONE, [seed], keys=(), normalize=normalize)
+    collector.begin()
     shown: list[np.ndarray] = []
     while episodes and len(shown) < LONGEST:
         shown.append(picture(env))
-        for segment in source.collect(1, mode="greedy"):
+        for segment in collector.collect(1, mode="greedy"):
             episodes -= int((segment["terminated"] | segment["truncated"])[0, 0])
     return shown
 

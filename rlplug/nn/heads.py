@@ -30,7 +30,7 @@ class Head(nn.Module):
     noise_size: int
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
-        """Distribution of ``features [..., F]``; ``mask`` as ``rlplug.types.KEYS`` has it."""
+        """Distribution of ``features [..., F]``; ``action_mask`` as ``rlplug.types.KEYS`` has it."""
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def noise(self, ctx: Draws, n: int) -> Tensor:

@@ -22,48 +22,50 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class Linear(nn.Module):
-    """``y = x W + b``; with ``copies > 1``, that many independent ones on a leading axis.
+    """``y = x W + b``; with ``ensemble_size > 1``, that many independent ones on a leading axis.
 
     Args:
         in_features: size of the input.
         out_features: size of the output.
-        copies: members of the ensemble.
+        ensemble_size: members of the ensemble.
         gain: orthogonal weights of that gain and zero bias (Saxe et al. 2014, arXiv:1312.6120);
             None: uniform in ``+- in_features^-0.5``, as ``torch.nn.Linear``.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, copies: int = 1, gain: float | None = None) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, ensemble_size: int = 1, gain: float | None = None
+    ) -> None:
         super().__init__()
-        self.copies = copies
-        if copies == 1:
+        self.ensemble_size = ensemble_size
+        if ensemble_size == 1:
             self.weight = nn.Parameter(torch.empty(out_features, in_features))
             self.bias = nn.Parameter(torch.empty(out_features))
         else:
-            self.weight = nn.Parameter(torch.empty(copies, in_features, out_features))
-            self.bias = nn.Parameter(torch.empty(copies, 1, out_features))
+            self.weight = nn.Parameter(torch.empty(ensemble_size, in_features, out_features))
+            self.bias = nn.Parameter(torch.empty(ensemble_size, 1, out_features))
         self.reset_parameters(gain)
 
     @torch.no_grad()
     def reset_parameters(self, gain: float | None = None) -> None:
         """Draw new weights; see the class for ``gain``."""
         if gain is None:
-            bound = (self.weight.shape[-1] if self.copies == 1 else self.weight.shape[1]) ** -0.5
+            bound = (self.weight.shape[-1] if self.ensemble_size == 1 else self.weight.shape[1]) ** -0.5
             self.weight.uniform_(-bound, bound)
             self.bias.uniform_(-bound, bound)
             return
-        for member in [self.weight] if self.copies == 1 else self.weight:
+        for member in [self.weight] if self.ensemble_size == 1 else self.weight:
             nn.init.orthogonal_(member, gain)
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., in] -> [..., out]``; for copies ``[E, ..., in] -> [E, ..., out]``, where ``[B, in]`` goes to all."""
-        if self.copies == 1:
+        """``[..., in] -> [..., out]``; of an ensemble ``[E, ..., in] -> [E, ..., out]``; ``[B, in]`` goes to all."""
+        if self.ensemble_size == 1:
             return F.linear(x, self.weight, self.bias)
         if self.weight.shape[2] == 1:  # a batched product with one column is several times slower than this
-            lead = (self.copies, *(1,) * max(1, x.ndim - 2))
+            lead = (self.ensemble_size, *(1,) * max(1, x.ndim - 2))
             return (x * self.weight.view(*lead, -1)).sum(-1, keepdim=True) + self.bias.view(*lead, 1)
         if x.ndim == 2:
-            return torch.baddbmm(self.bias, x.expand(self.copies, -1, -1), self.weight)
+            return torch.baddbmm(self.bias, x.expand(self.ensemble_size, -1, -1), self.weight)
         if x.ndim == 3:
             return torch.baddbmm(self.bias, x, self.weight)
         return torch.baddbmm(self.bias, x.flatten(1, -2), self.weight).unflatten(1, x.shape[1:-1])
@@ -84,18 +86,18 @@ def precise(layer: nn.Module, x: Any, *args: Any) -> Tensor:
 class LayerNorm(nn.LayerNorm):
     """Layer normalisation (Ba et al. 2016, arXiv:1607.06450) with a gain and bias per member.
 
-    Input ``[..., size]``; for copies ``[E, B, size]``.
+    Input ``[..., size]``; of an ensemble ``[E, B, size]``.
     """
 
-    def __init__(self, size: int, *, copies: int = 1) -> None:
+    def __init__(self, size: int, *, ensemble_size: int = 1) -> None:
         super().__init__(size)
-        self.copies = copies
-        if copies > 1:
-            self.weight = nn.Parameter(torch.ones(copies, 1, size))
-            self.bias = nn.Parameter(torch.zeros(copies, 1, size))
+        self.ensemble_size = ensemble_size
+        if ensemble_size > 1:
+            self.weight = nn.Parameter(torch.ones(ensemble_size, 1, size))
+            self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, size))
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.copies == 1:
+        if self.ensemble_size == 1:
             return super().forward(input)
         return torch.addcmul(self.bias, F.layer_norm(input, self.normalized_shape, eps=self.eps), self.weight)
 
@@ -109,7 +111,7 @@ class MLP(nn.Module):
         activation: after every layer.
         init: ``orthogonal`` with gain sqrt(2) and zero bias, or torch's ``default``.
         layer_norm: normalise before every activation.
-        copies: members of the ensemble; all of them read the same input.
+        ensemble_size: members of the ensemble; all of them read the same input.
     """
 
     def __init__(
@@ -120,25 +122,25 @@ class MLP(nn.Module):
         *,
         init: Init = "default",
         layer_norm: bool = False,
-        copies: int = 1,
+        ensemble_size: int = 1,
     ) -> None:
         super().__init__()
-        self.in_features, self.copies = in_features, copies
+        self.in_features, self.ensemble_size = in_features, ensemble_size
         self.activation: Activation = activation
         self.out_dim = hidden[-1] if hidden else in_features
         gain = 2**0.5 if init == "orthogonal" else None
         sizes = [in_features, *hidden]
         self.layers = nn.ModuleList(
-            Linear(n, m, copies=copies, gain=gain) for n, m in zip(sizes[:-1], hidden, strict=True)
+            Linear(n, m, ensemble_size=ensemble_size, gain=gain) for n, m in zip(sizes[:-1], hidden, strict=True)
         )
-        self.norms = nn.ModuleList(LayerNorm(m, copies=copies) for m in hidden) if layer_norm else None
+        self.norms = nn.ModuleList(LayerNorm(m, ensemble_size=ensemble_size) for m in hidden) if layer_norm else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., in] -> [..., out]``, for copies ``[E, ..., out]``."""
-        if self.copies == 1:
+        """``[..., in] -> [..., out]``, of an ensemble ``[E, ..., out]``."""
+        if self.ensemble_size == 1:
             return self._layers(x)
         lead = x.shape[:-1]
-        features = self._layers(x.reshape(1, -1, self.in_features).expand(self.copies, -1, -1))
+        features = self._layers(x.reshape(1, -1, self.in_features).expand(self.ensemble_size, -1, -1))
         return features if len(lead) == 1 else features.unflatten(1, lead)
 
     def _layers(self, x: Tensor) -> Tensor:

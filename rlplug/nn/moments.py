@@ -16,7 +16,7 @@ PIECE = 1 << 20
 class Moments(nn.Module):
     """Running mean and variance ``[*shape]``, merged batch by batch (Chan et al. 1979).
 
-    What was seen last counts only after ``settle``: a rollout may be learnt from with the moments that it was acted
+    What was seen last counts only after ``commit``: a rollout may be learnt from with the moments that it was acted
     with.
     """
 
@@ -52,7 +52,7 @@ class Moments(nn.Module):
         m2 = old_m2 + (squares - count * mean.square()).clamp(min=0.0) + shift.square() * before * count / whole
         self.seen.copy_(torch.cat([whole, old_mean + shift * count / whole, m2]))
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """From now on, what was seen until now counts."""
         count, mean, m2 = self.seen.split([1, self.size, self.size])
         if count > 1:

@@ -6,6 +6,7 @@ import os
 
 import psutil
 import torch
+from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Exploration, Plan
 from rlplug.config import RunConfig
@@ -20,43 +21,43 @@ from rlplug.types import ConfigError, EnvSpec
 def cross(config: RunConfig, spec: EnvSpec) -> None:
     """Do algorithm, buffer and exploration go together on these spaces?"""
     algo, needs = config.algo.name, needs_of(config.algo, config.models.values(), spec)
-    if config.buffer.cls.stale and not needs.stale:
+    if config.buffer.cls.off_policy and not needs.off_policy:
         raise ConfigError(
             "buffer",
             f"{config.buffer.name} keeps data of earlier policies, which {algo} cannot learn from; leave it out",
         )
-    if needs.stale and not config.buffer.cls.stale:
+    if needs.off_policy and not config.buffer.cls.off_policy:
         raise ConfigError(
             "buffer",
             f"{config.buffer.name} gives the last round only, but {algo} learns from samples of a replay; leave it out",
         )
     if needs.episodes:
         raise ConfigError("algo", f"{algo} needs whole episodes, which nothing here keeps yet")
-    if needs.stale and needs.carry_every and not _sequences(config):
+    if needs.off_policy and needs.carry_stride and not _sequences(config):
         raise ConfigError(
             "buffer",
             f"{config.buffer.name} keeps no recurrent states, which {algo} needs for its recurrent model; take "
             "buffer=sequence, or a model without a state",
         )
-    if _sequences(config) and not needs.carry_every:
+    if _sequences(config) and not needs.carry_stride:
         raise ConfigError(
             "buffer",
             f"{config.buffer.name} keeps recurrent states, and the model has none; take buffer=replay or prioritized, "
             "or a recurrent model (model=lstm)",
         )
-    if "mask" in spec.extras and "mask" not in needs.keys:
+    if "action_mask" in spec.extras and "action_mask" not in needs.keys:
         raise ConfigError(
             "env.mask_key", f"the environment forbids actions, which {algo} does not heed; null plays without masks"
         )
     for name, chosen in config.exploration.items():
-        if acts(chosen.cls) and not needs.perturbed:
+        if acts(chosen.cls) and not needs.perturbable:
             raise ConfigError(
                 f"exploration.{name}",
                 f"changes actions after {algo} chose them, which {algo} cannot learn from; leave it out",
             )
     perturb = [name for name, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
     for name in perturb[1:]:
-        if config.exploration[name].cls.replaces:
+        if config.exploration[name].cls.overrides_action:
             raise ConfigError(
                 "exploration",
                 f"{name} chooses actions anew, so that {perturb[0]} before it does nothing; leave one out, or name"
@@ -87,8 +88,8 @@ def actors(config: RunConfig, spec: EnvSpec, plan: Plan) -> None:
         "max_requests_in_flight": cfg.max_requests_in_flight > 1,
         "broadcast_interval": cfg.broadcast_interval > 1,
     }
-    stale = needs_of(config.algo, config.models.values(), spec).stale
-    for option in [option for option, asked in late.items() if asked and not stale]:
+    off_policy = needs_of(config.algo, config.models.values(), spec).off_policy
+    for option in [option for option, asked in late.items() if asked and not off_policy]:
         raise ConfigError(
             f"hardware.actors.{option}",
             f"lets actors play with older weights, which {config.algo.name} cannot learn from; 1 does not",
@@ -120,7 +121,7 @@ def actors(config: RunConfig, spec: EnvSpec, plan: Plan) -> None:
 def fits(trainer: Trainer) -> None:
     """Is there time for one round, and memory for the buffer? Do the environments keep in step?"""
     config, needs = trainer.config, trainer.ctx.needs
-    if needs.stale and needs.carry_every and not trainer.source.lockstep:
+    if needs.off_policy and needs.carry_stride and trainer.collector.autoreset is not AutoresetMode.NEXT_STEP:
         raise ConfigError(
             "env",
             "these environments reset within the step that ends an episode, so that stored columns have gaps, over "
@@ -132,7 +133,8 @@ def fits(trainer: Trainer) -> None:
         raise ConfigError(
             "total_steps",
             f"{config.total_steps} is less than one round of collection, {trainer.round_steps} steps "
-            f"(num_envs={config.num_envs} x {trainer.loop.rows} steps of each); raise it, or collect less in a round",
+            f"(num_envs={config.num_envs} x {trainer.loop.rollout_length} steps of each); raise it, or collect less"
+            " in a round",
         )
     device, ranks = getattr(trainer.buffer, "device", torch.device("cpu")), 1
     if trainer.plan.accelerator == "cuda" and config.raw["buffer"].get("device") == "learner" and device.type == "cpu":
@@ -142,7 +144,7 @@ def fits(trainer: Trainer) -> None:
     else:
         free, where = psutil.virtual_memory().available, ""
         ranks = 1 if trainer.plan.launcher == "ray" else trainer.plan.devices  # Ray places them where there is room
-    needed = trainer.buffer.nbytes(trainer.source.example()) * ranks
+    needed = trainer.buffer.nbytes(trainer.collector.example()) * ranks
     if needed > free:
         whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
         raise ConfigError(

@@ -29,7 +29,7 @@ def describe(trainer: Trainer) -> str:
         table += [
             (f"  {part}", f"{type(inner).__name__}, {_count(inner):,}") for part, inner in module.named_children()
         ]
-    row = trainer.source.example()
+    row = trainer.collector.example()
     rounds = config.total_steps // trainer.round_steps
     table += [
         ("buffer", f"{config.buffer.name}, {size(trainer.buffer.nbytes(row))}"),
@@ -57,7 +57,7 @@ def _shares(trainer: Trainer) -> list[tuple[str, str]]:
     envs = f"{len(trainer.ctx.env_ids)} environments"
     if trainer.replicated:
         envs = f"num_envs={trainer.config.num_envs} does not divide by {ranks}: the first rank collects for all"
-    rows = batch // ranks if trainer.buffer.stale else trainer.round_steps // ranks
+    rows = batch // ranks if trainer.buffer.off_policy else trainer.round_steps // ranks
     small = "; so few that ranks wait longer for each other than they compute" if rows < SMALL else ""
     return [("  a rank", envs), ("", f"{rows} rows of an update{small}")]
 

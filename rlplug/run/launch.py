@@ -17,12 +17,13 @@ from lightning.fabric import Fabric
 
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
-from rlplug.checkpointing.manager import Keeper
-from rlplug.config import Chosen, RunConfig, changes, choose, parse, show
+from rlplug.checkpointing.manager import CheckpointManager
+from rlplug.config import Chosen, RunConfig, choose, parse, show
+from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
 from rlplug.config.run import chosen_name
 from rlplug.distributed.fabric import fabric_of, launched_elsewhere, require_started
 from rlplug.distributed.signals import handling
-from rlplug.distributed.spawn import RankError, together
+from rlplug.distributed.spawn import RankError, spawn_ranks
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.distributed.wires import listening
 from rlplug.registry.installed import check_installed, check_same, installed
@@ -73,7 +74,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
     """
     folder = Path(path)
     raw, manifest = run_folder.read(folder)
-    new = changes.change(raw, overrides, changes.RESUMABLE, changes.WHY)
+    new = change(raw, overrides, RESUMABLE, WHY)
     check_installed(_kept(new, manifest))
     hardware = choose("hardware", "hardware", new["hardware"])
     return _launched(hardware, lambda: parse(new), folder, tell, _resume, folder, list(overrides))
@@ -108,7 +109,7 @@ def _launched(
     if on_ray:
         from rlplug.actors.launcher import on_cluster as start
     else:
-        start = together
+        start = spawn_ranks
     restarts = plan.max_restarts
     while True:
         try:
@@ -143,8 +144,8 @@ def _resume(fabric: Fabric, tell: Callable[[str], None], folder: Path, overrides
         tell = _nobody
     check_same_versions(fabric)
     raw, manifest = run_folder.read(folder)
-    new = changes.change(raw, overrides, changes.RESUMABLE, changes.WHY)
-    changed = changes.differences(raw, new)
+    new = change(raw, overrides, RESUMABLE, WHY)
+    changed = differences(raw, new)
     with _disk(folder), _written(folder, fabric):
         for note in (*check_installed(_kept(new, manifest)), *run_folder.other_versions(manifest)):
             tell(note)
@@ -167,7 +168,7 @@ def _resume(fabric: Fabric, tell: Callable[[str], None], folder: Path, overrides
             trainer.start()
             missing = restore(trainer, checkpoint) if checkpoint is not None else []
             loggers = _loggers(trainer)
-            for line in changes.told(changed):
+            for line in told(changed):
                 tell(line)
             steps = trainer.progress.env_steps
             tell(f"continuing from {f'step {steps:,}' if checkpoint else 'the beginning: there was no checkpoint yet'}")
@@ -207,9 +208,9 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     """
     if checkpoint.manifest["run"] != run:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
-    for key, old, new in changes.differences(checkpoint.manifest["config"], config.raw):
-        if key.split(".")[0] not in changes.RESUMABLE:
-            raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {changes.WHY}")
+    for key, old, new in differences(checkpoint.manifest["config"], config.raw):
+        if key.split(".")[0] not in RESUMABLE:
+            raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
     made, total = checkpoint.manifest["env_steps"], config.total_steps
     if total < made:
         raise ConfigError("total_steps", f"{total} is less than the {made} steps that the run has made already")
@@ -227,7 +228,7 @@ def _drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
     for logger in loggers:
         trainer.hooks.register(logger)
     trainer.hooks.check_pending()
-    trainer.keeper = Keeper(
+    trainer.keeper = CheckpointManager(
         trainer.folder, trainer.config.checkpoint, trainer.progress.env_steps, trainer.fabric.is_global_zero
     )
     status = "failed"
@@ -348,7 +349,7 @@ def build(config: RunConfig, folder: Path, fabric: Fabric | None = None, plan: P
     spec = read_spec(config)
     checks.cross(config, spec)
     loop = loop_of(config, spec)
-    if config.buffer.cls.stale:  # else no samples are drawn
+    if config.buffer.cls.off_policy:  # else no samples are drawn
         checks.shares(loop.batch_size, own)
     checks.actors(config, spec, own)
     set_up_torch(own, config.deterministic)

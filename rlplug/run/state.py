@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from rlplug.checkpointing.format import Checkpoint, Draft
-from rlplug.checkpointing.row_log import RowStore
-from rlplug.checkpointing.serialize import snapshot
+from rlplug.checkpointing.format import Checkpoint, Snapshot
+from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.distributed.rng import global_generators, set_global_generators
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.run import run_dir as run_folder
@@ -22,26 +22,26 @@ MISFITS = (RuntimeError, KeyError, IndexError, ValueError, TypeError, AttributeE
 """what components raise when they load the state of something else"""
 
 
-def capture(trainer: Trainer, score: float | None = None) -> Draft:
+def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     """A copy of the state in memory; writing it can take its time.
 
     Args:
         score: the evaluation of these very weights, where there is one.
     """
-    rank, source = trainer.ctx.rank, None
+    rank, collector = trainer.ctx.rank, None
     trees: dict[str, Tree] = {}
     own: dict[str, Tree] = {
         "device": trainer.ctx.device.type,
         "generators": {role: generator.get_state() for role, generator in trainer.ctx.generators.items()},
         "global": global_generators(trainer.ctx.device),
     }
-    if trainer.preprocess.reward is not None:
-        own["returns"] = trainer.preprocess.returns  # of this rank's environments
+    if trainer.normalizer.reward is not None:
+        own["returns"] = trainer.normalizer.returns  # of this rank's environments
     if rank == 0:
         trees["weights"] = {
             "algorithm": trainer.algorithm.state_dict(),
             "exploration": {name: extra.state_dict() for name, extra in trainer.exploration.items()},
-            "preprocess": trainer.preprocess.state_dict(),
+            "preprocess": trainer.normalizer.state_dict(),
         }
         trees["learner"] = {
             "parts": trainer.learner.state(),
@@ -50,12 +50,12 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
             "reports": trainer.reports(),
         }
     if rank == _keeper_of_data(trainer):
-        source = trainer.source.state()
+        collector = trainer.collector.state()
         trainer.buffer.save(trainer.store)
-        own |= {"source": source, "episodes": trainer.episodes.state(), "buffer": trainer.store.state}
+        own |= {"collector": collector, "episodes": trainer.episodes.state(), "buffer": trainer.store.state}
     trees[f"rank{rank}"] = own
     missing = []
-    if source and source["env"] is None:
+    if collector and collector["env"] is None:
         missing.append("the environments: their state cannot be read, so new episodes begin")
     if (cfg := trainer.plan.actors) and max(cfg.max_requests_in_flight, cfg.broadcast_interval) > 1:
         missing.append("rounds with older weights: actors play the next ones with the newest")
@@ -71,14 +71,14 @@ def capture(trainer: Trainer, score: float | None = None) -> Draft:
         "not_restored": missing,
         "plugins": run_folder.origins(trainer.config),
         "spec": to_json(trainer.ctx.spec),
-        "rows": trainer.loop.rows,
+        "rollout_length": trainer.loop.rollout_length,
         "batch_size": trainer.loop.batch_size,
         "config": trainer.config.raw,
     }
-    return Draft(
+    return Snapshot(
         manifest,
-        {name: snapshot(tree) for name, tree in trees.items()},
-        list(trainer.store.pieces),
+        {name: copy_to_host(tree) for name, tree in trees.items()},
+        list(trainer.store.chunks),
         rank,
         trainer.plan.world_size,
     )
@@ -121,23 +121,23 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     data = _keeper_of_data(trainer)
     weights, learner, rank = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{data}"))
     own = rank if data == trainer.ctx.rank else checkpoint.tree(f"rank{trainer.ctx.rank}")
-    trainer.store = RowStore(checkpoint.pieces(data), rank["buffer"], checkpoint.rows)
+    trainer.store = FileRowLog(checkpoint.chunks(data), rank["buffer"], checkpoint.rows)
     trainer.clock.before = manifest["wall_s"]
     trainer.clock.spent.update(manifest["spent"])
     vars(trainer.progress).update(learner["progress"])
     trainer.algorithm.load_state_dict(weights["algorithm"])
     for name, extra in trainer.exploration.items():
         extra.load_state_dict(weights["exploration"][name])
-    trainer.preprocess.load_state_dict(weights["preprocess"])
+    trainer.normalizer.load_state_dict(weights["preprocess"])
     if "returns" in own:
-        trainer.preprocess.returns.copy_(own["returns"])
+        trainer.normalizer.returns.copy_(own["returns"])
     trainer.learner.load(learner["parts"])
     trainer.ctx.schedules.refresh(learner["schedules"])
     trainer.load_reports(learner["reports"])
     trainer.since_logged = manifest["since_logged_s"]
-    trainer.source.load(rank["source"])
+    trainer.collector.load(rank["collector"])
     trainer.episodes.load(rank["episodes"])
-    if rank["source"]["env"] is None:
+    if rank["collector"]["env"] is None:
         trainer.episodes.forget()
     trainer.buffer.load(trainer.store)
     missing = manifest["not_restored"] + set_global_generators(own["global"], device)

@@ -12,7 +12,7 @@ import torch
 
 from rlplug.checkpointing.format import FOLDER, Checkpoint, find
 from rlplug.checkpointing.manager import BEST
-from rlplug.checkpointing.row_log import RowStore
+from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.config import parse
 from rlplug.run.launch import build
 from rlplug.run.state import restore
@@ -69,9 +69,9 @@ def _buffer(checkpoint: Checkpoint) -> Tree:
     """What a buffer saves that has nothing written yet."""
     with closing(build(parse(checkpoint.manifest["config"]), Path())) as trainer:
         restore(trainer, checkpoint)
-        store = RowStore()
+        store = FileRowLog()
         trainer.buffer.save(store)
-    rows = {str(start): map_leaves(torch.clone, piece) for start, piece in store.rows()}
+    rows = {str(start): map_leaves(torch.clone, chunk) for start, chunk in store.rows()}
     return {"state": store.state, "rows": rows}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-from rlplug.distributed.fabric import fabric_of, free_port, join
+from rlplug.distributed.fabric import fabric_of, free_port, set_rank_env
 from rlplug.plan import Plan
 
 
@@ -81,7 +81,7 @@ def ranks(n: int) -> Ranks:
 
 def _serve(rank: int, n: int, port: int, end: Connection) -> None:
     torch.set_num_threads(1)
-    join(rank, n, port)
+    set_rank_env(rank, n, port)
     fabric = fabric_of(Plan("cpu", n))
     while True:
         try:

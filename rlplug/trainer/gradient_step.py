@@ -32,7 +32,7 @@ class Step(NamedTuple):
             yield from (f"the gradient of part {part!r}" for _ in norms)
 
 
-def wrong(steps: Sequence[Step]) -> str | None:
+def find_nonfinite(steps: Sequence[Step]) -> str | None:
     """What the first number is that is not finite, and in which step; None if there is none. Reads once."""
     numbers = [x for step in steps for x in step.numbers()]
     read = torch.stack(numbers).tolist() if numbers else []

@@ -1,6 +1,6 @@
 """The learner: the only backward and the only collectives of the project.
 
-Nothing is wrapped in DDP. ``minimise`` sums per-row terms over valid rows, runs the backward, and
+Nothing is wrapped in DDP. ``minimize`` sums per-row terms over valid rows, runs the backward, and
 adds up gradients, valid counts and metrics over ranks in ONE flat all-reduce; dividing by the
 global count afterwards makes one rank equal two equal four microbatches, to rounding.
 """
@@ -22,9 +22,9 @@ from torch._inductor.exc import InductorError
 
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Optim, Trainable
 from rlplug.context import RunContext
-from rlplug.trainer.gradient_step import Step, wrong
-from rlplug.trainer.normalize import Preprocess
-from rlplug.trainer.optimizer import Part
+from rlplug.trainer.gradient_step import Step, find_nonfinite
+from rlplug.trainer.normalize import Normalizer
+from rlplug.trainer.optimizer import OptimizerState
 from rlplug.trainer.scaling import LossScale
 from rlplug.types import Batch, Progress, RunError, Tree, Weights, leaves, map_leaves
 
@@ -60,14 +60,14 @@ class FabricLearner:
         microbatches: int = 1,
         compile: bool = False,
         on_nan: Literal["stop", "skip"] = "stop",
-        preprocess: Preprocess | None = None,
+        preprocess: Normalizer | None = None,
         replicated: bool = False,
         scaled: bool = False,
     ) -> None:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
         self.exploration, self.progress = dict(exploration or {}), progress or Progress()
-        self.preprocess, self.replicated = preprocess, replicated
-        self.same = replicated and not buffer.stale  # a rollout is given whole, to every rank
+        self.normalizer, self.replicated = preprocess, replicated
+        self.same = replicated and not buffer.off_policy  # a rollout is given whole, to every rank
         self.microbatches = microbatches
         self.whole = fabric.world_size == 1 and microbatches == 1
         self.compile = compile and self.whole
@@ -77,7 +77,7 @@ class FabricLearner:
         """gradient steps that were skipped; set back by whoever reports it"""
         self._gathered = False
         self._unread: list[Step] = []
-        self._parts: dict[int, dict[str, Part]] = {}
+        self._parts: dict[int, dict[str, OptimizerState]] = {}
         self._graphs: dict[tuple[int, Sequence[str]], Graph] = {}
 
     # ---- one step -------------------------------------------------------------------------------------------------
@@ -119,12 +119,14 @@ class FabricLearner:
         """Rows as they are learnt from: here, preprocessed, weighted, with intrinsic rewards."""
         if self.ctx.device.type != "cpu":
             batch = map_leaves(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
-        if self.preprocess is not None:
-            batch = self.preprocess.seen(batch)
+        if self.normalizer is not None:
+            batch = self.normalizer.normalized(batch)
         if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4
             batch["weight"] = batch["weight"] / self.reduce(batch["weight"], "max")
         self._bonuses: dict[str, Tensor] = {}
-        bonuses = {name: bonus for name, x in self.exploration.items() if (bonus := x.reward(batch)) is not None}
+        bonuses = {
+            name: bonus for name, x in self.exploration.items() if (bonus := x.intrinsic_reward(batch)) is not None
+        }
         for name, bonus in bonuses.items():
             batch["reward_int"] = batch["reward_int"] + bonus if "reward_int" in batch else bonus
             self._bonuses[f"{name}/reward"] = self.reduce(bonus[:-1], "mean", batch["valid"][:-1])
@@ -134,20 +136,20 @@ class FabricLearner:
 
     # ---- gradients ------------------------------------------------------------------------------------------------
 
-    def parts(self, who: Trainable) -> dict[str, Part]:
+    def parts(self, who: Trainable) -> dict[str, OptimizerState]:
         """The optimizers of ``who``, set up once."""
         parts = self._parts.get(id(who))
         if parts is None:
             parts = self._parts[id(who)] = {name: self._part(optim) for name, optim in who.optimizers().items()}
         return parts
 
-    def _part(self, optim: Optim) -> Part:
+    def _part(self, optim: Optim) -> OptimizerState:
         params = [p for group in optim.optimizer.param_groups for p in group["params"]]
-        part = Part(optim, self.fabric.setup_optimizers(optim.optimizer), params)
+        part = OptimizerState(optim, self.fabric.setup_optimizers(optim.optimizer), params)
         part.follow_schedule()
         return part
 
-    def minimise(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
+    def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
         mine = self.parts(who)
         due = tuple(name for name in (mine if parts is None else parts) if mine[name].due())
         if not due:
@@ -179,7 +181,7 @@ class FabricLearner:
             self._unread.append(made)
             if len(self._unread) >= MOST_UNREAD:
                 self.check_finite()
-        elif wrong([made]) is not None:
+        elif find_nonfinite([made]) is not None:
             self.skipped += 1
             return False
         for name in due:
@@ -193,7 +195,7 @@ class FabricLearner:
             RunError: names the first term or gradient that was not, and when. Raised again by every later call:
                 these weights are lost.
         """
-        if (message := wrong(self._unread)) is not None:
+        if (message := find_nonfinite(self._unread)) is not None:
             raise RunError(message)
         self._unread.clear()
 

@@ -18,7 +18,7 @@ from rlplug.nn.moments import Moments
 from rlplug.types import Batch, ConfigError, EnvSpec
 
 
-class Preprocess(nn.Module):
+class Normalizer(nn.Module):
     """Normalised observations, and scaled, normalised and clipped rewards.
 
     Args:
@@ -33,10 +33,11 @@ class Preprocess(nn.Module):
     def __init__(self, cfg: Config, spec: EnvSpec, columns: int) -> None:
         super().__init__()
         self.cfg = cfg
-        leaves = dict(_vectors(spec.sole.obs)) if cfg.normalize_obs else {}
+        leaves = dict(_vectors(spec.single_agent.obs)) if cfg.normalize_obs else {}
         if cfg.normalize_obs and not leaves:
             raise ConfigError(
-                "preprocess.normalize_obs", f"there is no vector of numbers in the observations, {spec.sole.obs}"
+                "preprocess.normalize_obs",
+                f"there is no vector of numbers in the observations, {spec.single_agent.obs}",
             )
         self.obs = nn.ModuleDict({name: Moments(shape) for name, shape in leaves.items()})
         self.reward = Moments() if cfg.normalize_reward else None
@@ -48,7 +49,7 @@ class Preprocess(nn.Module):
         """Observations ``[..., *space]`` as policy and learner see them."""
         return _mapped(obs, self._normalised) if self.obs else obs
 
-    def seen(self, batch: Batch) -> Batch:
+    def normalized(self, batch: Batch) -> Batch:
         """A sample as the learner sees it."""
         if not self.obs and not self.alters_reward:
             return batch
@@ -62,12 +63,12 @@ class Preprocess(nn.Module):
             moments.add(_at(segment["obs"], name)[valid], learner.gather)
         if self.reward is not None:
             self.reward.add(self._discounted(segment)[valid[:-1]], learner.gather)
-            self.reward.settle()  # nobody acted by it
+            self.reward.commit()  # nobody acted by it
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Before a round is collected: the observations until now count."""
         for _, moments in self._moments():
-            moments.settle()
+            moments.commit()
 
     def _moments(self) -> Iterator[tuple[str, Moments]]:
         yield from self.obs.items()  # type: ignore[misc]

@@ -14,7 +14,7 @@ from rlplug.types import Tree
 
 
 @dataclass
-class Part:
+class OptimizerState:
     optim: Optim
     optimizer: Any  # Fabric's
     params: list[Tensor]

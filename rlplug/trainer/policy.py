@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from rlplug.api import Algorithm, Exploration, Loop, VecEnv
-from rlplug.collection.collector import collector
-from rlplug.collection.next_step import InProcess
+from rlplug.collection.collector import make_collector
+from rlplug.collection.next_step import NextStepCollector
 from rlplug.config import RunConfig
-from rlplug.context import RunContext, Scope, needs_of
+from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.rng import GLOBAL
-from rlplug.trainer.normalize import Preprocess
+from rlplug.trainer.normalize import Normalizer
 from rlplug.types import EnvSpec, Tree
 
 TRAINING = 1  # tells training's environment seeds from evaluation's
@@ -38,19 +38,21 @@ class Policy:
             for name, chosen in config.exploration.items()
             if not copy or acts(chosen.cls)
         }
-        self.preprocess: Preprocess = Preprocess(config.preprocess, ctx.spec, len(ctx.env_ids)).to(ctx.device)
-        self.see = self.preprocess if self.preprocess.obs else None
+        self.normalizer: Normalizer = Normalizer(config.preprocess, ctx.spec, len(ctx.env_ids)).to(ctx.device)
+        self.normalize = self.normalizer if self.normalizer.obs else None
 
-    def env(self, scope: Scope, render: bool = False) -> VecEnv:
-        return self.config.env.build(self.ctx.derive(scope=scope, render=render))
+    def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
+        return self.config.env.build(self.ctx.derive(shard=shard, render=render))
 
-    def source(self, env_ids: Sequence[int]) -> InProcess:
+    def collector(self, env_ids: Sequence[int]) -> NextStepCollector:
         """Collection in this process from some of the training's environments."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)
-        scope = Scope("actor", total, env_ids)
+        shard = EnvShard("actor", total, env_ids)
         own = [int(seeds[i]) for i in env_ids]
-        return collector(self.env(scope), self.algorithm, self.ctx, scope, own, self.exploration, see=self.see)
+        return make_collector(
+            self.env(shard), self.algorithm, self.ctx, shard, own, self.exploration, normalize=self.normalize
+        )
 
     # ---- copies ---------------------------------------------------------------------------------------------------
 
@@ -70,14 +72,14 @@ class Policy:
         """What else acting depends on, which is little: running moments, the state of exploration, schedules."""
         acting = {name: x for name, x in self.exploration.items() if acts(type(x))}
         return {
-            "preprocess": _host(self.preprocess.obs.state_dict()),
+            "preprocess": _host(self.normalizer.obs.state_dict()),
             "exploration": {name: _host(extra.state_dict()) for name, extra in acting.items()},
             "step": self.ctx.schedules.step,
         }
 
     def follow(self, statistics: Tree) -> None:
         """Be as the policy was that said them."""
-        self.preprocess.obs.load_state_dict(statistics["preprocess"])
+        self.normalizer.obs.load_state_dict(statistics["preprocess"])
         for name, state in statistics["exploration"].items():
             self.exploration[name].load_state_dict(state)
         self.ctx.schedules.refresh(statistics["step"])
@@ -101,7 +103,7 @@ class Policy:
 
 def acts(extra: type[Exploration]) -> bool:
     """Do such modules change what is done?"""
-    return any(getattr(extra, what) is not getattr(Exploration, what) for what in ("perturb", "weights"))
+    return any(getattr(extra, what) is not getattr(Exploration, what) for what in ("perturb", "perturb_weights"))
 
 
 def context(
@@ -122,7 +124,7 @@ def context(
         num_envs=config.num_envs,
         env_ids=env_ids,
         total_steps=config.total_steps,
-        rows=loop.rows,
+        rollout_length=loop.rollout_length,
         batch_size=loop.batch_size,
         seed=config.seed,
         rank=rank,
@@ -134,7 +136,7 @@ def context(
 def read_spec(config: RunConfig) -> EnvSpec:
     """The spaces of the configured environment: one is made and closed."""
     nothing = EnvSpec({})
-    env = config.env.build(RunContext(spec=nothing, seed=config.seed).derive(scope=Scope("learner", 1, range(1))))
+    env = config.env.build(RunContext(spec=nothing, seed=config.seed).derive(shard=EnvShard("learner", 1, range(1))))
     env.close()
     return env.spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlplug.trainer.gradient_step import Step, wrong
+from rlplug.trainer.gradient_step import Step, find_nonfinite
 from rlplug.types import Tree
 
 LARGEST = 2.0**24
@@ -37,13 +37,13 @@ class LossScale:
             False after an overflow, which the next step has less of. What is not finite for another reason (a loss
             term, or a gradient at scale 1) is no matter of scale, and is left to whoever looks for it.
         """
-        if wrong([step]) is None:
+        if find_nonfinite([step]) is None:
             self.fine += 1
             if self.fine == self.patience:
                 self.value.mul_(2.0).clamp_(max=LARGEST)
                 self.fine = 0
             return True
-        if wrong([step._replace(norms={})]) is not None or self.value <= 1.0:
+        if find_nonfinite([step._replace(norms={})]) is not None or self.value <= 1.0:
             return True
         self.value.div_(2.0)
         self.fine = 0

@@ -15,12 +15,12 @@ import pluggy
 import torch
 from lightning.fabric import Fabric
 
-from rlplug.api import Buffer, Loop, Losses, Plan, Run, Source
-from rlplug.checkpointing.manager import Keeper
-from rlplug.checkpointing.row_log import RowStore
-from rlplug.collection.broadcast import Replicated
+from rlplug.api import Buffer, Collector, Loop, Losses, Plan, Run
+from rlplug.checkpointing.manager import CheckpointManager
+from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.collection.broadcast import BroadcastCollector
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.nonfinite import check_segment, stumbled
+from rlplug.collection.nonfinite import blame_nonfinite, check_segment
 from rlplug.config import RunConfig
 from rlplug.evaluation.evaluator import Evaluator, Stopped
 from rlplug.evaluation.video import ALONE, picture, record
@@ -50,8 +50,8 @@ class Trainer(Run):
         self._heard = 0  # or the one by which any rank was, as of the last round
         self._idle = False  # may a checkpoint be written after this round?
         self.identity = uuid4().hex
-        self.store = RowStore()
-        self.keeper: Keeper | None = None
+        self.store = FileRowLog()
+        self.keeper: CheckpointManager | None = None
         self.cluster: Cluster | None = None
         self.evaluations: Evaluations | None = None
         self.beside = plan.actors is not None and plan.actors.evaluation > 0
@@ -63,7 +63,7 @@ class Trainer(Run):
         self.ctx = context(config, spec, loop, fabric.device, env_ids, rank, world)
         self.policy = Policy(config, self.ctx)
         self.algorithm, self.exploration = self.policy.algorithm, self.policy.exploration
-        self.preprocess = self.policy.preprocess
+        self.normalizer = self.policy.normalizer
         self.buffer: Buffer = config.buffer.build(self.ctx)
         self.learner: FabricLearner = FabricLearner(
             fabric,
@@ -75,14 +75,16 @@ class Trainer(Run):
             plan.microbatches,
             config.compile,
             config.on_nan,
-            self.preprocess,
+            self.normalizer,
             self.replicated,
             scaled=plan.precision == "16-mixed",
         )
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
-        self.source: Source = self._source()
-        self.evaluator = Evaluator(self.policy.env, self.algorithm, self.ctx, config.eval.episodes, see=self.policy.see)
+        self.collector: Collector = self._collector()
+        self.evaluator = Evaluator(
+            self.policy.env, self.algorithm, self.ctx, config.eval.episodes, normalize=self.policy.normalize
+        )
         self.episodes = Episodes(len(self.ctx.env_ids))
         self.means = Means()
         self.evaluation: dict[str, float] = {}
@@ -91,20 +93,20 @@ class Trainer(Run):
         self._logged_at = self._evaluated_at = 0
         self._logged_wall, self._logged_steps, self._logged_updates = self.clock.wall(), 0, 0
 
-    def _source(self) -> Source:
+    def _collector(self) -> Collector:
         """Of this rank's environments; where they do not divide by the ranks, the first one's for all."""
         first = self.fabric.is_global_zero
         if self.replicated and not first:
-            return Replicated(None, self.learner)
-        own: Source
+            return BroadcastCollector(None, self.learner)
+        own: Collector
         if self.plan.actors is None:
-            own = self.policy.source(self.ctx.env_ids)
+            own = self.policy.collector(self.ctx.env_ids)
         else:
             from rlplug.actors.collector import Actors
 
             count = self.plan.actors.count // (1 if self.replicated else self.plan.world_size)
             own = Actors(self.policy, self.plan, self.progress, self.ctx.env_ids, count, self.ctx.rank * count)
-        return Replicated(own, self.learner) if self.replicated else own
+        return BroadcastCollector(own, self.learner) if self.replicated else own
 
     def start(self) -> None:
         """Be ready to collect, with the actors that there are.
@@ -121,7 +123,7 @@ class Trainer(Run):
                 from rlplug.actors.evaluation import Evaluations
 
                 self.evaluations = Evaluations(self.policy, self.plan)
-        self.source.start()
+        self.collector.start()
 
     def check_pictures(self) -> None:
         """Make an environment that shows itself, and look at it.
@@ -146,7 +148,7 @@ class Trainer(Run):
             ctx=self.ctx,
             seed=self.config.seed,
             episodes=episodes,
-            see=self.preprocess,
+            normalize=self.normalizer,
         )
 
     # ---- what a loop drives ---------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ class Trainer(Run):
     @property
     def round_steps(self) -> int:
         """Environment steps of one round of collection, final observations not counted off."""
-        return self.loop.rows * self.config.num_envs
+        return self.loop.rollout_length * self.config.num_envs
 
     @property
     def _rows_left(self) -> int:
@@ -173,26 +175,26 @@ class Trainer(Run):
     def collect(self, mode: Mode = "explore") -> None:
         self.learner.check_finite()
         self._report()
-        self.preprocess.settle()
-        rows = min(self.loop.rows, self._rows_left)
-        whole = rows == self.loop.rows
+        self.normalizer.commit()
+        rows = min(self.loop.rollout_length, self._rows_left)
+        whole = rows == self.loop.rollout_length
         further = (self._rows_left - rows) // rows if whole else 0
         with (
             self.clock.phase("collect"),
-            stumbled(self.source, rows, self.progress.env_steps, self.ctx.env_ids),
+            blame_nonfinite(self.collector, rows, self.progress.env_steps, self.ctx.env_ids),
         ):
-            for segment in self.source.collect(rows, mode=mode, further=further):
+            for segment in self.collector.collect(rows, mode=mode, further=further):
                 self._receive(segment, whole)
 
     def _receive(self, segment: Batch, whole: bool) -> None:
-        check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.source.bounds)
+        check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.collector.bounds)
         with self.learner.observing():
-            self.preprocess.observe(segment, self.learner)
+            self.normalizer.observe(segment, self.learner)
             self.algorithm.observe(segment, self.learner)
-            seen = self.preprocess.seen(segment)
+            seen = self.normalizer.normalized(segment)
             for extra in self.exploration.values():
                 extra.observe(seen, self.learner)
-        if whole or self.buffer.stale:  # the few rows of a last, short rollout would make a poor gradient
+        if whole or self.buffer.off_policy:  # the few rows of a last, short rollout would make a poor gradient
             self.buffer.add(segment)
         self.progress.env_steps += self._agree(self.episodes.add(segment))
         self.hooks.hook.rlplug_collected(run=self, segment=segment)
@@ -265,7 +267,7 @@ class Trainer(Run):
         if played is not None:
             self._evaluated(played, beside.at)
             if self.keeper is not None:
-                self._saved(self.keeper.judge(beside.at, played["eval/return_mean"]))
+                self._saved(self.keeper.set_score(beside.at, played["eval/return_mean"]))
 
     def _saved(self, path: Path | None) -> None:
         if path is not None:
@@ -391,22 +393,22 @@ class Trainer(Run):
         self.learner.check_finite()
         self._hear(wait=True)
         # as it is now, so that a longer run goes on as if there had been no end
-        draft = capture(self) if self.keeper is not None else None
+        snapshot = capture(self) if self.keeper is not None else None
         if not self.stopping:
             with suppress(Stopped):
                 if self.progress.env_steps > self._logged_steps:
                     self.log()
                 score = self.evaluate()["eval/return_mean"]
-                if draft is not None:
-                    draft.manifest["score"] = score
-        if draft is not None and self.keeper is not None:
-            self._saved(self.keeper.submit(draft))
+                if snapshot is not None:
+                    snapshot.manifest["score"] = score
+        if snapshot is not None and self.keeper is not None:
+            self._saved(self.keeper.submit(snapshot))
             self._saved(self.keeper.wait())
 
     def close(self) -> None:
         if self.keeper is not None:
             self.keeper.close()
-        self.source.close()
+        self.collector.close()
         self.evaluator.close()
         if self.evaluations is not None:
             self.evaluations.close()

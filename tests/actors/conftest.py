@@ -21,7 +21,7 @@ NEW = {"address": None, "object_store_memory": None, "num_cpus": 1, "num_gpus": 
 TWO = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5", "hardware.actors.backoff_s=0.1")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(shard="session")
 def cluster() -> Iterator[None]:
     """A Ray that was there before, as in a notebook: runs join it, and leave it."""
     with closing(Cluster(RayCluster(**NEW))):
@@ -50,7 +50,7 @@ def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer],
             {
                 "weights": trainer.algorithm.state_dict(),
                 "exploration": {name: extra.state_dict() for name, extra in trainer.exploration.items()},
-                "preprocess": trainer.preprocess.state_dict(),
+                "preprocess": trainer.normalizer.state_dict(),
                 "progress": vars(progress),
                 "finished": trainer.episodes.state()["finished"],
             }

@@ -31,7 +31,7 @@ FAULTY = (*PPO, "env.id=rlplug.testing.worlds:FaultyCartPole-v0")
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(shard="module")
 def undisturbed():
     return play(PPO, 8)
 
@@ -122,7 +122,7 @@ def test_asked_for_more_than_one_round(tmp_path: Path):
     asked: set[tuple[int, int]] = set()
 
     def disturb(played: int, trainer: Trainer) -> None:
-        crew = trainer.source.crew
+        crew = trainer.collector.crew
         asked.update((trainer.progress.updates, request.version) for request in crew.members[0].asked)
         if played == 6:
             (said,) = capture(trainer).manifest["not_restored"]
@@ -152,7 +152,7 @@ def test_the_row_of_a_failed_step_ends_its_episode(capfd: pytest.CaptureFixture[
     with closing(launch.build(compose(words), Path())) as trainer:
         before = torch.zeros(4, dtype=torch.bool)  # has the row before ended an episode?
         for _ in range(5):
-            (segment,) = trainer.source.collect(32)
+            (segment,) = trainer.collector.collect(32)
             ended = (segment["terminated"] | segment["truncated"])[:-1]
             expected = torch.cat([before[None], ended[:-1]])
             broken = ~segment["valid"][:-1] & ~expected
@@ -201,7 +201,7 @@ def test_what_the_last_step_of_a_lost_actor_led_to():
     words = (*PPO, *TWO, "hardware.actors.on_failure=ignore")
     with closing(launch.build(compose(words), Path())) as trainer:
         trainer.start()
-        collect = trainer.source.collect
+        collect = trainer.collector.collect
         for _ in range(2):
             (segment,) = collect(32)
         last = segment["obs"][-1].clone()

@@ -17,7 +17,7 @@ import torch
 
 from rlplug.actors.actor import Actor, Copy, Examiner, device_of
 from rlplug.api import Plan
-from rlplug.checkpointing.serialize import snapshot
+from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.config import RunConfig, compose
 from rlplug.distributed.rng import global_generators, set_global_generators
 from rlplug.evaluation.evaluator import Stopped
@@ -74,7 +74,7 @@ def test_an_actor_acts_on_a_gpu_only_if_it_was_given_one(monkeypatch: pytest.Mon
 
 def test_statistics_that_are_kept_stay_as_they_were(learner: Trainer):
     kept = learner.policy.statistics()
-    before = snapshot(kept)
+    before = copy_to_host(kept)
     learner.collect()
     learner.collect()
     assert not differences(kept, before)
@@ -84,7 +84,7 @@ def test_statistics_that_are_kept_stay_as_they_were(learner: Trainer):
 
 def test_what_actors_collected_does_not_go_on_without_them(learner: Trainer):
     with pytest.raises(ConfigError, match=r"hardware\.actors\.count: the run was collected by 2 actors to a rank"):
-        learner.source.load({"actors": [{}, {}], "env": "actors"})
+        learner.collector.load({"actors": [{}, {}], "env": "actors"})
 
 
 # ---- examiners -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from rlplug import compose
-from rlplug.checkpointing.manager import Keeper
+from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.run import launch
 
 SHORT = ("model.hidden=[8]", "eval.every=0", "eval.episodes=1", "hardware=cpu", "logger=[]")
@@ -36,10 +36,10 @@ OVERRIDES = {"sac": (*SHORT, *SAC), "ppo": (*SHORT, *PPO)}
 def punctual() -> Iterator[None]:
     """Checkpoints are of the steps they fall due at, however slow the disk: training waits for the one before."""
 
-    def busy(keeper: Keeper) -> bool:
+    def busy(keeper: CheckpointManager) -> bool:
         return keeper._writing is not None and bool(futures.wait([keeper._writing]).not_done)
 
-    with mock.patch.object(Keeper, "busy", property(busy)):
+    with mock.patch.object(CheckpointManager, "busy", property(busy)):
         yield
 
 

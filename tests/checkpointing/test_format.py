@@ -22,10 +22,10 @@ from torch import nn
 
 from rlplug.checkpointing import format as form
 from rlplug.checkpointing import row_log as stores
-from rlplug.checkpointing.format import Checkpoint, Draft, find, write
-from rlplug.checkpointing.manager import Keeper
-from rlplug.checkpointing.row_log import RowStore
-from rlplug.checkpointing.serialize import decode, encode, snapshot
+from rlplug.checkpointing.format import Checkpoint, Snapshot, find, write
+from rlplug.checkpointing.manager import CheckpointManager
+from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config.run import Checkpoint as Settings
 from rlplug.types import CheckpointError, RunError
 from tests.tools.fuzz import digest
@@ -68,13 +68,13 @@ TREES = st.recursive(
 @settings(max_examples=200, deadline=None)
 def test_a_tree_comes_back_as_it_was(tree: Any):
     assert digest(decode(encode(tree))) == digest(tree)
-    assert digest(snapshot(tree)) == digest(tree)
+    assert digest(copy_to_host(tree)) == digest(tree)
 
 
 def test_generators_come_back(tmp_path: Path):
     pcg, twister, python = np.random.default_rng(3), np.random.RandomState(3), Random(3)
     pcg.normal(size=5)
-    state = decode(encode(snapshot([pcg.bit_generator.state, twister.get_state(legacy=False), python.getstate()])))
+    state = decode(encode(copy_to_host([pcg.bit_generator.state, twister.get_state(legacy=False), python.getstate()])))
     assert state[0]["state"]["state"] > 2**64
     other = np.random.default_rng(0), np.random.RandomState(0), Random(0)
     other[0].bit_generator.state = state[0]
@@ -89,7 +89,7 @@ def test_generators_come_back(tmp_path: Path):
 
 def test_a_snapshot_shares_no_memory():
     layer, array = nn.Linear(2, 2), np.zeros((4, 2))
-    tree = snapshot({"w": layer.weight, "part": layer.weight.data[0], "a": array, "view": array[::-2]})
+    tree = copy_to_host({"w": layer.weight, "part": layer.weight.data[0], "a": array, "view": array[::-2]})
     before = digest(tree)
     layer.weight.data.add_(1)
     array += 1
@@ -118,7 +118,7 @@ class Mode(IntEnum):
 )
 def test_what_could_not_be_read_back_is_refused_when_it_is_written(tree: Any, place: str):
     with pytest.raises(TypeError, match=place):
-        snapshot(tree)
+        copy_to_host(tree)
 
 
 def test_bytes_that_are_something_else_are_refused():
@@ -140,12 +140,12 @@ def rows(start: int, end: int) -> dict[str, Any]:
     return {"obs": {"x": obs[:, None].repeat(1, 3)}, "valid": obs.bool()}
 
 
-def held(store: RowStore) -> list[tuple[int, list[float]]]:
+def held(store: FileRowLog) -> list[tuple[int, list[float]]]:
     return [(start, batch["obs"]["x"][:, 0].tolist()) for start, batch in store.rows()]
 
 
 def test_rows_are_copied_when_they_are_stored():
-    store, batch = RowStore(), rows(0, 3)
+    store, batch = FileRowLog(), rows(0, 3)
     store.append(0, batch)
     batch["obs"]["x"].zero_()
     assert held(store) == [(0, [0.0, 1.0, 2.0])]
@@ -153,24 +153,24 @@ def test_rows_are_copied_when_they_are_stored():
 
 
 def test_pieces_are_no_larger_than_they_may_be(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stores, "PIECE", 2 * (3 * 4 + 1))  # bytes of two rows
-    store = RowStore()
+    monkeypatch.setattr(stores, "CHUNK", 2 * (3 * 4 + 1))  # bytes of two rows
+    store = FileRowLog()
     store.append(10, rows(10, 15))
     assert held(store) == [(10, [10.0, 11.0]), (12, [12.0, 13.0]), (14, [14.0])]
-    assert [(piece.start, piece.end) for piece in store.pieces] == [(10, 12), (12, 14), (14, 15)]
-    monkeypatch.setattr(stores, "PIECE", 1)  # less than a row: one row each
+    assert [(chunk.start, chunk.end) for chunk in store.chunks] == [(10, 12), (12, 14), (14, 15)]
+    monkeypatch.setattr(stores, "CHUNK", 1)  # less than a row: one row each
     store.append(15, rows(15, 17))
     assert held(store)[3:] == [(15, [15.0]), (16, [16.0])]
     assert store.end == 17
 
 
 def test_pieces_are_forgotten_when_none_of_their_rows_is_needed():
-    store = RowStore()
+    store = FileRowLog()
     for start in (0, 3, 6):
         store.append(start, rows(start, start + 3))
     store.trim(3)
     assert [start for start, _ in held(store)] == [3, 6]
-    store.trim(5)  # a row of the first piece still is
+    store.trim(5)  # a row of the first chunk still is
     assert [start for start, _ in held(store)] == [3, 6]
     store.trim(99)
     assert held(store) == []
@@ -178,7 +178,7 @@ def test_pieces_are_forgotten_when_none_of_their_rows_is_needed():
 
 
 def test_what_is_stored_again_comes_later():
-    store = RowStore()
+    store = FileRowLog()
     store.append(0, rows(0, 3))
     store.append(1, rows(11, 13))
     assert held(store) == [(0, [0.0, 1.0, 2.0]), (1, [11.0, 12.0])]
@@ -186,7 +186,7 @@ def test_what_is_stored_again_comes_later():
 
 
 def test_rows_of_nothing_are_nothing():
-    store = RowStore()
+    store = FileRowLog()
     store.append(4, rows(4, 4))
     assert held(store) == []
 
@@ -194,7 +194,7 @@ def test_rows_of_nothing_are_nothing():
 # ---- the folder ------------------------------------------------------------------------------------------------------
 
 
-def draft(env_steps: int, store: RowStore | None = None, score: float | None = None) -> Draft:
+def snapshot(env_steps: int, store: FileRowLog | None = None, score: float | None = None) -> Snapshot:
     manifest = {
         "rlplug": "0",
         "run": "a run",
@@ -214,15 +214,15 @@ def draft(env_steps: int, store: RowStore | None = None, score: float | None = N
         "config": {"total_steps": 1},
     }
     trees = {"weights": {"w": torch.full((50,), env_steps)}, "learner": {"n": env_steps}, "rank0": {"buffer": None}}
-    return Draft(manifest, trees, list(store.pieces) if store is not None else [])
+    return Snapshot(manifest, trees, list(store.chunks) if store is not None else [])
 
 
-def saved(run: Path, env_steps: int, store: RowStore | None = None) -> Path:
-    return write(form.folder_of(run, env_steps), draft(env_steps, store))
+def saved(run: Path, env_steps: int, store: FileRowLog | None = None) -> Path:
+    return write(form.folder_of(run, env_steps), snapshot(env_steps, store))
 
 
 def test_what_is_written_is_found(tmp_path: Path):
-    store = RowStore()
+    store = FileRowLog()
     store.append(0, rows(0, 4))
     path = saved(tmp_path, 7, store)
     for where in (tmp_path, path):
@@ -230,17 +230,17 @@ def test_what_is_written_is_found(tmp_path: Path):
         assert found.path == path
         assert found.manifest["env_steps"] == 7
         assert found.tree("weights")["w"].tolist() == [7] * 50
-        (piece,) = found.pieces()
-        assert found.rows(piece)["obs"]["x"][:, 0].tolist() == [0, 1, 2, 3]
+        (chunk,) = found.chunks()
+        assert found.rows(chunk)["obs"]["x"][:, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    store, written = RowStore(), []
+    store, written = FileRowLog(), []
     plain = form._write
     monkeypatch.setattr(form, "_write", lambda path, data: written.append((path.name, len(data))) or plain(path, data))
     store.append(0, rows(0, 1000))
     first = saved(tmp_path, 1, store)
-    assert all(piece.rows is None and piece.path is not None for piece in store.pieces), "they are still in memory"
+    assert all(chunk.rows is None and chunk.path is not None for chunk in store.chunks), "they are still in memory"
     store.append(1000, rows(1000, 1010))
     written.clear()
     second = saved(tmp_path, 2, store)
@@ -255,25 +255,25 @@ def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_rows_stored_again_have_a_file_of_their_own(tmp_path: Path):
-    store = RowStore()
+    store = FileRowLog()
     for value in (0, 10, 20):
         store.append(0, rows(value, value + 3))
     saved(tmp_path, 1, store)
     found = find(tmp_path)
-    assert [found.rows(piece)["obs"]["x"][0, 0].item() for piece in found.pieces()] == [0, 10, 20]
-    again = RowStore(found.pieces(), None, found.rows)
+    assert [found.rows(chunk)["obs"]["x"][0, 0].item() for chunk in found.chunks()] == [0, 10, 20]
+    again = FileRowLog(found.chunks(), None, found.rows)
     again.append(0, rows(30, 33))
     assert [batch["obs"]["x"][0, 0].item() for _, batch in again.rows()] == [0, 10, 20, 30]
     saved(tmp_path, 2, again)
     newest = find(tmp_path)
-    assert [newest.rows(piece)["obs"]["x"][0, 0].item() for piece in newest.pieces()] == [0, 10, 20, 30]
+    assert [newest.rows(chunk)["obs"]["x"][0, 0].item() for chunk in newest.chunks()] == [0, 10, 20, 30]
 
 
 def test_without_hard_links_rows_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*paths: Any) -> None:
         raise OSError(form.NO_LINKS[0], "no links here")
 
-    store = RowStore()
+    store = FileRowLog()
     store.append(0, rows(0, 5))
     first = saved(tmp_path, 1, store)
     monkeypatch.setattr(os, "link", refuse)
@@ -326,7 +326,7 @@ def every_death(work: Callable[[], Any], check: Callable[[int], None]) -> int:
 
 
 def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path):
-    store = RowStore()
+    store = FileRowLog()
     store.append(0, rows(0, 4))
     saved(tmp_path, 1, store)
     store.append(4, rows(4, 6))
@@ -409,8 +409,10 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
 def keeper(tmp_path: Path):
     made = []
 
-    def make(every: int | str = 10, keep_last: int = 2, keep_best: int = 1, env_steps: int = 0) -> Keeper:
-        made.append(Keeper(tmp_path, Settings(every=every, keep_last=keep_last, keep_best=keep_best), env_steps))
+    def make(every: int | str = 10, keep_last: int = 2, keep_best: int = 1, env_steps: int = 0) -> CheckpointManager:
+        made.append(
+            CheckpointManager(tmp_path, Settings(every=every, keep_last=keep_last, keep_best=keep_best), env_steps)
+        )
         return made[-1]
 
     yield make
@@ -422,10 +424,10 @@ def kept(run: Path) -> list[int]:
     return [int(path.name.removeprefix("step_")) for path in reversed(form.checkpoints(run))]
 
 
-def test_the_last_and_the_best_are_kept(tmp_path: Path, keeper: Callable[..., Keeper]):
+def test_the_last_and_the_best_are_kept(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
     one = keeper(keep_last=2, keep_best=2)
     for env_steps, score in [(10, 5.0), (20, 9.0), (30, None), (40, 7.0), (50, None), (60, 1.0)]:
-        one.submit(draft(env_steps, score=score))
+        one.submit(snapshot(env_steps, score=score))
         assert one.wait() == form.folder_of(tmp_path, env_steps)
     assert kept(tmp_path) == [20, 40, 50, 60]
     assert one.last == form.folder_of(tmp_path, 60)
@@ -434,29 +436,29 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path, keeper: Callable[..., Ke
     assert find(best).manifest["score"] == 9.0
 
 
-def test_another_process_keeps_the_same(tmp_path: Path, keeper: Callable[..., Keeper]):
+def test_another_process_keeps_the_same(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
     first = keeper()
     for env_steps, score in [(10, 5.0), (20, None), (30, None)]:
-        first.submit(draft(env_steps, score=score))
+        first.submit(snapshot(env_steps, score=score))
     first.wait()
     second = keeper(env_steps=30)
     assert second.last == form.folder_of(tmp_path, 30)
     assert not second.is_best(4.0)
     assert second.is_best(6.0)
-    second.submit(draft(40, score=6.0))
+    second.submit(snapshot(40, score=6.0))
     second.wait()
     assert kept(tmp_path) == [30, 40]
     assert os.readlink(tmp_path / "checkpoints" / "best") == "step_000000000040"
 
 
-def test_none_is_best_when_none_is_to_be_kept(tmp_path: Path, keeper: Callable[..., Keeper]):
+def test_none_is_best_when_none_is_to_be_kept(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
     before = keeper(keep_last=1, keep_best=1)
-    before.submit(draft(5, score=1.0))
+    before.submit(snapshot(5, score=1.0))
     before.wait()
     one = keeper(keep_last=1, keep_best=0)
     for env_steps in (10, 20):
         assert not one.is_best(1e9)
-        one.submit(draft(env_steps, score=1.0))
+        one.submit(snapshot(env_steps, score=1.0))
     one.wait()
     assert kept(tmp_path) == [20]
     assert not os.path.lexists(tmp_path / "checkpoints" / "best")
@@ -465,17 +467,17 @@ def test_none_is_best_when_none_is_to_be_kept(tmp_path: Path, keeper: Callable[.
 @pytest.mark.parametrize(
     ("every", "due"), [(10, [10, 21, 30]), (0, []), (25, [25]), (1, [1, 2, 9, 10, 19, 20, 21, 24, 25, 29, 30])]
 )
-def test_when_it_is_due(every: int, due: list[int], keeper: Callable[..., Keeper]):
+def test_when_it_is_due(every: int, due: list[int], keeper: Callable[..., CheckpointManager]):
     one, made = keeper(every=every), []
     for env_steps in (1, 2, 9, 10, 19, 21, 24, 25, 29, 30) if every != 1 else (1, 2, 9, 10, 19, 20, 21, 24, 25, 29, 30):
         if one.due(env_steps):
             made.append(env_steps)
-            one.submit(draft(env_steps))
+            one.submit(snapshot(env_steps))
             one.wait()
     assert made == due
 
 
-def test_minutes(keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch):
+def test_minutes(keeper: Callable[..., CheckpointManager], monkeypatch: pytest.MonkeyPatch):
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     one = keeper(every="0.5min")
@@ -489,18 +491,18 @@ def test_minutes(keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_that_falls_due_while_another_is_written_waits(
-    tmp_path: Path, keeper: Callable[..., Keeper], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, keeper: Callable[..., CheckpointManager], monkeypatch: pytest.MonkeyPatch
 ):
     on, plain, began = threading.Event(), form.write, threading.Event()
 
-    def slow(folder: Path, draft: Draft) -> Path:
+    def slow(folder: Path, snapshot: Snapshot) -> Path:
         began.set()
         assert on.wait(60)
-        return plain(folder, draft)
+        return plain(folder, snapshot)
 
     monkeypatch.setattr(form, "write", slow)
     one = keeper()
-    one.submit(draft(10))
+    one.submit(snapshot(10))
     assert began.wait(60)
     assert one.poll() is None
     assert not one.idle
@@ -510,21 +512,21 @@ def test_one_that_falls_due_while_another_is_written_waits(
     assert one.due(21)
     assert one.idle
     assert one.poll() is None, "it was told already"
-    one.submit(draft(21))
+    one.submit(snapshot(21))
     one.wait()
     assert kept(tmp_path) == [10, 21]
 
 
-def test_a_checkpoint_that_is_there_is_not_written_again(tmp_path: Path, keeper: Callable[..., Keeper]):
+def test_a_checkpoint_that_is_there_is_not_written_again(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
     one = keeper()
-    one.submit(draft(10))
+    one.submit(snapshot(10))
     one.wait()
     path = form.folder_of(tmp_path, 10)
     before = {file.name: (file.stat().st_ino, file.read_bytes()) for file in path.iterdir()}
-    one.submit(draft(10))
+    one.submit(snapshot(10))
     one.wait()
     assert {file.name: (file.stat().st_ino, file.read_bytes()) for file in path.iterdir()} == before
-    one.submit(draft(10, score=3.0))  # evaluated since
+    one.submit(snapshot(10, score=3.0))  # evaluated since
     one.wait()
     assert {file.name: file.stat().st_ino for file in path.glob("*.pt")} == {
         name: inode for name, (inode, _) in before.items() if name != "manifest.json"
@@ -550,17 +552,17 @@ def test_a_score_is_written_whole_or_not_at_all(tmp_path: Path):
 
 
 @pytest.mark.parametrize("ask", ["wait", "poll", "submit"])
-def test_a_disk_that_refuses_stops_the_run(tmp_path: Path, keeper: Callable[..., Keeper], ask: str):
+def test_a_disk_that_refuses_stops_the_run(tmp_path: Path, keeper: Callable[..., CheckpointManager], ask: str):
     one = keeper()
     (tmp_path / "checkpoints").write_text("in the way")
-    one.submit(draft(10))
+    one.submit(snapshot(10))
     assert one._writing is not None
     one._writing.exception(60)
     with pytest.raises(RunError, match=r"a checkpoint could not be written to .*: (File exists|Not a directory)"):
-        one.submit(draft(20)) if ask == "submit" else getattr(one, ask)()
+        one.submit(snapshot(20)) if ask == "submit" else getattr(one, ask)()
 
 
-def test_what_is_no_checkpoint_does_not_stop_the_others(tmp_path: Path, keeper: Callable[..., Keeper]):
+def test_what_is_no_checkpoint_does_not_stop_the_others(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
     for env_steps in (1, 2, 3):
         saved(tmp_path, env_steps)
     one, two, three = (form.folder_of(tmp_path, env_steps) for env_steps in (1, 2, 3))
@@ -568,7 +570,7 @@ def test_what_is_no_checkpoint_does_not_stop_the_others(tmp_path: Path, keeper: 
     form.remove(two)
     two.symlink_to("nowhere")
     keep = keeper(keep_last=1, env_steps=3)
-    keep.submit(draft(10))
+    keep.submit(snapshot(10))
     keep.wait()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000000000010"]
     assert not three.exists()

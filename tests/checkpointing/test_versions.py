@@ -61,7 +61,7 @@ def test_it_is_read(fixture: Path):
     for name in ("weights", "learner", "rank0"):
         assert found.tree(name)
     assert found.tree("weights")["algorithm"]
-    rows = [batch for piece in found.pieces() for batch in [found.rows(piece)]]
+    rows = [batch for chunk in found.chunks() for batch in [found.rows(chunk)]]
     assert bool(rows) == ("sac" in fixture.name)
     assert all("valid" in batch for batch in rows)
 
@@ -151,9 +151,9 @@ def test_rows_migrate_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = find(FIXTURES / f"format_{FORMAT}" / name)
     for tree in ("weights", "learner", "rank0"):
         found.tree(tree)
-    for piece in found.pieces():
-        found.rows(piece)
-    assert seen == ["manifest", "weights", "learner", "rank", *["rows"] * len(found.pieces())]
+    for chunk in found.chunks():
+        found.rows(chunk)
+    assert seen == ["manifest", "weights", "learner", "rank", *["rows"] * len(found.chunks())]
 
 
 def test_a_run_from_before_an_option_can_be_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,12 +12,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlplug.api import Algorithm, Exploration, Needs
 from rlplug.checkpointing.serialize import decode, encode, snapshot
-from rlplug.collection.collector import collector
+from rlplug.collection.collector import make_collector
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.next_step import InProcess
-from rlplug.collection.same_step import Ragged
+from rlplug.collection.next_step import NextStepCollector
+from rlplug.collection.same_step import SameStepCollector
 from rlplug.config import compose
-from rlplug.context import Scope
+from rlplug.context import EnvShard
 from rlplug.envs import NativeVector
 from rlplug.run.launch import build
 from rlplug.testing.context import context
@@ -37,11 +37,11 @@ def short_cartpole():
     return gymnasium.make("CartPole-v1", disable_env_checker=True, max_episode_steps=9)
 
 
-def source(mode: AutoresetMode, algorithm: Algorithm | None = None) -> InProcess:
+def source(mode: AutoresetMode, algorithm: Algorithm | None = None) -> NextStepCollector:
     env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
     ctx = context(env.spec, needs=Needs(keys=("obs", "action", "value")), num_envs=COLUMNS)
-    scope = Scope("actor", COLUMNS, range(COLUMNS))
-    return collector(env, algorithm or Follower(), ctx, scope, list(range(COLUMNS)))
+    shard = EnvShard("actor", COLUMNS, range(COLUMNS))
+    return make_collector(env, algorithm or Follower(), ctx, shard, list(range(COLUMNS)))
 
 
 def segments(mode: AutoresetMode, rows: int, n: int):
@@ -85,8 +85,8 @@ def test_every_autoreset_mode_gives_the_same_transitions(mode, rows):
 
 
 def test_the_source_fits_the_way_of_resetting():
-    assert type(source(AutoresetMode.NEXT_STEP)) is InProcess
-    assert type(source(AutoresetMode.SAME_STEP)) is Ragged
+    assert type(source(AutoresetMode.NEXT_STEP)) is NextStepCollector
+    assert type(source(AutoresetMode.SAME_STEP)) is SameStepCollector
 
 
 def test_row_t_reopens_the_next_segment():
@@ -137,10 +137,10 @@ def test_segments_of_other_lengths_hold_the_same_stream():
 
 def test_noise_of_actors_does_not_depend_on_other_columns():
     ctx = context(num_envs=4, seed=7)
-    with ctx.acting(Scope("actor", 4, range(4))):
+    with ctx.acting(EnvShard("actor", 4, range(4))):
         everybody = ctx.randn(4, 2)
     ctx = context(num_envs=4, seed=7)
-    with ctx.acting(Scope("actor", 4, [1, 3])):
+    with ctx.acting(EnvShard("actor", 4, [1, 3])):
         mine = ctx.randn(2, 2)
     assert torch.equal(mine, everybody[[1, 3]])
 
@@ -154,12 +154,12 @@ def test_a_restored_source_continues_the_same_stream(env, algo, tmp_path):
         return build(config, tmp_path)
 
     def follow(trainer, n):
-        rows = [{k: v.clone() for k, v in s.items()} for _ in range(n) for s in trainer.source.collect(50)]
+        rows = [{k: v.clone() for k, v in s.items()} for _ in range(n) for s in trainer.collector.collect(50)]
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
     first, second = made(), made()
     follow(first, 5)
-    second.source.load(copy.deepcopy(first.source.state()))
+    second.collector.load(copy.deepcopy(first.collector.state()))
     for role, generator in first.ctx.generators.items():
         second.ctx.generators[role].set_state(generator.get_state())
     second.algorithm.load_state_dict(first.algorithm.state_dict())
@@ -228,7 +228,7 @@ def test_previous_action_and_reward_are_those_of_the_row_before(mode):
     ctx = context(env.spec, needs=Needs(keys=("obs", "action", "prev_action", "prev_reward")), num_envs=COLUMNS)
     algorithm = Remembering()
     algorithm.seen = []
-    made = collector(env, algorithm, ctx, Scope("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)))
+    made = make_collector(env, algorithm, ctx, EnvShard("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)))
     rewarded = 0
     for segment in (s for _ in range(4) for s in made.collect(12)):
         first = segment["is_first"]
@@ -265,18 +265,20 @@ class Pushing(Exploration):
         super().__init__()
         self.told = []
 
-    def weights(self, w):
+    def perturb_weights(self, w):
         return {name: torch.ones_like(x) for name, x in w.items()}
 
-    def measured(self, plain, noisy):
+    def adapt_noise(self, plain, noisy):
         self.told.append((plain["action"].clone(), noisy["action"].clone()))
 
 
-def counting(mode: AutoresetMode, exploration=None) -> InProcess:
+def counting(mode: AutoresetMode, exploration=None) -> NextStepCollector:
     env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
-    needs = Needs(keys=("obs", "action", "given", "carry"), carry_every=1)
+    needs = Needs(keys=("obs", "action", "given", "carry"), carry_stride=1)
     ctx = context(env.spec, needs=needs, num_envs=COLUMNS)
-    return collector(env, Counting(), ctx, Scope("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)), exploration)
+    return make_collector(
+        env, Counting(), ctx, EnvShard("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)), exploration
+    )
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
@@ -331,7 +333,7 @@ class Ranking(Follower):
         out, carry = super().act(step, carry, mode)
         return out | {"extra": out["value"] + 1.0}, carry
 
-    def package(self, data):
+    def postprocess(self, data):
         return data | {"value": data["extra"]}
 
 

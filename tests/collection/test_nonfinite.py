@@ -46,14 +46,14 @@ class Flawed(toys.Sound):
 
     def update(self, batch, learner):
         if learner.progress.updates + 1 != self.cfg.at:
-            return learner.minimise(batch, self)
+            return learner.minimize(batch, self)
         if self.cfg.flaw == "absent":
             return Losses({})
         if self.cfg.flaw == "gradient":
-            return learner.minimise(batch | {"root": torch.ones_like(batch["reward"])}, self)
+            return learner.minimize(batch | {"root": torch.ones_like(batch["reward"])}, self)
         poison = torch.full_like(batch["reward"], torch.inf if self.cfg.flaw == "unbounded" else torch.nan)
-        losses = learner.minimise(batch | {"poison": poison}, self)
-        return learner.minimise(batch, self) if self.cfg.flaw == "brittle" else losses
+        losses = learner.minimize(batch | {"poison": poison}, self)
+        return learner.minimize(batch, self) if self.cfg.flaw == "brittle" else losses
 
     def forward(self, batch, parts):
         if self.cfg.flaw == "brittle" and self.baseline.bias.isnan():
@@ -187,7 +187,7 @@ class Feeding(NoisyActor):
 
     def forward(self, batch, parts):
         losses = super().forward(batch, parts)
-        return Losses(losses.terms, losses.metrics, {"priority": batch["ret"]})
+        return Losses(losses.terms, losses.metrics, {"priority": batch["returns"]})
 
     def after_step(self, parts, losses, learner):
         self.steps += 1
@@ -196,14 +196,14 @@ class Feeding(NoisyActor):
 def poisoned(fabric, on_nan, microbatches=1, compile=False):
     """A sound step, one of which a single row of the first rank is NaN, a sound one: what came of it."""
     batch, bad = flat_batch(), flat_batch()
-    bad["ret"][3] = torch.nan
+    bad["returns"][3] = torch.nan
     who = Feeding()
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size)
     learner = FabricLearner(fabric, ctx, who, None, (), None, microbatches, compile, on_nan)  # type: ignore[arg-type]
     returned = []
     for x in (batch, bad, batch):
         share = {k: v.chunk(fabric.world_size)[fabric.global_rank] for k, v in x.items()}
-        returned.append(learner.minimise(share, who))
+        returned.append(learner.minimize(share, who))
         learner.progress.updates += 1
         learner.progress.env_steps += 10
     assert compile == learner.compile
@@ -235,7 +235,7 @@ def test_every_rank_stops_with_the_same_words(how):
 def test_every_rank_skips_the_same_step(how):
     learner = FabricLearner(one_rank(), context(), Feeding(), None)  # type: ignore[arg-type]
     for _ in range(2):
-        learner.minimise(flat_batch(), learner.algorithm)
+        learner.minimize(flat_batch(), learner.algorithm)
     for message, skipped, steps, (feedback, critic), weights in HOW[how]("skip"):
         assert message == ""
         assert (skipped, steps) == (1, 2)
@@ -261,13 +261,13 @@ class Clipped(Trainable):
 
 
 @pytest.mark.parametrize("by", ["off", "value", "norm", "global_norm"])
-@pytest.mark.parametrize("how", ["minimise", "apply"])
+@pytest.mark.parametrize("how", ["minimize", "apply"])
 def test_gradients_are_looked_at_before_they_are_clipped(by, how):
     def step(on_nan):
         who = Clipped(by)
         learner = FabricLearner(one_rank(), context(), who, None, on_nan=on_nan)  # type: ignore[arg-type]
-        if how == "minimise":
-            learner.minimise({}, who)
+        if how == "minimize":
+            learner.minimize({}, who)
         else:
             learner.apply(learner.gradients({}, who), who)
         return learner, who
@@ -288,7 +288,7 @@ def test_where_nobody_asks_the_learner_does():
     sound, grads = flat_batch(), {}
     for _ in range(MOST_UNREAD + 5):
         learner.apply(grads, who)
-    learner.minimise(sound | {"ret": sound["ret"] * torch.nan}, who)
+    learner.minimize(sound | {"returns": sound["returns"] * torch.nan}, who)
 
     def go_on():
         for _ in range(MOST_UNREAD):

@@ -118,7 +118,7 @@ def a_qmix():
     batch = {
         "obs": torch.randn(6, 4, 3, 3),
         "state": torch.randn(6, 4, 5),
-        "mask": mask & (t <= length)[..., None, None],
+        "action_mask": mask & (t <= length)[..., None, None],
         "alive": alive,
         "action": torch.zeros(6, 4, 3, dtype=torch.long),
         "reward": torch.randn(6, 4, 3),
@@ -210,7 +210,7 @@ def test_r2d2_returns_equal_brute_force():
             factor *= 0.9 * (not batch["terminated"][at, b])
             if over[at, b]:
                 break
-        assert float(out["ret"][t, b]) == pytest.approx(ret, abs=1e-6)
+        assert float(out["returns"][t, b]) == pytest.approx(ret, abs=1e-6)
         assert float(out["discount"][t, b]) == pytest.approx(factor)
         assert int(out["bootstrap"][t, b]) == at + 1
 
@@ -233,13 +233,13 @@ def test_qmix_is_monotonic_and_acts_within_the_mask():
     step = map_leaves(lambda x: x[0], batch)
     for mode in ("random", "greedy"):
         out, carry = algorithm.act(step, algorithm.initial_carry(4), mode)
-        assert step["mask"].gather(-1, out["action"][..., None]).all()
+        assert step["action_mask"].gather(-1, out["action"][..., None]).all()
         assert carry["h"].shape == (4, 3, 8)
     assert worlds.learner(ctx, algorithm, batch).step().terms["td"] > 0
 
 
 def test_independent_children_update_themselves():
-    ctx = worlds.context(TEAM, worlds.Layer, num_envs=4, rows=8)
+    ctx = worlds.context(TEAM, worlds.Layer, num_envs=4, rollout_length=8)
     both = independent.Independent.Config(algo=worlds.chosen(PPO, PPO.Config(**CHILD), "algo"))
     assert "alive" in independent.Independent.needs(both, TEAM).keys
     algorithm = independent.Independent(both, ctx)
@@ -318,7 +318,7 @@ class Hill:
                 [height(self.algorithm.weights(map_leaves(lambda x, i=i: x[i], mine))) for i in range(n)]
             )
             data["valid"][-1] = False
-            self.sent.append(self.algorithm.package(data))
+            self.sent.append(self.algorithm.postprocess(data))
             yield self.sent[-1]
 
 
@@ -338,7 +338,7 @@ def test_es_climbs_and_sends_seeds_only():
         es.generation(run, algorithm, rows=2)
     assert height(dict(algorithm.named_parameters())) > before + 0.5
     assert run.progress.updates == 5
-    for results in run.source.sent:
+    for results in run.collector.sent:
         assert {key: leaf.shape for key, leaf in results.items()} == dict.fromkeys(
             ("return", "length", "seed", "sign"), (32,)
         )
@@ -368,10 +368,10 @@ def test_alphazero_plans_and_ranks():
     learner = worlds.learner(ctx, algorithm)
     data = {"reward": torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), "obs": torch.randn(3, 2, 3)}
     data |= {"valid": torch.tensor([[True, True], [True, True], [False, False]]), "visits": torch.full((3, 2, 2), 0.5)}
-    algorithm.observe(algorithm.package(data), learner)
+    algorithm.observe(algorithm.postprocess(data), learner)
     assert float(algorithm.threshold) == pytest.approx(0.75)  # between the scores 0 and 1
-    segment = algorithm.package(data)
-    assert segment["ret"][0].tolist() == [-1.0, 1.0]
+    segment = algorithm.postprocess(data)
+    assert segment["returns"][0].tolist() == [-1.0, 1.0]
     start = torch.tensor([[0.0], [1.0], [-1.0]])
     step = {
         "env_state": start,
@@ -384,7 +384,7 @@ def test_alphazero_plans_and_ranks():
     torch.testing.assert_close(out["visits"].sum(-1), torch.ones(3))
     assert (out["visits"][:, 1] > 0.6).all()
     assert carry["score"].shape == (3,)
-    losses = learner.minimise(segment, algorithm)
+    losses = learner.minimize(segment, algorithm)
     assert losses.terms.keys() == {"policy", "value"}
 
 

@@ -27,14 +27,14 @@ class Sound(Algorithm):
 
     @classmethod
     def needs(cls, cfg, spec):
-        if not isinstance(spec.sole.action, spaces.Discrete):
+        if not isinstance(spec.single_agent.action, spaces.Discrete):
             raise ConfigError("algo", "toys need discrete actions")
         return Needs(keys=("obs", "action"))
 
     def __init__(self, cfg, ctx):
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        group = ctx.spec.sole
+        group = ctx.spec.single_agent
         self.policy = nn.Linear(group.obs.shape[0], int(group.action.n))
         self.baseline = nn.Linear(group.obs.shape[0], 1)
         self.register_buffer("steps", torch.zeros(()))
@@ -168,7 +168,7 @@ class Wide(Sound):
 
 class Local(Sound):
     def update(self, batch, learner):
-        return learner.minimise(batch | {"weight": batch["weight"] - batch["weight"].mean()}, self)
+        return learner.minimize(batch | {"weight": batch["weight"] - batch["weight"].mean()}, self)
 
 
 class Secretive(Sound):

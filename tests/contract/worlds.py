@@ -101,7 +101,7 @@ class Given:
 
     def __init__(self, batch: Batch, rollout: bool) -> None:
         columns = batch["valid"].shape[1]
-        drawn = {"index": torch.arange(columns), "prob": torch.linspace(0.1, 0.9, columns)}
+        drawn = {"index": torch.arange(columns), "sample_prob": torch.linspace(0.1, 0.9, columns)}
         self.batch = batch if rollout else batch | drawn
         self.received: dict[str, Any] = {}
 
@@ -124,7 +124,7 @@ class Driven:
     """What one step of a loop asks of a run."""
 
     def __init__(self, source: Any, learner: FabricLearner) -> None:
-        self.source, self.learner, self.progress = source, learner, learner.progress
+        self.collector, self.learner, self.progress = source, learner, learner.progress
 
     def update(self, batch: Batch | None = None) -> Losses:
         return self.learner.step(batch)

@@ -1,4 +1,4 @@
-"""Ranks of a run: started with a function, not with the command line; ended together."""
+"""Ranks of a run: started with a function, not with the command line; ended spawn_ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlplug.api import Plan
-from rlplug.distributed.spawn import RankError, together
+from rlplug.distributed.spawn import RankError, spawn_ranks
 from rlplug.types import ConfigError
 
 PAIR = Plan("cpu", 2)
@@ -49,24 +49,24 @@ def is_deaf(fabric, tell):
 
 def test_the_first_rank_answers_and_is_heard():
     told: list[str] = []
-    assert together(PAIR, total, 3.0, tell=told.append) == 7.0
+    assert spawn_ranks(PAIR, total, 3.0, tell=told.append) == 7.0
     assert told == ["rank 0 of 2"]
 
 
 def test_a_rank_that_is_killed_ends_the_others():
     with pytest.raises(RankError, match=r"^the process of rank 1 of 2 was ended by SIGKILL$"):
-        together(PAIR, dies, signal.SIGKILL)
+        spawn_ranks(PAIR, dies, signal.SIGKILL)
 
 
 def test_what_a_rank_raises_is_raised():
     with pytest.raises(ConfigError, match=r"^algo\.gamma: is odd$"):
-        together(PAIR, raises, ConfigError("algo.gamma", "is odd"))
+        spawn_ranks(PAIR, raises, ConfigError("algo.gamma", "is odd"))
 
 
 @pytest.mark.slow
 def test_a_bug_in_a_rank_is_shown_with_its_traceback():
     with pytest.raises(RankError, match=r"^rank 1 of 2 failed:\n(.|\n)*in raises\n(.|\n)*ValueError: no share\n$"):
-        together(PAIR, raises, ValueError("no share"))
+        spawn_ranks(PAIR, raises, ValueError("no share"))
 
 
 def test_ctrl_c_reaches_all_ranks():
@@ -74,7 +74,7 @@ def test_ctrl_c_reaches_all_ranks():
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     with pytest.raises(KeyboardInterrupt):
-        together(PAIR, waits, tell=interrupt)
+        spawn_ranks(PAIR, waits, tell=interrupt)
 
 
 def test_a_second_ctrl_c_ends_those_that_do_not_hear_it():
@@ -83,4 +83,4 @@ def test_a_second_ctrl_c_ends_those_that_do_not_hear_it():
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     with pytest.raises(KeyboardInterrupt):
-        together(PAIR, is_deaf, tell=interrupt)
+        spawn_ranks(PAIR, is_deaf, tell=interrupt)

@@ -13,7 +13,7 @@ import pytest
 
 from rlplug.api import Plan
 from rlplug.distributed import wires
-from rlplug.distributed.spawn import RankError, together
+from rlplug.distributed.spawn import RankError, spawn_ranks
 from rlplug.testing.rank_pool import ranks
 
 
@@ -65,7 +65,7 @@ def calls_first(fabric):
 def test_one_whose_process_ends():
     told: list[str] = []
     with pytest.raises(RankError, match="the process of rank 1 of 2 was ended with code 0"):
-        together(Plan("cpu", 2), dies, tell=told.append)
+        spawn_ranks(Plan("cpu", 2), dies, tell=told.append)
     assert told == ["rank 1 (127.0.0.1) has ended"]
 
 

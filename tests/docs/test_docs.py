@@ -18,7 +18,7 @@ from rlplug import registry
 from rlplug.agent import EVALUABLE
 from rlplug.cli import main
 from rlplug.config import parse
-from rlplug.config.changes import RESUMABLE, change
+from rlplug.config.overrides import RESUMABLE, change
 from rlplug.config.sweeps import check_sweep
 from rlplug.registry import KINDS, Events, Manifest
 from tests.installing import Install
@@ -97,7 +97,11 @@ def files(text: str) -> dict[str, str]:
 
 def test_the_callback_in_the_docs_works(install: Install, tmp_path: Path):
     package = files(TEXT[DOCS / "hooks.md"])
-    assert set(package) == {"rlplug_best/__init__.py", "rlplug_best/callback.py", "rlplug_best/conf/logger/best.yaml"}
+    assert set(package) == {
+        "rlplug_best/__init__.py",
+        "rlplug_best/callback.py",
+        "rlplug_best/conf/logger/best.yaml",
+    }
     install("rlplug-best", "rlplug_best", package)
     short = ["algo=ppo", "total_steps=1024", "eval.episodes=1", "model.hidden=[8]", "logger=[best]"]
     rlplug.train([*short, "logger.best.file=policy.pt", f"hydra.run.dir={tmp_path / 'run'}"])

@@ -157,7 +157,7 @@ def test_nothing_may_be_allowed_behind_the_end(mode):
         env.reset([0])
         row = env.step(np.zeros((1, 2), np.int64))
         assert row["terminated"].all()
-        assert row["final_mask" if "final_mask" in row else "mask"].tolist() == [[True] * 5]
+        assert row["final_action_mask" if "final_action_mask" in row else "action_mask"].tolist() == [[True] * 5]
 
 
 def test_a_dict_that_lacks_a_key():

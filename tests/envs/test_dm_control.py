@@ -136,14 +136,14 @@ def test_pixels():
     if not renders():
         pytest.skip("the suite cannot render here: there is neither a screen nor EGL")
     env = make(pixels=32, camera=1, frame_stack=3)
-    assert env.spec.sole.obs == Box(0, 255, (9, 32, 32), np.uint8)
+    assert env.spec.single_agent.obs == Box(0, 255, (9, 32, 32), np.uint8)
     assert env.spec.frame_stack == 3
     first = copy(env.reset([0, 1])["obs"])
     assert first[:, 6:].std() > 10
     assert not first[:, :6].any()
     second = copy(env.step(np.ones((2, 1), np.float32))["obs"])
     assert np.array_equal(second[:, 3:6], first[:, 6:])
-    assert make(n=1, pixels=32).spec.sole.obs == Box(0, 255, (32, 32, 3), np.uint8)
+    assert make(n=1, pixels=32).spec.single_agent.obs == Box(0, 255, (32, 32, 3), np.uint8)
 
 
 def test_pixels_where_nothing_renders():

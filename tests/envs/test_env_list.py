@@ -1,6 +1,7 @@
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 from rlplug.envs import EnvList
 from rlplug.envs.spaces import copy, equal, execute, observe
@@ -63,7 +64,7 @@ def test_equal_seeds_give_equal_episodes_whatever_the_other_columns(maker):
 def test_the_step_after_a_final_row_ignores_its_action(maker):
     def run(other):
         env = make(maker, 1)
-        policy = linear_policy(env.spec.sole.action)
+        policy = linear_policy(env.spec.single_agent.action)
         row, rows, final = copy(env.reset([0])), [], False
         for _ in range(80):
             action = policy(row["obs"])
@@ -80,7 +81,7 @@ def test_the_step_after_a_final_row_ignores_its_action(maker):
 @pytest.mark.parametrize("before", [0, 1, 17, 18, 53])
 def test_a_loaded_state_continues_exactly(maker, before):
     one, two = make(maker, 3), make(maker, 3)
-    policy = linear_policy(one.spec.sole.action)
+    policy = linear_policy(one.spec.single_agent.action)
     row = one.reset([3, 1, 4])
     for _ in range(before):
         row = one.step(policy(row["obs"]))
@@ -136,7 +137,7 @@ def test_spec_and_dtypes():
         "terminated": "bool",
         "truncated": "bool",
     }
-    assert env.lockstep
+    assert env.autoreset is AutoresetMode.NEXT_STEP
 
 
 def test_seeds_and_tasks_must_fit():

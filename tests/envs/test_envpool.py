@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
 
 from rlplug.envs.spaces import copy
 from rlplug.types import ConfigError
@@ -27,8 +28,8 @@ def make(option, n=2, **changes):
 @pytest.mark.parametrize("option", SAME)
 def test_a_preset_is_the_same_as_of_gymnasium(option):
     pool, other = make(option), build(option, 2)
-    spaces, wanted = pool.spec.sole, other.spec.sole
-    assert pool.lockstep
+    spaces, wanted = pool.spec.single_agent, other.spec.single_agent
+    assert pool.autoreset is AutoresetMode.NEXT_STEP
     assert pool.state() is None
     assert pool.spec.frame_stack == other.spec.frame_stack
     assert pool.spec.max_episode_steps == (other.spec.max_episode_steps or pool.spec.max_episode_steps)
@@ -47,7 +48,7 @@ def test_a_preset_is_the_same_as_of_gymnasium(option):
 def test_a_time_limit_truncates_and_the_step_after_it_resets(option):
     env = make(option, max_episode_steps=7)
     assert env.spec.max_episode_steps == 7
-    space = env.spec.sole.action
+    space = env.spec.single_agent.action
     space.seed(0)
     env.reset([1, 2])
     over, length, cut = np.zeros(2, bool), np.zeros(2, int), 0
@@ -142,9 +143,9 @@ def test_the_stack_of_a_new_game_holds_its_first_frame_over_and_over():
 
 
 def test_options_of_envpool_are_passed_on():
-    assert make("frozenlake", kwargs={"size": 8}).spec.sole.obs == Discrete(64)
+    assert make("frozenlake", kwargs={"size": 8}).spec.single_agent.obs == Discrete(64)
     env = make("pong", frame_skip=3, frame_stack=2, kwargs={"gray_scale": False})
-    assert env.spec.sole.obs.shape == (6, 84, 84)
+    assert env.spec.single_agent.obs.shape == (6, 84, 84)
     assert (env.env.options["frame_skip"], env.env.options["repeat_action_probability"]) == (3, 0.0)
     assert make("pong", sticky_actions=None).env.options["repeat_action_probability"] == 0.25
 

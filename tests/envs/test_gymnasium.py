@@ -30,13 +30,13 @@ def test_what_an_environment_brings_is_preferred():
 
 def test_spec():
     spec = make("Pendulum-v1").spec
-    assert spec.sole.action == Box(-1, 1, (1,), np.float32)
-    assert spec.sole.obs == Box(np.array([-1, -1, -8], np.float32), np.array([1, 1, 8], np.float32))
+    assert spec.single_agent.action == Box(-1, 1, (1,), np.float32)
+    assert spec.single_agent.obs == Box(np.array([-1, -1, -8], np.float32), np.array([1, 1, 8], np.float32))
     assert spec.max_episode_steps == 200
     for vectorization in ("native", "list"):
         spec = make("CartPole-v1", vectorization=vectorization).spec
-        assert spec.sole.action == Discrete(2)
-        assert spec.sole.obs.shape == (4,)
+        assert spec.single_agent.action == Discrete(2)
+        assert spec.single_agent.obs.shape == (4,)
         assert spec.max_episode_steps == 500
 
 

@@ -33,7 +33,7 @@ def by_hand(make, of, seed, steps):
 
 
 def first_allowed(row):
-    return row["mask"].argmax(1)
+    return row["action_mask"].argmax(1)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_masks_are_those_of_the_environment(make, of):
     wrap = Wrapping(mask_key="action_mask")
     env = EnvList([wrap(make()) for _ in SEEDS], mask_key="action_mask")
     size = int(env.envs[0].action_space.n)
-    assert env.spec.extras == {"mask": MultiBinary(size)}
-    assert "action_mask" not in getattr(env.spec.sole.obs, "spaces", {})
+    assert env.spec.extras == {"action_mask": MultiBinary(size)}
+    assert "action_mask" not in getattr(env.spec.single_agent.obs, "spaces", {})
     seen = rows(env, 30, SEEDS, first_allowed)
     for i, seed in enumerate(SEEDS):
         expected = np.array(by_hand(make, of, seed, 31), np.bool_)
-        assert np.array_equal([row["mask"][i] for row in seen], expected)
-    assert all(row["mask"].dtype == np.bool_ for row in seen)
+        assert np.array_equal([row["action_mask"][i] for row in seen], expected)
+    assert all(row["action_mask"].dtype == np.bool_ for row in seen)
     assert sum(int((row["terminated"] | row["truncated"]).sum()) for row in seen[1:]) >= 9
 
 
@@ -62,7 +62,7 @@ def test_masks_are_those_of_the_environment(make, of):
     "make", [lambda: gymnasium.make("Taxi-v4", max_episode_steps=9), Everything], ids=["info", "obs"]
 )
 def test_vectors_give_them_in_every_mode(make):
-    """The same masks beside the same observations; final ones as ``final_mask`` where the new episode has begun."""
+    """The same masks beside the same observations; final ones as ``final_action_mask`` if an episode has begun."""
 
     def pairs(mode):
         env = NativeVector(SyncVectorEnv([make] * 3, autoreset_mode=mode), mask_key="action_mask")
@@ -70,12 +70,14 @@ def test_vectors_give_them_in_every_mode(make):
         row = env.reset(SEEDS)
         for _ in range(40):
             before = row
-            row = env.step(before["mask"].argmax(1))
+            row = env.step(before["action_mask"].argmax(1))
             for i in np.flatnonzero(~final):
-                last = row.get("final_mask", row["mask"])[i]
-                out[i].append((before["mask"][i].tolist(), last.tolist(), float(row["reward"][i])))
-            final = (row["terminated"] | row["truncated"]) & env.lockstep
-            assert ("final_mask" in row) == (not env.lockstep and bool((row["terminated"] | row["truncated"]).any()))
+                last = row.get("final_action_mask", row["action_mask"])[i]
+                out[i].append((before["action_mask"][i].tolist(), last.tolist(), float(row["reward"][i])))
+            final = (row["terminated"] | row["truncated"]) & (env.autoreset is AutoresetMode.NEXT_STEP)
+            assert ("final_action_mask" in row) == (
+                env.autoreset is not AutoresetMode.NEXT_STEP and bool((row["terminated"] | row["truncated"]).any())
+            )
         return out
 
     one, *others = [pairs(mode) for mode in AutoresetMode]
@@ -87,15 +89,15 @@ def test_vectors_give_them_in_every_mode(make):
 
 def test_masks_of_several_parts_are_joined():
     env = EnvList([Faulty(Faulty.fine)], mask_key="action_mask")
-    assert env.reset([0])["mask"].tolist() == [[True, True, False, True, True]]
-    assert env.step(np.zeros((1, 2), np.int64))["mask"].tolist() == [[True, True, False, True, True]]
+    assert env.reset([0])["action_mask"].tolist() == [[True, True, False, True, True]]
+    assert env.step(np.zeros((1, 2), np.int64))["action_mask"].tolist() == [[True, True, False, True, True]]
 
 
 def test_without_the_key_there_is_none():
     for key in (None, "legal"):
         env = make_list(find("Taxi-v4"), 1, mask_key=key)
         assert env.spec.extras == {}
-        assert "mask" not in env.reset([0]) | env.step(np.zeros(1, np.int64))
+        assert "action_mask" not in env.reset([0]) | env.step(np.zeros(1, np.int64))
     wrapped = Wrapping()(Everything())
     assert "action_mask" in wrapped.observation_space.spaces
 

@@ -24,7 +24,7 @@ def sync(maker, mode, n=3, **kwargs):
 @pytest.mark.parametrize("shares_memory", [False, True])
 def test_autoreset_modes_give_equal_transitions(maker, shares_memory):
     modes = {mode: sync(maker, mode, copy=not shares_memory) for mode in AutoresetMode}
-    assert [env.lockstep for env in modes.values()] == [True, False, False]
+    assert [env.autoreset is AutoresetMode.NEXT_STEP for env in modes.values()] == [True, False, False]
     next_step, *others = (transitions(env, [3, 1, 4], 200) for env in modes.values())
     for column in next_step:
         assert sum(terminated or truncated for *_, terminated, truncated, _ in column) >= 3
@@ -70,7 +70,7 @@ class Delay(VectorObservationWrapper):
 @pytest.mark.parametrize("before", [0, 1, 40])
 def test_a_loaded_state_continues_exactly(wrap, before):
     one, two = NativeVector(wrap(cartpole())), NativeVector(wrap(cartpole()))
-    policy = linear_policy(one.spec.sole.action)
+    policy = linear_policy(one.spec.single_agent.action)
     row = one.reset([3, 1, 4, 1])
     for _ in range(before):
         row = one.step(policy(row["obs"]))

@@ -97,12 +97,12 @@ def sample(space, mask):
 
 def walk(env, seed, steps):
     """Copies of the rows that follow ``reset`` under random actions, always the same, that the masks allow."""
-    space = env.spec.sole.action
+    space = env.spec.single_agent.action
     space.seed(0)
     row = map_leaves(np.array, env.reset([seed + i for i in range(env.num_envs)]))
     yield row
     for _ in range(steps):
-        masks = row.get("mask", [None] * env.num_envs)
+        masks = row.get("action_mask", [None] * env.num_envs)
         row = map_leaves(np.array, env.step(np.stack([sample(space, mask) for mask in masks])))
         yield row
 
@@ -137,15 +137,15 @@ def test_a_preset_holds_what_it_promises(option):
     obs, action, steps = WANTED[option]
     env = build(option)
     spec = env.spec
-    assert shapes(spec.sole.obs) == shapes(obs)
-    assert spec.sole.action == action
+    assert shapes(spec.single_agent.obs) == shapes(obs)
+    assert spec.single_agent.action == action
     assert spec.max_episode_steps == steps
     assert spec.frame_stack == (4 if obs is image else 1)
-    assert spec.extras == ({"mask": MultiBinary(MASKED[option])} if option in MASKED else {})
+    assert spec.extras == ({"action_mask": MultiBinary(MASKED[option])} if option in MASKED else {})
     length, over, ends = np.zeros(2, int), np.zeros(2, bool), 0
     horizon = 2 * steps + 2 if steps and steps <= 250 else 60
     for t, row in enumerate(walk(env, 0, horizon)):
-        assert all(inside(spec.sole.obs, row["obs"], i) for i in range(2))
+        assert all(inside(spec.single_agent.obs, row["obs"], i) for i in range(2))
         assert row.keys() >= spec.extras.keys()
         if not t:
             continue
@@ -174,11 +174,11 @@ def test_seeds_decide_everything(option):
 def test_no_action_leads_out_of_the_space_unless_the_preset_says_so(option):
     """An observation outside of its space stops a run."""
     env = build(option, 4)
-    spec, beyond = env.spec.sole, False
+    spec, beyond = env.spec.single_agent, False
     for action in range(spec.action.n):
         row = env.reset(range(4))
         for _ in range(120):
-            if "mask" in row and not row["mask"][:, action].all():
+            if "action_mask" in row and not row["action_mask"][:, action].all():
                 break
             row = env.step(np.full(4, action))
             beyond |= not all(inside(spec.obs, row["obs"], i) for i in range(4))
@@ -239,7 +239,7 @@ def test_taxi_allows_what_changes_something():
 
     table = gymnasium.make("Taxi-v4").unwrapped.P
     for row in walk(build("taxi", 4), 0, 300):
-        for state, mask in zip(row["obs"], row["mask"], strict=True):
+        for state, mask in zip(row["obs"], row["action_mask"], strict=True):
             moves = [table[int(state)][action][0][1] != state for action in range(6)]
             final = not mask.sum() < 6
             assert final or mask.tolist() == moves

@@ -86,7 +86,7 @@ def test_every_space_comes_back_from_strict_json(space):
     offers=st.frozensets(st.sampled_from(("state", "simulator", "tasks"))),
 )
 def test_every_spec_comes_back(groups, extras, limit, offers):
-    spec = EnvSpec(groups, outside=groups, extras=extras, max_episode_steps=limit, offers=offers)
+    spec = EnvSpec(groups, native_spaces=groups, extras=extras, max_episode_steps=limit, offers=offers)
     back = from_json(json.loads(json.dumps(to_json(spec))))
     assert back == spec
     assert [*back.groups, *back.extras] == [*spec.groups, *spec.extras]
@@ -98,8 +98,8 @@ def test_a_real_environment_with_its_own_spaces():
     env.close()
     back = from_json(json.loads(json.dumps(to_json(env.spec))))
     assert back == env.spec
-    assert back.outside["agent"].action == Box(-2, 2, (1,))
-    assert back.sole.action == Box(-1, 1, (1,))
+    assert back.native_spaces["agent"].action == Box(-2, 2, (1,))
+    assert back.single_agent.action == Box(-1, 1, (1,))
 
 
 def test_both_zeros():
@@ -143,7 +143,7 @@ def broken(change):
         [],
         {},
         "Box",
-        broken(lambda node: node.pop("outside")),
+        broken(lambda node: node.pop("native_spaces")),
         broken(lambda node: node.update(groups=3)),
         broken(lambda node: node["groups"][0]["action"].update(type="Text")),
         broken(lambda node: node["groups"][0]["action"].update(n=-1)),
@@ -180,13 +180,16 @@ PENDULUM = single_agent(Box(-1, 1, (3,)), Box(-2, 2, (1,)), 200)
         ),
         (replace(PENDULUM, max_episode_steps=None), "the longest episode was 200 steps, and is without a limit"),
         (replace(PENDULUM, offers=frozenset({"tasks"})), "what the environment offers was nothing, and is tasks"),
-        (replace(PENDULUM, extras={"mask": MultiBinary(3)}), "the space of 'mask' was nothing, and is MultiBinary(3)"),
         (
-            replace(PENDULUM, groups={"red": PENDULUM.sole, "blue": PENDULUM.sole}),
+            replace(PENDULUM, extras={"action_mask": MultiBinary(3)}),
+            "the space of 'action_mask' was nothing, and is MultiBinary(3)",
+        ),
+        (
+            replace(PENDULUM, groups={"red": PENDULUM.single_agent, "blue": PENDULUM.single_agent}),
             "who plays was agent, and is red, blue",
         ),
         (
-            replace(PENDULUM, groups={"agent": replace(PENDULUM.sole, agents=("a", "b"))}),
+            replace(PENDULUM, groups={"agent": replace(PENDULUM.single_agent, agents=("a", "b"))}),
             "the list of agents inside was empty, and is a, b",
         ),
     ],

@@ -58,7 +58,7 @@ def test_rows_are_those_of_the_list(options):
     back, forth = make("list", **options), make("subprocess", workers=3, **options)
     forth.load(states[0])
     back.load(states[1])
-    space = one.spec.sole.action
+    space = one.spec.single_agent.action
     for _ in range(40):
         action = np.stack([space.sample() for _ in SEEDS])
         row = copy(one.step(action))

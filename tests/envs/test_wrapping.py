@@ -96,7 +96,9 @@ def test_select_hides_velocities_natively_too():
     for vectorization in ("native", "list"):
         env = make("CartPole-v1", vectorization=vectorization, select=[0, 2])
         whole = make("CartPole-v1", vectorization=vectorization)
-        assert env.spec.sole.obs == Box(whole.spec.sole.obs.low[[0, 2]], whole.spec.sole.obs.high[[0, 2]])
+        assert env.spec.single_agent.obs == Box(
+            whole.spec.single_agent.obs.low[[0, 2]], whole.spec.single_agent.obs.high[[0, 2]]
+        )
         for a, b in zip(rows(env, 60, [0, 1]), rows(whole, 60, [0, 1]), strict=True):
             assert np.array_equal(a.pop("obs"), b.pop("obs")[:, [0, 2]])
             assert equal(a, b)
@@ -106,8 +108,8 @@ def test_drop_and_mask_in_a_vector():
     options = {"drop": ["hand"], "mask_key": "action_mask"}
     native = NativeVector(SyncVectorEnv([Everything] * 2), **options)
     single = EnvList([Wrapping(**options)(Everything()) for _ in range(2)], mask_key="action_mask")
-    assert native.spec.sole == single.spec.sole
-    assert list(native.spec.sole.obs.spaces) == ["bits", "seen"]
+    assert native.spec.single_agent == single.spec.single_agent
+    assert list(native.spec.single_agent.obs.spaces) == ["bits", "seen"]
     assert native.spec.extras == single.spec.extras
     for key in ("select", "drop"):
         with pytest.raises(ConfigError, match=f"env.{key}: "):
@@ -168,7 +170,7 @@ def test_the_preprocessing_of_atari_is_that_of_its_own_vector():
     single = make("ALE/Pong-v5", 1, vectorization="list", **ATARI)
     assert isinstance(native, NativeVector)
     for env in (native, single):
-        assert env.spec.sole.obs == Box(0, 255, (4, 84, 84), np.uint8)
+        assert env.spec.single_agent.obs == Box(0, 255, (4, 84, 84), np.uint8)
         assert (env.spec.frame_stack, env.spec.max_episode_steps) == (4, 27000)
     without_no_ops(single)
     row, other = native.reset([0]), single.reset([0])
@@ -202,7 +204,7 @@ def test_options_of_atari():
     for vectorization in ("native", "list"):
         options = ATARI | {"vectorization": vectorization, "max_episode_steps": 13, "frame_stack": 1}
         env = make("ALE/Breakout-v5", **options)
-        assert env.spec.sole.obs == Box(0, 255, (1, 84, 84), np.uint8)
+        assert env.spec.single_agent.obs == Box(0, 255, (1, 84, 84), np.uint8)
         ends = [row["truncated"].all() for row in rows(env, 13, [0, 1])[1:]]
         assert ends == [False] * 12 + [True]
     with pytest.raises(ConfigError, match=r"env.vectorization: the vector of ALE/Pong-v5 preprocesses images"):

@@ -6,6 +6,7 @@ import time
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector import AutoresetMode
 
 from rlplug.envs.spaces import copy
 from rlplug.types import map_leaves
@@ -130,7 +131,7 @@ class Counting(gymnasium.Env):
 
 def rows(env, steps, seeds, policy=None):
     """Copied rows under actions drawn by ``policy(row)``; by default out of a fixed sequence."""
-    space = env.spec.sole.action
+    space = env.spec.single_agent.action
     space.seed(0)
     out = [map_leaves(np.array, env.reset(seeds))]
     for _ in range(steps):
@@ -159,7 +160,7 @@ def linear_policy(space):
 
 def transitions(env, seeds, steps):
     """Per column the transitions ``(obs, action, reward, terminated, truncated, next obs)`` of ``steps`` steps."""
-    policy = linear_policy(env.spec.sole.action)
+    policy = linear_policy(env.spec.single_agent.action)
     columns = [[] for _ in seeds]
     obs = copy(env.reset(seeds)["obs"])
     final = np.zeros(len(seeds), bool)
@@ -172,6 +173,6 @@ def transitions(env, seeds, steps):
             if not final[i]:
                 outcome = float(row["reward"][i]), bool(row["terminated"][i]), bool(row["truncated"][i])
                 column.append((flat(obs)[i].tolist(), action[i].tolist(), *outcome, after[i].tolist()))
-        final = ended & env.lockstep
+        final = ended & (env.autoreset is AutoresetMode.NEXT_STEP)
         obs = row["obs"]
     return columns

@@ -22,8 +22,8 @@ class Sequential(SAC):
     """The original order: critics first, then policy and temperature by the critics that have just moved."""
 
     def update(self, batch, learner):
-        losses = learner.minimise(batch, self, ("critic",))
-        rest = learner.minimise(batch, self, ("actor", "alpha"))
+        losses = learner.minimize(batch, self, ("critic",))
+        rest = learner.minimize(batch, self, ("actor", "alpha"))
         losses.terms |= rest.terms
         return losses
 

@@ -13,7 +13,7 @@ from rlplug.nn import MLP, LayerNorm, Linear
 def members(ensemble):
     """The single networks that an ensemble consists of."""
     singles = []
-    for i in range(ensemble.copies):
+    for i in range(ensemble.ensemble_size):
         sizes = [layer.weight.shape[2] for layer in ensemble.layers]
         single = MLP(ensemble.in_features, sizes, ensemble.activation, layer_norm=ensemble.norms is not None)
         with torch.no_grad():
@@ -28,7 +28,7 @@ def members(ensemble):
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_copies_equal_separate_networks(lead, layer_norm):
     torch.manual_seed(0)
-    ensemble = MLP(3, [8, 5], "tanh", layer_norm=layer_norm, copies=2)
+    ensemble = MLP(3, [8, 5], "tanh", layer_norm=layer_norm, ensemble_size=2)
     for p in ensemble.parameters():
         nn.init.normal_(p)
     x = torch.randn(*lead, 3)
@@ -44,7 +44,7 @@ def test_copies_equal_separate_networks(lead, layer_norm):
 
 def test_head_of_copies_reads_the_features_of_its_member():
     torch.manual_seed(0)
-    head = Linear(4, 3, copies=2)
+    head = Linear(4, 3, ensemble_size=2)
     for lead in [(5,), (2,), (6, 5)]:
         features = torch.randn(2, *lead, 4)
         expected = torch.stack([features[i] @ head.weight[i] + head.bias[i] for i in range(2)])
@@ -53,7 +53,7 @@ def test_head_of_copies_reads_the_features_of_its_member():
 
 def test_input_without_members_goes_to_all():
     torch.manual_seed(0)
-    head, x = Linear(4, 3, copies=2), torch.randn(2, 4)
+    head, x = Linear(4, 3, ensemble_size=2), torch.randn(2, 4)
     assert_close(head(x), head(torch.stack([x, x])))
 
 
@@ -63,17 +63,17 @@ def test_default_initialisation_is_that_of_torch():
     torch.manual_seed(0)
     theirs = nn.Linear(5, 7)
     assert_close(dict(mine.named_parameters()), dict(theirs.named_parameters()), rtol=0, atol=0)
-    copies = Linear(100, 50, copies=3)
-    for p in copies.parameters():
+    ensemble_size = Linear(100, 50, ensemble_size=3)
+    for p in ensemble_size.parameters():
         assert 0.09 < p.abs().max() <= 0.1
         assert p[0].ne(p[1]).all()
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-def test_orthogonal_initialisation(copies):
-    mlp = MLP(16, [8, 8], "tanh", init="orthogonal", copies=copies)
+@pytest.mark.parametrize("ensemble_size", [1, 3])
+def test_orthogonal_initialisation(ensemble_size):
+    mlp = MLP(16, [8, 8], "tanh", init="orthogonal", ensemble_size=ensemble_size)
     for layer in mlp.layers:
-        weights = [layer.weight] if copies == 1 else [w.T for w in layer.weight]
+        weights = [layer.weight] if ensemble_size == 1 else [w.T for w in layer.weight]
         for weight in weights:
             assert_close(weight @ weight.T, 2.0 * torch.eye(8), atol=1e-5, rtol=1e-5)
         assert all((a != b).any() for a, b in pairwise(weights))
@@ -100,11 +100,11 @@ def test_without_hidden_layers_it_is_the_identity():
     x = torch.randn(4, 3)
     assert MLP(3, []).out_dim == 3
     assert MLP(3, [])(x) is x
-    assert_close(MLP(3, [], copies=2)(x), torch.stack([x, x]))
+    assert_close(MLP(3, [], ensemble_size=2)(x), torch.stack([x, x]))
 
 
 def test_layer_norm_scales_every_member_by_itself():
-    norm = LayerNorm(4, copies=2)
+    norm = LayerNorm(4, ensemble_size=2)
     with torch.no_grad():
         norm.weight[1] = 3.0
         norm.bias[1] = 1.0
@@ -113,8 +113,8 @@ def test_layer_norm_scales_every_member_by_itself():
     assert_close(norm(x), torch.stack([plain[0], 3.0 * plain[1] + 1.0]))
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_pickle_and_copy(copies):
-    mlp, x = MLP(3, [4], "gelu", layer_norm=True, copies=copies), torch.randn(5, 3)
+@pytest.mark.parametrize("ensemble_size", [1, 2])
+def test_pickle_and_copy(ensemble_size):
+    mlp, x = MLP(3, [4], "gelu", layer_norm=True, ensemble_size=ensemble_size), torch.randn(5, 3)
     assert_close(pickle.loads(pickle.dumps(mlp))(x), mlp(x))
     assert_close(copy.deepcopy(mlp)(x), mlp(x))

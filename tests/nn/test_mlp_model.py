@@ -15,8 +15,8 @@ from rlplug.types import ConfigError
 OBS_AND_ACTION = spaces.Dict({"obs": box(3), "action": box(2)})
 
 
-def build(option="mlp", space=OBS_AND_ACTION, copies=1, **changes):
-    return MLP(config(f"model/{option}", **changes), context().derive(space=space, copies=copies))
+def build(option="mlp", space=OBS_AND_ACTION, ensemble_size=1, **changes):
+    return MLP(config(f"model/{option}", **changes), context().derive(space=space, ensemble_size=ensemble_size))
 
 
 @pytest.mark.parametrize(("option", "sizes"), [("mlp", [64, 64]), ("mlp256", [256, 256])])
@@ -28,12 +28,12 @@ def test_sizes_come_from_yaml_and_space(option, sizes):
 
 
 @pytest.mark.parametrize("lead", [(7,), (4, 7)])
-@pytest.mark.parametrize("copies", [1, 2])
-def test_features_of_a_tree(lead, copies):
-    model = build(copies=copies, hidden=[8, 6])
+@pytest.mark.parametrize("ensemble_size", [1, 2])
+def test_features_of_a_tree(lead, ensemble_size):
+    model = build(ensemble_size=ensemble_size, hidden=[8, 6])
     x = {"obs": torch.randn(*lead, 3), "action": torch.randn(*lead, 2)}
     features, carry = model(x, model.initial_carry(7), torch.zeros(lead, dtype=torch.bool))
-    assert features.shape == (*((2,) if copies > 1 else ()), *lead, 6)
+    assert features.shape == (*((2,) if ensemble_size > 1 else ()), *lead, 6)
     assert carry == {}
     keys = list(OBS_AND_ACTION.spaces)
     assert_close(features, model.net(torch.cat([x[key] for key in keys], -1)))
@@ -41,12 +41,12 @@ def test_features_of_a_tree(lead, copies):
 
 def test_a_context_builds_copies_in_one_module():
     torch.manual_seed(0)
-    model = context().build("model", box(3), copies=3)
+    model = context().build("model", box(3), ensemble_size=3)
     assert isinstance(model, MLP)
     features, _ = model(torch.randn(5, 3), {}, None)
     assert features.shape == (3, 5, 64)
     assert features[0].ne(features[1]).any()
-    assert Linear(model.out_dim, 1, copies=3)(features).shape == (3, 5, 1)
+    assert Linear(model.out_dim, 1, ensemble_size=3)(features).shape == (3, 5, 1)
 
 
 def test_outside_of_any_component_it_is_refused():
@@ -61,7 +61,7 @@ def test_wrong_options(wrong):
 
 
 class Recurrent(nn.Module):
-    """A model with a carry, which computes no copies itself."""
+    """A model with a carry, which computes no ensemble_size itself."""
 
     def __init__(self):
         super().__init__()

@@ -11,7 +11,7 @@ def test_merging_batches_gives_the_moments_of_all():
     for part in x.split([1, 0, 30, 69]):
         moments.add(part)
     assert (moments.mean.unique(), moments.var.unique()) == (0.0, 1.0)
-    moments.settle()
+    moments.commit()
     assert_close(moments.mean, x.mean(0))
     assert_close(moments.var, x.var(0, correction=0))
     assert_close(moments.scale(), 1.0 / x.std(0, correction=0))
@@ -20,7 +20,7 @@ def test_merging_batches_gives_the_moments_of_all():
 def test_a_single_number_has_no_deviation_yet():
     moments = Moments()
     moments.add(torch.tensor([7.0]))
-    moments.settle()
+    moments.commit()
     assert (moments.mean, moments.var) == (0.0, 1.0)
 
 
@@ -30,7 +30,7 @@ def test_shares_of_several_ranks_are_added_up():
     Moments().add(x[3:], lambda own: shares.append(own) or own)
     both = Moments()
     both.add(x[:3], lambda own: torch.cat([own, *shares]))
-    both.settle()
+    both.commit()
     assert_close((both.mean, both.var), (x.mean(), x.var(correction=0)))
 
 
@@ -52,6 +52,6 @@ def test_images_are_summed_up_in_pieces():
     with Largest() as largest:
         moments.add(x)
     assert x.numel() > 2 * PIECE >= 2 * largest.size > 0
-    moments.settle()
+    moments.commit()
     assert_close(moments.mean, x.float().mean(0))
     assert_close(moments.var, x.float().var(0, correction=0))

@@ -22,7 +22,7 @@ from rlplug.types import ConfigError, RunError, leaves
 
 def make(name, needs=None, columns=2, batch=64, of=None, rows=1, **changes):
     ctx = context(
-        of, needs=needs or Needs(stale=True, keys=("obs", "action")), num_envs=columns, rows=rows, batch_size=batch
+        of, needs=needs or Needs(off_policy=True, keys=("obs", "action")), num_envs=columns, rows=rows, batch_size=batch
     )
     return choose(
         "buffer", "buffer", default_node("buffer", name) | ({"capacity": 200} if name != "rollout" else {}) | changes
@@ -52,8 +52,8 @@ def test_probabilities_and_weights():
     sample = four(alpha=0.6, beta=0.4).sample()
     prob = torch.tensor([0.14823, 0.22467, 0.28655, 0.34054])
     weight = torch.tensor([1.0, 0.84675, 0.76823, 0.71698])
-    torch.testing.assert_close(sample["prob"], prob[sample["index"]], atol=6e-6, rtol=0)
-    torch.testing.assert_close(sample["weight"], (4 * sample["prob"]) ** -0.4)
+    torch.testing.assert_close(sample["sample_prob"], prob[sample["index"]], atol=6e-6, rtol=0)
+    torch.testing.assert_close(sample["weight"], (4 * sample["sample_prob"]) ** -0.4)
     torch.testing.assert_close(sample["weight"] / sample["weight"].max(), weight[sample["index"]], atol=1e-5, rtol=0)
 
 
@@ -77,7 +77,7 @@ def test_new_rows_have_the_largest_priority_so_far_even_where_it_is_gone():
     buffer.feedback(torch.arange(4), {"priority": torch.ones(4)})
     buffer.add(segment(4, 1, 1))
     sample = buffer.sample()
-    assert sample["prob"][sample["index"] == 4][0] == pytest.approx(4 / 8)
+    assert sample["sample_prob"][sample["index"] == 4][0] == pytest.approx(4 / 8)
 
 
 def test_beta_follows_its_schedule():
@@ -85,11 +85,13 @@ def test_beta_follows_its_schedule():
     torch.testing.assert_close(buffer.sample()["weight"], torch.ones(64))
     buffer.ctx.schedules.refresh(100)
     sample = buffer.sample()
-    torch.testing.assert_close(sample["weight"], 1 / (4 * sample["prob"]))
+    torch.testing.assert_close(sample["weight"], 1 / (4 * sample["sample_prob"]))
 
 
 def test_only_whole_windows_are_drawn_and_only_those_that_are_still_there():
-    buffer = make("prioritized", Needs(window=3, stale=True, keys=("obs", "action")), columns=1, batch=256, capacity=20)
+    buffer = make(
+        "prioritized", Needs(window=3, off_policy=True, keys=("obs", "action")), columns=1, batch=256, capacity=20
+    )
     buffer.add(segment(0, 1, 1))
     buffer.add(segment(1, 1, 1))
     assert not buffer.ready()
@@ -105,9 +107,9 @@ def test_priorities_of_rows_that_are_gone_not_whole_or_not_valid_are_ignored():
     buffer = make("prioritized", columns=1, capacity=10, alpha=1.0)
     for start in range(30):
         buffer.add(segment(start, 1, 1, valid & (start != 25)))
-    before = buffer.sample()["prob"]
+    before = buffer.sample()["sample_prob"]
     buffer.feedback(torch.tensor([10, 19, 25, 30, 10**6]), {"priority": torch.full((5,), 1e6)})
-    torch.testing.assert_close(buffer.sample()["prob"], before, rtol=0, atol=0)
+    torch.testing.assert_close(buffer.sample()["sample_prob"], before, rtol=0, atol=0)
     assert buffer.max_priority == 1.0
     assert 25 not in buffer.sample()["index"]
     buffer.feedback(torch.tensor([20]), {"priority": torch.tensor([1e6])})
@@ -145,7 +147,7 @@ def test_sequences_against_a_brute_force_stream(burn_in, window, every, length):
     dice = np.random.default_rng(0)
     valid = torch.from_numpy(dice.random((total + 1, columns)) < 0.4)
     valid[50:75, 1] = False
-    needs = Needs(window, burn_in, carry_every=every, stale=True, keys=("obs", "action", "carry"))
+    needs = Needs(window, burn_in, carry_stride=every, off_policy=True, keys=("obs", "action", "carry"))
     buffer = make("sequence", needs, columns, 512, rows=length, capacity=capacity, alpha=0.0, beta=1.0)
     ever = set()
     for start in range(0, total - length, length):
@@ -170,7 +172,7 @@ def test_sequences_against_a_brute_force_stream(burn_in, window, every, length):
         drawn = set(zip(rows[0].tolist(), found[0].tolist(), strict=True))
         assert drawn == wanted
         ever |= drawn
-        torch.testing.assert_close(sample["prob"], torch.full((512,), 1 / len(wanted)))
+        torch.testing.assert_close(sample["sample_prob"], torch.full((512,), 1 / len(wanted)))
         torch.testing.assert_close(sample["weight"], torch.ones(512))
         assert torch.equal(rows, rows[0] + torch.arange(burn_in + window + 1)[:, None].expand_as(rows))
         assert (found == found[0]).all()
@@ -183,14 +185,14 @@ def test_sequences_against_a_brute_force_stream(burn_in, window, every, length):
 
 
 def test_sequences_by_priority():
-    needs = Needs(4, 2, carry_every=2, stale=True, keys=("obs", "action", "carry"))
+    needs = Needs(4, 2, carry_stride=2, off_policy=True, keys=("obs", "action", "carry"))
     buffer = make("sequence", needs, 1, 64, alpha=1.0, epsilon=1e-12)
     for start in range(12):
         buffer.add(segment(start, 1, 1, carry={"h": torch.zeros(2, 1, 1)}))
     index = torch.tensor([0, 2, 4, 6])
     buffer.feedback(index, {"priority": torch.tensor([1.0, 2.0, 3.0, 4.0])})
     sample = buffer.sample()
-    torch.testing.assert_close(sample["prob"], (sample["index"] / 2 + 1).float() / 10)
+    torch.testing.assert_close(sample["sample_prob"], (sample["index"] / 2 + 1).float() / 10)
     assert set(sample["index"].tolist()) == set(index.tolist())
 
 
@@ -280,7 +282,7 @@ def test_stacks_come_back_as_they_were(stream, length, compress):
     columns, size = obs.shape[1], obs.shape[-1]
     of, capacity = images(4, (size, size)), columns * 40
     options = {"deduplicate": True, "compress": compress, "compressed_share": 0.9}
-    needs = Needs(window=2, stale=True, keys=("obs", "action"))
+    needs = Needs(window=2, off_policy=True, keys=("obs", "action"))
     buffer = make("replay", needs, columns, 128, of, length, capacity=capacity, **options)
     for start in range(0, len(obs) - length, length):
         rows = slice(start, start + length + 1)

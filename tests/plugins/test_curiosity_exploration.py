@@ -66,7 +66,7 @@ def by_hand(eta: float = 0.05, beta: float = 0.2) -> tuple[ICM, dict[str, torch.
 
 def test_icm_s_reward_by_hand():
     icm, batch = by_hand()
-    assert_close(icm.reward(batch), torch.tensor([[0.125], [0.0]]))
+    assert_close(icm.intrinsic_reward(batch), torch.tensor([[0.125], [0.0]]))
 
 
 def test_icm_s_loss_by_hand():
@@ -74,7 +74,7 @@ def test_icm_s_loss_by_hand():
     terms = icm.forward(batch, ("predictor",)).terms
     assert_close(terms["inverse"], torch.tensor([[0.8 * math.log(4.0)]]))
     assert_close(terms["forward"], torch.tensor([[0.2 * 2.5]]))
-    losses = learner_of(icm).minimise(batch, icm)
+    losses = learner_of(icm).minimize(batch, icm)
     assert_close(sum(losses.terms.values()), torch.tensor(1.609035))
 
 
@@ -82,7 +82,7 @@ def test_icm_s_loss_by_hand():
 def test_only_transitions_are_rewarded(cls):
     extra = make(cls)
     batch = sample(extra)
-    reward = extra.reward(batch)
+    reward = extra.intrinsic_reward(batch)
     begins = batch["valid"].clone()
     begins[-1] = False
     assert ((reward > 0) == begins).all()
@@ -95,14 +95,14 @@ def test_the_reward_is_of_where_a_transition_leads(cls):
     extra = make(cls)
     batch, other = sample(extra), sample(extra)
     other["obs"][3, 4] += 1.0
-    changed = (extra.reward(batch) != extra.reward(other)).nonzero().tolist()
+    changed = (extra.intrinsic_reward(batch) != extra.intrinsic_reward(other)).nonzero().tolist()
     assert changed == ([[2, 4], [3, 4]] if cls is ICM else [[2, 4]])
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_icm_learns_which_action_was_taken(kind):
     """Actions move the observation; after training the inverse model knows them, and the forward model the outcome."""
-    space = testing.spec(3, ACTIONS[kind]).sole.action
+    space = testing.spec(3, ACTIONS[kind]).single_agent.action
     icm = make(ICM, ACTIONS[kind], obs=8, lr=3e-3, feature_dim=16)
     learner, g = learner_of(icm), torch.Generator().manual_seed(0)
     move = torch.randn(icm.flatten.size, 8, generator=g)
@@ -113,7 +113,7 @@ def test_icm_learns_which_action_was_taken(kind):
         obs = torch.randn(64, 8, generator=g)
         rows = torch.stack((obs, obs + icm.flatten(action) @ move))
         batch = {"obs": rows, "action": torch.stack((action, action)), "valid": torch.ones(2, 64, dtype=torch.bool)}
-        found.append((icm.reward(batch)[0].mean(), icm.inverse_error(*icm.encoded(batch)).mean().detach()))
+        found.append((icm.intrinsic_reward(batch)[0].mean(), icm.inverse_error(*icm.encoded(batch)).mean().detach()))
         icm.update(batch, learner)
     assert found[-1][0] < 0.2 * found[0][0]
     assert found[-1][1] < 0.2 * found[0][1]
@@ -138,7 +138,7 @@ def test_predictions_are_precise_under_autocast(cls, kind):
 def test_bounded_actions_are_predicted_as_they_were_executed():
     icm = make(ICM, testing.box(2))
     batch = sample(icm) | {"action": torch.full((T + 1, B, 2), 1.0)}
-    assert_close(icm.reward(batch), icm.reward(batch | {"action": torch.full((T + 1, B, 2), 7.0)}))
+    assert_close(icm.intrinsic_reward(batch), icm.intrinsic_reward(batch | {"action": torch.full((T + 1, B, 2), 7.0)}))
 
 
 @pytest.mark.parametrize("cls", [ICM, RND])
@@ -147,11 +147,11 @@ def test_training_makes_a_place_less_rewarding_than_an_unseen_one(cls):
     seen, unseen, learner = sample(extra), sample(extra, seed=2), learner_of(extra)
     unseen["obs"] += 2.0
     extra.observe(seen, learner)
-    before = extra.reward(seen).sum()
+    before = extra.intrinsic_reward(seen).sum()
     for _ in range(200):
         extra.update(seen, learner)
-    assert extra.reward(seen).sum() < 0.2 * before
-    assert extra.reward(seen).sum() < 0.2 * extra.reward(unseen).sum()
+    assert extra.intrinsic_reward(seen).sum() < 0.2 * before
+    assert extra.intrinsic_reward(seen).sum() < 0.2 * extra.intrinsic_reward(unseen).sum()
 
 
 @pytest.mark.parametrize("cls", [ICM, RND])
@@ -222,7 +222,7 @@ def test_observations_of_other_spaces(cls, obs):
 
     batch = sample(extra) | {"obs": leaf(obs)}
     extra.observe(batch, learner_of(extra))
-    reward = extra.reward(batch)
+    reward = extra.intrinsic_reward(batch)
     assert ((reward > 0) == torch.cat((batch["valid"][:-1], torch.zeros(1, B, dtype=torch.bool)))).all()
     losses = extra.update(batch, learner_of(extra))
     assert all(term > 0 for term in losses.terms.values())
@@ -243,7 +243,7 @@ def test_rnd_divides_by_the_deviation_of_the_discounted_return():
             sums.append(returns[batch["valid"][t]])
     assert_close(rnd.returns, returns)
     deviation = torch.cat(sums).std(correction=0)
-    assert_close(rnd.reward(batch)[:-1][batch["valid"][:-1]], (2.0 * error / deviation)[batch["valid"][:-1]])
+    assert_close(rnd.intrinsic_reward(batch)[:-1][batch["valid"][:-1]], (2.0 * error / deviation)[batch["valid"][:-1]])
 
 
 def test_rnd_whitens_observations_that_transitions_lead_to():
@@ -262,7 +262,7 @@ def test_rnd_measures_replayed_rows_by_frozen_statistics():
     rnd.observe(sample(rnd), learner_of(rnd))
     before = {name: x.clone() for name, x in rnd.named_buffers()}
     other = sample(rnd, seed=3)
-    assert torch.equal(rnd.reward(other), rnd.reward(other))
+    assert torch.equal(rnd.intrinsic_reward(other), rnd.intrinsic_reward(other))
     rnd.update(other, learner_of(rnd))
     assert_close(dict(rnd.named_buffers()), before, rtol=0.0, atol=0.0)
 

@@ -65,7 +65,9 @@ def test_epsilon_0_is_greedy_and_a_schedule_moves_it():
 
 def test_random_actions_are_uniform_among_the_allowed_ones():
     mask = torch.tensor([True, False, True, True]).expand(N, 4)
-    out, _ = epsilon_greedy(epsilon=1.0).perturb({"action": torch.zeros(N, dtype=torch.long)}, {"mask": mask}, {})
+    out, _ = epsilon_greedy(epsilon=1.0).perturb(
+        {"action": torch.zeros(N, dtype=torch.long)}, {"action_mask": mask}, {}
+    )
     assert_close(shares(out["action"], 4), torch.tensor([1 / 3, 0.0, 1 / 3, 1 / 3]), atol=0.02, rtol=0.0)
 
 
@@ -77,7 +79,7 @@ def test_every_part_of_a_multi_discrete_action_is_drawn_by_itself():
     for part, share in zip(out["action"].flatten(1).T, expected, strict=True):
         assert_close(shares(part, len(share)), torch.tensor(share), atol=0.02, rtol=0.0)
     out, _ = epsilon_greedy(MULTI, epsilon=1.0).perturb(
-        {"action": torch.zeros(N, 2, 2, dtype=torch.long)}, {"mask": mask}, {}
+        {"action": torch.zeros(N, 2, 2, dtype=torch.long)}, {"action_mask": mask}, {}
     )
     expected = [[0.0, 1.0], [0.5, 0.0, 0.5], [1 / 3, 0.0, 1 / 3, 1 / 3], [1.0]]
     for i, part in enumerate(out["action"].flatten(1).T):
@@ -113,7 +115,7 @@ def test_boltzmann_never_takes_what_is_forbidden(temperature):
     q = torch.tensor([-50.0, lowest, -100.0]).expand(N, 3)
     mask = torch.tensor([True, False, True]).expand(N, 3)
     out, _ = boltzmann(temperature=temperature).perturb(
-        {"action": torch.zeros(N, dtype=torch.long), "q": q}, {"mask": mask}, {}
+        {"action": torch.zeros(N, dtype=torch.long), "q": q}, {"action_mask": mask}, {}
     )
     assert (out["action"] != 1).all()
     assert ((out["action"] == 0).all() == (temperature < 1e6)).all()
@@ -140,7 +142,7 @@ def test_rows_of_other_processes_do_not_change_ones_own():
     found = []
     for ids in (range(4), range(2), range(2, 4)):
         ctx = testing.context(testing.spec(3, 9), num_envs=4, env_ids=ids)
-        ctx.scope.role = "actor"
+        ctx.shard.role = "actor"
         noise = EpsilonGreedy(cfg, ctx)
         rounds = [noise.perturb({"action": torch.zeros(len(ids), dtype=torch.long)}, {}, {}) for _ in range(50)]
         found.append(np.stack([out["action"].numpy() for out, _ in rounds]))

@@ -48,10 +48,10 @@ def sample(algorithm: DQN, columns: int = 6, seed: int = 1):
         "obs": torch.randn(rows, columns, 5, generator=g),
         "action": torch.randint(algorithm.actions, (rows, columns), generator=g),
         "reward": torch.randn(rows, columns, generator=g),
-        "mask": torch.rand(rows, columns, algorithm.actions, generator=g) < 0.5,
+        "action_mask": torch.rand(rows, columns, algorithm.actions, generator=g) < 0.5,
         "weight": torch.rand(columns, generator=g),
     }
-    batch["mask"].scatter_(-1, batch["action"][..., None], True)
+    batch["action_mask"].scatter_(-1, batch["action"][..., None], True)
     for key in ("terminated", "truncated", "is_first"):
         batch[key] = torch.zeros(rows, columns, dtype=torch.bool)
     batch["valid"] = torch.ones(rows, columns, dtype=torch.bool)
@@ -61,7 +61,7 @@ def sample(algorithm: DQN, columns: int = 6, seed: int = 1):
             batch[end][row, column], batch["valid"][row + 1, column] = True, False
             batch["reward"][row + 1, column] = 1e6
             batch["is_first"][row + 2 : row + 3, column] = True
-    if needs.carry_every:
+    if needs.carry_stride:
         carry = algorithm.initial_carry(columns)
         batch["carry"] = {key: torch.randn(1, *x.shape, generator=g) for key, x in carry.items()}
     return batch
@@ -106,8 +106,8 @@ def by_definition(algorithm: DQN, batch):
                 k += 1
             judge = expected(online[k].detach() if cfg.double_q else target[k])
             allowed = range(ACTIONS)
-            if "mask" in batch:
-                allowed = [a for a in allowed if batch["mask"][k, column, a]] or [0]
+            if "action_mask" in batch:
+                allowed = [a for a in allowed if batch["action_mask"][k, column, a]] or [0]
             best = max(allowed, key=lambda a: float(judge[a]))
             chosen = online[row, batch["action"][row, column]]
             if cfg.num_atoms == 1:
@@ -143,7 +143,7 @@ def test_every_combination_is_its_definition(switches, model, rows):
     algorithm = make(model, **switches, **rows, dueling=both, noisy=not both, td_error_loss_fn=loss_fn)
     batch = sample(algorithm)
     if not masked:
-        del batch["mask"]
+        del batch["action_mask"]
     prepared = algorithm.prepare(batch)
     losses = algorithm.forward(prepared, ("critic",))
     term, error = losses.terms["critic"], losses.metrics["td_error"]
@@ -194,8 +194,8 @@ def test_a_forbidden_action_cannot_be_bootstrapped_from_even_where_it_would_be_t
     batch = sample(algorithm)
     with torch.no_grad():
         q = algorithm.q(algorithm.target({key: batch[key] for key in ("obs", "is_first")}, {}, True)[0])[1]
-    batch["mask"][1] = torch.nn.functional.one_hot(q.argmin(-1), ACTIONS).bool()
-    batch["mask"][1, 0] = False  # nothing to choose from, where the episode has terminated
+    batch["action_mask"][1] = torch.nn.functional.one_hot(q.argmin(-1), ACTIONS).bool()
+    batch["action_mask"][1, 0] = False  # nothing to choose from, where the episode has terminated
     error = algorithm.forward(algorithm.prepare(batch), ("critic",)).metrics["td_error"][0]
     with torch.no_grad():
         out, _ = algorithm.online({key: batch[key][:1] for key in ("obs", "is_first")}, {}, True)
@@ -210,12 +210,12 @@ def test_a_forbidden_action_cannot_be_bootstrapped_from_even_where_it_would_be_t
 def step(columns=4, mask=None):
     row = {"obs": torch.randn(columns, 5, generator=torch.Generator().manual_seed(3))}
     row["is_first"] = torch.zeros(columns, dtype=torch.bool)
-    return row if mask is None else row | {"mask": mask}
+    return row if mask is None else row | {"action_mask": mask}
 
 
 def test_greedy_acts_by_the_means_and_exploring_by_new_noise():
     algorithm = make(noisy=True)
-    algorithm.ctx.scope.env_ids = range(4)
+    algorithm.ctx.shard.env_ids = range(4)
     means = algorithm.act(step(), {}, "greedy")[0]["q"]
     first, second = (algorithm.act(step(), {}, "explore")[0]["q"] for _ in range(2))
     assert not torch.allclose(first, means)
@@ -242,7 +242,7 @@ def test_prepare_draws_noise_for_both_networks():
 def test_no_forbidden_action_is_taken(mode, changes):
     algorithm = make(**changes)
     columns = 3000
-    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = columns, range(columns)
+    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = columns, range(columns)
     mask = torch.rand(columns, ACTIONS, generator=torch.Generator().manual_seed(0)) < 0.5
     mask[torch.arange(columns), torch.arange(columns) % ACTIONS] = True
     out, _ = algorithm.act(step(columns, mask), {}, mode)
@@ -261,7 +261,7 @@ def test_no_forbidden_action_is_taken(mode, changes):
 @pytest.mark.parametrize("mode", ["explore", "greedy", "random"])
 def test_the_recurrent_state_goes_on_in_every_mode(mode):
     algorithm = make("lstm", **SEQUENCES)
-    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = 4, range(4)
+    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = 4, range(4)
     carry = algorithm.initial_carry(4)
     _, after = algorithm.act(step(), carry, mode)
     assert all(not torch.equal(after[key], carry[key]) for key in carry)
@@ -283,10 +283,10 @@ def test_target_network_follows_at_its_frequency_counted_in_updates():
     before = [p.clone() for p in algorithm.target.parameters()]
     for update in range(7, 9):
         learner.progress.updates = update - 1
-        learner.minimise(algorithm.prepare(sample(algorithm)), algorithm)
+        learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
         assert all(torch.equal(a, b) for a, b in zip(before, algorithm.target.parameters(), strict=True))
     learner.progress.updates = 8
-    learner.minimise(algorithm.prepare(sample(algorithm)), algorithm)
+    learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
     both = zip(before, algorithm.online.parameters(), algorithm.target.parameters(), strict=True)
     for old, online, target in both:
         assert_close(target, 0.5 * (old + online.detach()))
@@ -311,10 +311,16 @@ def test_values_of_a_chain_are_learned(changes):
 def test_what_it_lives_on():
     cfg, spec = testing.config("algo/dqn", n_step=3, sequence_length=10, burn_in=4, stride=5), testing.spec(5, 3)
     plain = DQN.needs(cfg, spec)
-    assert (plain.window, plain.burn_in, plain.carry_every, plain.stale, plain.perturbed) == (3, 0, 0, True, True)
+    assert (plain.window, plain.burn_in, plain.carry_stride, plain.off_policy, plain.perturbable) == (
+        3,
+        0,
+        0,
+        True,
+        True,
+    )
     recurrent = DQN.recurrent(cfg, plain)
-    assert (recurrent.window, recurrent.burn_in, recurrent.carry_every) == (12, 4, 5)
-    assert {"mask", "carry"} <= set(recurrent.keys)
+    assert (recurrent.window, recurrent.burn_in, recurrent.carry_stride) == (12, 4, 5)
+    assert {"action_mask", "carry"} <= set(recurrent.keys)
 
 
 @pytest.mark.parametrize("action", [testing.box(2), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)], ids=str)

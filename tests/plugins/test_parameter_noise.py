@@ -34,7 +34,7 @@ def make(**changes) -> ParameterNoise:
 
 
 def test_weight_matrices_alone_are_perturbed_with_deviation_sigma():
-    noisy = make(initial_sigma=0.3).weights(WEIGHTS)
+    noisy = make(initial_sigma=0.3).perturb_weights(WEIGHTS)
     first, *others = WEIGHTS
     assert_close(noisy[first].std(), torch.tensor(0.3), atol=0.005, rtol=0.0)
     assert noisy[first].mean().abs() < 0.005
@@ -43,22 +43,22 @@ def test_weight_matrices_alone_are_perturbed_with_deviation_sigma():
 
 def test_the_noise_stays_for_resample_every_rounds():
     noise = make(resample_every=3)
-    rounds = [noise.weights(WEIGHTS)["model.net.layers.0.weight"] for _ in range(7)]
+    rounds = [noise.perturb_weights(WEIGHTS)["model.net.layers.0.weight"] for _ in range(7)]
     equal = [bool(torch.equal(a, b)) for a, b in pairwise(rounds)]
     assert equal == [True, True, False, True, True, False]
 
 
 def test_between_two_draws_only_its_size_changes():
     noise = make(resample_every=2, initial_sigma=0.1)
-    first = noise.weights(WEIGHTS)["model.net.layers.0.weight"]
+    first = noise.perturb_weights(WEIGHTS)["model.net.layers.0.weight"]
     noise.sigma.fill_(0.2)
-    assert_close(noise.weights(WEIGHTS)["model.net.layers.0.weight"], 2.0 * first)
+    assert_close(noise.perturb_weights(WEIGHTS)["model.net.layers.0.weight"], 2.0 * first)
 
 
 @pytest.mark.parametrize(("distance", "factor"), [(0.1, 1.01), (0.3, 1 / 1.01)])
 def test_sigma_grows_while_the_policies_are_too_near(distance, factor):
     noise = make(initial_sigma=1.0, delta=0.2)
-    noise.measured({"action": torch.zeros(5, 2)}, {"action": torch.full((5, 2), distance)})
+    noise.adapt_noise({"action": torch.zeros(5, 2)}, {"action": torch.full((5, 2), distance)})
     noise.observe({}, Alone())  # type: ignore[arg-type]
     assert_close(noise.sigma, torch.tensor(factor))
     noise.observe({}, Alone())  # type: ignore[arg-type]  a round of random actions
@@ -85,7 +85,7 @@ def test_what_actors_measure_has_the_mean_that_one_process_measures(key):
     rows = torch.zeros(8, 2), torch.tensor([[0.0, 0.0], [0.3, -0.3]]).repeat_interleave(4, 0)
     noise, excesses = make(delta=0.2), []
     for some in (slice(0, 8), slice(0, 4), slice(4, 8)):
-        noise.measured(*({"action": x[some]} | {key: x[some]} for x in rows))
+        noise.adapt_noise(*({"action": x[some]} | {key: x[some]} for x in rows))
         excesses.append(noise.excess.clone())
     whole, *halves = excesses
     assert_close(whole, torch.stack(halves).mean())
@@ -114,7 +114,7 @@ def test_sigma_comes_to_where_the_actions_differ_by_delta():
     noise = make(initial_sigma=1.0, delta=0.5, adaptation=1.05)
     weight, obs = {"weight": torch.zeros(1, 100)}, torch.ones(1, 100)
     for _ in range(300):
-        noise.measured({"action": torch.zeros(1, 1)}, {"action": obs @ noise.weights(weight)["weight"].T})
+        noise.adapt_noise({"action": torch.zeros(1, 1)}, {"action": obs @ noise.perturb_weights(weight)["weight"].T})
         noise.observe({}, Alone())  # type: ignore[arg-type]
     assert 0.03 < noise.sigma < 0.12
 

@@ -24,7 +24,7 @@ def make(spec=None, overrides=(), **changes) -> PPO:
     needs = PPO.needs(cfg, spec)
     if any("lstm" in word or "gru" in word for word in overrides):
         needs = PPO.recurrent(cfg, needs)
-    return PPO(cfg, testing.context(spec, overrides=overrides, needs=needs, num_envs=B, rows=T))
+    return PPO(cfg, testing.context(spec, overrides=overrides, needs=needs, num_envs=B, rollout_length=T))
 
 
 def segment(algorithm: PPO, mask=None):
@@ -39,12 +39,12 @@ def segment(algorithm: PPO, mask=None):
     batch["truncated"][4, 2] = batch["terminated"][8, 3] = True
     batch["is_first"][0, 1:] = batch["is_first"][6, 2] = batch["is_first"][10, 3] = True
     if mask is not None:
-        batch["mask"] = mask
+        batch["action_mask"] = mask
     with torch.no_grad():
         carry = map_leaves(lambda x: torch.randn(x.shape, generator=g), algorithm.initial_carry(B))
         out = []
         for t in range(T + 1):
-            step = {key: batch[key][t] for key in ("obs", "is_first", "mask") if key in batch}
+            step = {key: batch[key][t] for key in ("obs", "is_first", "action_mask") if key in batch}
             said, after = algorithm.act(step, carry, "explore")
             out.append(said | ({"carry": carry} if carry else {}))
             carry = after
@@ -63,8 +63,8 @@ def stacked(rows):
 def update(algorithm: PPO, batch=None):
     learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None)
     counted = []
-    minimise = learner.minimise
-    learner.minimise = lambda *a, **k: counted.append(1) or minimise(*a, **k)
+    minimize = learner.minimize
+    learner.minimize = lambda *a, **k: counted.append(1) or minimize(*a, **k)
     with torch.no_grad():
         prepared = algorithm.prepare(segment(algorithm) if batch is None else batch)
     losses = algorithm.update(prepared, learner)
@@ -155,9 +155,9 @@ def masks(sizes, rows: int, columns: int):
 def test_no_forbidden_action_is_taken(kind, mode):
     action, sizes = MASKED[kind]
     algorithm = make(testing.spec(3, action))
-    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = 2000, range(2000)
+    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = 2000, range(2000)
     mask = masks(sizes, 1, 2000)[0]
-    step = {"obs": torch.randn(2000, 3), "is_first": torch.zeros(2000, dtype=torch.bool), "mask": mask}
+    step = {"obs": torch.randn(2000, 3), "is_first": torch.zeros(2000, dtype=torch.bool), "action_mask": mask}
     chosen = algorithm.act(step, {}, mode)[0]["action"].view(2000, -1)
     for (n,), part, a in zip(sizes, mask.split([n for (n,) in sizes], -1), chosen.unbind(-1), strict=True):
         assert a.max() < n
@@ -249,8 +249,8 @@ def test_the_policy_forgets_where_an_episode_begins():
 def test_advantages_are_normalised_over_valid_rows():
     algorithm = make(overrides=["model=lstm"], sgd_minibatch_size=T * B, num_sgd_iter=1)
     learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None)
-    seen, minimise = [], learner.minimise
-    learner.minimise = lambda batch, *rest: seen.append(batch) or minimise(batch, *rest)
+    seen, minimize = [], learner.minimize
+    learner.minimize = lambda batch, *rest: seen.append(batch) or minimize(batch, *rest)
     with torch.no_grad():
         prepared = algorithm.prepare(segment(algorithm))
     assert not prepared["valid"].all()

@@ -49,7 +49,7 @@ def make(seed: int = 0, spec=SPEC, overrides=(), **changes) -> SAC:
 def sample(algorithm: SAC, n: int = 6, mask: torch.Tensor | None = None):
     """Windows as a buffer gives them; in those of sequences episodes end and begin."""
     g = torch.Generator().manual_seed(1)
-    needs, space = algorithm.ctx.needs, algorithm.ctx.spec.sole
+    needs, space = algorithm.ctx.needs, algorithm.ctx.spec.single_agent
     rows = needs.burn_in + needs.window + 1
 
     def draw(space):
@@ -81,7 +81,7 @@ def sample(algorithm: SAC, n: int = 6, mask: torch.Tensor | None = None):
     else:
         batch["terminated"][0, 0] = True
     if mask is not None:
-        batch["mask"] = mask.expand(rows, n, -1)
+        batch["action_mask"] = mask.expand(rows, n, -1)
     return batch
 
 
@@ -127,11 +127,11 @@ def test_target_is_the_paper_s():
 def test_temperature_rises_while_the_policy_is_more_certain_than_asked():
     algorithm = make(target_entropy=100.0)
     learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None)
-    learner.minimise(algorithm.prepare(sample(algorithm)), algorithm)
+    learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
     assert algorithm.log_alpha > 0
     fixed = make(alpha_lr=None, initial_alpha=0.3, target_entropy=100.0)
     learner = FabricLearner(one_rank(), fixed.ctx, fixed, None)
-    losses = learner.minimise(fixed.prepare(sample(fixed)), fixed)
+    losses = learner.minimize(fixed.prepare(sample(fixed)), fixed)
     assert float(fixed.log_alpha) == pytest.approx(math.log(0.3))
     assert "alpha" not in losses.terms
 
@@ -140,9 +140,9 @@ def test_target_network_follows_at_its_frequency():
     algorithm = make(target_network_update_freq=2, tau=1.0)
     learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None)
     before = [p.clone() for p in algorithm.target.parameters()]
-    learner.minimise(algorithm.prepare(sample(algorithm)), algorithm)
+    learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
     assert all(torch.equal(a, b) for a, b in zip(before, algorithm.target.parameters(), strict=True))
-    learner.minimise(algorithm.prepare(sample(algorithm)), algorithm)
+    learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
     pairs = zip(algorithm.critic.parameters(), algorithm.target.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -151,7 +151,7 @@ def test_target_network_follows_at_its_frequency():
 def test_every_switch_learns_a_step(changes):
     algorithm = make(**changes)
     learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None)
-    losses = learner.minimise(algorithm.prepare(sample(algorithm)), algorithm)
+    losses = learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
     assert isinstance(losses, Losses)
     assert all(torch.isfinite(term) for term in losses.terms.values())
     q = algorithm.critic(torch.zeros(5, 3), torch.zeros(5, 2))
@@ -166,7 +166,7 @@ def test_actions_of_any_shape():
         out, _ = algorithm.act(step, {}, mode)
         assert out["action"].shape == (4, 2, 2)
         assert out["action"].abs().max() <= 1
-    FabricLearner(one_rank(), algorithm.ctx, algorithm, None).minimise(algorithm.prepare(sample(algorithm)), algorithm)
+    FabricLearner(one_rank(), algorithm.ctx, algorithm, None).minimize(algorithm.prepare(sample(algorithm)), algorithm)
 
 
 @pytest.mark.parametrize("action", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Text(3)])
@@ -184,13 +184,13 @@ def test_every_kind_acts_and_learns_a_step(kind):
         "obs": map_leaves(lambda x: x[0], {"obs": batch["obs"]})["obs"],
         "is_first": torch.ones(6, dtype=torch.bool),
     }
-    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = 6, range(6)
+    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = 6, range(6)
     for mode in ("explore", "greedy", "random"):
         out, carry = algorithm.act(step, algorithm.initial_carry(6), mode)
         for action in out["action"].detach().numpy():
-            assert spec.sole.action.contains(action.astype(spec.sole.action.dtype))
+            assert spec.single_agent.action.contains(action.astype(spec.single_agent.action.dtype))
         assert bool(carry) == algorithm.sequences
-    losses = FabricLearner(one_rank(), algorithm.ctx, algorithm, None).minimise(algorithm.prepare(batch), algorithm)
+    losses = FabricLearner(one_rank(), algorithm.ctx, algorithm, None).minimize(algorithm.prepare(batch), algorithm)
     assert all(torch.isfinite(x) for x in (losses.terms | losses.metrics).values())
     assert losses.feedback["priority"].shape == (6,)
 
@@ -261,12 +261,12 @@ def test_critics_of_a_fixed_policy_converge_to_its_soft_q(masked):
             "reward": rows(reward[s, a], reward[s, a]),
             "terminated": rows(~going[s, a], ~going[s, a]),
             "valid": torch.ones(2, len(s), dtype=torch.bool),
-            "mask": rows(mask[s], mask[step[s, a]]),
+            "action_mask": rows(mask[s], mask[step[s, a]]),
         }
     )
     learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None)
     for _ in range(600):
-        learner.minimise(batch, algorithm, ("critic",))
+        learner.minimize(batch, algorithm, ("critic",))
     with torch.no_grad():
         learned = algorithm.critic(algorithm.critic.encode(torch.arange(states), {}, None)[0])
     expected = soft_q_by_linear_solve(reward, step, going, pi, 0.8, alpha)
@@ -315,10 +315,10 @@ def test_the_value_of_several_factors_is_the_mean_over_all_joint_actions():
 @pytest.mark.parametrize("mode", ["explore", "greedy", "random"])
 def test_no_forbidden_action_is_taken(mode):
     algorithm = make(spec=testing.spec(3, spaces.MultiDiscrete([3, 2])))
-    algorithm.ctx.scope.num_envs, algorithm.ctx.scope.env_ids = 1000, range(1000)
+    algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = 1000, range(1000)
     g = torch.Generator().manual_seed(0)
     mask = torch.cat([torch.eye(n)[torch.randint(n, (1000,), generator=g)] < 0.5 for n in (3, 2)], -1)
-    step = {"obs": torch.randn(1000, 3), "is_first": torch.zeros(1000, dtype=torch.bool), "mask": mask}
+    step = {"obs": torch.randn(1000, 3), "is_first": torch.zeros(1000, dtype=torch.bool), "action_mask": mask}
     action = algorithm.act(step, {}, mode)[0]["action"]
     assert mask[:, :3].gather(-1, action[:, :1]).all()
     assert mask[:, 3:].gather(-1, action[:, 1:]).all()

@@ -27,7 +27,7 @@ import rlplug
 from rlplug.api import Plan
 from rlplug.checkpointing.format import find
 from rlplug.config import compose, parse
-from rlplug.context import RunContext, Scope
+from rlplug.context import EnvShard, RunContext
 from rlplug.evaluation.evaluator import Evaluator
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import hookimpl
@@ -44,7 +44,7 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(shard="module")
 def finished(tmp_path_factory) -> tuple[Path, float]:
     folder = tmp_path_factory.mktemp("run") / "deep" / "run"
     loggers = "logger=[tensorboard,wandb]"
@@ -183,9 +183,9 @@ def test_schedules_follow_the_environment_steps(tmp_path):
 def test_noise_reaches_the_executed_actions(tmp_path):
     config = compose(["algo=sac", "env=pendulum", "exploration=ornstein_uhlenbeck", "loop.rollout_fragment_length=50"])
     trainer = build(config, tmp_path)
-    (segment,) = trainer.source.collect(50)
+    (segment,) = trainer.collector.collect(50)
     assert segment["action"].abs().max() <= 1.0
-    x = trainer.source.noise["ornstein_uhlenbeck"]["x"]
+    x = trainer.collector.noise["ornstein_uhlenbeck"]["x"]
     assert x.abs().sum() > 0
     assert trainer.exploration["ornstein_uhlenbeck"].initial_carry(3)["x"].shape == (3, 1)
 
@@ -207,7 +207,7 @@ def test_shares_that_do_not_divide_are_refused_with_what_would():
 def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
     words = ["algo=sac", "env=pendulum", "num_envs=2"]
     with closing(build(compose(words), tmp_path)) as trainer:
-        needed = trainer.buffer.nbytes(trainer.source.example())
+        needed = trainer.buffer.nbytes(trainer.collector.example())
     monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=0.9 * needed))
     with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffer would need \S+ \S+, but only"):
         build(compose(words), tmp_path)
@@ -230,10 +230,10 @@ def test_a_buffer_on_the_device_has_to_fit_there(tmp_path, monkeypatch):
 
 def test_an_actor_s_noise_has_its_rows_of_the_global_draw():
     ctx = RunContext(spec=rlplug.EnvSpec({}), num_envs=4, seed=3)
-    with ctx.acting(Scope("actor", 4, [2])):
+    with ctx.acting(EnvShard("actor", 4, [2])):
         one = ctx.rand(1, 5)
     other = RunContext(spec=rlplug.EnvSpec({}), num_envs=4, seed=3)
-    with other.acting(Scope("actor", 4, range(4))):
+    with other.acting(EnvShard("actor", 4, range(4))):
         assert torch.equal(other.rand(4, 5)[2:3], one)
     assert np.isfinite(one.numpy()).all()
 

@@ -34,14 +34,14 @@ def saved(tmp_path):
     with closing(build(compose(SMALL), tmp_path)) as trainer:
         trainer.collect()
         trainer.update()
-        draft = capture(trainer)
-        yield trainer, draft, lambda: Checkpoint(write(folder_of(tmp_path, trainer.progress.env_steps), draft))
+        snapshot = capture(trainer)
+        yield trainer, snapshot, lambda: Checkpoint(write(folder_of(tmp_path, trainer.progress.env_steps), snapshot))
 
 
 def test_another_kind_of_device_draws_anew_and_says_so(saved, tmp_path):
-    before, draft, written = saved
-    draft.trees["rank0"]["device"] = "cuda"
-    draft.trees["rank0"]["generators"] = {role: torch.zeros(16, dtype=torch.uint8) for role in before.ctx.generators}
+    before, snapshot, written = saved
+    snapshot.trees["rank0"]["device"] = "cuda"
+    snapshot.trees["rank0"]["generators"] = {role: torch.zeros(16, dtype=torch.uint8) for role in before.ctx.generators}
     with closing(build(compose(SMALL), tmp_path)) as trainer:
         fresh = {role: generator.get_state() for role, generator in trainer.ctx.generators.items()}
         assert restore(trainer, written()) == [
@@ -84,13 +84,13 @@ def test_stacks_of_images_and_priorities_resume(compress):
 
 
 def test_capturing_changes_nothing_and_shares_no_memory(saved):
-    trainer, draft, _ = saved
+    trainer, snapshot, _ = saved
     again = capture(trainer)
-    weights = {name: leaf.clone() for name, leaf in draft.trees["weights"]["algorithm"].items()}
+    weights = {name: leaf.clone() for name, leaf in snapshot.trees["weights"]["algorithm"].items()}
     assert all(torch.equal(leaf, weights[name]) for name, leaf in again.trees["weights"]["algorithm"].items())
     trainer.collect()
     trainer.update()
-    assert all(torch.equal(leaf, weights[name]) for name, leaf in draft.trees["weights"]["algorithm"].items())
+    assert all(torch.equal(leaf, weights[name]) for name, leaf in snapshot.trees["weights"]["algorithm"].items())
     moved = trainer.algorithm.state_dict()
     assert not all(torch.equal(leaf, weights[name]) for name, leaf in moved.items())
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from rlplug.checkpointing import format as form
 from rlplug.checkpointing.format import Checkpoint
-from rlplug.checkpointing.row_log import RowStore
+from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.config import parse
 from rlplug.run import launch
 from rlplug.run import run_dir as run_folder
@@ -80,7 +80,7 @@ def state_of(checkpoint: Checkpoint, config: dict[str, Any]) -> str:
     """The digest of what a fresh trainer holds that goes on from a checkpoint."""
     with closing(launch.build(parse(config), Path())) as trainer:
         restore(trainer, checkpoint)
-        store = RowStore()
+        store = FileRowLog()
         trainer.buffer.save(store)
         return digest([capture(trainer).trees, list(store.rows())])
 

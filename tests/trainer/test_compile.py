@@ -55,7 +55,7 @@ def test_compiled_learner_equals_the_eager_one():
     ]
     batch = eager.prepare(test_sac.sample(eager))
     for _ in range(3):
-        a, b = (learner.minimise(batch, learner.algorithm) for learner in learners)
+        a, b = (learner.minimize(batch, learner.algorithm) for learner in learners)
     assert a.terms.keys() == b.terms.keys()
     for name in a.terms:
         torch.testing.assert_close(a.terms[name], b.terms[name], rtol=1e-4, atol=1e-5)
@@ -73,6 +73,6 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
     algorithm.__class__ = Untraceable
     learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None, compile=True)
     with pytest.warns(UserWarning, match="Untraceable could not be compiled"):
-        losses = learner.minimise(algorithm.prepare(test_sac.sample(algorithm)), algorithm)
+        losses = learner.minimize(algorithm.prepare(test_sac.sample(algorithm)), algorithm)
     assert losses.terms.keys() == set(PARTS)
     assert not learner.compile

@@ -37,7 +37,7 @@ class NoisyActor(Trainable):
         action = torch.tanh(self.actor(batch["obs"]) + batch["noise"])
         still = {k: p.detach() for k, p in self.critic.named_parameters()}
         q = functional_call(self.critic, still, (torch.cat([batch["obs"], action], -1),)).squeeze(-1)
-        error = self.critic(torch.cat([batch["obs"], batch["action"]], -1)).squeeze(-1) - batch["ret"]
+        error = self.critic(torch.cat([batch["obs"], batch["action"]], -1)).squeeze(-1) - batch["returns"]
         everything = {"actor": -q, "critic": error.square(), "decay": 1e-2 * self.actor.weight.square().sum()}
         chosen = {k: v for k, v in everything.items() if k in parts or (k == "decay" and "actor" in parts)}
         return Losses(chosen, {"error": error.abs().detach(), "weight": self.actor.weight.detach().norm()})
@@ -68,7 +68,7 @@ class Recurrent(Trainable):
 def flat_batch():
     g = torch.Generator().manual_seed(1)
     batch = {"obs": torch.randn(B, 3, generator=g), "noise": torch.randn(B, 2, generator=g)}
-    batch |= {"action": torch.randn(B, 2, generator=g), "ret": torch.randn(B, generator=g)}
+    batch |= {"action": torch.randn(B, 2, generator=g), "returns": torch.randn(B, generator=g)}
     return batch | {"valid": torch.tensor([1, 1, 0, 1, 1, 1, 1, 0], dtype=torch.bool)}
 
 
@@ -93,7 +93,7 @@ def three_steps(fabric: Fabric, case: str, microbatches: int = 1, scaled: bool =
     learner = FabricLearner(fabric, ctx, who, None, microbatches=microbatches, scaled=scaled)  # type: ignore[arg-type]
     gradients = learner.gradients(share, who)
     for _ in range(3):
-        losses = learner.minimise(share, who)
+        losses = learner.minimize(share, who)
     return who.state_dict(), gradients, losses.terms, losses.metrics
 
 
@@ -119,7 +119,7 @@ def test_two_ranks_equal_one(case):
 def test_means_count_valid_rows_only():
     batch = flat_batch()
     learner = FabricLearner(one_rank(), context(), NoisyActor(), None)  # type: ignore[arg-type]
-    losses = learner.minimise(batch, learner.algorithm)
+    losses = learner.minimize(batch, learner.algorithm)
     rows = NoisyActor().forward(batch, ("actor", "critic")).terms["critic"]
     torch.testing.assert_close(losses.terms["critic"], rows[batch["valid"]].mean().detach())
 
@@ -140,7 +140,7 @@ def test_a_part_that_is_not_due_is_neither_computed_nor_moved():
     moved = []
     for _ in range(4):
         before = {k: v.clone() for k, v in who.state_dict().items()}
-        losses = learner.minimise(flat_batch(), who)
+        losses = learner.minimize(flat_batch(), who)
         moved.append(not torch.equal(before["actor.weight"], who.actor.weight))
         assert ("actor" in losses.terms) == ("actor" in who.moved) == moved[-1]
         assert not torch.equal(before["critic.weight"], who.critic.weight)
@@ -163,7 +163,7 @@ def test_clipping(by, expected):
             return Losses({"loss": -(3.0 * self.a.sum() + 4.0 * self.b.sum())})
 
     who = Two()
-    FabricLearner(one_rank(), context(), who, None).minimise({}, who)  # type: ignore[arg-type]
+    FabricLearner(one_rank(), context(), who, None).minimize({}, who)  # type: ignore[arg-type]
     torch.testing.assert_close(torch.cat([who.a, who.b]).detach(), torch.tensor(expected), atol=1e-5, rtol=0)
 
 
@@ -194,7 +194,7 @@ def test_a_call_in_which_no_part_is_due_does_nothing():
     who = Delayed()
     learner = FabricLearner(one_rank(), context(), who, None)  # type: ignore[arg-type]
     before = {k: v.clone() for k, v in who.state_dict().items()}
-    assert learner.minimise(flat_batch(), who, ["actor"]).terms == {}
+    assert learner.minimize(flat_batch(), who, ["actor"]).terms == {}
     assert all(torch.equal(v, before[k]) for k, v in who.state_dict().items())
 
 
@@ -207,4 +207,4 @@ def test_terms_of_other_shapes_are_refused(valid):
 
     batch = flat_batch() if valid else {k: v for k, v in flat_batch().items() if k != "valid"}
     with pytest.raises(ValueError, match="Wrong"):
-        FabricLearner(one_rank(), context(), Wrong(), None).minimise(batch, Wrong())  # type: ignore[arg-type]
+        FabricLearner(one_rank(), context(), Wrong(), None).minimize(batch, Wrong())  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ def segment(rows=6, columns=2, obs=3, seed=0, reward_scale=5.0):
 
 def test_nothing_is_touched_when_all_is_off():
     batch = segment()
-    assert made().seen(batch) is batch
+    assert made().normalized(batch) is batch
     assert not made().state_dict()
 
 
@@ -67,17 +67,17 @@ def test_observations_are_normalised_by_what_was_seen_before_the_round():
     for batch in batches[:2]:
         see.observe(batch, Alone())
     assert torch.equal(see(batches[0]["obs"]), batches[0]["obs"])  # nothing has settled yet
-    see.settle()
+    see.commit()
     see.observe(batches[2], Alone())  # counts for the next round only
     rows = torch.cat([batch["obs"][batch["valid"]] for batch in batches[:2]]).double()
     expected = (batches[2]["obs"] - rows.mean(0)) / rows.std(0, correction=0)
-    torch.testing.assert_close(see.seen(batches[2])["obs"], expected.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(see.normalized(batches[2])["obs"], expected.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_normalised_observations_are_clipped():
     see = made(normalize_obs=True, clip_obs=0.5)
     see.observe(segment(), Alone())
-    see.settle()
+    see.commit()
     assert see(segment()["obs"]).abs().max() == 0.5
 
 
@@ -92,7 +92,7 @@ def test_only_vectors_of_numbers_are_normalised():
         "v": segment(obs=2)["obs"],
     }
     see.observe(segment() | {"obs": obs}, Alone())
-    see.settle()
+    see.commit()
     seen = see(obs)
     assert seen["image"] is obs["image"]
     assert seen["kind"] is obs["kind"]
@@ -118,7 +118,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
                     running[column] = 0.9 * running[column] + float(batch["reward"][t, column])
                     returns.append(running[column])
     expected = batches[1]["reward"] / np.std(returns)
-    torch.testing.assert_close(see.seen(batches[1])["reward"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(see.normalized(batches[1])["reward"], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
 def test_rewards_are_scaled_and_clipped(changes, expected):
     reward = torch.tensor([[-4.0, 0.0, 0.5]])
     batch = {"obs": torch.zeros(1, 3, 3), "reward": reward}
-    assert made(**changes).seen(batch)["reward"].tolist() == [expected]
+    assert made(**changes).normalized(batch)["reward"].tolist() == [expected]
     assert batch["reward"] is reward
 
 
@@ -188,5 +188,5 @@ def test_parts_of_any_name_are_normalised_each_by_itself():
     see = made(space, normalize_obs=True)
     obs = {key: segment(obs=1, seed=i)["obs"] + 10 * i for i, key in enumerate(space.spaces)}
     see.observe(segment() | {"obs": obs}, Alone())
-    see.settle()
+    see.commit()
     assert all(abs(float(part.mean())) < 0.5 for part in see(obs).values())

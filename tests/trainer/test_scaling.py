@@ -73,10 +73,10 @@ def test_steps_that_overflow_are_left_out_until_the_scale_fits(on_nan):
     learner = learner_of(who, on_nan=on_nan)
     learner.scale.value.fill_(2.0**30)
     for steps in range(3):  # 2^130, 2^129 and 2^128 are more than float32 holds
-        assert not learner.minimise({}, who).feedback
+        assert not learner.minimize({}, who).feedback
         assert who.x == 0
         assert learner.scale.value == 2.0 ** (29 - steps)
-    assert learner.minimise({}, who).feedback
+    assert learner.minimize({}, who).feedback
     assert who.x == -(2.0**100)
     learner.check_finite()
     assert learner.skipped == 0
@@ -85,7 +85,7 @@ def test_steps_that_overflow_are_left_out_until_the_scale_fits(on_nan):
 def test_a_loss_that_is_no_number_is_said():
     who = Steep(slope=float("inf"))
     learner = learner_of(who)
-    learner.minimise({}, who)
+    learner.minimize({}, who)
     with pytest.raises(RunError, match=r"^Steep: the loss term 'x' is NaN at update 1"):
         learner.check_finite()
     assert learner.scale.value == 2.0**16
@@ -100,9 +100,9 @@ def test_a_gradient_that_is_infinite_at_scale_1_is_said():
     who = Cusp()
     learner = learner_of(who)
     for _ in range(16):
-        learner.minimise({}, who)
+        learner.minimize({}, who)
         learner.check_finite()
-    learner.minimise({}, who)
+    learner.minimize({}, who)
     with pytest.raises(RunError, match=r"^Cusp: the gradient of part 'all' is infinite at update 1"):
         learner.check_finite()
 
@@ -113,7 +113,7 @@ def test_the_scale_grows_while_nothing_overflows():
     learner.scale = LossScale(torch.device("cpu"), LARGEST / 2, patience=3)
     seen = []
     for _ in range(7):
-        learner.minimise({}, who)
+        learner.minimize({}, who)
         seen.append(learner.scale.value.item() / LARGEST)
     assert seen == [0.5, 0.5, 1, 1, 1, 1, 1]
 
@@ -122,9 +122,9 @@ def test_a_resumed_run_goes_on_with_its_scale():
     who, again = Steep(slope=2.0**120), Steep()
     first, second = learner_of(who), learner_of(again)
     for _ in range(12):
-        first.minimise({}, who)
+        first.minimize({}, who)
     assert first.scale.state() == {"value": 2.0**7, "fine": 3}
     second.load(first.state())
     assert second.scale.state() == first.scale.state()
-    first.minimise({}, who)
+    first.minimize({}, who)
     assert second.scale.fine == 3

@@ -20,7 +20,7 @@ class Counts(Exploration):
 
     def __init__(self, cfg: Config, ctx: Context):
         super().__init__()
-        self.flatten, self.beta = Flatten(ctx.spec.sole.obs), ctx.schedule(cfg.beta)
+        self.flatten, self.beta = Flatten(ctx.spec.single_agent.obs), ctx.schedule(cfg.beta)
         draw = torch.Generator().manual_seed(0)
         self.register_buffer("visits", torch.zeros(cfg.slots, dtype=torch.long))
         self.register_buffer("factors", torch.randint(2**31, (self.flatten.size,), generator=draw).double())
@@ -35,7 +35,7 @@ class Counts(Exploration):
         found = learner.gather(self.slots(segment)[segment["valid"][:-1]])
         self.visits.index_add_(0, found, torch.ones_like(found))
 
-    def reward(self, batch):
+    def intrinsic_reward(self, batch):
         bonus = self.beta * self.visits[self.slots(batch)].clamp(min=1).float().rsqrt()
         bonus = torch.where(batch["valid"][:-1], bonus, 0.0)
         return torch.cat((bonus, torch.zeros_like(bonus[:1])))

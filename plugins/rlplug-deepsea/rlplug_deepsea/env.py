@@ -2,6 +2,7 @@
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
 
 from rlplug import Context, EnvSpec, Group
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, option, settings
@@ -15,7 +16,7 @@ class DeepSea:
     reset by the next step, which ignores its action.
     """
 
-    lockstep = True
+    autoreset = AutoresetMode.NEXT_STEP
 
     @settings
     class Config:

@@ -74,12 +74,12 @@ def test_the_bonus_is_beta_over_the_root_of_the_visits():
     assert sorted(counts.visits[counts.visits > 0].tolist()) == [2, 5]
     one, two = 0.5 / 5**0.5, 0.5 / 2**0.5
     expected = torch.tensor([[one, one], [one, one], [two, 0.0], [two, one], [0.0, 0.0]])
-    torch.testing.assert_close(counts.reward(segment()), expected)
+    torch.testing.assert_close(counts.intrinsic_reward(segment()), expected)
 
 
 def test_what_was_never_seen_has_the_full_bonus():
     counts = Counts(testing.config("exploration/counts", beta=0.5), testing.context(testing.spec(3)))
-    assert counts.reward(segment())[0].tolist() == [0.5, 0.5]
+    assert counts.intrinsic_reward(segment())[0].tolist() == [0.5, 0.5]
 
 
 def test_counting_finds_the_treasure_and_chance_does_not(tmp_path, monkeypatch):

@@ -16,11 +16,11 @@ class Reinforce(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        return Needs(keys=("obs", "action", "mask"))
+        return Needs(keys=("obs", "action", "action_mask"))
 
     def __init__(self, cfg: Config, ctx: Context):
         super().__init__()
-        self.cfg, self.ctx, group = cfg, ctx, ctx.spec.sole
+        self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
         self.model, self.value_model = ctx.build("model", group.obs), ctx.build("critic_model", group.obs)
         self.policy = head_for(group.action, self.model.out_dim)
         self.baseline = Linear(self.value_model.out_dim, 1)
@@ -31,7 +31,7 @@ class Reinforce(Algorithm):
 
     def dist(self, rows):
         """Action distribution of every row; an environment may forbid actions."""
-        return self.policy(self.model(rows["obs"], {}, None)[0], rows.get("mask"))
+        return self.policy(self.model(rows["obs"], {}, None)[0], rows.get("action_mask"))
 
     def value(self, obs):
         """Baseline of every row."""
@@ -46,14 +46,14 @@ class Reinforce(Algorithm):
         """Reward-to-go: GAE with lambda 1, which bootstraps where a segment ends within an episode."""
         value, cfg = self.value(batch["obs"]), self.cfg
         advantage, ret = gae(batch["reward"], value, batch["terminated"], batch["valid"], cfg.gamma, lambda_=1.0)
-        return batch | {"advantage": advantage, "ret": ret}
+        return batch | {"advantage": advantage, "returns": ret}
 
     def forward(self, batch, parts):
         dist = self.dist(batch)
         return Losses(
             {
                 "policy": -dist.logp(batch["action"]) * batch["advantage"],
-                "value": self.cfg.vf_loss_coeff * (self.value(batch["obs"]) - batch["ret"]).square(),
+                "value": self.cfg.vf_loss_coeff * (self.value(batch["obs"]) - batch["returns"]).square(),
                 "entropy": -self.cfg.entropy_coeff * dist.entropy(),
             }
         )

@@ -67,8 +67,8 @@ def test_prepare_gives_the_reward_to_go():
     batch = algo.prepare(batch | {"obs": batch["value"][..., None]})
     ended, open_ended = [1 + 0.5 * 2 + 0.25 * 3, 2 + 0.5 * 3, 3], [4 + 0.5 * 8 + 0.25 * 16, 8 + 0.5 * 16]
     valid = batch["valid"]
-    assert batch["ret"][valid].tolist() == ended + open_ended
-    assert torch.equal(batch["advantage"][valid], batch["ret"][valid] - 0.5)
+    assert batch["returns"][valid].tolist() == ended + open_ended
+    assert torch.equal(batch["advantage"][valid], batch["returns"][valid] - 0.5)
 
 
 @pytest.mark.parametrize("action", [3, testing.box(2)], ids=["discrete", "continuous"])
@@ -89,7 +89,12 @@ def test_the_policy_loss_has_the_policy_gradient(action):
 def test_one_step_makes_good_actions_likelier_and_bad_ones_less_likely():
     algo = build(entropy_coeff=0.0, lr=1e-2)
     obs = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
-    batch = {"obs": obs, "action": torch.tensor([0, 0]), "advantage": torch.tensor([1.0, -1.0]), "ret": torch.ones(2)}
+    batch = {
+        "obs": obs,
+        "action": torch.tensor([0, 0]),
+        "advantage": torch.tensor([1.0, -1.0]),
+        "returns": torch.ones(2),
+    }
 
     def logp():
         return algo.dist({"obs": obs}).logp(batch["action"]).detach()
@@ -111,11 +116,15 @@ def test_greedy_actions_are_the_most_likely_ones():
 def test_forbidden_actions_are_neither_taken_nor_learned():
     algo = build(3)
     obs = torch.randn(256, 4, generator=torch.Generator().manual_seed(1))
-    step = {"obs": obs, "mask": torch.tensor([True, False, True]).expand(256, 3)}
+    step = {"obs": obs, "action_mask": torch.tensor([True, False, True]).expand(256, 3)}
     step["is_first"] = torch.zeros(256, dtype=torch.bool)
     for mode in ("explore", "greedy"):
         assert (algo.act(step, {}, mode)[0]["action"] != 1).all()
-    batch = step | {"action": torch.zeros(256, dtype=torch.long), "advantage": torch.ones(256), "ret": torch.ones(256)}
+    batch = step | {
+        "action": torch.zeros(256, dtype=torch.long),
+        "advantage": torch.ones(256),
+        "returns": torch.ones(256),
+    }
     sum(term.mean() for term in algo.forward(batch, ("policy",)).terms.values()).backward()
     assert (algo.policy.linear.weight.grad[1] == 0).all()
     assert (algo.policy.linear.weight.grad[[0, 2]] != 0).all()

@@ -58,7 +58,7 @@ class QNetwork(nn.Module):
 
     def __init__(self, cfg: DQN.Config, ctx: Context, actions: int) -> None:
         super().__init__()
-        self.torso: Model = ctx.build("model", ctx.spec.sole.obs)
+        self.torso: Model = ctx.build("model", ctx.spec.single_agent.obs)
         self.actions, self.atoms = actions, cfg.num_atoms
         sigma0 = cfg.sigma0 if cfg.noisy else None
         sizes = [self.torso.out_dim, *cfg.hiddens]
@@ -105,28 +105,28 @@ class DQN(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        action = spec.sole.action
+        action = spec.single_agent.action
         if not isinstance(action, spaces.Discrete):
             raise ConfigError(
                 "algo", f"dqn needs one Discrete action, but the environment's are {action}; algo=ppo serves them"
             )
         if cfg.num_atoms > 1 and cfg.v_min >= cfg.v_max:
             raise ConfigError("algo.v_max", f"{cfg.v_max} should be above algo.v_min, which is {cfg.v_min}")
-        keys = ("obs", "action", "reward", "terminated", "valid", "is_first", "mask")
-        return Needs(window=cfg.n_step, stale=True, perturbed=True, keys=keys)
+        keys = ("obs", "action", "reward", "terminated", "valid", "is_first", "action_mask")
+        return Needs(window=cfg.n_step, off_policy=True, perturbable=True, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
         window = cfg.sequence_length + cfg.n_step - 1
-        return replace(needs, window=window, burn_in=cfg.burn_in, carry_every=cfg.stride, keys=(*needs.keys, "carry"))
+        return replace(needs, window=window, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=(*needs.keys, "carry"))
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        action = ctx.spec.sole.action
+        action = ctx.spec.single_agent.action
         assert isinstance(action, spaces.Discrete)
         self.actions = int(action.n)
-        self.sequences = ctx.needs.carry_every > 0
+        self.sequences = ctx.needs.carry_stride > 0
         self.length = cfg.sequence_length if self.sequences else 1  # rows that are learned from
         self.ahead = 0 if self.sequences else 1  # the first row that the target network has to see
         self.online, self.target = (QNetwork(cfg, ctx, self.actions) for _ in range(2))
@@ -149,7 +149,7 @@ class DQN(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """``action`` and ``q [B, A]``; what is not allowed has the least number there is."""
-        mask = step.get("mask")
+        mask = step.get("action_mask")
         if mode == "explore":
             redraw(self.online.noisy, self.ctx.randn)
         if mode == "random":
@@ -180,7 +180,7 @@ class DQN(Algorithm):
         burn, n, length = self.ctx.needs.burn_in, self.cfg.n_step, self.length
         reward, terminated, valid = (batch[key][burn:] for key in ("reward", "terminated", "valid"))
         ret, discount, last = n_step_rows(reward, terminated, valid, self.cfg.gamma, n)  # [L, B]
-        seen = {key: batch[key] for key in ("obs", "is_first", "mask") if key in batch}
+        seen = {key: batch[key] for key in ("obs", "is_first", "action_mask") if key in batch}
         more: Batch = {key: batch[key] for key in ("carry", "weight") if key in batch}
         if burn:
             more["warm"], seen = _rows(seen, 0, burn), _rows(seen, burn, None)
@@ -192,7 +192,15 @@ class DQN(Algorithm):
         valid = torch.zeros_like(seen["is_first"])
         valid[:length] = batch["valid"][burn : burn + length]
         action = batch["action"][burn : burn + length]
-        return {**seen, **more, "action": action, "ret": ret, "discount": discount, "bootstrap": last, "valid": valid}
+        return {
+            **seen,
+            **more,
+            "action": action,
+            "returns": ret,
+            "discount": discount,
+            "bootstrap": last,
+            "valid": valid,
+        }
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """The loss of Mnih et al. 2015, or with atoms that of Rainbow, of every row that is learned from."""
@@ -237,12 +245,12 @@ class DQN(Algorithm):
 
         Double: arXiv:1509.06461, equation 4. Atoms: arXiv:1707.06887, algorithm 1; with n steps, Rainbow, section 3.
         """
-        mask = batch["mask"][self.ahead :] if "mask" in batch else None
+        mask = batch["action_mask"][self.ahead :] if "action_mask" in batch else None
         best = greedy(self.q(out[self.ahead :] if self.cfg.double_q else future), mask)
         future = _pick(future, best)
         where = (batch["bootstrap"] - self.ahead).unsqueeze(-1)
         future = future.gather(0, where.expand(*where.shape[:-1], future.shape[-1]))
-        ret, discount = batch["ret"].unsqueeze(-1), batch["discount"].unsqueeze(-1)
+        ret, discount = batch["returns"].unsqueeze(-1), batch["discount"].unsqueeze(-1)
         if self.cfg.num_atoms == 1:
             return self._scaled(ret + discount * self._raw(future))
         atoms = self._scaled(ret + discount * self._raw(self.support))

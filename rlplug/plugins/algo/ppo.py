@@ -53,30 +53,30 @@ class PPO(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        spec.sole  # noqa: B018  raises for several agents
-        return Needs(keys=("obs", "action", "logp", "dist", "mask"))
+        spec.single_agent  # noqa: B018  raises for several agents
+        return Needs(keys=("obs", "action", "logp", "dist", "action_mask"))
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        return replace(needs, carry_every=cfg.max_seq_len, keys=(*needs.keys, "is_first", "carry"))
+        return replace(needs, carry_stride=cfg.max_seq_len, keys=(*needs.keys, "is_first", "carry"))
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        rows = ctx.rows * ctx.num_envs
+        rows = ctx.rollout_length * ctx.num_envs
         if cfg.sgd_minibatch_size > rows:
             raise ConfigError(
                 "algo.sgd_minibatch_size", f"{cfg.sgd_minibatch_size} is more than a rollout's {rows} rows"
             )
-        self.sequences = ctx.needs.carry_every > 0
-        length = min(cfg.max_seq_len, ctx.rows)
+        self.sequences = ctx.needs.carry_stride > 0
+        length = min(cfg.max_seq_len, ctx.rollout_length)
         if self.sequences and cfg.sgd_minibatch_size < length:
             raise ConfigError(
                 "algo.sgd_minibatch_size",
                 f"{cfg.sgd_minibatch_size} rows are less than the {length} that a recurrent model learns from at once "
                 "(algo.max_seq_len)",
             )
-        obs, action = ctx.spec.sole.obs, ctx.spec.sole.action
+        obs, action = ctx.spec.single_agent.obs, ctx.spec.single_agent.action
         self.model = ctx.build("model", obs)
         self.value_model = None if cfg.vf_share_layers else ctx.build("critic_model", obs)
         if self.sequences and not self.initial_carry(1):
@@ -102,11 +102,11 @@ class PPO(Algorithm):
         """Features of the policy's torso, the action distribution of every row, and the torso's new carry.
 
         Args:
-            rows: ``obs`` and, where there are any, ``mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
+            rows: ``obs`` and, where there are any, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
             carry: as ``initial_carry`` has it, before the first row.
         """
         features, after = self.model(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
-        return features, self.policy(features, rows.get("mask")), after
+        return features, self.policy(features, rows.get("action_mask")), after
 
     def values(self, rows: Batch, carry: Batch, features: Tensor | None = None) -> Tensor:
         """Value ``[...]`` of every row; ``features`` are those of the policy's torso, if they are known."""
@@ -136,9 +136,17 @@ class PPO(Algorithm):
         advantage, ret = gae(
             batch["reward"], value, batch["terminated"], batch["valid"], self.cfg.gamma, self.cfg.lambda_
         )
-        keys = ("obs", "action", "logp", "dist", "valid", "mask", *(("is_first", "carry") if self.sequences else ()))
+        keys = (
+            "obs",
+            "action",
+            "logp",
+            "dist",
+            "valid",
+            "action_mask",
+            *(("is_first", "carry") if self.sequences else ()),
+        )
         prepared = {key: batch[key] for key in keys if key in batch}
-        prepared |= {"value": value, "advantage": advantage, "ret": ret}
+        prepared |= {"value": value, "advantage": advantage, "returns": ret}
         return chunks(prepared, self.cfg.max_seq_len) if self.sequences else prepared
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
@@ -151,7 +159,7 @@ class PPO(Algorithm):
         terms = {
             "policy": -clipped_surrogate(ratio, batch["advantage"], self.clip_param),
             "value": self.vf_loss_coeff
-            * clipped_value_loss(value, batch["value"], batch["ret"], self.cfg.vf_clip_param),
+            * clipped_value_loss(value, batch["value"], batch["returns"], self.cfg.vf_clip_param),
         }
         if self.cfg.entropy_coeff:
             terms["entropy"] = -self.entropy_coeff * dist.entropy()
@@ -177,7 +185,7 @@ class PPO(Algorithm):
                     a, valid = minibatch["advantage"], minibatch.get("valid")
                     scale = learner.reduce(a, "std", valid) + 1e-8
                     minibatch["advantage"] = (a - learner.reduce(a, "mean", valid)) / scale
-                losses = learner.minimise(minibatch, self)
+                losses = learner.minimize(minibatch, self)
                 if cfg.kl_stop is not None and losses.metrics["kl"] > cfg.kl_stop:
                     return self._adapt(losses)
         return self._adapt(losses)

@@ -46,7 +46,7 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
 
 
 class Critic(nn.Module):
-    """``copies`` independent critics in two halves: ``encode`` sees observations, ``forward`` judges actions.
+    """``ensemble_size`` independent critics in two halves: ``encode`` sees observations, ``forward`` judges actions.
 
     Continuous actions join a vector observation at the torso's input; behind images, dicts and the history that a
     recurrent torso sees, they join the features in one hidden layer. Discrete actions are outputs.
@@ -55,35 +55,35 @@ class Critic(nn.Module):
         choices: the number of choices of every factor of a discrete action; None: the action is continuous.
     """
 
-    def __init__(self, ctx: Context, size: int, choices: Sequence[int] | None, copies: int) -> None:
+    def __init__(self, ctx: Context, size: int, choices: Sequence[int] | None, ensemble_size: int) -> None:
         super().__init__()
-        obs = ctx.spec.sole.obs
-        self.copies, self.joins, self.head_shape = copies, "behind", (1,)
+        obs = ctx.spec.single_agent.obs
+        self.ensemble_size, self.joins, self.head_shape = ensemble_size, "behind", (1,)
         inputs: spaces.Space[Any] = obs
-        if choices is None and _is_vector(obs) and not ctx.needs.carry_every:
+        if choices is None and _is_vector(obs) and not ctx.needs.carry_stride:
             self.joins = "before"
             inputs = spaces.Dict({"obs": obs, "action": spaces.Box(-1.0, 1.0, (size,))})
-        self.torso = ctx.build("critic_model", inputs, copies)
+        self.torso = ctx.build("critic_model", inputs, ensemble_size)
         width = self.torso.out_dim
         if choices is not None:
             self.joins, self.head_shape = "nowhere", (len(choices), max(choices))
         elif self.joins == "behind":
-            self.join = Linear(width + size, width, copies=copies)
-        self.head = Linear(width, math.prod(self.head_shape), copies=copies)
+            self.join = Linear(width + size, width, ensemble_size=ensemble_size)
+        self.head = Linear(width, math.prod(self.head_shape), ensemble_size=ensemble_size)
 
     def encode(self, obs: Any, carry: Batch, is_first: Tensor | None) -> tuple[Any, Batch]:
-        """Features ``[copies, ..., F]`` of what does not depend on the action, and the new carry."""
+        """Features ``[ensemble_size, ..., F]`` of what does not depend on the action, and the new carry."""
         return (obs, carry) if self.joins == "before" else self.torso(obs, carry, is_first)
 
     def forward(self, code: Any, action: Tensor | None = None) -> Tensor:
-        """``Q [copies, ...]`` of ``action [..., A]``; of all discrete ones, ``[copies, ..., factors, n]``."""
+        """``Q [ensemble_size, ...]`` of ``action [..., A]``; of all discrete ones, ``[..., factors, n]``."""
         if self.joins == "before":
             code, _ = self.torso({"obs": code, "action": action}, {}, None)
         elif action is not None:
             action = action.expand(*code.shape[:-1], action.shape[-1])
             code = torch.relu(self.join(torch.cat((code, action), -1)))
         q = precise(self.head, code)
-        q = q if self.copies > 1 else q.unsqueeze(0)
+        q = q if self.ensemble_size > 1 else q.unsqueeze(0)
         return q.squeeze(-1) if self.joins != "nowhere" else q.unflatten(-1, self.head_shape)
 
 
@@ -122,17 +122,17 @@ class SAC(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        action, keys = spec.sole.action, ("obs", "action", "reward", "terminated", "valid")
+        action, keys = spec.single_agent.action, ("obs", "action", "reward", "terminated", "valid")
         match action:
             case spaces.Box():
                 if not action.is_bounded():
                     raise ConfigError("algo", f"sac needs actions within bounds, but the environment's are {action}")
             case spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
-                keys = (*keys, "mask")
+                keys = (*keys, "action_mask")
             case _:
                 served = "Box, Discrete, MultiDiscrete and MultiBinary"
                 raise ConfigError("algo", f"sac serves {served} actions, but the environment's are {action}")
-        return Needs(window=cfg.n_step, stale=True, perturbed=True, keys=keys)
+        return Needs(window=cfg.n_step, off_policy=True, perturbable=True, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
@@ -140,18 +140,18 @@ class SAC(Algorithm):
             needs,
             window=cfg.sequence_length + cfg.n_step - 1,
             burn_in=cfg.burn_in,
-            carry_every=cfg.stride,
+            carry_stride=cfg.stride,
             keys=(*needs.keys, "is_first", "carry"),
         )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        action, copies = ctx.spec.sole.action, 2 if cfg.twin_q else 1
+        action, ensemble_size = ctx.spec.single_agent.action, 2 if cfg.twin_q else 1
         assert action.shape is not None
         self.shape, self.size, choices = action.shape, math.prod(action.shape), choices_of(action)
-        self.sequences, self.discrete = ctx.needs.carry_every > 0, choices is not None
-        self.model = ctx.build("model", ctx.spec.sole.obs)
+        self.sequences, self.discrete = ctx.needs.carry_stride > 0, choices is not None
+        self.model = ctx.build("model", ctx.spec.single_agent.obs)
         if self.sequences and not self.model.initial_carry(1):
             raise ConfigError(
                 "model", "has no recurrent state, but critic_model has; sac needs both, or the first alone"
@@ -161,8 +161,8 @@ class SAC(Algorithm):
             if choices is None
             else MultiCategoricalHead(self.model.out_dim, choices, self.shape)
         )
-        self.critic = Critic(ctx, self.size, choices, copies)
-        self.target = Critic(ctx, self.size, choices, copies).requires_grad_(False)
+        self.critic = Critic(ctx, self.size, choices, ensemble_size)
+        self.target = Critic(ctx, self.size, choices, ensemble_size).requires_grad_(False)
         self.target.load_state_dict(self.critic.state_dict())
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.initial_alpha)), requires_grad=cfg.alpha_lr is not None)
         self.actor_lr, self.critic_lr = ctx.schedule(cfg.actor_lr), ctx.schedule(cfg.critic_lr)
@@ -191,7 +191,7 @@ class SAC(Algorithm):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         n = len(step["is_first"])
         features, carry = self.model(step["obs"], carry, step["is_first"])
-        dist = self.policy(features, step.get("mask"))
+        dist = self.policy(features, step.get("action_mask"))
         if mode == "greedy":
             action = dist.mode()
         elif mode == "explore":
@@ -208,10 +208,10 @@ class SAC(Algorithm):
     def prepare(self, batch: Batch) -> Batch:
         """Fold ``n_step`` rewards, and draw the noise of both reparameterised actions."""
         out = self._sequence(batch) if self.sequences else self._transition(batch)
-        out["action"] = out["action"].flatten(out["ret"].ndim) if self.shape else out["action"].unsqueeze(-1)
+        out["action"] = out["action"].flatten(out["returns"].ndim) if self.shape else out["action"].unsqueeze(-1)
         if not self.discrete:
-            columns = out["ret"].shape[-1]
-            lead = out["ret"].shape[:-1]  # a rank's share of the noise is that of its columns
+            columns = out["returns"].shape[-1]
+            lead = out["returns"].shape[:-1]  # a rank's share of the noise is that of its columns
             for name in ("noise", "next_noise"):
                 out[name] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
         return out | {key: batch[key] for key in ("weight",) if key in batch}
@@ -220,19 +220,19 @@ class SAC(Algorithm):
         """Row 0 of a window, and the row that its target bootstraps from; ``[B, ...]``."""
         ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], self.cfg.gamma)
         columns = torch.arange(len(ret), device=ret.device)
-        seen = {key: batch[key] for key in ("obs", "mask") if key in batch}
+        seen = {key: batch[key] for key in ("obs", "action_mask") if key in batch}
         now = map_leaves(lambda x: x[0], seen | {"action": batch["action"]})
         later = {f"next_{key}": x for key, x in map_leaves(lambda x: x[last, columns], seen).items()}
-        return now | later | {"ret": ret, "discount": discount}
+        return now | later | {"returns": ret, "discount": discount}
 
     def _sequence(self, batch: Batch) -> Batch:
         """All rows ``[burn_in + L + n, B, ...]``, of which the ``L`` behind the burn-in have action and target."""
         burn, length = self.cfg.burn_in, self.cfg.sequence_length
         reward, terminated, valid = (batch[key][burn:] for key in ("reward", "terminated", "valid"))
         ret, discount, last = n_step_rows(reward, terminated, valid, self.cfg.gamma, self.cfg.n_step)
-        seen = {key: batch[key] for key in ("obs", "is_first", "carry", "mask") if key in batch}
+        seen = {key: batch[key] for key in ("obs", "is_first", "carry", "action_mask") if key in batch}
         own = {"action": batch["action"][burn : burn + length], "valid": valid[:length]}
-        return seen | own | {"ret": ret, "discount": discount, "last": last}
+        return seen | own | {"returns": ret, "discount": discount, "last": last}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """All three losses in one graph; every parameter gets the gradient of its own loss alone."""
@@ -242,7 +242,7 @@ class SAC(Algorithm):
         if "critic" in parts:  # 1812.05905, equations 5 and 6
             with torch.no_grad():
                 next_value, _ = self.soft_value(self.target, later, batch.get("next_noise"), alpha)
-                target = batch["ret"] + batch["discount"] * next_value
+                target = batch["returns"] + batch["discount"] * next_value
             q = self.q(now.code, batch["action"])
             error = q - target
             loss = 0.5 * error.square().sum(0)
@@ -268,19 +268,19 @@ class SAC(Algorithm):
         """Views of the sampled rows and of those that their targets bootstrap from."""
         dist = later = None
         if "actor" in parts or "alpha" in parts:
-            dist = self.dist(batch["obs"], batch.get("mask"))
+            dist = self.dist(batch["obs"], batch.get("action_mask"))
         if "critic" in parts:
             with torch.no_grad():
                 code, _ = self.target.encode(batch["next_obs"], {}, None)
-                later = View(self.dist(batch["next_obs"], batch.get("next_mask")), code)
+                later = View(self.dist(batch["next_obs"], batch.get("next_action_mask")), code)
         code, _ = self.critic.encode(batch["obs"], {}, None)
         return View(dist, code), later or View(None, None)
 
     def _unrolled(self, batch: Batch) -> tuple[View, View]:
         """The same by one unroll of each network: the policy's from the stored state, the critics' from zeros."""
-        last, length = batch["last"], len(batch["ret"])
+        last, length = batch["last"], len(batch["returns"])
         columns = torch.arange(last.shape[1], device=last.device)
-        mask: Tensor | None = batch["mask"][self.cfg.burn_in :] if "mask" in batch else None
+        mask: Tensor | None = batch["action_mask"][self.cfg.burn_in :] if "action_mask" in batch else None
         features = self._unroll(self.model, batch, map_leaves(lambda x: x[0], batch["carry"]))
         code = self._unroll(self.critic.encode, batch, {})
         now = View(self.policy(features[:length], None if mask is None else mask[:length]), code[..., :length, :, :])
@@ -321,7 +321,7 @@ class SAC(Algorithm):
         return (p * critic(view.code).amin(0)).sum((-2, -1)) - alpha * logp, logp
 
     def q(self, code: Any, action: Tensor) -> Tensor:
-        """``Q(s, a) [copies, ...]`` of ``action [..., A]``; of discrete ones the sum over the factors."""
+        """``Q(s, a) [ensemble_size, ...]`` of ``action [..., A]``; of discrete ones the sum over the factors."""
         if not self.discrete:
             return self.critic(code, action)
         q = self.critic(code)

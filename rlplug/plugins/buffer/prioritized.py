@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Store
+from rlplug.api import Context, RowLog
 from rlplug.functional.priorities import SumTree, importance_weights, proportional
 from rlplug.plugins.buffer.storage import Ring, Storage
 from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
@@ -32,7 +32,7 @@ class Prioritized:
     row, are not whole yet, or have lost rows, have weight 0 in the tree.
     """
 
-    stale: ClassVar[bool] = True
+    off_policy: ClassVar[bool] = True
     sequences: ClassVar[bool] = False
 
     @settings
@@ -105,7 +105,7 @@ class Prioritized:
         return self._count > 0
 
     def sample(self) -> Batch:
-        """``[burn_in + window + 1, B]`` with ``index``, ``prob`` and ``weight [B]``; one draw from each of B strata."""
+        """``[burn_in + window + 1, B]`` with ``index``, ``sample_prob`` and ``weight [B]``, one a stratum."""
         tree, n = self._tree, self.batch_size
         assert tree is not None
         share = (self.first + np.arange(n) + self.ctx.rand(n).double().cpu().numpy()) / self.strata
@@ -115,7 +115,7 @@ class Prioritized:
         prob = torch.from_numpy(tree[leaves] / tree.total)
         batch = self.ring.read(row, column, self.window)
         batch["index"] = torch.from_numpy(row * self.columns + column)
-        batch["prob"] = prob.float()
+        batch["sample_prob"] = prob.float()
         batch["weight"] = importance_weights(prob, self._count, float(self.beta)).float()
         return batch
 
@@ -144,16 +144,16 @@ class Prioritized:
     def handle(self) -> Prioritized:
         return self
 
-    def save(self, store: Store) -> None:
+    def save(self, log: RowLog) -> None:
         """Rows once; what they are drawn by, each time."""
-        self.ring.save(store)
+        self.ring.save(log)
         if self._tree is not None:
             weights = self._tree[self._leaves(np.arange(self._low, self._high))]
-            store.state |= {"weights": torch.from_numpy(weights), "max_priority": self.max_priority}
+            log.state |= {"weights": torch.from_numpy(weights), "max_priority": self.max_priority}
 
-    def load(self, store: Store) -> None:
-        if store.state is None:
+    def load(self, log: RowLog) -> None:
+        if log.state is None:
             return
-        self.ring.load(store)
-        self.max_priority = store.state["max_priority"]
-        self._move(store.state["weights"].numpy())
+        self.ring.load(log)
+        self.max_priority = log.state["max_priority"]
+        self._move(log.state["weights"].numpy())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Store
+from rlplug.api import Context, RowLog
 from rlplug.plugins.buffer.storage import Ring, Storage
 from rlplug.settings import settings
 from rlplug.types import Batch
@@ -22,7 +22,7 @@ class Replay:
     whatever the share of final observations.
     """
 
-    stale: ClassVar[bool] = True
+    off_policy: ClassVar[bool] = True
     sequences: ClassVar[bool] = False
 
     @settings
@@ -89,7 +89,7 @@ class Replay:
         ids = self._ids[(low + drawn) % len(self._ids)]
         batch = self.ring.read(*np.divmod(ids, self.columns), self.window)
         batch["index"] = torch.from_numpy(ids)
-        batch["prob"] = torch.full((self.batch_size,), 1.0 / (high - low))
+        batch["sample_prob"] = torch.full((self.batch_size,), 1.0 / (high - low))
         return batch
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
@@ -101,15 +101,15 @@ class Replay:
     def handle(self) -> Replay:
         return self
 
-    def save(self, store: Store) -> None:
+    def save(self, log: RowLog) -> None:
         """Closed rows are stored once; the open row, which the next ``add`` overwrites, each time."""
-        self.ring.save(store)
+        self.ring.save(log)
 
-    def load(self, store: Store) -> None:
-        if store.state is None:
+    def load(self, log: RowLog) -> None:
+        if log.state is None:
             return
         ring = self.ring
-        ring.load(store)
+        ring.load(log)
         self._allocate()
         rows = np.arange(ring.first, ring.written + 1)
         valid: Any = ring.valid[rows[:-1] % ring.rows]

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Store
+from rlplug.api import Context, RowLog
 from rlplug.settings import settings
 from rlplug.types import Batch, leaves, map_leaves
 
@@ -16,7 +16,7 @@ from rlplug.types import Batch, leaves, map_leaves
 class Rollout:
     """Holds ``[T+1, B]`` segments until they are sampled; side by side if there are several."""
 
-    stale: ClassVar[bool] = False
+    off_policy: ClassVar[bool] = False
     sequences: ClassVar[bool] = False
 
     @settings
@@ -24,7 +24,7 @@ class Rollout:
         pass
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        self.rows = ctx.rows
+        self.rows = ctx.rollout_length
         self._segments: list[Batch] = []
 
     def add(self, segment: Batch) -> None:
@@ -47,12 +47,12 @@ class Rollout:
     def handle(self) -> Rollout:
         return self
 
-    def save(self, store: Store) -> None:
+    def save(self, log: RowLog) -> None:
         """What a round has collected and was not learnt from yet; mostly nothing."""
-        store.state = self._segments
+        log.state = self._segments
 
-    def load(self, store: Store) -> None:
-        self._segments = store.state or []
+    def load(self, log: RowLog) -> None:
+        self._segments = log.state or []
 
 
 def _beside(segments: list[Batch]) -> Batch:

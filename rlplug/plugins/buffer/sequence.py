@@ -12,7 +12,7 @@ from rlplug.types import ConfigError
 
 
 class Sequence(Prioritized):
-    """Windows of ``burn_in + window`` transitions that begin at every ``carry_every``-th row of a column.
+    """Windows of ``burn_in + window`` transitions that begin at every ``carry_stride``-th row of a column.
 
     Windows overlap, but a row is kept once. A sample has the state before its first row, ``carry [1, B, ...]``. A
     window may run over the ends of episodes, where ``is_first`` clears the state. One without a valid row behind
@@ -26,8 +26,8 @@ class Sequence(Prioritized):
         pass
 
     def _stride(self) -> int:
-        if self.ctx.needs.carry_every:
-            return self.ctx.needs.carry_every
+        if self.ctx.needs.carry_stride:
+            return self.ctx.needs.carry_stride
         raise ConfigError(
             "buffer", "sequence keeps the states of recurrent models, but none was chosen; take buffer=prioritized"
         )

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlplug.api import Context, Store
+from rlplug.api import Context, RowLog
 from rlplug.plugins.buffer.images import TOO_SMALL, Compressed, Images, Raw, lz4
 from rlplug.settings import PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, RunError, leaves, map_leaves
@@ -48,7 +48,7 @@ class Ring:
         self.cfg, self.columns, self.span, self.stride = cfg, len(ctx.env_ids), span, stride
         self.stack = ctx.spec.frame_stack if cfg.deduplicate else 1
         self.rows = cfg.capacity // ctx.num_envs + 1
-        least = span + ctx.rows + self.stack - 1
+        least = span + ctx.rollout_length + self.stack - 1
         if self.rows <= least:
             raise ConfigError(
                 "buffer.capacity",
@@ -200,22 +200,22 @@ class Ring:
 
     # ---- what a checkpoint holds ----------------------------------------------------------------------------------
 
-    def save(self, store: Store) -> None:
+    def save(self, log: RowLog) -> None:
         """Closed rows are stored once, by as many as share a recurrent state; what is open, each time."""
         if not self:
             return
         unit = self.stride or 1
         first, end = self.first - self.first % unit, self.written - self.written % unit
-        start = max(first, store.end * unit)
+        start = max(first, log.end * unit)
         while start < end:
             length = min(end - start, self._at_once(start))
-            store.append(start // unit, self._saved(start, length))
+            log.append(start // unit, self._saved(start, length))
             start += length
-        store.trim(first // unit)
+        log.trim(first // unit)
         rest = self._saved(end, self.written + 1 - end, whole=False)
-        store.state = {"written": self.written, "open": rest if self.stride else map_leaves(lambda x: x[0], rest)}
+        log.state = {"written": self.written, "open": rest if self.stride else map_leaves(lambda x: x[0], rest)}
         if self._images:
-            store.state["images"] = {
+            log.state["images"] = {
                 ".".join(path): {"shape": list(images.shape), "begin": images.pool.begin(self.first)}
                 for path, images in self._images.items()
             }
@@ -249,16 +249,16 @@ class Ring:
             rows["carry"] = map_leaves(lambda x: x[torch.from_numpy(states).to(x.device)], self._carry)
         return rows
 
-    def load(self, store: Store) -> None:
+    def load(self, log: RowLog) -> None:
         """Be as the ring was that saved."""
-        state = store.state
+        state = log.state
         self.written = state["written"]
         rest = state["open"] if self.stride else map_leaves(lambda x: x[None], state["open"])
         end = self.written - self.written % (self.stride or 1)
         self._allocate(self._decoded_like(rest, state.get("images", {})))
         for path, images in self._images.items():
             images.pool.resume(state["images"][".".join(path)]["begin"])
-        for number, rows in store.rows():
+        for number, rows in log.rows():
             if self.stride:
                 states = {"carry": rows["carry"]} if "carry" in rows else {}
                 rows = map_leaves(lambda x: x.flatten(0, 1), without(rows, ("carry",))) | states

@@ -60,7 +60,7 @@ class Gymnasium:
     def __new__(cls, cfg: Config, ctx: Context) -> VecEnv:  # type: ignore[misc]
         env = cls._made(cfg, ctx)
         try:
-            _check_masks(cfg, "mask" in env.spec.extras)
+            _check_masks(cfg, "action_mask" in env.spec.extras)
         except ConfigError:
             env.close()
             raise

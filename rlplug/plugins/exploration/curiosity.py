@@ -33,7 +33,7 @@ class Curiosity(Exploration):
         return {"predictor": Optim(Adam(learnt, lr=self.lr), lr=self.lr)}
 
     @torch.no_grad()
-    def reward(self, batch: Batch) -> Tensor:
+    def intrinsic_reward(self, batch: Batch) -> Tensor:
         """Zero where a row begins no transition, as on final observations and row T."""
         return pad(torch.where(batch["valid"][:-1], self.bonus(batch), 0.0), (0, 0, 0, 1))
 
@@ -51,7 +51,7 @@ class Curiosity(Exploration):
         losses = Losses({})
         for _ in range(self.cfg.num_sgd_iter):
             for part in [rows] if size is None else learner.minibatches(rows, size, "row"):
-                losses = learner.minimise(part, self)
+                losses = learner.minimize(part, self)
         return losses
 
     def chosen(self, batch: Batch) -> Tensor:

@@ -38,7 +38,7 @@ class EpsilonGreedy(Exploration):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        space = ctx.spec.sole.action
+        space = ctx.spec.single_agent.action
         sizes = choices_of(space)
         if sizes is None:
             raise ConfigError(
@@ -57,7 +57,7 @@ class EpsilonGreedy(Exploration):
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         action = out["action"]
         noise = self.ctx.rand(len(action), 1 + sum(self.sizes))
-        random = best(noise[:, 1:], step.get("mask"), self.sizes, action)
+        random = best(noise[:, 1:], step.get("action_mask"), self.sizes, action)
         explores = (noise[:, 0] < self.epsilons()).view(-1, *(1 for _ in action.shape[1:]))
         return out | {"action": torch.where(explores, random, action)}, carry
 
@@ -65,10 +65,10 @@ class EpsilonGreedy(Exploration):
 class Boltzmann(Exploration):
     """Actions drawn with probabilities ``softmax(q / temperature)``, forbidden ones never (Sutton 1990).
 
-    For algorithms whose ``act`` gives ``q [B, A]``, as ``mask`` is laid out.
+    For algorithms whose ``act`` gives ``q [B, A]``, as ``action_mask`` is laid out.
     """
 
-    replaces = True
+    overrides_action = True
 
     @settings
     class Config:
@@ -76,7 +76,7 @@ class Boltzmann(Exploration):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        space = ctx.spec.sole.action
+        space = ctx.spec.single_agent.action
         sizes = choices_of(space)
         if sizes is None:
             raise ConfigError("exploration.boltzmann", f"chooses among discrete actions, but the actions are {space}")
@@ -94,4 +94,4 @@ class Boltzmann(Exploration):
             )
         noise = self.ctx.rand(len(action), size).clamp_min(torch.finfo(q.dtype).tiny)
         gumbel = -(-noise.log()).clamp_min(torch.finfo(q.dtype).tiny).log()
-        return out | {"action": best(q / self.temperature + gumbel, step.get("mask"), self.sizes, action)}, carry
+        return out | {"action": best(q / self.temperature + gumbel, step.get("action_mask"), self.sizes, action)}, carry

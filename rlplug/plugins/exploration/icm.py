@@ -37,7 +37,7 @@ class ICM(Curiosity):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        obs, self.space = ctx.spec.sole.obs, ctx.spec.sole.action
+        obs, self.space = ctx.spec.single_agent.obs, ctx.spec.single_agent.action
         self.cfg, dim = cfg, cfg.feature_dim
         self.eta, self.lr = ctx.schedule(cfg.eta), ctx.schedule(cfg.lr)
         self.flatten = Flatten(self.space)

@@ -11,7 +11,7 @@ from rlplug.types import Batch, ConfigError
 
 
 def _action_size(ctx: Context, name: str) -> tuple[int, ...]:
-    action = ctx.spec.sole.action
+    action = ctx.spec.single_agent.action
     if not isinstance(action, spaces.Box):
         raise ConfigError(f"exploration.{name}", f"adds noise to continuous actions, but the actions are {action}")
     return action.shape

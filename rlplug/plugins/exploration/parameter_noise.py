@@ -42,7 +42,7 @@ class ParameterNoise(Exploration):
         self.register_buffer("rounds", torch.zeros((), dtype=torch.long))
         self.register_buffer("excess", torch.tensor(torch.nan))  # distance less its aim; NaN: none was measured
 
-    def weights(self, w: Weights) -> Weights:
+    def perturb_weights(self, w: Weights) -> Weights:
         if self.rounds % self.cfg.resample_every == 0:
             self.seed.copy_(self.ctx.randint(2**62, 1, rows=False)[0])
         self.rounds += 1
@@ -53,7 +53,7 @@ class ParameterNoise(Exploration):
 
         return {name: noisy(p) if _is_perturbed(name, p) else p for name, p in w.items()}
 
-    def measured(self, plain: Batch, noisy: Batch) -> None:
+    def adapt_noise(self, plain: Batch, noisy: Batch) -> None:
         distance, aim = policy_distance(plain, noisy, self.delta)
         self.excess.copy_(distance - aim)
 

@@ -54,7 +54,7 @@ class Whitened(tnn.Module):
                 part.observe(leaf, where, learner)
         elif isinstance(self.space, spaces.Box):
             self.moments.add(obs[where], learner.gather)
-            self.moments.settle()
+            self.moments.commit()
 
     def forward(self, obs: Any) -> Any:
         if isinstance(self.space, spaces.Dict):
@@ -87,7 +87,7 @@ class RND(Curiosity):
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
         self.eta, self.lr = ctx.schedule(cfg.eta), ctx.schedule(cfg.lr)
-        self.whitened = Whitened(ctx.spec.sole.obs, cfg.obs_clip)
+        self.whitened = Whitened(ctx.spec.single_agent.obs, cfg.obs_clip)
         self.target = self._network([]).requires_grad_(False)
         self.predictor = self._network(cfg.predictor_hiddens)
         self.moments = Moments()
@@ -118,7 +118,7 @@ class RND(Curiosity):
         sums = discounted_sum(error, valid, self.returns, self.cfg.gamma)
         self.returns.copy_(sums[-1])
         self.moments.add(sums[valid])
-        self.moments.settle()
+        self.moments.commit()
 
     def bonus(self, batch: Batch) -> Tensor:
         """Section 2.4: of the observation that the transition leads to."""

@@ -18,8 +18,8 @@ class Alternate:
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg = cfg
-        self.rows, self.batch_size = cfg.rollout_fragment_length, cfg.train_batch_size
-        self.round_steps = self.rows * ctx.num_envs
+        self.rollout_length, self.batch_size = cfg.rollout_fragment_length, cfg.train_batch_size
+        self.round_steps = self.rollout_length * ctx.num_envs
 
     def run(self, run: Run) -> None:
         while not run.done:

@@ -14,7 +14,7 @@ from rlplug.types import Batch, ConfigError
 
 
 class MLP(Model):
-    """Hidden layers only: heads are the algorithm's. Computes its ``ctx.copies`` in one batched product."""
+    """Hidden layers only: heads are the algorithm's. Computes its ``ctx.ensemble_size`` in one batched product."""
 
     batched: ClassVar[bool] = True
 
@@ -36,13 +36,13 @@ class MLP(Model):
             cfg.activation,
             init=cfg.init,
             layer_norm=cfg.layer_norm,
-            copies=ctx.copies,
+            ensemble_size=ctx.ensemble_size,
         )
         self.out_dim = self.net.out_dim
 
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
         """A tree of ``ctx.space`` with leading ``[B]`` or ``[T, B]`` to features ``[..., out_dim]``.
 
-        With copies the features are ``[E, ..., out_dim]``.
+        With ensemble_size the features are ``[E, ..., out_dim]``.
         """
         return self.net(self.flatten(x)), carry

@@ -69,9 +69,9 @@ def check_act(case: Case) -> None:
     """Actions have the space's shape and type in every mode, and lie inside it."""
     trainer = case.build()
     play(trainer, 1)
-    rows, space, needs = episodes(trainer), trainer.ctx.spec.sole.action, trainer.ctx.needs
+    rows, space, needs = episodes(trainer), trainer.ctx.spec.single_agent.action, trainer.ctx.needs
     # A Gaussian policy that learns from its own data alone may leave the box: the environment clips.
-    bounded = not isinstance(space, spaces.Box) or needs.stale or needs.perturbed
+    bounded = not isinstance(space, spaces.Box) or needs.off_policy or needs.perturbable
     for mode in ("explore", "greedy", "random"):
         for out in answers(trainer.algorithm, trainer.ctx, rows, mode):
             require("action" in out, f"act() in mode {mode!r} gives {sorted(out)}, and no 'action'")

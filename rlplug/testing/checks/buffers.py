@@ -15,9 +15,9 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug.api import Buffer, Needs
-from rlplug.checkpointing.format import Draft, folder_of, write
-from rlplug.checkpointing.row_log import Piece, RowStore
-from rlplug.checkpointing.serialize import decode, encode, snapshot
+from rlplug.checkpointing.format import Snapshot, folder_of, write
+from rlplug.checkpointing.row_log import Chunk, FileRowLog
+from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
 from rlplug.context import RunContext
 from rlplug.registry import load
@@ -105,22 +105,22 @@ class Variant:
     def __init__(self, name: str, window: int, stack: int = 0, **changes: Any) -> None:
         self.cls, self.stack = load("buffer", name), stack
         for key, what in (
-            ("stale", "True (windows out of old data) or False (the last round)"),
+            ("off_policy", "True (windows out of old data) or False (the last round)"),
             ("sequences", "True (windows begin at rows whose recurrent state is kept) or False"),
         ):
             require(isinstance(getattr(self.cls, key, None), bool), f"the class says {key} = {what}")
         self.node = node_of("buffer", option_of("buffer", name))
         self.node |= ({"capacity": CAPACITY} if "capacity" in self.node else {}) | changes
-        self.carries = self.cls.sequences or not self.cls.stale
+        self.carries = self.cls.sequences or not self.cls.off_policy
         keys = ("obs", "action", "carry") if self.carries else ("obs", "action")
-        self.needs = Needs(window=window, stale=bool(self.cls.stale), keys=keys)
+        self.needs = Needs(window=window, off_policy=bool(self.cls.off_policy), keys=keys)
         if self.cls.sequences:
-            self.needs = replace(self.needs, burn_in=2, carry_every=3)
+            self.needs = replace(self.needs, burn_in=2, carry_stride=3)
 
     def context(self) -> RunContext:
         image = spaces.Box(0, 255, (self.stack, 16, 16), np.uint8)
         of = replace(spec(image, 2), frame_stack=self.stack) if self.stack else spec(3, 2)
-        return context(of, needs=self.needs, num_envs=COLUMNS, rows=ROWS, batch_size=SAMPLES)
+        return context(of, needs=self.needs, num_envs=COLUMNS, rollout_length=ROWS, batch_size=SAMPLES)
 
     def make(self, ctx: RunContext | None = None) -> Buffer:
         return choose("buffer", "buffer", self.node).build(ctx or self.context())
@@ -168,7 +168,10 @@ def _check_stream(name: str, variant: Variant) -> None:
         drawn |= _check_sample(stream, sample, variant.needs, buffer.sequences)
         _check_index(sample, ids)
         was_ready = buffer.ready()
-        require(was_ready == buffer.stale, f"stale = {buffer.stale}, but after a sample ready() is {was_ready}")
+        require(
+            was_ready == buffer.off_policy,
+            f"off_policy = {buffer.off_policy}, but after a sample ready() is {was_ready}",
+        )
         if was_ready:
             _keeps_its_own(buffer, sample)
         else:
@@ -217,12 +220,12 @@ def _check_index(sample: Batch, ids: dict[int, int]) -> None:
     """An insertion id means one transition, for ever."""
     if "index" not in sample:
         return
-    for key in ("index", "prob", "weight"):
+    for key in ("index", "sample_prob", "weight"):
         if key in sample or key != "weight":
             require(
                 sample[key].shape == sample["valid"].shape[1:], f"{key!r} has a number for every column of a sample"
             )
-    require((sample["prob"] > 0).all() and (sample["prob"] <= 1).all(), "'prob' lies in (0, 1]")
+    require((sample["sample_prob"] > 0).all() and (sample["sample_prob"] <= 1).all(), "'sample_prob' lies in (0, 1]")
     if "weight" in sample:
         weight = sample["weight"]
         require(weight.isfinite().all() and (weight > 0).all(), "'weight', (N prob)^-beta, is positive and finite")
@@ -265,8 +268,8 @@ def _check_saved(variant: Variant) -> None:
                     f"save() appends {store.appended} rows, of which {added} are new: begin at store.end",
                 )
                 added = 0
-                write(folder_of(Path(folder), turn), Draft({}, {}, store.pieces))
-                store = Counting(store.pieces, decode(encode(snapshot(store.state))), _written)
+                write(folder_of(Path(folder), turn), Snapshot({}, {}, store.chunks))
+                store = Counting(store.chunks, decode(encode(copy_to_host(store.state))), _written)
                 buffer = variant.make(ctx)
                 buffer.load(store)
             require(buffer.ready() == twin.ready(), "after load() it is ready when it was not, or the reverse")
@@ -280,12 +283,12 @@ def _check_saved(variant: Variant) -> None:
                     buffer.feedback(again["index"], {"priority": priority})
 
 
-def _written(piece: Piece) -> Batch:
-    assert piece.path is not None
-    return decode(piece.path.read_bytes())
+def _written(chunk: Chunk) -> Batch:
+    assert chunk.path is not None
+    return decode(chunk.path.read_bytes())
 
 
-class Counting(RowStore):
+class Counting(FileRowLog):
     """A store that counts the rows that are appended."""
 
     appended = 0
@@ -301,7 +304,7 @@ def check_nbytes(name: str, **changes: Any) -> None:
         stream, buffer = Stream(CAPACITY * 2, variant.stack), variant.make()
         said = buffer.nbytes(map_leaves(lambda leaf: leaf[0], variant.segment(stream, 0)))
         for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
-            if buffer.stale or not buffer.ready():
+            if buffer.off_policy or not buffer.ready():
                 buffer.add(variant.segment(stream, start))
         kept = sum(_arrays(buffer).values())
         require(kept <= said, f"nbytes() says {said}, but {kept} bytes are kept: count every array {variant}")
@@ -309,7 +312,7 @@ def check_nbytes(name: str, **changes: Any) -> None:
 
 
 def _arrays(root: Any) -> dict[int, int]:
-    """Bytes of every piece of memory that an object's own tensors and arrays refer to, by address."""
+    """Bytes of every chunk of memory that an object's own tensors and arrays refer to, by address."""
     found: dict[int, int] = {}
     seen: set[int] = set()
 

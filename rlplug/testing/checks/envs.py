@@ -8,26 +8,27 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.vector import AutoresetMode
 
 from rlplug.api import VecEnv
-from rlplug.checkpointing.serialize import decode, encode, snapshot
+from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
-from rlplug.context import RunContext, Scope
+from rlplug.context import EnvShard, RunContext
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
 from rlplug.types import Batch, ConfigError, EnvSpec, map_leaves
 
 COLUMNS, STEPS = 3, 1100
 CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
-LAST = {"final_obs", "final_mask"}
-"""what stands in a row only where a column ended, of environments that are not in lock step"""
+LAST = {"final_obs", "final_action_mask"}
+"""what stands in a row only where a column ended, of environments that reset within the step that ends an episode"""
 
 
 def make(name: str, option: str | None = None, **changes: Any) -> VecEnv:
     """``COLUMNS`` environments of an option of the group ``env``; of the component's own one by default."""
     node = node_of("env", option or option_of("env", name), **changes)
-    scope = Scope("learner", COLUMNS, range(COLUMNS))
-    return choose("env", "env", node).build(RunContext(spec=EnvSpec({})).derive(scope=scope))
+    shard = EnvShard("learner", COLUMNS, range(COLUMNS))
+    return choose("env", "env", node).build(RunContext(spec=EnvSpec({})).derive(shard=shard))
 
 
 def complete(name: str) -> list[str]:
@@ -37,7 +38,7 @@ def complete(name: str) -> list[str]:
 
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:
     """Rows under random allowed actions, copied, each with the action that led to it (None: a reset)."""
-    env.spec.sole.action.seed(actions)
+    env.spec.single_agent.action.seed(actions)
     row = map_leaves(np.array, env.reset([seed + i for i in range(COLUMNS)]))
     yield row, None
     for _ in range(steps):
@@ -49,12 +50,12 @@ def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple
 
 
 def draw(env: VecEnv, row: Batch) -> np.ndarray:
-    """A random action for every column, one that ``row["mask"]`` allows where there is a mask."""
-    space = env.spec.sole.action
-    if "mask" not in row:
+    """A random action for every column, one that ``row["action_mask"]`` allows where there is a mask."""
+    space = env.spec.single_agent.action
+    if "action_mask" not in row:
         return np.stack([space.sample() for _ in range(COLUMNS)])
     cuts = np.cumsum(space.nvec)[:-1] if isinstance(space, MultiDiscrete) else None
-    masks = row["mask"].astype(np.int8)
+    masks = row["action_mask"].astype(np.int8)
     return np.stack([space.sample(mask=mask if cuts is None else tuple(np.split(mask, cuts))) for mask in masks])
 
 
@@ -70,7 +71,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
             raise
         warnings.warn(f"the option {option!r} of env {name!r} is not checked: {error}", stacklevel=2)
         return
-    spec, group = env.spec, env.spec.sole
+    spec, group = env.spec, env.spec.single_agent
     if getattr(group.action, "is_bounded", lambda: False)():
         low, high = group.action.low, group.action.high  # type: ignore[attr-defined]
         require((low == -1).all() and (high == 1).all(), "bounded actions lie in [-1, 1]: rescale them inside step()")
@@ -83,7 +84,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         require(not more, f"a row holds {some(sorted(more))}, which the spec does not name")
         for key in row.keys() & {"obs", "final_obs"}:
             _inside(key, row[key], group.obs)
-        for key in row.keys() & {"mask", "final_mask"}:
+        for key in row.keys() & {"action_mask", "final_action_mask"}:
             _allows(key, row[key], group.action, row.get("terminated", np.zeros(COLUMNS, np.bool_)))
         if action is None:
             continue
@@ -93,7 +94,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
             require(leaf.dtype == dtype, f"step() gives {key!r} as {leaf.dtype}; wanted {np.dtype(dtype)}")
         ended = row["terminated"] | row["truncated"]
         require(np.isfinite(row["reward"]).all(), "a reward is not finite")
-        if env.lockstep:
+        if env.autoreset is AutoresetMode.NEXT_STEP:
             require(not (ended & over).any(), "the step that resets an ended column ends it again")
             require((row["reward"][over] == 0).all(), "the step that resets an ended column gives a reward")
             length = np.where(over, 0, length + 1)
@@ -103,7 +104,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         if spec.max_episode_steps:
             require((length <= spec.max_episode_steps).all(), f"an episode exceeds {spec.max_episode_steps} steps")
         ends, over = ends + int(ended.sum()), ended
-        if not env.lockstep:
+        if env.autoreset is not AutoresetMode.NEXT_STEP:
             length[ended] = 0
     if spec.max_episode_steps and spec.max_episode_steps < STEPS:
         require(ends, f"no episode ended within {STEPS} steps, although max_episode_steps is {spec.max_episode_steps}")
@@ -153,11 +154,11 @@ def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
     names = differences(one, two)
     require(not names, f"reset with equal seeds and stepped with equal actions it gives other rows ({some(names)})")
     *_, (row, _) = walk(env, 7, 30)
-    state = snapshot(env.state())
+    state = copy_to_host(env.state())
     if state is None:
         twin.close()
         return
-    env.spec.sole.action.seed(3)
+    env.spec.single_agent.action.seed(3)
     actions: list[np.ndarray] = []
     went_on: list[Batch] = []
     for _ in range(20):

@@ -48,9 +48,9 @@ def accepts(case: Case, name: str) -> bool:
             f"is refused with the key {error.key!r}; a refusal names its own key, exploration.{name}",
         )
         return False
-    allowed = trainer.ctx.needs.perturbed or not perturbs
+    allowed = trainer.ctx.needs.perturbable or not perturbs
     trainer.close()
-    require(allowed, f"changes the actions of {case.name}, whose needs() say perturbed=False; it must be refused")
+    require(allowed, f"changes the actions of {case.name}, whose needs() say perturbable=False; it must be refused")
     return True
 
 
@@ -69,7 +69,7 @@ def check_exploration(case: Case, name: str) -> None:
         weights = map_leaves(torch.clone, trainer.algorithm.state_dict())
         for _ in range(ROUNDS):
             trainer.collect()
-        runs.append(({"weights": weights, "obs": trainer.source.state()["open"]["obs"]}, record.losses))
+        runs.append(({"weights": weights, "obs": trainer.collector.state()["open"]["obs"]}, record.losses))
         if word != "exploration=[]":
             _check_module(trainer, trainer.exploration[name])
         trainer.close()
@@ -98,9 +98,9 @@ def _check_perturb(trainer: Trainer, extra: Exploration) -> None:
     """It gives new actions, inside the space, and allowed ones where some are forbidden."""
     if type(extra).perturb is Exploration.perturb:
         return
-    rows, space = episodes(trainer), trainer.ctx.spec.sole.action
-    if "mask" in trainer.ctx.needs.keys and isinstance(space, Discrete | MultiDiscrete):
-        rows += [row | {"mask": _mask(space, i)} for i, row in enumerate(rows)]
+    rows, space = episodes(trainer), trainer.ctx.spec.single_agent.action
+    if "action_mask" in trainer.ctx.needs.keys and isinstance(space, Discrete | MultiDiscrete):
+        rows += [row | {"action_mask": _mask(space, i)} for i, row in enumerate(rows)]
     acted = answers(trainer.algorithm, trainer.ctx, rows, "explore")
     with asking(trainer.ctx):
         carry = extra.initial_carry(COLUMNS)
@@ -111,9 +111,11 @@ def _check_perturb(trainer: Trainer, extra: Exploration) -> None:
             require(not names, f"perturb() writes into {some(names)} of its argument: give a new tensor")
             require(changed.keys() >= out.keys(), f"perturb() drops {sorted(out.keys() - changed.keys())}")
             require_inside(changed["action"], space, "perturb()")
-            if "mask" in row:
+            if "action_mask" in row:
                 one_hot = flatten(space, changed["action"]).bool()
-                require((row["mask"] | ~one_hot).all(), 'perturb() takes forbidden actions: heed step["mask"]')
+                require(
+                    (row["action_mask"] | ~one_hot).all(), 'perturb() takes forbidden actions: heed step["action_mask"]'
+                )
 
 
 def _mask(space: Discrete | MultiDiscrete, seed: int) -> Tensor:
@@ -124,12 +126,12 @@ def _mask(space: Discrete | MultiDiscrete, seed: int) -> Tensor:
 
 
 def _check_weights(trainer: Trainer, extra: Exploration) -> None:
-    if type(extra).weights is Exploration.weights:
+    if type(extra).perturb_weights is Exploration.perturb_weights:
         return
     own = {name: p.detach().clone() for name, p in trainer.algorithm.named_parameters()}
     with asking(trainer.ctx):
-        noisy = extra.weights({name: p.clone() for name, p in own.items()})
-        extra.weights(own)
+        noisy = extra.perturb_weights({name: p.clone() for name, p in own.items()})
+        extra.perturb_weights(own)
     require(noisy.keys() == own.keys(), f"weights() adds or drops {some(sorted(noisy.keys() ^ own.keys()))}")
     wrong = [name for name, p in own.items() if (noisy[name].shape, noisy[name].dtype) != (p.shape, p.dtype)]
     require(not wrong, f"weights() changes shape or dtype of {some(wrong)}")
@@ -142,7 +144,7 @@ def _check_reward(trainer: Trainer, extra: Exploration) -> None:
     learner: Any = trainer.learner
     sample = map_leaves(torch.clone, learner.sampled)
     before = map_leaves(torch.clone, sample)
-    reward: Any = extra.reward(sample)
+    reward: Any = extra.intrinsic_reward(sample)
     names = differences(before, sample)
     require(not names, f"reward() writes into {some(names)} of its argument: give a new tensor")
     if reward is None:
@@ -166,7 +168,7 @@ def _check_reward(trainer: Trainer, extra: Exploration) -> None:
             lambda x, i=start: x[:, i :: min(columns, 4)] if x.ndim > 1 else x[i :: min(columns, 4)], sample
         )
         torch.testing.assert_close(
-            extra.reward(mine),
+            extra.intrinsic_reward(mine),
             reward[:, start :: min(columns, 4)],
             rtol=1e-4,
             atol=1e-6,

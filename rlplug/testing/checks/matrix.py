@@ -161,12 +161,12 @@ def _own(kind: Kind) -> list[str]:
 
 
 def _rewards(exploration: str) -> bool:
-    return load("exploration", exploration).reward is not Exploration.reward
+    return load("exploration", exploration).intrinsic_reward is not Exploration.intrinsic_reward
 
 
 @cache
 def _replays(algorithm: str) -> bool:
-    return _composed(f"algo={option_of('algo', algorithm)}").buffer.cls.stale
+    return _composed(f"algo={option_of('algo', algorithm)}").buffer.cls.off_policy
 
 
 @cache

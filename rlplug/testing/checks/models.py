@@ -38,13 +38,15 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
     """On every kind of input that it accepts; one at least."""
     node = node_of("model", option or option_of("model", name), **changes)
     chosen = choose("model", "model", node)
-    require(hasattr(chosen.cls, "batched"), "the class says batched = True (it computes ctx.copies itself) or False")
+    require(
+        hasattr(chosen.cls, "batched"), "the class says batched = True (it computes ctx.ensemble_size itself) or False"
+    )
     served = []
     for what, space in SPACES.items():
         torch.manual_seed(0)
         ctx = RunContext(spec=EnvSpec({}), slots={"model": chosen})
         try:
-            alone, several = ctx.build("model", space), ctx.build("model", space, copies=3)
+            alone, several = ctx.build("model", space), ctx.build("model", space, ensemble_size=3)
         except ConfigError:
             continue
         served.append(what)
@@ -162,7 +164,7 @@ def _same(a: Tensor, b: Tensor, message: str) -> None:
 
 
 def _shaped(features: Tensor, shape: tuple[int, ...], what: str, lead: tuple[int, ...]) -> None:
-    of = f" with ctx.copies={lead[0]}" if lead else ""
+    of = f" with ctx.ensemble_size={lead[0]}" if lead else ""
     require(tuple(features.shape) == shape, f"{what} gives features {list(features.shape)}{of}; wanted {list(shape)}")
     require(features.is_floating_point(), f"{what} gives features of type {features.dtype}")
     require(torch.isfinite(features).all(), f"{what} gives features that are not finite")
@@ -173,4 +175,4 @@ def _check_members(model: Any, space: spaces.Space[Any], what: str) -> None:
     out, _ = model(_row(x, 0), model.initial_carry(B), torch.ones(B, dtype=torch.bool))
     same = [i for i in range(1, len(out)) if torch.equal(out[0], out[i])]
     alone = not list(model.parameters())  # nothing to initialise
-    require(alone or not same, f"members of ctx.copies are equal on {what}: initialise each of them by itself")
+    require(alone or not same, f"members of ctx.ensemble_size are equal on {what}: initialise each of them by itself")

@@ -47,7 +47,7 @@ def ask(case: Case) -> dict[str, Any]:
     require(columns % 4 == 0, f"a sample has {columns} columns; pass overrides that make it divisible by 4")
     ctx = trainer.ctx
     options = {"spec": ctx.spec, "needs": ctx.needs, "num_envs": 8, "total_steps": ctx.total_steps}
-    options |= {"rows": ctx.rows, "batch_size": ctx.batch_size, "seed": ctx.seed}
+    options |= {"rollout_length": ctx.rollout_length, "batch_size": ctx.batch_size, "seed": ctx.seed}
     trainer.close()
     return {
         "raw": trainer.config.raw,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlplug.checkpointing import format as checkpoint
-from rlplug.checkpointing.row_log import RowStore
+from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.run.state import capture, restore
 from rlplug.testing.checks.runs import Case, differences, play, require, some
 from rlplug.trainer.trainer import Trainer
@@ -46,17 +46,17 @@ def whole(trainer: Trainer) -> Tree:
     return capture(trainer).trees | {"rows": stored(trainer.store)}
 
 
-def stored(store: RowStore) -> Tree:
+def stored(store: FileRowLog) -> Tree:
     """Rows by number; what was stored again counts as it is now."""
     rows: dict[int, Any] = {}
-    for start, piece in store.rows():
-        for i in range(len(next(leaves(piece)))):
-            rows[start + i] = torch.cat([_unpadded(leaf[i]).reshape(-1).double() for leaf in leaves(piece)])
+    for start, chunk in store.rows():
+        for i in range(len(next(leaves(chunk)))):
+            rows[start + i] = torch.cat([_unpadded(leaf[i]).reshape(-1).double() for leaf in leaves(chunk)])
     return {str(number): row for number, row in sorted(rows.items())}
 
 
 def _unpadded(row: Tensor) -> Tensor:
-    """Without the zeros with which compressed images are as long as the longest one of their piece."""
+    """Without the zeros with which compressed images are as long as the longest one of their chunk."""
     if not row.ndim:
         return row
     used = row.reshape(-1, row.shape[-1]).any(0).nonzero()

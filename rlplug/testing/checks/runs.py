@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from rlplug.api import Algorithm, Losses, Trainable
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
-from rlplug.context import RunContext, Scope
+from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
 from rlplug.run.launch import build
 from rlplug.trainer.learner import FabricLearner
@@ -160,17 +161,17 @@ class Watching(FabricLearner):
         self.sampled = map_leaves(torch.clone, batch)
         return batch
 
-    def minimise(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
+    def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
         if self.look is not None:
             self.look(self, who, batch, tuple(self.parts(who) if parts is None else parts))
-        return super().minimise(batch, who, parts)
+        return super().minimize(batch, who, parts)
 
 
 def watch(trainer: Trainer, look: Look | None = None) -> Watching:
     """Replace a run's learner by a watching one; before its first update."""
     old = learner_of(trainer)
     new = Watching(
-        old.fabric, old.ctx, old.algorithm, old.buffer, old.exploration, old.progress, preprocess=old.preprocess
+        old.fabric, old.ctx, old.algorithm, old.buffer, old.exploration, old.progress, preprocess=old.normalizer
     )
     new.look = look
     trainer.learner = new
@@ -195,7 +196,7 @@ def each_gradient_step(case: Case, look: Look, updates: int = 2, most: int = 4) 
     play(trainer, updates)
     trainer.close()
     learns = trainables(learner, trainer.algorithm)
-    require(seen or not learns, f"{case.name} has optimizers, but its update() never calls learner.minimise")
+    require(seen or not learns, f"{case.name} has optimizers, but its update() never calls learner.minimize")
 
 
 class _Again:
@@ -223,9 +224,9 @@ COLUMNS = 4
 
 def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
     """What ``act`` is asked in a real environment under random actions: ``obs``, extras and ``is_first``."""
-    scope = Scope("eval", COLUMNS, range(COLUMNS))
-    env = trainer.config.env.build(trainer.ctx.derive(scope=scope))
-    space = env.spec.sole.action
+    shard = EnvShard("eval", COLUMNS, range(COLUMNS))
+    env = trainer.config.env.build(trainer.ctx.derive(shard=shard))
+    space = env.spec.single_agent.action
     space.seed(0)
     first, over, rows = np.ones(COLUMNS, np.bool_), np.zeros(COLUMNS, np.bool_), []
     result = env.reset(list(range(COLUMNS)))
@@ -235,7 +236,7 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
         rows.append(map_leaves(lambda x: torch.as_tensor(np.array(x)), step))
         result = env.step(np.stack([space.sample() for _ in range(COLUMNS)]))
         ended = result["terminated"] | result["truncated"]
-        first, over = over if env.lockstep else ended, ended
+        first, over = over if env.autoreset is AutoresetMode.NEXT_STEP else ended, ended
     env.close()
     return rows
 
@@ -243,7 +244,7 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
 @contextmanager
 def asking(ctx: RunContext, seed: int = 0) -> Iterator[None]:
     """Inside, ``act`` answers for ``COLUMNS`` environments, drawing from generators with that seed."""
-    with torch.inference_mode(), ctx.acting(Scope("eval", COLUMNS, range(COLUMNS))):
+    with torch.inference_mode(), ctx.acting(EnvShard("eval", COLUMNS, range(COLUMNS))):
         for generator in ctx.generators.values():
             generator.manual_seed(seed)
         yield

@@ -35,7 +35,7 @@ class AlphaZero(Algorithm):
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
         self.simulator = ctx.simulator()
-        group = ctx.spec.sole
+        group = ctx.spec.single_agent
         assert isinstance(group.action, Discrete)
         self.actions = int(group.action.n)
         self.torso: Model = ctx.build("model", group.obs)
@@ -45,9 +45,11 @@ class AlphaZero(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        if "simulator" not in spec.offers or not isinstance(spec.sole.action, Discrete):
+        if "simulator" not in spec.offers or not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("env", "alphazero needs an environment that can be simulated, with discrete actions")
-        return Needs(episodes=True, stale=True, keys=("obs", "mask", "visits", "ret", "score", "prev_reward"))
+        return Needs(
+            episodes=True, off_policy=True, keys=("obs", "action_mask", "visits", "returns", "score", "prev_reward")
+        )
 
     def initial_carry(self, n: int) -> Batch:
         return {"score": torch.zeros(n)}  # of the episode so far
@@ -55,7 +57,7 @@ class AlphaZero(Algorithm):
     def evaluate(self, rows: Batch) -> tuple[Tensor, Tensor]:
         """Log-prior ``[..., A]`` and value in [-1, 1] ``[...]``."""
         features, _ = self.torso(rows["obs"], {}, None)
-        prior = Categorical(self.policy(features), rows.get("mask"))
+        prior = Categorical(self.policy(features), rows.get("action_mask"))
         return prior.params, self.value(features).squeeze(-1).tanh()
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
@@ -105,10 +107,10 @@ class AlphaZero(Algorithm):
     def rank(self, score: Tensor) -> Tensor:
         return torch.where(score >= self.threshold, 1.0, -1.0)
 
-    def package(self, data: Batch) -> Batch:
+    def postprocess(self, data: Batch) -> Batch:
         """Whole episodes ``[L+1, B]``: every row gets the episode's score, and whether that is a win."""
         score = (data["reward"] * data["valid"]).sum(0).expand_as(data["reward"])
-        return data | {"score": score, "ret": self.rank(score)}
+        return data | {"score": score, "returns": self.rank(score)}
 
     def observe(self, segment: Batch, learner: Learner) -> None:
         """Each episode's score once; the threshold reaches the actors with the weights."""
@@ -118,7 +120,7 @@ class AlphaZero(Algorithm):
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         log_prior, value = self.evaluate(batch)
         policy = -torch.where(batch["visits"] > 0, batch["visits"] * log_prior, 0.0).sum(-1)
-        return Losses({"policy": policy, "value": (value - batch["ret"]).square()})
+        return Losses({"policy": policy, "value": (value - batch["returns"]).square()})
 
     def optimizers(self) -> dict[str, Optim]:
         return {"network": Optim(torch.optim.Adam(self.parameters(), lr=self.cfg.lr, weight_decay=1e-4))}

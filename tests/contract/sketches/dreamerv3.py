@@ -60,7 +60,7 @@ class DreamerV3(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        group = ctx.spec.sole
+        group = ctx.spec.single_agent
         assert isinstance(group.action, Discrete)
         assert group.obs.shape
         self.actions, code = int(group.action.n), cfg.stoch * cfg.classes
@@ -76,10 +76,10 @@ class DreamerV3(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        if not isinstance(spec.sole.action, Discrete):
+        if not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("algo.name", "this dreamerv3 needs discrete actions")
         keys = ("obs", "prev_action", "prev_reward", "terminated", "carry")
-        return Needs(window=cfg.window, carry_every=1, stale=True, perturbed=True, keys=keys)
+        return Needs(window=cfg.window, carry_stride=1, off_policy=True, perturbable=True, keys=keys)
 
     def initial_carry(self, n: int) -> Batch:
         return {"deter": torch.zeros(n, self.cfg.deter), "stoch": torch.zeros(n, self.cfg.stoch, self.cfg.classes)}
@@ -104,7 +104,7 @@ class DreamerV3(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         features, _ = self.encoder(step["obs"], {}, None)
-        state, _, _ = self.see(carry, step, features, self.ctx.rand(len(features), self.cfg.stoch, 1))
+        state, _, _ = self.normalize(carry, step, features, self.ctx.rand(len(features), self.cfg.stoch, 1))
         policy = Categorical(self.actor(self.join(state)) * (mode != "random"))
         action = policy.mode() if mode == "greedy" else policy.sample(self.ctx.rand(len(features), 1))
         return {"action": action}, state
@@ -125,7 +125,7 @@ class DreamerV3(Algorithm):
         priors, posteriors = list[Tensor](), list[Tensor]()
         for t in range(rows):
             row = {key: batch[key][t] for key in ("prev_action", "is_first")}
-            state, prior, posterior = self.see(before[-1], row, features[t], batch["noise"]["see"][t])
+            state, prior, posterior = self.normalize(before[-1], row, features[t], batch["noise"]["see"][t])
             before.append(state)
             priors.append(prior)
             posteriors.append(posterior)

@@ -42,14 +42,14 @@ class ES(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        group = ctx.spec.sole
+        group = ctx.spec.single_agent
         assert isinstance(group.action, Discrete)
         self.torso: Model = ctx.build("model", group.obs)
         self.head = nn.Linear(self.torso.out_dim, int(group.action.n))
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        if not isinstance(spec.sole.action, Discrete):
+        if not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("algo.name", "this es needs discrete actions")
         return Needs(episodes=True, keys=("return", "length", "seed", "sign"))
 
@@ -57,7 +57,7 @@ class ES(Algorithm):
         features, carry = self.torso(step["obs"], carry, step["is_first"])
         return {"action": self.head(features).argmax(-1)}, carry
 
-    def package(self, data: Batch) -> Batch:
+    def postprocess(self, data: Batch) -> Batch:
         """Of whole episodes ``[L+1, B]`` four numbers each leave the actor, ``[B]``."""
         valid, candidate = data["valid"], data["task"]
         return {"return": (data["reward"] * valid).sum(0), "length": valid.sum(0)} | candidate
@@ -96,7 +96,7 @@ def centred_ranks(x: Tensor) -> Tensor:
 
 def generation(run: Run, algorithm: ES, rows: int) -> Losses:
     """One step of the loop ``population``; an actor calls ``algorithm.weights`` for each of its tasks."""
-    results = [*run.source.collect(rows, tasks=algorithm.ask())]
+    results = [*run.collector.collect(rows, tasks=algorithm.ask())]
     return run.update({key: torch.cat([r[key] for r in results]) for key in results[0]})
 
 

@@ -40,7 +40,7 @@ class MAML(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        group = ctx.spec.sole
+        group = ctx.spec.single_agent
         assert isinstance(group.action, Discrete)
         assert group.obs.shape
         actions = int(group.action.n)
@@ -115,9 +115,9 @@ def iteration(run: Run, algorithm: MAML, tasks: Sequence[Any], rows: int) -> Los
     """One step of the loop ``meta``: a segment for each task, before and after the adaptation."""
     weights: Weights = {name: w.detach() for name, w in algorithm.policy.named_parameters(prefix="policy")}
     names = [str(k) for k in range(len(tasks))]
-    pre = [*run.source.collect(rows, dict.fromkeys(names, weights), tasks)]
+    pre = [*run.collector.collect(rows, dict.fromkeys(names, weights), tasks)]
     adapted = {name: algorithm.adapt(weights, segment) for name, segment in zip(names, pre, strict=True)}
-    post = [*run.source.collect(rows, adapted, tasks)]
+    post = [*run.collector.collect(rows, adapted, tasks)]
     return run.update({"pre": stacked(pre), "post": stacked(post)})
 
 

@@ -66,8 +66,8 @@ class Team(nn.Module):
         first = rows["is_first"].unsqueeze(-1).expand(obs.shape[:-1]).flatten(-2)
         features, carry = self.torso(x, map_leaves(lambda c: c.flatten(0, 1), carry), first)
         q: Tensor = self.head(features).unflatten(-2, obs.shape[-3:-1])
-        if "mask" in rows:
-            q = q.masked_fill(~rows["mask"], -torch.inf)
+        if "action_mask" in rows:
+            q = q.masked_fill(~rows["action_mask"], -torch.inf)
         return q, map_leaves(lambda c: c.unflatten(0, obs.shape[-3:-1]), carry)
 
 
@@ -90,8 +90,8 @@ class QMIX(Algorithm):
         team(spec)
         if "state" not in spec.extras:
             raise ConfigError("env", "qmix needs an environment that offers its global state")
-        keys = ("obs", "state", "mask", "alive", "action", "reward", "terminated")
-        return Needs(episodes=True, stale=True, perturbed=True, keys=keys)
+        keys = ("obs", "state", "action_mask", "alive", "action", "reward", "terminated")
+        return Needs(episodes=True, off_policy=True, perturbable=True, keys=keys)
 
     def initial_carry(self, n: int) -> Batch:
         agents = self.online.agents

@@ -42,7 +42,7 @@ class QNetwork(nn.Module):
         x = {key: rows[key] for key in ("obs", "prev_action", "prev_reward")}
         features, carry = self.torso(x, carry, rows["is_first"])
         q: Tensor = self.head(features)
-        return (q.masked_fill(~rows["mask"], -torch.inf) if "mask" in rows else q), carry
+        return (q.masked_fill(~rows["action_mask"], -torch.inf) if "action_mask" in rows else q), carry
 
 
 class R2D2(Algorithm):
@@ -61,7 +61,7 @@ class R2D2(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        group = ctx.spec.sole
+        group = ctx.spec.single_agent
         assert isinstance(group.action, Discrete)
         self.actions = int(group.action.n)
         inputs = Dict(obs=group.obs, prev_action=group.action, prev_reward=Box(-torch.inf, torch.inf, ()))
@@ -71,11 +71,21 @@ class R2D2(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        if not isinstance(spec.sole.action, Discrete):
+        if not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("algo.name", "r2d2 needs discrete actions")
-        keys = ("obs", "prev_action", "prev_reward", "mask", "action", "reward", "terminated", "truncated", "carry")
+        keys = (
+            "obs",
+            "prev_action",
+            "prev_reward",
+            "action_mask",
+            "action",
+            "reward",
+            "terminated",
+            "truncated",
+            "carry",
+        )
         window = cfg.sequence + cfg.n_step
-        return Needs(window, cfg.burn_in, carry_every=cfg.stride, stale=True, perturbed=True, keys=keys)
+        return Needs(window, cfg.burn_in, carry_stride=cfg.stride, off_policy=True, perturbable=True, keys=keys)
 
     def initial_carry(self, n: int) -> Batch:
         return self.online.torso.initial_carry(n)
@@ -99,15 +109,17 @@ class R2D2(Algorithm):
             discount *= torch.where(running, cfg.gamma * (~batch["terminated"].gather(0, here)), 1.0)
             running &= ~over.gather(0, here)
         valid[: cfg.burn_in], valid[cfg.burn_in + cfg.sequence :] = False, False
-        return batch | {"ret": ret, "discount": discount, "bootstrap": at.clamp(max=rows - 1), "valid": valid}
+        return batch | {"returns": ret, "discount": discount, "bootstrap": at.clamp(max=rows - 1), "valid": valid}
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
-        weight = batch["prob"] ** -self.beta  # the buffer's size cancels in the quotient
-        return learner.minimise(batch | {"weight": weight / learner.reduce(weight, "max")}, self)
+        weight = batch["sample_prob"] ** -self.beta  # the buffer's size cancels in the quotient
+        return learner.minimize(batch | {"weight": weight / learner.reduce(weight, "max")}, self)
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         burn, end = self.cfg.burn_in, self.cfg.burn_in + self.cfg.sequence
-        seen = {key: batch[key] for key in ("obs", "prev_action", "prev_reward", "is_first", "mask") if key in batch}
+        seen = {
+            key: batch[key] for key in ("obs", "prev_action", "prev_reward", "is_first", "action_mask") if key in batch
+        }
         warm, live = map_leaves(lambda x: x[:burn], seen), map_leaves(lambda x: x[burn:], seen)
         carry = target_carry = map_leaves(lambda x: x[0], batch["carry"])  # [K, B, ...]: before row 0
         with torch.no_grad():
@@ -117,7 +129,7 @@ class R2D2(Algorithm):
         q: Tensor = self.online(live, carry)[0]  # [L + n + 1, B, A]
         best = q.detach().argmax(-1, keepdim=True)
         bootstrap = unscale(target_q.gather(-1, best).squeeze(-1)).gather(0, batch["bootstrap"][burn:end] - burn)
-        goal = rescale(batch["ret"][burn:end] + batch["discount"][burn:end] * bootstrap)
+        goal = rescale(batch["returns"][burn:end] + batch["discount"][burn:end] * bootstrap)
         chosen = one_hot(batch["action"][burn:end], self.actions).bool()
         td = q[: end - burn].masked_fill(~chosen, 0.0).sum(-1) - goal  # [L, B]
         whole = pad(td, (0, 0, burn, len(batch["valid"]) - end))  # [R, B]: terms have the rows of ``valid``

@@ -5,7 +5,7 @@ import yaml
 
 from rlplug import ConfigError, compose
 from rlplug.config import parse
-from rlplug.config.changes import RESUMABLE, WHY, change, differences, told
+from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
 from tests.installing import install, site  # noqa: F401  fixtures
 
 RAW = compose(["algo=sac", "env=pendulum", "exploration=[gaussian]"]).raw

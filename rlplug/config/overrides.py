@@ -41,7 +41,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
     from omegaconf import OmegaConf
 
     from rlplug.config.composition import plain
-    from rlplug.config.refusals import explain
+    from rlplug.config.hydra_errors import explain
 
     if flags := [override for override in overrides if override.startswith("-")]:
         raise ConfigError("", f"no flag {flags[0]} is known here; settings are written key=value")
