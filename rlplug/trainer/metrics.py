@@ -29,6 +29,11 @@ class Clock:
         finally:
             self.spent[name] += time.perf_counter() - start
 
+    def load(self, before: float, spent: Mapping[str, float]) -> None:
+        """Count on from the wall seconds, in all and by phase, of the run that is continued."""
+        self.before = before
+        self.spent.update(spent)
+
     def wall(self) -> float:
         return self.before + time.perf_counter() - self.started
 
