@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlplug.api import Algorithm, Exploration, Needs
-from rlplug.checkpointing.serialize import decode, encode, snapshot
+from rlplug.checkpointing.serialize import decode, encode
 from rlplug.collection.collector import make_collector
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.next_step import NextStepCollector
@@ -180,7 +180,7 @@ def test_where_environments_cannot_be_restored_new_episodes_begin(mode):
     again = []
     for _ in range(2):
         resumed = source(mode)
-        resumed.load(decode(encode(snapshot(state))))
+        resumed.load(decode(encode(copy_to_host(state))))
         (after,) = resumed.collect(7)
         again.append({key: leaf.clone() for key, leaf in after.items()})
     after = again[0]
@@ -200,7 +200,7 @@ def test_where_environments_cannot_be_restored_new_episodes_begin(mode):
 def cut_again(resumed, mode):
     """The first segment of a source that goes on where ``resumed`` stands, which could not be restored either."""
     other = source(mode)
-    other.load(snapshot(resumed.state()))
+    other.load(copy_to_host(resumed.state()))
     return next(iter(other.collect(7)))
 
 
