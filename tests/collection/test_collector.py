@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlplug.api import Algorithm, Exploration, Needs
-from rlplug.checkpointing.serialize import decode, encode
+from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.collector import make_collector
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.next_step import NextStepCollector
