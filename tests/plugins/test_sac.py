@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from rlplug.trainer.ranks import one_rank
 
 from rlplug import testing
 from rlplug.api import Losses
+from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.sac import SAC
 from rlplug.trainer.learner import FabricLearner
 from rlplug.types import ConfigError, map_leaves
