@@ -52,9 +52,7 @@ class ResolvedRun:
     needs: Needs
     loop: Loop
 
-    def context(
-        self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1
-    ) -> RunContext:
+    def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return what the run's components are built with in one process."""
         config = self.config
         return RunContext(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -96,11 +96,14 @@ class Evaluation:
         columns = shares_of(cfg.episodes, ctx.world_size)[ctx.rank]
         self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, cfg.episodes, policy.normalize, columns=columns)
         self.is_async = is_async
-        self.actors: AsyncEval | None = None
-        """of the first rank, once they are started"""
+        self.actors: AsyncEval | None = None  # the first rank's, once they are started
         self.latest: dict[str, float] = {}
         self.latest_at: int | None = None
         self._due_after = 0
+
+    def start(self, actors: AsyncEval) -> None:
+        """Let ``actors`` play, which are there now."""
+        self.actors = actors
 
     def due(self, trainer: Trainer) -> bool:
         return bool(self.cfg.every) and trainer.progress.env_steps >= self._due_after + self.cfg.every
@@ -174,7 +177,9 @@ class Callbacks:
         identity: of the run; a checkpoint belongs to it alone.
     """
 
-    def __init__(self, run_dir: Path, cfg: CheckpointConfig, log: MetricsLog, evaluation: Evaluation, identity: str) -> None:
+    def __init__(
+        self, run_dir: Path, cfg: CheckpointConfig, log: MetricsLog, evaluation: Evaluation, identity: str
+    ) -> None:
         self.run_dir, self.cfg, self.log, self.evaluation, self.identity = run_dir, cfg, log, evaluation, identity
         self.row_log = FileRowLog()
         """where the buffer keeps its rows between two checkpoints"""

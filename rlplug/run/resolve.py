@@ -18,8 +18,8 @@ def resolve(config: RunConfig, plan: Plan | None = None) -> ResolvedRun:
     Raises:
         ConfigError: the run cannot start as configured.
     """
-    plan = plan or config.hardware.build(None).plan()
-    resolved = ResolvedRun.read(config, plan, read_spec(config))
+    chosen: Plan = config.hardware.build(None).plan() if plan is None else plan
+    resolved = ResolvedRun.read(config, chosen, read_spec(config))
     checks.check(resolved)
     return resolved
 

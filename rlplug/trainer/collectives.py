@@ -1,4 +1,4 @@
-"""Exchanges between ranks: the only collectives of the project. With one rank, each of them returns what it was given."""
+"""Exchanges between ranks: the only collectives of the project. One rank alone gets back what it gave."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class FabricLearner:
         return Losses({k: next(values) for k in terms}, {k: next(values) for k in metrics}, sums.losses.feedback)
 
     def _compiled(self, batch: Batch, who: Trainable, due: Sequence[str], params: Sequence[Tensor]) -> Losses | None:
-        """Run forward and backward as one graph. None: it cannot be compiled, is said so, and runs eagerly from now on."""
+        """Run forward and backward as one graph. None: it cannot be compiled; a warning says so, once."""
         graph = self._graphs.get((id(who), due))
         if graph is None:
 

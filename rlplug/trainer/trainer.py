@@ -25,7 +25,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Reports(Protocol):
     """What a run reports between rounds; ``run.callbacks`` has it."""
 
-    logged: int
+    identity: str
+
+    @property
+    def logged(self) -> int:
+        """Rows of metrics so far."""
+        ...
 
     def ready_to_save(self) -> bool:
         """Return whether a checkpoint may be written after this round, as far as this rank knows."""
@@ -34,6 +39,8 @@ class Reports(Protocol):
     def report(self, trainer: Trainer) -> None:
         """Log, evaluate and write a checkpoint, each where it is due."""
         ...
+
+    def close(self) -> None: ...
 
 
 class Trainer(Run):
@@ -62,9 +69,11 @@ class Trainer(Run):
     ) -> None:
         self.resolved, self.config, self.loop = resolved, resolved.config, resolved.loop
         self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, policy.ctx, policy.algorithm
-        self.buffer, self.collector, self.learner, self.reports = buffer, collector, learner, reports
+        self.buffer, self.collector, self.reports = buffer, collector, reports
+        self.learner: FabricLearner = learner
         self.progress = learner.progress
         self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids))
+        self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
         self.stop_signal = 0
@@ -132,7 +141,7 @@ class Trainer(Run):
         self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
     def _sync_ranks(self, steps: int) -> int:
-        """Return the environment steps of all ranks; agree on whether to stop, and whether a checkpoint may be written."""
+        """Return the environment steps of all ranks; agree on whether to stop and whether to checkpoint."""
         ready, ranks = self.reports.ready_to_save(), self.learner.collectives
         if ranks.world_size == 1:
             self.may_checkpoint = ready
@@ -177,3 +186,13 @@ class Trainer(Run):
         self.episodes.load(state["episodes"])
         if state["collector"]["env"] is None:  # new episodes begin
             self.episodes.forget()
+
+    # ---- its end --------------------------------------------------------------------------------------------------
+
+    def close_with(self, resource: Any) -> None:
+        """Close ``resource`` after everything else, when the trainer is closed."""
+        self._closing.append(resource)
+
+    def close(self) -> None:
+        for resource in self._closing:
+            resource.close()

@@ -16,7 +16,8 @@ from rlplug.api import Losses, Optim, Trainable
 from rlplug.collection.nonfinite import check_segment
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
-from rlplug.run.launch import build, train
+from rlplug.run.build import build
+from rlplug.run.launch import train
 from rlplug.settings import NonNegativeInt, PositiveFloat, option, settings
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
@@ -377,7 +378,7 @@ def test_an_evaluation_that_goes_wrong_says_so(tmp_path, monkeypatch, what):
     env = ["env=gymnasium", "env.id=NotFinite-v0", f"+env.kwargs={{what:{what},number:2,at:11}}"]
     trainer = build(compose([*env, "num_envs=1", "algo.sgd_minibatch_size=128", *QUIET]), tmp_path)
     with pytest.raises(RunError, match=r"^(obs|reward) of environment 0 is (NaN|infinite) at environment step 1[01]$"):
-        trainer.evaluator.play(0)
+        trainer.reports.evaluation.evaluator.play(0)
 
 
 def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkeypatch):
@@ -393,7 +394,7 @@ def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkey
 
     monkeypatch.setattr(trainer.algorithm, "act", brittle)
     with pytest.raises(RunError, match=r"^obs of environment 0 is NaN at environment step 11$"):
-        trainer.evaluator.play(0)
+        trainer.reports.evaluation.evaluator.play(0)
 
 
 def test_a_replay_never_stores_what_went_wrong(tmp_path, monkeypatch):

@@ -127,7 +127,7 @@ class Driven:
         self.collector, self.learner, self.progress = source, learner, learner.progress
 
     def update(self, batch: Batch | None = None) -> Losses:
-        return self.learner.step(batch)
+        return self.learner.update(batch)
 
 
 def box(*shape: int) -> spaces.Box:

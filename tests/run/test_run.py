@@ -32,7 +32,8 @@ from rlplug.evaluation.evaluator import Evaluator
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import hookimpl
 from rlplug.run import checks, launch
-from rlplug.run.launch import build, resume, train
+from rlplug.run.build import build
+from rlplug.run.launch import resume, train
 from rlplug.types import ConfigError, RunError
 from tests.loggers.test_wandb_logger import items, read
 
@@ -187,7 +188,7 @@ def test_noise_reaches_the_executed_actions(tmp_path):
     assert segment["action"].abs().max() <= 1.0
     x = trainer.collector.noise["ornstein_uhlenbeck"]["x"]
     assert x.abs().sum() > 0
-    assert trainer.exploration["ornstein_uhlenbeck"].initial_carry(3)["x"].shape == (3, 1)
+    assert trainer.policy.exploration["ornstein_uhlenbeck"].initial_carry(3)["x"].shape == (3, 1)
 
 
 def test_deterministic_runs_use_deterministic_kernels(tmp_path):
@@ -288,7 +289,7 @@ def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path, monkeypatch)
     evaluated = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=2)(0)
     assert 100 <= evaluated["eval/length_mean"] < 200
     with pytest.raises(KeyboardInterrupt):
-        trainer.evaluator(0, stop=lambda: True)
+        trainer.reports.evaluation.evaluator(0, stop=lambda: True)
 
 
 def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
@@ -297,7 +298,7 @@ def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
     with closing(build(compose([*faulty, "+env.kwargs.raises=0.2"]), tmp_path)) as trainer:
         said = r"^the environments of an evaluation failed in \d+ episodes, and ended \d of 8$"
         with pytest.raises(RunError, match=said):
-            trainer.evaluator.play(0)
+            trainer.reports.evaluation.evaluator.play(0)
 
 
 def test_one_update_a_round_from_a_replay(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, contribute, folder_of, write
 from rlplug.config import compose, parse
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.run.state import capture, restore
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case

@@ -16,7 +16,7 @@ from rlplug.agent import evaluate
 from rlplug.config import Preprocess as Config
 from rlplug.config import compose
 from rlplug.run import launch
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.context import spec
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import ConfigError

@@ -9,7 +9,7 @@ from torch import nn
 from rlplug.api import Losses, Optim, Plan, Trainable
 from rlplug.config import compose
 from rlplug.distributed.fabric import fabric_of, one_rank
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import FabricLearner
@@ -84,7 +84,7 @@ def test_steps_that_overflow_are_left_out_until_the_scale_fits(on_nan):
 
 def test_a_loss_that_is_no_number_is_said():
     who = Steep(slope=float("inf"))
-    learner = learner_of(who)
+    learner = who.learner
     learner.minimize({}, who)
     with pytest.raises(RunError, match=r"^Steep: the loss term 'x' is NaN at update 1"):
         learner.check_finite()
@@ -98,7 +98,7 @@ class Cusp(Steep):
 
 def test_a_gradient_that_is_infinite_at_scale_1_is_said():
     who = Cusp()
-    learner = learner_of(who)
+    learner = who.learner
     for _ in range(16):
         learner.minimize({}, who)
         learner.check_finite()
@@ -109,7 +109,7 @@ def test_a_gradient_that_is_infinite_at_scale_1_is_said():
 
 def test_the_scale_grows_while_nothing_overflows():
     who = Steep()
-    learner = learner_of(who)
+    learner = who.learner
     learner.scale = LossScale(torch.device("cpu"), LARGEST / 2, patience=3)
     seen = []
     for _ in range(7):
@@ -120,7 +120,7 @@ def test_the_scale_grows_while_nothing_overflows():
 
 def test_a_resumed_run_goes_on_with_its_scale():
     who, again = Steep(slope=2.0**120), Steep()
-    first, second = learner_of(who), learner_of(again)
+    first, second = who.learner, again.learner
     for _ in range(12):
         first.minimize({}, who)
     assert first.scale.state() == {"value": 2.0**7, "fine": 3}

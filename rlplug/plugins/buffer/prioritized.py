@@ -34,6 +34,7 @@ class Prioritized:
 
     off_policy: ClassVar[bool] = True
     sequences: ClassVar[bool] = False
+    size_key: ClassVar[str] = "buffer.capacity"
 
     @settings
     class Config(Priorities):
