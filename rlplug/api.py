@@ -376,8 +376,11 @@ class Buffer(Protocol):
     """Its windows begin at rows whose recurrent state it keeps."""
     size_key: ClassVar[str]
     """The config key that says how much it keeps: ``buffer.capacity``."""
-    device: torch.device
-    """Where its rows are kept."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its rows are kept."""
+        ...
 
     def add(self, segment: Batch) -> None:
         """RowLog a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
