@@ -196,8 +196,12 @@ class Learner(Protocol):
         """
         ...
 
-    def sample(self) -> Batch:
-        """A further sample of the run's buffer, on this rank's device."""
+    def sample(self) -> tuple[Batch, dict[str, Tensor]]:
+        """Draw a further sample of the run's buffer, on this rank's device, normalized, with intrinsic rewards.
+
+        Returns:
+            The sample, and the mean reward of every exploration module that gives one, 0-d.
+        """
         ...
 
     def reduce(self, x: Tensor, op: Literal["mean", "std", "sum", "max", "min"], where: Tensor | None = None) -> Tensor:
@@ -370,6 +374,13 @@ class Buffer(Protocol):
     """Its samples are windows of ``needs.window`` transitions, of many policies; else the last round, whole."""
     sequences: ClassVar[bool]
     """Its windows begin at rows whose recurrent state it keeps."""
+    size_key: ClassVar[str]
+    """The config key that says how much it keeps: ``buffer.capacity``."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its rows are kept."""
+        ...
 
     def add(self, segment: Batch) -> None:
         """RowLog a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
@@ -528,7 +539,7 @@ class Run(Protocol):
 
     config: Any
     """the validated run configuration, ``rlplug.config.RunConfig``"""
-    folder: Path
+    run_dir: Path
     progress: Progress
     logged: int
     """rows of metrics so far; a continued run goes on behind those of its checkpoint"""
@@ -539,6 +550,14 @@ class Run(Protocol):
     @property
     def done(self) -> bool:
         """The run has its steps, to less than one of every environment, or was asked to stop."""
+        ...
+
+    def report(self) -> None:
+        """Log, evaluate and write a checkpoint, each where it is due. A loop calls it between rounds.
+
+        Raises:
+            RunError: a gradient step since the last call was not made of finite numbers.
+        """
         ...
 
     def collect(self, mode: Mode = "explore") -> None:
@@ -570,5 +589,5 @@ class Loop(Protocol):
         ...
 
     def run(self, run: Run) -> None:
-        """Drive ``run`` until it is done."""
+        """Drive ``run`` until it is done; call ``run.report()`` between rounds."""
         ...

@@ -1,4 +1,4 @@
-"""The concrete ``Context``: what the run knows, offered to every component."""
+"""What a run knows: worked out once, and offered to every component as a ``Context``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Needs, Simulator
+from rlplug.api import Context, Loop, Needs, Plan, Simulator
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.nn.ensemble import Ensemble
-from rlplug.types import ConfigError, EnvSpec, Role
+from rlplug.types import ConfigError, EnvSpec, Role, Tree
 
 if TYPE_CHECKING:
     from gymnasium import Space
 
-    from rlplug.config import Chosen
+    from rlplug.config import Chosen, RunConfig
 
 ROLES: tuple[Role, ...] = ("learner", "actor", "eval")
 
@@ -40,6 +40,46 @@ def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
     """
     needs: Needs = algo.cls.needs(algo.cfg, spec)
     return algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run's configuration, and what follows from it on this machine; see ``run.resolve``."""
+
+    config: RunConfig
+    plan: Plan
+    spec: EnvSpec
+    needs: Needs
+    loop: Loop
+
+    def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
+        """Return what the run's components are built with in one process."""
+        config = self.config
+        return RunContext(
+            spec=self.spec,
+            needs=self.needs,
+            slots=config.models,
+            device=device,
+            num_envs=config.num_envs,
+            env_ids=env_ids,
+            total_steps=config.total_steps,
+            rollout_length=self.loop.rollout_length,
+            batch_size=self.loop.batch_size,
+            seed=config.seed,
+            rank=rank,
+            world_size=world_size,
+            deterministic=config.deterministic,
+        )
+
+    @staticmethod
+    def read(config: RunConfig, plan: Plan, spec: EnvSpec) -> ResolvedRun:
+        """Work out the rest from a configuration, a plan and the environment's spaces.
+
+        Raises:
+            ConfigError: the algorithm cannot serve these spaces, or recurrent models.
+        """
+        loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
+        return ResolvedRun(config, plan, spec, needs_of(config.algo, config.models.values(), spec), loop)
 
 
 class Schedules:
@@ -131,8 +171,32 @@ class RunContext(Context):
         finally:
             mine.update(before)
 
+    def state(self) -> Tree:
+        """Return the kind of device, the state of every generator, and the step that schedules stand at."""
+        generators = {role: generator.get_state() for role, generator in self.generators.items()}
+        return {"device": self.device.type, "generators": generators, "schedules": self.schedules.step}
+
+    def load(self, state: Tree, env_steps: int) -> list[str]:
+        """Go on where ``state`` was taken.
+
+        Args:
+            env_steps: seeds generators whose state is that of another kind of device.
+
+        Returns:
+            What is not as it was, in words.
+        """
+        self.schedules.refresh(state["schedules"])
+        if state["device"] == self.device.type:
+            for role, generator in self.generators.items():
+                generator.set_state(state["generators"][role])
+            return []
+        for generator in self.generators.values():
+            generator.manual_seed(generator.initial_seed() + env_steps)
+        drawn = f"they were drawn on {state['device']}, and are drawn anew on {self.device.type}"
+        return [f"random numbers: {drawn}"]
+
     def derive(self, **changes: Any) -> RunContext:
-        """The same run seen by another component; generators and schedules are shared."""
+        """Return the same run as another component sees it; generators and schedules are shared."""
         other = copy.copy(self)
         vars(other).update(changes)
         return other

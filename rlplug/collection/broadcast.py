@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Collector
-from rlplug.trainer.learner import FabricLearner
 from rlplug.types import Batch, Mode, Tree, Weights
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ class BroadcastCollector(Collector):
         own: the first rank's source; None on the others.
     """
 
-    def __init__(self, own: Collector | None, learner: FabricLearner) -> None:
-        self.own, self.learner = own, learner
+    def __init__(self, own: Collector | None, broadcast: Callable[[Any], Any]) -> None:
+        self.own, self.broadcast = own, broadcast
         self.bounds: Bounds | None = own.bounds if own else None
 
     @property
@@ -35,7 +34,7 @@ class BroadcastCollector(Collector):
             self.own.start()
 
     def example(self) -> Batch:
-        return self.learner.broadcast(self.own.example() if self.own else {})
+        return self.broadcast(self.own.example() if self.own else {})
 
     def collect(
         self,
@@ -47,7 +46,7 @@ class BroadcastCollector(Collector):
         further: int = 0,
     ) -> Iterator[Batch]:
         own = list(self.own.collect(rows, weights, tasks, stop, mode, further)) if self.own else []
-        yield from self.learner.broadcast(own)
+        yield from self.broadcast(own)
 
     def unfinished(self, rows: int) -> Batch:
         return self.own.unfinished(rows) if self.own else {}

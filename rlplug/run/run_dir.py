@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -21,11 +21,9 @@ import yaml
 from rlplug import registry
 from rlplug.checkpointing import format as checkpoint
 from rlplug.config import Chosen, RunConfig, nested
+from rlplug.plan import Plan
 from rlplug.registry.installed import versions
 from rlplug.types import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    from rlplug.trainer.trainer import Trainer
 
 MANIFEST, SUMMARY, LOCK = "manifest.json", "summary.json", "run.lock"
 ORIGIN = ("name", "distribution", "version")
@@ -68,24 +66,22 @@ def require_new(folder: Path) -> None:
         raise ConfigError("hydra.run.dir", f"{folder} holds a run already; choose another folder, or resume it")
 
 
-def create(trainer: Trainer, command: Sequence[str]) -> None:
+def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
     """Write ``config.yaml`` and ``manifest.json``; in this order, so that what has a manifest can be resumed.
 
     Raises:
         ConfigError: the folder holds a run already.
     """
-    folder = trainer.folder
     require_new(folder)
-    write_config(folder, trainer.config.raw)
-    plan = trainer.plan
+    write_config(folder, config.raw)
     write_json(
         folder / MANIFEST,
         {
-            "run": trainer.identity,
+            "run": identity,
             "format": checkpoint.FORMAT,
             "command": list(command),
             "versions": versions(),
-            "plugins": origins(trainer.config),
+            "plugins": origins(config),
             "git": _git(),
             "hardware": {
                 "machine": platform.machine(),
@@ -151,20 +147,26 @@ def finished(folder: Path) -> str | None:
         return None
 
 
-def note_resumed(trainer: Trainer, manifest: dict[str, Any], changed: Sequence[tuple[str, Any, Any]]) -> None:
+def note_resumed(
+    folder: Path,
+    config: RunConfig,
+    manifest: dict[str, Any],
+    env_steps: int,
+    changed: Sequence[tuple[str, Any, Any]],
+) -> None:
     """Write down that the run goes on, with what was changed; it has no summary until it ends again."""
     manifest["resumed"].append(
         {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "env_steps": trainer.progress.env_steps,
+            "env_steps": env_steps,
             "versions": versions(),
             "changed": {key: {"from": old, "to": new} for key, old, new in changed},
         }
     )
-    write_config(trainer.folder, trainer.config.raw)
-    now = {"format": checkpoint.FORMAT, "plugins": origins(trainer.config)}
-    write_json(trainer.folder / MANIFEST, manifest | now)
-    (trainer.folder / SUMMARY).unlink(missing_ok=True)
+    write_config(folder, config.raw)
+    now = {"format": checkpoint.FORMAT, "plugins": origins(config)}
+    write_json(folder / MANIFEST, manifest | now)
+    (folder / SUMMARY).unlink(missing_ok=True)
 
 
 def other_versions(manifest: Mapping[str, Any]) -> list[str]:

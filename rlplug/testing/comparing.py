@@ -14,7 +14,7 @@ from rlplug.checkpointing.format import FOLDER, Checkpoint, find
 from rlplug.checkpointing.manager import BEST
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.config import parse
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.run.state import restore
 from rlplug.testing.checks.runs import differences, flat
 from rlplug.types import Tree, map_leaves

@@ -13,7 +13,7 @@ from rlplug.api import Trainable
 from rlplug.collection.nonfinite import kind
 
 
-class Step(NamedTuple):
+class GradientStep(NamedTuple):
     """A gradient step, and the 0-d numbers that say whether it can be trusted."""
 
     update: int
@@ -32,7 +32,7 @@ class Step(NamedTuple):
             yield from (f"the gradient of part {part!r}" for _ in norms)
 
 
-def find_nonfinite(steps: Sequence[Step]) -> str | None:
+def find_nonfinite(steps: Sequence[GradientStep]) -> str | None:
     """What the first number is that is not finite, and in which step; None if there is none. Reads once."""
     numbers = [x for step in steps for x in step.numbers()]
     read = torch.stack(numbers).tolist() if numbers else []

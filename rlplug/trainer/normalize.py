@@ -15,7 +15,7 @@ from rlplug.api import Learner
 from rlplug.config import Preprocess as Config
 from rlplug.functional.returns import discounted_sum
 from rlplug.nn.moments import Moments
-from rlplug.types import Batch, ConfigError, EnvSpec
+from rlplug.types import Batch, ConfigError, EnvSpec, Tree
 
 
 class Normalizer(nn.Module):
@@ -69,6 +69,14 @@ class Normalizer(nn.Module):
         """Before a round is collected: the observations until now count."""
         for _, moments in self._moments():
             moments.commit()
+
+    def env_state(self) -> Tree:
+        """Return what belongs to this process's environments; the rest is the same on all ranks."""
+        return self.returns if self.cfg.normalize_reward else None
+
+    def load_env_state(self, state: Tree) -> None:
+        if state is not None:
+            self.returns.copy_(state)
 
     def _moments(self) -> Iterator[tuple[str, Moments]]:
         yield from self.obs.items()  # type: ignore[misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlplug.trainer.gradient_step import Step, find_nonfinite
+from rlplug.trainer.gradient_step import GradientStep, find_nonfinite
 from rlplug.types import Tree
 
 LARGEST = 2.0**24
@@ -30,7 +30,7 @@ class LossScale:
         if grads:
             torch._foreach_div_(grads, self.value)
 
-    def fits(self, step: Step) -> bool:
+    def fits(self, step: GradientStep) -> bool:
         """Can this step be made? Reads its numbers back, for which an accelerator has to wait.
 
         Returns:

@@ -112,7 +112,7 @@ class Fuzzer:
         self.good = self.work / "good"
         shutil.copytree(self.run, self.good, symlinks=True)
         with closing(launch.build(parse(raw), Path())) as trainer:
-            self.total = newest + 2 * trainer.round_steps
+            self.total = newest + 2 * trainer.loop.rollout_length * trainer.config.num_envs
         # short, and nothing that a clock decides
         raw |= {"total_steps": self.total, "logger": {"csv": {"name": "csv"}}}
         raw |= {"eval": {"every": 0, "episodes": 1, "record": 0}, "checkpoint": raw["checkpoint"] | {"every": 0}}

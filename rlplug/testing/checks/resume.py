@@ -12,7 +12,7 @@ from torch import Tensor
 from rlplug.checkpointing import format as checkpoint
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.run.state import capture, restore
-from rlplug.testing.checks.runs import Case, differences, play, require, some
+from rlplug.testing.checks.runs import Case, callbacks_of, differences, play, require, some
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Tree, leaves
 
@@ -43,7 +43,7 @@ def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
 
 def whole(trainer: Trainer) -> Tree:
     """Everything that a checkpoint of this moment holds, the buffer's rows by their number."""
-    return capture(trainer).trees | {"rows": stored(trainer.store)}
+    return capture(trainer).trees | {"rows": stored(callbacks_of(trainer).row_log)}
 
 
 def stored(store: FileRowLog) -> Tree:
