@@ -270,7 +270,7 @@ def _restored(
     )
     with torch.random.fork_rng(devices=[]):
         algorithm = algo.build(ctx).to(device)
-    seen: dict[str, Any] = checkpoint.tree("weights")["normalizer"]
+    seen: dict[str, Any] = checkpoint.tree("weights")["preprocess"]
     columns = len(seen.get("returns", ()))  # the first rank's environments
     normalizer = Normalizer(typed(Core, {key: raw[key] for key in CORE if key in raw}).preprocess, spec, columns).to(
         device

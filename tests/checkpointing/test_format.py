@@ -205,7 +205,7 @@ def snapshot(env_steps: int, store: FileRowLog | None = None, score: float | Non
         "version": 0,
         "score": score,
         "wall_s": 1.5,
-        "rows": 1,
+        "rollout_length": 1,
         "batch_size": 1,
         "spent": {},
         "not_restored": [],

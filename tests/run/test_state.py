@@ -103,7 +103,7 @@ def through_a_checkpoint(fabric, raw, folder):
         (contribute if fabric.global_rank else write)(path, capture(before))
     with closing(build(parse(raw), Path(folder), fabric, plan)) as after:
         restore(after, Checkpoint(path))
-    return before.preprocess.returns, after.preprocess.returns
+    return before.normalizer.returns, after.normalizer.returns
 
 
 def test_every_rank_goes_on_with_the_returns_of_its_own_environments(tmp_path):
