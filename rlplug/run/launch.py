@@ -16,9 +16,9 @@ import torch
 from lightning.fabric import Fabric
 
 from rlplug.api import Plan
-from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
 from rlplug.checkpointing.manager import CheckpointManager
-from rlplug.config import Chosen, RunConfig, choose, parse, show
+from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
+from rlplug.config import Chosen, RunConfig, choose, migrate, parse, show
 from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
 from rlplug.config.run import chosen_name
 from rlplug.distributed.fabric import fabric_of, launched_elsewhere, require_started
@@ -135,7 +135,7 @@ def _train(fabric: Fabric, tell: Callable[[str], None], raw: dict[str, Any], fol
             run_folder.require_new(folder)
         with _written(folder, fabric, "hydra.run.dir"):
             if fabric.is_global_zero:
-                run_folder.create(trainer, command)
+                run_folder.create(folder, config, trainer.plan, trainer.identity, command)
             return _drive(trainer, loggers)
 
 
@@ -178,7 +178,7 @@ def _resume(fabric: Fabric, tell: Callable[[str], None], folder: Path, overrides
             if fabric.is_global_zero:
                 for aside in tidy(folder, checkpoint):
                     tell(f"what is damaged was set aside as {aside}")
-                run_folder.note_resumed(trainer, manifest, changed)
+                run_folder.note_resumed(folder, config, manifest, steps, changed)
             return _drive(trainer, loggers)
 
 
@@ -208,7 +208,7 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     """
     if checkpoint.manifest["run"] != run:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
-    for key, old, new in differences(checkpoint.manifest["config"], config.raw):
+    for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
         if key.split(".")[0] not in RESUMABLE:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
     made, total = checkpoint.manifest["env_steps"], config.total_steps

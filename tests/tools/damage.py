@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import yaml
 
-from rlplug.checkpointing import format as form
-from rlplug.checkpointing.format import MANIFEST
+from rlplug.checkpointing.format import FOLDER, MANIFEST, folder_of
+from rlplug.checkpointing.reading import checkpoints
 from rlplug.checkpointing.serialize import encode
 from rlplug.run import run_dir as run_folder
 
@@ -63,7 +63,7 @@ class Scene:
         """Let go of the original. Checkpoints that share the file still do, as on a real disk."""
         inode, copy = path.stat().st_ino, self.run / "copy"
         shutil.copyfile(path, copy)
-        for twin in [path, *(self.run / form.FOLDER).glob("*/*")]:
+        for twin in [path, *(self.run / FOLDER).glob("*/*")]:
             if twin.is_file() and twin.stat().st_ino == inode:
                 twin.unlink()
                 os.link(copy, twin)
@@ -100,7 +100,7 @@ class Scene:
 
 def candidates(run: Path) -> list[Path]:
     """What bears the name of a checkpoint, the newest first."""
-    return sorted((path for path in (run / form.FOLDER).glob("step_*") if not path.suffix), reverse=True)
+    return sorted((path for path in (run / FOLDER).glob("step_*") if not path.suffix), reverse=True)
 
 
 def remove(path: Path) -> None:
@@ -114,7 +114,7 @@ def copied(run: Path, to: Path) -> Path:
     """A copy whose checkpoints are hard links, and whose other files are not."""
     to.mkdir()
     for path in run.iterdir():
-        if path.name == form.FOLDER:
+        if path.name == FOLDER:
             shutil.copytree(path, to / path.name, symlinks=True, copy_function=os.link)
         elif path.is_file():
             shutil.copyfile(path, to / path.name)
@@ -170,8 +170,8 @@ def _swap(scene: Scene, one: Path, two: Path) -> None:
 
 
 def _of_another_run(scene: Scene, path: Path) -> None:
-    found = sorted((scene.other / form.FOLDER).glob(f"step_*/{path.name}")) or sorted(
-        (scene.other / form.FOLDER).glob(f"step_*/*{path.suffix}")
+    found = sorted((scene.other / FOLDER).glob(f"step_*/{path.name}")) or sorted(
+        (scene.other / FOLDER).glob(f"step_*/*{path.suffix}")
     )
     scene.write(path, scene.rng.choice(found).read_bytes())
 
@@ -179,12 +179,12 @@ def _of_another_run(scene: Scene, path: Path) -> None:
 def _checkpoint_of_another_run(scene: Scene) -> None:
     path = scene.checkpoint()
     remove(path)
-    shutil.copytree(scene.rng.choice(form.checkpoints(scene.other)), path)
+    shutil.copytree(scene.rng.choice(checkpoints(scene.other)), path)
 
 
 def _renamed(scene: Scene) -> None:
     path = scene.checkpoint()
-    name = scene.rng.choice([form.folder_of(scene.run, scene.rng.randrange(10**6)).name, "step_x", "step_", "old"])
+    name = scene.rng.choice([folder_of(scene.run, scene.rng.randrange(10**6)).name, "step_x", "step_", "old"])
     if not path.with_name(name).exists():
         path.rename(path.with_name(name))
 
@@ -302,7 +302,7 @@ OWN: dict[str, Callable[[Scene], None]] = {
     },
     **{
         f"{name}: {how}": lambda scene, name=name, how=how: _entry(scene, scene.run / name, how)
-        for name in (*OWN_FILES, form.FOLDER)
+        for name in (*OWN_FILES, FOLDER)
         for how in PLACE
     },
     "config.yaml garbled": _garbled_config,

@@ -28,8 +28,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from rlplug.checkpointing import format as form
-from rlplug.checkpointing.format import Checkpoint
+from rlplug.checkpointing.format import folder_of
+from rlplug.checkpointing.reading import Checkpoint, checkpoints, find
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.config import parse
 from rlplug.run import launch
@@ -107,7 +107,7 @@ class Fuzzer:
     def __post_init__(self) -> None:
         """Copy the run, make another one, and learn what each checkpoint holds and leads to."""
         raw, _ = run_folder.read(self.run)
-        newest = form.find(self.run).manifest["env_steps"]
+        newest = find(self.run).manifest["env_steps"]
         self.work.mkdir(exist_ok=True)
         self.good = self.work / "good"
         shutil.copytree(self.run, self.good, symlinks=True)
@@ -120,14 +120,14 @@ class Fuzzer:
         run_folder.write_config(self.good, raw)
         self.other = self.work / "other"
         launch.train(parse({**raw, "seed": raw["seed"] + 1, "total_steps": min(newest, 2000)}), self.other)
-        found = [Checkpoint(path) for path in form.checkpoints(self.good)]
+        found = [Checkpoint(path) for path in checkpoints(self.good)]
         self.names = {state_of(one, raw): one.path.name for one in found}
         self.ends = {one.path.name: self._end_from(one.path) for one in found}
 
     def _end_from(self, path: Path) -> tuple[str, list[str]]:
         """What a resume from a checkpoint that nothing happened to comes to."""
         run = copied(self.good, self.work / "end")
-        for newer in form.checkpoints(run):
+        for newer in checkpoints(run):
             if newer.name > path.name:
                 remove(newer)
         launch.resume(run, tell=lambda _: None)
@@ -138,7 +138,7 @@ class Fuzzer:
     def _end(self, run: Path) -> tuple[str, list[str]]:
         """The last state, and the steps of the rows of metrics."""
         rows = (run / "metrics.csv").read_text(encoding="utf-8").splitlines()[1:]
-        return state_of(form.find(run), self.config), [row.partition(",")[0] for row in rows]
+        return state_of(find(run), self.config), [row.partition(",")[0] for row in rows]
 
     def case(self, number: int) -> str:
         """One case.
@@ -183,7 +183,7 @@ class Fuzzer:
     def _newest_whole(self, run: Path) -> str:
         """The original that the first candidate holds to which nothing happened; empty: there is none."""
         for path in candidates(run):
-            for original in form.checkpoints(self.good):
+            for original in checkpoints(self.good):
                 with suppress(OSError):
                     if all((path / file.name).read_bytes() == file.read_bytes() for file in original.iterdir()):
                         return original.name
@@ -193,9 +193,9 @@ class Fuzzer:
         """As ``resume`` finds and restores, and no further."""
         try:
             _, manifest = run_folder.read(run)
-            if not form.checkpoints(run):
+            if not checkpoints(run):
                 return "from the beginning"
-            checkpoint = form.find(run)
+            checkpoint = find(run)
             launch._check_own(checkpoint, manifest["run"], parse(self.config))
             state = state_of(checkpoint, self.config)
         except ConfigError as error:
@@ -225,7 +225,7 @@ class Fuzzer:
         (start,) = [line.removeprefix("continuing from ") for line in said if line.startswith("continuing from ")]
         if start.startswith("the beginning"):
             return "from the beginning"
-        name = form.folder_of(run, int(start.removeprefix("step ").replace(",", ""))).name
+        name = folder_of(run, int(start.removeprefix("step ").replace(",", ""))).name
         if name not in self.ends:
             raise ViolationError(f"it went on from {name}, which was never written")
         state, steps = self._end(run)

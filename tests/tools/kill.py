@@ -29,7 +29,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlplug.checkpointing.format import FOLDER, PARTIAL, Checkpoint, checkpoints
+from rlplug.checkpointing.atomic import PARTIAL
+from rlplug.checkpointing.format import FOLDER
+from rlplug.checkpointing.reading import Checkpoint, checkpoints
 from rlplug.config import compose
 from rlplug.testing.comparing import compare_runs
 from rlplug.types import CheckpointError, ConfigError, RunError
