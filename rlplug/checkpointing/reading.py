@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -152,7 +153,7 @@ def checkpoints(run: Path) -> list[Path]:
         CheckpointError: ``checkpoints`` is not a folder.
     """
     folder = run / FOLDER
-    if not folder.is_dir() and (folder.exists() or folder.is_symlink()):
+    if os.path.lexists(folder) and not folder.is_dir():  # in this order: a run may be making it
         raise CheckpointError(f"{folder} is not a folder")
     return sorted((path for path in folder.glob("step_*") if not path.suffix), reverse=True)
 

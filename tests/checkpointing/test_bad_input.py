@@ -27,7 +27,7 @@ from rlplug.config import default_node
 from rlplug.run import launch
 from tests.checkpointing.runs import OVERRIDES, copy_of, fingerprint, steps, trained
 from tests.installing import Install, install, install_into, site  # noqa: F401  fixtures
-from tests.tools.fuzz import Scene
+from tests.tools.damage import Scene
 
 Capture = pytest.CaptureFixture[str]
 
