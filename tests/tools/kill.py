@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def tell(line: str) -> None:
         print(f"kill: {line}", file=sys.stderr, flush=True)
 
-    base = given.folder or Path(tempfile.mkdtemp(prefix="rlplug-kill-"))
+    base = given.folder or Path(tempfile.gettempdir(), f"rlplug-kill-{os.getpid()}")
     try:
         report = _check(given, base, tell)
     except ConfigError as error:
