@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any
 
-from rlplug.checkpointing.format import checkpoints
+from rlplug.checkpointing.reading import checkpoints
 from rlplug.distributed.signals import handling
 from rlplug.distributed.spawn import RankError
 from rlplug.distributed.torch_setup import denormals_flushed

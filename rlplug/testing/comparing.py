@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from rlplug.checkpointing.format import FOLDER, Checkpoint, find
+from rlplug.checkpointing.format import FOLDER
 from rlplug.checkpointing.manager import BEST
+from rlplug.checkpointing.reading import Checkpoint, find
 from rlplug.checkpointing.row_log import FileRowLog
-from rlplug.config import parse
+from rlplug.config import migrate, parse
 from rlplug.run.build import build
 from rlplug.run.state import restore
 from rlplug.testing.checks.runs import differences, flat
@@ -67,7 +68,7 @@ def _best(link: Path) -> dict[str, Any]:
 
 def _buffer(checkpoint: Checkpoint) -> Tree:
     """What a buffer saves that has nothing written yet."""
-    with closing(build(parse(checkpoint.manifest["config"]), Path())) as trainer:
+    with closing(build(parse(migrate(checkpoint.manifest["config"])), Path())) as trainer:
         restore(trainer, checkpoint)
         store = FileRowLog()
         trainer.buffer.save(store)

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from rlplug.api import Plan
-from rlplug.checkpointing.format import Checkpoint, contribute, folder_of, write
+from rlplug.checkpointing.format import folder_of
+from rlplug.checkpointing.reading import Checkpoint
+from rlplug.checkpointing.writing import contribute, write
 from rlplug.config import compose, parse
 from rlplug.run.build import build
 from rlplug.run.state import capture, restore

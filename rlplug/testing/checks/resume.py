@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlplug.checkpointing import format as checkpoint
+from rlplug.checkpointing.format import folder_of
+from rlplug.checkpointing.reading import Checkpoint
 from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.writing import write
 from rlplug.run.state import capture, restore
 from rlplug.testing.checks.runs import Case, callbacks_of, differences, play, require, some
 from rlplug.trainer.trainer import Trainer
@@ -28,10 +30,10 @@ def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
     first = case.build(*overrides)
     play(first, updates)
     with tempfile.TemporaryDirectory() as folder:
-        path = checkpoint.write(checkpoint.folder_of(Path(folder), 1), capture(first))
+        path = write(folder_of(Path(folder), 1), capture(first))
         first.close()
         resumed = case.build(*overrides)
-        restore(resumed, checkpoint.Checkpoint(path))
+        restore(resumed, Checkpoint(path))
         play(resumed, updates)
         undisturbed = case.build(*overrides)
         play(undisturbed, resumed.progress.updates)
