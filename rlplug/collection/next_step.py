@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.segment import Rows, copied, on_device, on_host, only, put, row_of, take
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.checking import Bounds
-from rlplug.types import Batch, ConfigError, Mode, Tree, Weights, map_leaves
+from rlplug.types import Batch, ConfigError, Mode, Tree, Weights
 
 CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_, "is_first": np.bool_, "valid": np.bool_}
 
@@ -70,7 +71,7 @@ class NextStepCollector:
         n = self.columns
         first = self.env.reset(self.seeds, tasks)
         self._open = first | {"is_first": np.ones(n, np.bool_), "valid": np.ones(n, np.bool_)}
-        check_segment(map_leaves(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids, self.bounds)
+        check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids, self.bounds)
         self._seen = (*first, *self.memory, "is_first")  # what the policy sees of a row
         if "prev_action" in self.memory:
             space = self.ctx.spec.single_agent.action

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplug.types import Batch, map_leaves
+from rlplug import tree
+from rlplug.types import Batch
 
 
 class Rows:
@@ -75,14 +76,14 @@ def only(batch: Batch, keys: Container[str]) -> Batch:
 
 def on_host(batch: Batch) -> Batch:
     """Tensors as arrays."""
-    return map_leaves(lambda x: x.cpu().numpy(), batch)
+    return tree.map(lambda x: x.cpu().numpy(), batch)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
     """Arrays or tensors as tensors on ``device``."""
-    return map_leaves(lambda x: torch.as_tensor(x).to(device, non_blocking=True), batch)
+    return tree.map(lambda x: torch.as_tensor(x).to(device, non_blocking=True), batch)
 
 
 def copied(batch: Batch) -> Batch:
     """Arrays that share no memory with those of ``batch``."""
-    return map_leaves(np.copy, batch)
+    return tree.map(np.copy, batch)

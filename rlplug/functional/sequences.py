@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.functional.returns import n_step
-from rlplug.types import Batch, map_leaves
+from rlplug.types import Batch
 
 
 def chunks(batch: Batch, length: int) -> Batch:
@@ -34,9 +35,10 @@ def chunks(batch: Batch, length: int) -> Batch:
     def before(x: Tensor) -> Tensor:
         return x[index[::length]].transpose(0, 1).flatten(0, 1).unsqueeze(0)
 
-    out = map_leaves(lambda x: fold(x[index]), {key: leaf for key, leaf in batch.items() if key != "carry"})
+    steps = {key: leaf for key, leaf in batch.items() if key != "carry"}
+    out = tree.map(fold, tree.take(steps, index))
     out["valid"] = fold(batch["valid"][index] & there[:, None])
-    return out | {"carry": map_leaves(before, batch["carry"])}
+    return out | {"carry": tree.map(before, batch["carry"])}
 
 
 def n_step_rows(

@@ -20,13 +20,14 @@ from torch import Tensor, distributed
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
+from rlplug import tree
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Optim, Trainable
 from rlplug.context import RunContext
 from rlplug.trainer.gradient_step import Step, find_nonfinite
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import OptimizerState
 from rlplug.trainer.scaling import LossScale
-from rlplug.types import Batch, Progress, RunError, Tree, Weights, leaves, map_leaves
+from rlplug.types import Batch, Progress, RunError, Tree, Weights
 
 Reduction = Literal["mean", "std", "sum", "max", "min"]
 Graph: TypeAlias = Callable[[Batch], tuple[Losses, Sequence[Tensor | None]]]
@@ -107,7 +108,7 @@ class FabricLearner:
         if losses.feedback:
             index, values = batch["index"], losses.feedback
             if self.replicated:  # every rank's buffer hears of every rank's rows
-                index, values = self.gather(index), map_leaves(self._gather_columns, values)
+                index, values = self.gather(index), tree.map(self._gather_columns, values)
             self.buffer.feedback(index, values)
         self.progress.updates += 1
         return losses
@@ -118,7 +119,7 @@ class FabricLearner:
     def _received(self, batch: Batch) -> Batch:
         """Rows as they are learnt from: here, preprocessed, weighted, with intrinsic rewards."""
         if self.ctx.device.type != "cpu":
-            batch = map_leaves(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
+            batch = tree.map(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
         if self.normalizer is not None:
             batch = self.normalizer.normalized(batch)
         if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4
@@ -348,7 +349,7 @@ class FabricLearner:
             return
         length, columns = batch["valid"].shape
         places = mine % (length - 1) * columns + mine // (length - 1)
-        rows = map_leaves(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
+        rows = tree.map(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
         for low, high in pairwise(cuts):
             yield _pick(rows, 0, slice(low, high))
 
@@ -421,7 +422,7 @@ def _column_axis(batch: Batch) -> int:
 
 def _pick(batch: Batch, axis: int, where: Any) -> Batch:
     """The rows or columns ``where`` of every leaf."""
-    return map_leaves(lambda x: x[:, where] if axis and x.ndim > 1 else x[where], batch)
+    return tree.map(lambda x: x[:, where] if axis and x.ndim > 1 else x[where], batch)
 
 
 def _add(a: Losses, b: Losses, axis: int) -> Losses:
@@ -442,6 +443,6 @@ def _join(a: Batch, b: Batch, axis: int) -> Batch:
 def _microbatches(batch: Batch, n: int) -> Iterator[Batch]:
     """Cut a batch into ``n`` parts: flat batches by rows, segments by columns."""
     axis = _column_axis(batch)
-    size = next(x.shape[axis] for x in leaves(batch) if x.ndim > axis)
+    size = next(x.shape[axis] for x in tree.leaves(batch) if x.ndim > axis)
     for i in range(n):
         yield _pick(batch, axis, slice(i * size // n, (i + 1) * size // n))

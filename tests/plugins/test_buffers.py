@@ -13,11 +13,12 @@ import torch
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
+from rlplug import tree
 from rlplug.api import Needs
 from rlplug.checkpointing.row_log import RowStore
 from rlplug.config import choose, default_node
 from rlplug.testing.context import context, spec
-from rlplug.types import ConfigError, RunError, leaves
+from rlplug.types import ConfigError, RunError
 
 
 def make(name, needs=None, columns=2, batch=64, of=None, rows=1, **changes):
@@ -436,7 +437,7 @@ def test_what_is_saved_of_stacks_is_their_frames(compress):
         more = {"obs": torch.from_numpy(obs[rows]), "is_first": torch.from_numpy(first[rows])}
         buffer.add(segment(start, 1, 1, torch.from_numpy(valid[rows]), **more))
     buffer.save(store)
-    saved = sum(leaf.nbytes for piece in store.pieces for leaf in leaves(piece.rows["obs"]))
+    saved = sum(leaf.nbytes for piece in store.pieces for leaf in tree.leaves(piece.rows["obs"]))
     assert saved < 59 * (144 + 4 * 2) * (0.5 if compress else 1.0001)
 
 

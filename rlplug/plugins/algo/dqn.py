@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.sequences import n_step_rows
@@ -34,7 +35,7 @@ from rlplug.settings import (
     option,
     settings,
 )
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class Stream(nn.Module):
@@ -187,7 +188,7 @@ class DQN(Algorithm):
         if not self.sequences:
             if n > 1:  # of the rows ahead, the one to bootstrap from is enough
                 columns = torch.arange(last.shape[1], device=last.device)
-                seen = map_leaves(lambda x: torch.stack((x[0], x[last[0], columns])), seen)
+                seen = tree.map(lambda x: torch.stack((x[0], x[last[0], columns])), seen)
             last = torch.ones_like(last)
         valid = torch.zeros_like(seen["is_first"])
         valid[:length] = batch["valid"][burn : burn + length]
@@ -230,7 +231,7 @@ class DQN(Algorithm):
     def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What the online network says of the rows from the first one on, and the target network from ``ahead`` on."""
         rows = {"obs": batch["obs"], "is_first": batch["is_first"]}
-        carry = target_carry = map_leaves(lambda x: x[0], batch.get("carry", {}))
+        carry = target_carry = tree.map(lambda x: x[0], batch.get("carry", {}))
         if "warm" in batch:
             warm = batch["warm"]["obs"], carry, batch["warm"]["is_first"]
             with torch.no_grad():
@@ -262,7 +263,7 @@ class DQN(Algorithm):
 
 
 def _rows(batch: Batch, start: int, stop: int | None) -> Batch:
-    return map_leaves(lambda x: x[start:stop], batch)
+    return tree.map(lambda x: x[start:stop], batch)
 
 
 def _pick(out: Tensor, action: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.returns import n_step
 from rlplug.functional.sequences import n_step_rows
@@ -42,7 +43,7 @@ from rlplug.settings import (
     option,
     settings,
 )
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class Critic(nn.Module):
@@ -221,8 +222,8 @@ class SAC(Algorithm):
         ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], self.cfg.gamma)
         columns = torch.arange(len(ret), device=ret.device)
         seen = {key: batch[key] for key in ("obs", "action_mask") if key in batch}
-        now = map_leaves(lambda x: x[0], seen | {"action": batch["action"]})
-        later = {f"next_{key}": x for key, x in map_leaves(lambda x: x[last, columns], seen).items()}
+        now = tree.map(lambda x: x[0], seen | {"action": batch["action"]})
+        later = {f"next_{key}": x for key, x in tree.map(lambda x: x[last, columns], seen).items()}
         return now | later | {"returns": ret, "discount": discount}
 
     def _sequence(self, batch: Batch) -> Batch:
@@ -281,7 +282,7 @@ class SAC(Algorithm):
         last, length = batch["last"], len(batch["returns"])
         columns = torch.arange(last.shape[1], device=last.device)
         mask: Tensor | None = batch["action_mask"][self.cfg.burn_in :] if "action_mask" in batch else None
-        features = self._unroll(self.model, batch, map_leaves(lambda x: x[0], batch["carry"]))
+        features = self._unroll(self.model, batch, tree.map(lambda x: x[0], batch["carry"]))
         code = self._unroll(self.critic.encode, batch, {})
         now = View(self.policy(features[:length], None if mask is None else mask[:length]), code[..., :length, :, :])
         with torch.no_grad():
@@ -295,8 +296,8 @@ class SAC(Algorithm):
         rows = {"obs": batch["obs"]}
         if burn:
             with torch.no_grad():
-                _, carry = torso(map_leaves(lambda x: x[:burn], rows)["obs"], carry, batch["is_first"][:burn])
-        features, _ = torso(map_leaves(lambda x: x[burn:], rows)["obs"], carry, batch["is_first"][burn:])
+                _, carry = torso(tree.map(lambda x: x[:burn], rows)["obs"], carry, batch["is_first"][:burn])
+        features, _ = torso(tree.map(lambda x: x[burn:], rows)["obs"], carry, batch["is_first"][burn:])
         return features
 
     def dist(self, obs: Any, mask: Tensor | None) -> Any:
