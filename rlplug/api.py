@@ -394,10 +394,6 @@ class Buffer(Protocol):
         """Bytes this buffer will take for rows whose leaves look like those of ``row`` (``[B, ...]``)."""
         ...
 
-    def handle(self) -> Buffer:
-        """Picklable: actors add, any rank samples."""
-        ...
-
     def save(self, log: RowLog) -> None:
         """Append what is new since the last ``save``, or ``load``."""
         ...
@@ -465,8 +461,8 @@ class Collector(Protocol):
         """
         ...
 
-    def unfinished(self, rows: int) -> Batch:
-        """What ``collect(rows)`` had when it raised, to find the number it failed on; empty where that is unknown."""
+    def raw_segment(self, rows: int) -> Batch:
+        """All that the last ``collect(rows)`` wrote, to find the number on which it failed; may be empty."""
         ...
 
     def example(self) -> Batch:

@@ -59,7 +59,7 @@ class Actors(Collector):
     def example(self) -> Batch:
         return self._row
 
-    def unfinished(self, rows: int) -> Batch:
+    def raw_segment(self, rows: int) -> Batch:
         return {}  # actors look for themselves
 
     def start(self) -> None:

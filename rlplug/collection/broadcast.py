@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Collector
-from rlplug.trainer.learner import FabricLearner
 from rlplug.types import Batch, Mode, Tree, Weights
 
 if TYPE_CHECKING:
@@ -16,14 +15,15 @@ if TYPE_CHECKING:
 
 
 class BroadcastCollector(Collector):
-    """The segments of ``own``, on every rank.
+    """Gives the first rank's segments to every rank.
 
     Args:
-        own: the first rank's source; None on the others.
+        own: the first rank's collector; None on the others.
+        broadcast: returns the first rank's argument on every rank.
     """
 
-    def __init__(self, own: Collector | None, learner: FabricLearner) -> None:
-        self.own, self.learner = own, learner
+    def __init__(self, own: Collector | None, broadcast: Callable[[Any], Any]) -> None:
+        self.own, self.broadcast = own, broadcast
         self.bounds: Bounds | None = own.bounds if own else None
 
     @property
@@ -35,7 +35,7 @@ class BroadcastCollector(Collector):
             self.own.start()
 
     def example(self) -> Batch:
-        return self.learner.broadcast(self.own.example() if self.own else {})
+        return self.broadcast(self.own.example() if self.own else {})
 
     def collect(
         self,
@@ -47,10 +47,10 @@ class BroadcastCollector(Collector):
         further: int = 0,
     ) -> Iterator[Batch]:
         own = list(self.own.collect(rows, weights, tasks, stop, mode, further)) if self.own else []
-        yield from self.learner.broadcast(own)
+        yield from self.broadcast(own)
 
-    def unfinished(self, rows: int) -> Batch:
-        return self.own.unfinished(rows) if self.own else {}
+    def raw_segment(self, rows: int) -> Batch:
+        return self.own.raw_segment(rows) if self.own else {}
 
     def state(self) -> Tree:
         return self.own.state() if self.own else None

@@ -36,7 +36,7 @@ def frames(
 ) -> list[np.ndarray]:
     """What the first column looks like, row by row."""
     collector = make_collector(env, algorithm, ctx, ALONE, [seed], keys=(), normalize=normalize)
-    collector.begin()
+    collector.reset()
     shown: list[np.ndarray] = []
     while episodes and len(shown) < LONGEST:
         shown.append(picture(env))

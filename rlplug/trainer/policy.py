@@ -11,7 +11,7 @@ import torch
 
 from rlplug.api import Algorithm, Exploration, Loop, VecEnv
 from rlplug.collection.collector import make_collector
-from rlplug.collection.next_step import NextStepCollector
+from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.rng import GLOBAL
@@ -44,7 +44,7 @@ class Policy:
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))
 
-    def collector(self, env_ids: Sequence[int]) -> NextStepCollector:
+    def collector(self, env_ids: Sequence[int]) -> InProcessCollector:
         """Collection in this process from some of the training's environments."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)

@@ -97,7 +97,7 @@ class Trainer(Run):
         """Of this rank's environments; where they do not divide by the ranks, the first one's for all."""
         first = self.fabric.is_global_zero
         if self.replicated and not first:
-            return BroadcastCollector(None, self.learner)
+            return BroadcastCollector(None, self.learner.broadcast)
         own: Collector
         if self.plan.actors is None:
             own = self.policy.collector(self.ctx.env_ids)
@@ -106,7 +106,7 @@ class Trainer(Run):
 
             count = self.plan.actors.count // (1 if self.replicated else self.plan.world_size)
             own = Actors(self.policy, self.plan, self.progress, self.ctx.env_ids, count, self.ctx.rank * count)
-        return BroadcastCollector(own, self.learner) if self.replicated else own
+        return BroadcastCollector(own, self.learner.broadcast) if self.replicated else own
 
     def start(self) -> None:
         """Be ready to collect, with the actors that there are.

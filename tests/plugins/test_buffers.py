@@ -15,7 +15,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from rlplug import tree
 from rlplug.api import Needs
-from rlplug.checkpointing.row_log import RowStore
+from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.config import choose, default_node
 from rlplug.testing.context import context, spec
 from rlplug.types import ConfigError, RunError
@@ -129,7 +129,7 @@ def test_feedback_without_priorities_changes_nothing():
 
 
 def test_the_largest_priority_resumes():
-    buffer, store = four(alpha=1.0), RowStore()
+    buffer, store = four(alpha=1.0), FileRowLog()
     buffer.feedback(torch.arange(4), {"priority": torch.ones(4)})
     buffer.save(store)
     other = make("prioritized", columns=1, epsilon=1e-12, alpha=1.0)
@@ -389,7 +389,7 @@ def test_where_images_need_more_than_their_share_the_oldest_rows_go_and_it_is_sa
     sample = buffer.sample()
     assert torch.equal(sample["obs"], noise[sample["action"], 0])
     assert 90 <= len(buffer) <= 115  # of 200
-    store = RowStore()
+    store = FileRowLog()
     buffer.save(store)
     loaded = make("replay", columns=1, of=images(1), compress="lz4", compressed_share=0.5, batch=512)
     with pytest.warns(UserWarning, match="keeps fewer rows"):
@@ -431,13 +431,13 @@ def test_without_lz4_it_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize("compress", [None, "lz4"])
 def test_what_is_saved_of_stacks_is_their_frames(compress):
     obs, first, valid = gymnasium_rows(60, 1, "reset")
-    buffer, store = make("replay", columns=1, of=images(), compress=compress), RowStore()
+    buffer, store = make("replay", columns=1, of=images(), compress=compress), FileRowLog()
     for start in range(59):
         rows = slice(start, start + 2)
         more = {"obs": torch.from_numpy(obs[rows]), "is_first": torch.from_numpy(first[rows])}
         buffer.add(segment(start, 1, 1, torch.from_numpy(valid[rows]), **more))
     buffer.save(store)
-    saved = sum(leaf.nbytes for piece in store.pieces for leaf in tree.leaves(piece.rows["obs"]))
+    saved = sum(leaf.nbytes for piece in store.chunks for leaf in tree.leaves(piece.rows["obs"]))
     assert saved < 59 * (144 + 4 * 2) * (0.5 if compress else 1.0001)
 
 

@@ -45,9 +45,6 @@ class Rollout:
     def nbytes(self, row: Batch) -> int:
         return (self.rows + 1) * sum(leaf.nbytes for leaf in tree.leaves(row))
 
-    def handle(self) -> Rollout:
-        return self
-
     def save(self, log: RowLog) -> None:
         """What a round has collected and was not learnt from yet; mostly nothing."""
         log.state = self._segments
