@@ -18,7 +18,7 @@ import rlplug
 from rlplug import registry
 from rlplug.agent import Agent, evaluate, load
 from rlplug.api import Algorithm, Losses, Needs, Optim
-from rlplug.checkpointing.format import Checkpoint, Draft, checkpoints, write
+from rlplug.checkpointing.format import Checkpoint, Snapshot, checkpoints, write
 from rlplug.envs import EnvList
 from rlplug.evaluation.evaluator import EVALUATION
 from rlplug.plugins.buffer.rollout import Rollout
@@ -42,12 +42,12 @@ def trained(folder: Path, *overrides: str) -> Path:
     return folder
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def sac(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("runs") / "sac", *SAC)
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def ppo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("runs") / "ppo", *PPO, "algo.sgd_minibatch_size=256")
 
@@ -470,7 +470,7 @@ def on_a_gpu(run: Path, folder: Path, option: str = "1gpu", **ray: float) -> Pat
     hardware = rlplug.config.default_node("hardware", option)
     hardware["ray"] |= ray
     raw = checkpoint.manifest["config"] | {"hardware": hardware}
-    return write(folder, Draft(checkpoint.manifest | {"config": raw}, {"weights": checkpoint.tree("weights")}))
+    return write(folder, Snapshot(checkpoint.manifest | {"config": raw}, {"weights": checkpoint.tree("weights")}))
 
 
 def test_no_gpu_is_needed_after_one_was_used(sac: Path, tmp_path: Path):

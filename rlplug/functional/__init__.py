@@ -2,11 +2,12 @@
 
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
+from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.returns import discounted_sum, gae, n_step, reverse_scan
 from rlplug.functional.schedule import piecewise_linear
-from rlplug.functional.sequences import chunks, n_step_rows
+from rlplug.functional.sequences import chunks, n_step_rows, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
-from rlplug.functional.td import dueling, forbid, greedy, huber, inverse_rescale, rescale, retrace
+from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale, retrace
 
 __all__ = [
     "adapt_kl_coeff",
@@ -17,16 +18,20 @@ __all__ = [
     "dueling",
     "forbid",
     "gae",
+    "gather_action",
     "greedy",
     "huber",
     "inverse_rescale",
     "kl_divergence",
     "n_step",
     "n_step_rows",
+    "n_step_sequences",
+    "n_step_transitions",
     "piecewise_linear",
     "polyak_",
     "project",
     "rescale",
     "retrace",
     "reverse_scan",
+    "sequence_priority",
 ]

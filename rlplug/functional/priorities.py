@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 WIDTH = 64
@@ -24,6 +25,24 @@ def importance_weights(prob: Tensor, count: int, beta: Tensor | float) -> Tensor
         count: N, how many could have been drawn.
     """
     return (count * prob) ** -beta
+
+
+def sequence_priority(error: Tensor, valid: Tensor, eta: float = 0.0) -> Tensor:
+    """Mix the largest and the mean error of a sequence: ``eta max |error| + (1 - eta) mean |error|``.
+
+    Kapturowski et al. 2019 (ICLR), section 2.3.
+
+    Args:
+        error: absolute errors ``[T, B]``.
+        valid: ``[T, B]`` bool; other rows do not count.
+        eta: weight of the largest error.
+
+    Returns:
+        ``[B]``; 0 where no row is valid.
+    """
+    error = torch.where(valid, error, 0.0)
+    mean = error.sum(0) / valid.sum(0).clamp(min=1)
+    return mean if eta == 0.0 else eta * error.amax(0) + (1.0 - eta) * mean
 
 
 class SumTree:

@@ -61,3 +61,54 @@ def n_step_rows(
     reward, terminated, valid = (x.unfold(0, n + 1, 1).movedim(-1, 0) for x in (reward, terminated, valid))
     ret, discount, k = n_step(reward, terminated, valid, gamma)
     return ret, discount, k + torch.arange(len(k), device=k.device)[:, None]
+
+
+def n_step_transitions(batch: Batch, gamma: float) -> Batch:
+    """Fold each window of ``n`` transitions into one: its row 0, and the row that its target bootstraps from.
+
+    Args:
+        batch: leaves ``[n+1, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``, maybe
+            ``action_mask``.
+        gamma: discount factor.
+
+    Returns:
+        ``returns`` and ``discount`` of ``n_step``; ``obs``, ``action`` and ``action_mask`` of row 0; ``next_obs`` and
+        ``next_action_mask`` of the row to bootstrap from. Leaves ``[B, ...]``.
+    """
+    ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], gamma)
+    columns = torch.arange(len(ret), device=ret.device)
+    keys = [key for key in ("obs", "action_mask") if key in batch]
+    first = map_leaves(lambda x: x[0], {key: batch[key] for key in (*keys, "action")})
+    following = map_leaves(lambda x: x[last, columns], {f"next_{key}": batch[key] for key in keys})
+    return first | following | {"returns": ret, "discount": discount}
+
+
+def n_step_sequences(batch: Batch, gamma: float, n: int, burn_in: int = 0) -> Batch:
+    """Compute n-step targets of the ``L`` rows of a sequence between the burn-in and the last ``n`` rows.
+
+    Args:
+        batch: leaves ``[burn_in+L+n, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``,
+            ``is_first``, ``carry`` (``[1, B, ...]``), perhaps ``action_mask``.
+        gamma: discount factor.
+        n: rewards in a target.
+        burn_in: rows that only warm up a recurrent state.
+
+    Returns:
+        ``obs``, ``is_first`` and ``carry`` as they are, for an unroll; ``returns``, ``discount`` and ``last`` of
+        ``n_step_rows``, where ``last`` counts from the end of the burn-in; ``action``, ``valid`` and
+        ``action_mask`` of the ``L`` rows, and ``next_action_mask`` of those to bootstrap from: ``[L, B, ...]``.
+    """
+    reward, terminated, valid, action = (batch[key][burn_in:] for key in ("reward", "terminated", "valid", "action"))
+    ret, discount, last = n_step_rows(reward, terminated, valid, gamma, n)
+    out = {key: batch[key] for key in ("obs", "is_first", "carry")}
+    out |= {
+        "action": action[: len(ret)],
+        "valid": valid[: len(ret)],
+        "returns": ret,
+        "discount": discount,
+        "last": last,
+    }
+    if "action_mask" in batch:
+        mask, columns = batch["action_mask"][burn_in:], torch.arange(last.shape[1], device=last.device)
+        out |= {"action_mask": mask[: len(ret)], "next_action_mask": mask[last, columns]}
+    return out

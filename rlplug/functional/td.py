@@ -38,6 +38,12 @@ def greedy(q: Tensor, mask: Tensor | None = None) -> Tensor:
     return forbid(q, mask).argmax(-1)
 
 
+def gather_action(q: Tensor, action: Tensor) -> Tensor:
+    """Select what belongs to one action: of ``q [..., A, K]`` and ``action [...]`` int64, ``[..., K]``."""
+    index = action[..., None, None].expand(*action.shape, 1, q.shape[-1])
+    return q.gather(-2, index).squeeze(-2)
+
+
 def forbid(q: Tensor, mask: Tensor | None) -> Tensor:
     """``q [..., A]`` with the least finite number where ``mask`` does not allow the action; None: all are allowed."""
     return q if mask is None else q.masked_fill(~mask, torch.finfo(q.dtype).min)

@@ -1,6 +1,7 @@
 """Building blocks for networks. They know no algorithm and no run."""
 
 from rlplug.nn.cnn import CNN, Pixels, ResidualCNN, is_image
+from rlplug.nn.critic import Critic, DiscreteCritic, FeatureCritic, InputCritic, critic_for, frozen
 from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
 from rlplug.nn.ensemble import Ensemble
 from rlplug.nn.heads import (
@@ -14,7 +15,7 @@ from rlplug.nn.heads import (
 )
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
 from rlplug.nn.optim import Adam
-from rlplug.nn.recurrent import GRU, LSTM, Recurrent
+from rlplug.nn.recurrent import GRU, LSTM, Recurrent, unroll
 from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten
 
 __all__ = [
@@ -28,13 +29,17 @@ __all__ = [
     "BernoulliHead",
     "Categorical",
     "CategoricalHead",
+    "Critic",
     "DiagGaussian",
     "DiagGaussianHead",
+    "DiscreteCritic",
     "Distribution",
     "Ensemble",
+    "FeatureCritic",
     "Flatten",
     "Head",
     "Init",
+    "InputCritic",
     "LayerNorm",
     "Linear",
     "MultiCategorical",
@@ -45,9 +50,12 @@ __all__ = [
     "TanhGaussian",
     "TanhGaussianHead",
     "choices_of",
+    "critic_for",
     "flat_size",
     "flatten",
+    "frozen",
     "head_for",
     "is_image",
     "precise",
+    "unroll",
 ]

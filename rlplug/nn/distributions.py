@@ -129,6 +129,15 @@ class MultiCategorical:
     def params(self) -> Tensor:
         return self.log_probs.flatten(-2)
 
+    @property
+    def allowed(self) -> Tensor:
+        """The choices that exist and are not masked, ``[..., A, n]`` bool: others have the lowest number there is."""
+        return self.log_probs > 0.5 * torch.finfo(self.log_probs.dtype).min
+
+    def uniform(self) -> MultiCategorical:
+        """Return the distribution over the same choices, the allowed ones of which are equally likely."""
+        return MultiCategorical(torch.zeros_like(self.log_probs), self.allowed, self.event)
+
     def rebuild(self, params: Tensor) -> MultiCategorical:
         return MultiCategorical(params.unflatten(-1, self.log_probs.shape[-2:]), None, self.event)
 

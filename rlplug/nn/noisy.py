@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlplug.nn.mlp import Linear
+from rlplug.nn.mlp import Linear, precise
 
 
 class Draw(Protocol):
@@ -46,6 +47,28 @@ class NoisyLinear(Linear):
             return super().forward(x)
         weight = torch.addcmul(self.weight, self.sigma_weight, self.noise_out[:, None] * self.noise_in)
         return F.linear(x, weight, torch.addcmul(self.bias, self.sigma_bias, self.noise_out))
+
+
+class Stream(nn.Module):
+    """One stream of a Q-network: hidden layers with ReLU, then an output layer in float32.
+
+    Args:
+        sizes: of the input, the hidden layers and the output.
+        sigma0: all layers are noisy, see ``NoisyLinear``; None: none is.
+    """
+
+    def __init__(self, sizes: Sequence[int], sigma0: float | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            Linear(n, m) if sigma0 is None else NoisyLinear(n, m, sigma0) for n, m in pairwise(sizes)
+        )
+
+    def forward(self, x: Tensor, noisy: bool) -> Tensor:
+        """``[..., sizes[0]] -> [..., sizes[-1]]``; without noise by the mean weights."""
+        for i, layer in enumerate(self.layers, 1):
+            args = (noisy,) if isinstance(layer, NoisyLinear) else ()
+            x = torch.relu(layer(x, *args)) if i < len(self.layers) else precise(layer, x, *args)
+        return x
 
 
 def redraw(layers: Sequence[NoisyLinear], draw: Draw) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from rlplug import tree
 from rlplug.nn.mlp import Init
 from rlplug.types import Batch
 
@@ -174,3 +176,25 @@ class GRU(Recurrent):
         (h,) = state
         y, h = torch.gru(x, h[None], weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)
         return y, (h[0],)
+
+
+def unroll(torso: Callable[..., tuple[Tensor, Batch]], rows: Batch, carry: Batch, burn_in: int = 0) -> Tensor:
+    """Compute the features of a sequence whose first rows only warm up the state: Kapturowski et al. 2019, section 3.
+
+    Args:
+        torso: maps ``(obs, carry, is_first)`` to features and the new carry.
+        rows: ``obs`` and ``is_first``, leaves ``[T, B, ...]``; other keys are ignored.
+        carry: the state before the first row, leaves ``[B, ...]``; empty means zeros.
+        burn_in: rows that warm up the state; they get no gradient.
+
+    Returns:
+        ``[..., T - burn_in, B, F]``.
+    """
+    rows = {"obs": rows["obs"], "is_first": rows["is_first"]}
+    if burn_in:
+        warm = tree.map(lambda x: x[:burn_in], rows)
+        rows = tree.map(lambda x: x[burn_in:], rows)
+        with torch.no_grad():
+            _, carry = torso(warm["obs"], carry, warm["is_first"])
+    features, _ = torso(rows["obs"], carry, rows["is_first"])
+    return features

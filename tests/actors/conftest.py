@@ -21,7 +21,7 @@ NEW = {"address": None, "object_store_memory": None, "num_cpus": 1, "num_gpus": 
 TWO = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5", "hardware.actors.backoff_s=0.1")
 
 
-@pytest.fixture(shard="session")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A Ray that was there before, as in a notebook: runs join it, and leave it."""
     with closing(Cluster(RayCluster(**NEW))):

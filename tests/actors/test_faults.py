@@ -31,7 +31,7 @@ FAULTY = (*PPO, "env.id=rlplug.testing.worlds:FaultyCartPole-v0")
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def undisturbed():
     return play(PPO, 8)
 

@@ -45,7 +45,7 @@ def test_a_thousand_cases(run: str, seed: int, tmp_path: Path, request: pytest.F
 # ---- the fuzzer itself: it sees what is wrong ------------------------------------------------------------------------
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def fuzzer(ppo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> fuzz.Fuzzer:
     return fuzz.Fuzzer(ppo_run, tmp_path_factory.mktemp("fuzz") / "fuzz")
 

@@ -17,7 +17,7 @@ from tests.checkpointing.runs import punctual
 SETTINGS = ["algo=sac", "env=pendulum", "total_steps=600", "eval.every=0", "eval.episodes=3", "checkpoint.every=200"]
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     with punctual():

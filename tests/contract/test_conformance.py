@@ -50,7 +50,7 @@ BROKEN = {
     ("algo", "orphan", "parts"): "no optimizer has the parameter scale",
     ("algo", "shared", "parts"): r"policy.weight is in several optimizers \(policy, again\)",
     ("algo", "asleep", "learns"): "part 'baseline' has moved no parameter",
-    ("algo", "native_spaces", "act"): "in mode 'random' gives actions outside of Discrete",
+    ("algo", "outside", "act"): "in mode 'random' gives actions outside of Discrete",
     ("algo", "indecisive", "act"): "depends on random numbers",
     ("algo", "local", "ranks"): "something else on four microbatches|something else on rank 0 of two",
     ("algo", "defaulted", "settings"): "option lr has no doc line",

@@ -76,7 +76,7 @@ WRONG = {
     ),
     "an option of the learner that is not there": (
         "    def update(self, batch: Batch, learner: Learner) -> Losses:\n"
-        "        return learner.minimize(batch, self)\n",
+        "        return learner.minimise(batch, self)\n",
         "reportAttributeAccessIssue",
     ),
     "a need that nobody can fulfil": (

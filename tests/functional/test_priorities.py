@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplug.functional.priorities import WIDTH, SumTree, importance_weights, proportional
+from rlplug.functional.priorities import WIDTH, SumTree, importance_weights, proportional, sequence_priority
 
 
 def test_probabilities_and_weights_of_the_paper():
@@ -28,6 +28,14 @@ def test_a_negative_error_counts_by_its_size_and_none_is_zero():
 
 def test_weights_are_one_where_draws_are_uniform():
     torch.testing.assert_close(importance_weights(torch.full((3,), 0.25), 4, 0.7), torch.ones(3))
+
+
+def test_the_priority_of_a_sequence_mixes_the_largest_and_the_mean_error_of_its_valid_rows():
+    error = torch.tensor([[1.0, 4.0, 9.0], [3.0, 7.0, 9.0]])
+    valid = torch.tensor([[True, True, False], [True, False, False]])
+    torch.testing.assert_close(sequence_priority(error, valid), torch.tensor([2.0, 4.0, 0.0]))
+    torch.testing.assert_close(sequence_priority(error, valid, 0.9), torch.tensor([2.9, 4.0, 0.0]))
+    torch.testing.assert_close(sequence_priority(error, valid, 1.0), torch.tensor([3.0, 4.0, 0.0]))
 
 
 @settings(deadline=None, max_examples=60)

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rlplug.functional.sequences import chunks, n_step_rows
+from rlplug.functional.sequences import chunks, n_step_rows, n_step_sequences, n_step_transitions
 from tests.functional.streams import n_step_of_episode, streams
 
 
@@ -56,3 +56,51 @@ def test_n_step_rows_equals_brute_force_per_episode(stream, gamma, n):
         for t in range(min(episode.length, len(ret) - episode.start)):
             expected = n_step_of_episode(reward[:-1], value, episode.end, gamma, n, t)
             assert_close(target[episode.start + t, episode.column], expected)
+
+
+def replayed(rows: int, columns: int):
+    """Rows as a buffer gives them; ``obs`` and ``action_mask`` number the rows; column 0 terminates with row 2."""
+    batch = rollout(rows - 1, columns)
+    row = batch["obs"]["place"][..., 0]
+    batch |= {"action": row, "reward": torch.ones(rows, columns), "action_mask": row[..., None] > torch.arange(rows)}
+    batch |= {key: torch.zeros(rows, columns, dtype=torch.bool) for key in ("terminated", "is_first")}
+    batch["terminated"][2, 0], batch["valid"][3, 0] = True, False
+    return batch
+
+
+def test_a_transition_is_the_first_row_of_its_window_and_the_one_to_bootstrap_from():
+    out = n_step_transitions(replayed(rows=5, columns=2), gamma=0.5)
+    assert out["returns"].tolist() == [1.75, 1.875]
+    assert out["discount"].tolist() == [0.0, 0.0625]
+    assert out["obs"]["place"].tolist() == [[0, 0], [0, 1]]
+    assert out["action"].tolist() == [0, 0]
+    assert out["next_obs"]["place"].tolist() == [[3, 0], [4, 1]]
+    assert out["action_mask"].sum(-1).tolist() == [0, 0]
+    assert out["next_action_mask"].sum(-1).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("burn_in", [0, 1])
+def test_the_targets_of_a_sequence_are_those_of_every_window_in_it(burn_in):
+    batch, n = replayed(rows=7, columns=2), 2
+    out = n_step_sequences(batch, 0.5, n, burn_in)
+    length = 7 - n - burn_in
+    assert out["obs"] is batch["obs"]
+    assert out["carry"] is batch["carry"]
+    assert torch.equal(out["valid"], batch["valid"][burn_in : burn_in + length])
+    for t in range(length):
+        first = burn_in + t
+        window = {key: batch[key][first : first + n + 1] for key in batch.keys() - {"obs", "carry"}}
+        alone = n_step_transitions(window | {"obs": batch["obs"]["place"][first : first + n + 1]}, 0.5)
+        for key in ("returns", "discount", "action", "action_mask", "next_action_mask"):
+            assert torch.equal(out[key][t], alone[key])
+        bootstrap = batch["obs"]["place"][burn_in:][out["last"][t], torch.arange(2)]
+        assert torch.equal(bootstrap, alone["next_obs"])
+
+
+def test_transitions_and_sequences_without_masks_have_none():
+    batch = replayed(rows=4, columns=2)
+    del batch["action_mask"]
+    assert (
+        not {"action_mask", "next_action_mask"}
+        & (n_step_transitions(batch, 0.9) | n_step_sequences(batch, 0.9, 1)).keys()
+    )

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rlplug.functional.td import dueling, forbid, greedy, huber, inverse_rescale, rescale, retrace
+from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale, retrace
 from tests.functional.streams import streams
 
 
@@ -29,6 +29,13 @@ def test_forbidden_actions_are_never_the_best():
     assert forbid(q, mask).tolist() == [[1.0, torch.finfo(torch.float32).min, 2.0]]
     assert greedy(torch.full((1, 3), -1e30), torch.tensor([[False, False, True]])).tolist() == [2]
     assert forbid(q, None) is q
+
+
+def test_what_belongs_to_one_action():
+    q = torch.arange(24.0).view(2, 2, 3, 2)  # [T, B, A, atoms]
+    action = torch.tensor([[0, 2], [1, 1]])
+    assert gather_action(q, action).tolist() == [[[0.0, 1.0], [10.0, 11.0]], [[14.0, 15.0], [20.0, 21.0]]]
+    assert gather_action(q[0], action[0]).tolist() == [[0.0, 1.0], [10.0, 11.0]]
 
 
 @pytest.mark.parametrize("delta", [1.0, 0.5])

@@ -54,7 +54,7 @@ def disturb(run: Path, words: tuple[str, ...], do: Callable[[subprocess.Popen[st
     return program.returncode, said
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
     subprocess.run([sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={run}"], check=True)

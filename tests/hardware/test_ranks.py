@@ -55,7 +55,7 @@ def play(fabric, raw, updates):
         return flat(
             {
                 "weights": trainer.algorithm.state_dict(),
-                "preprocess": everybodys(trainer.preprocess),
+                "preprocess": everybodys(trainer.normalizer),
                 "exploration": {name: everybodys(extra) for name, extra in trainer.exploration.items()},
                 "steps": torch.tensor(float(trainer.progress.env_steps)),
             }

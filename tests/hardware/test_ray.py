@@ -25,7 +25,7 @@ def ranks(program: subprocess.Popen[str]) -> list[psutil.Process]:
     return [p for p in mine if p.cmdline() and p.cmdline()[0].startswith("ray::rank ")]
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
     subprocess.run([sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={run}"], check=True)

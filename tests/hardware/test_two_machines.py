@@ -84,7 +84,7 @@ def machines() -> Iterator[list[Machine]]:
         yield both
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
     subprocess.run([sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={run}"], check=True)

@@ -178,3 +178,13 @@ def test_tanh_gaussian_far_out_stays_finite(mean):
     logp.sum().backward()
     assert mean.grad.abs().item() == pytest.approx(2.0)
     assert TanhGaussian(mean, torch.zeros(1), (1,)).logp(action).isfinite().all()
+
+
+def test_the_uniform_distribution_is_over_what_is_allowed():
+    mask = torch.tensor([[[True, False, True], [True, True, False]], [[False, False, True], [False, False, False]]])
+    dist = MultiCategorical(100.0 * randn(2, 2, 3), mask, (2,))
+    everything = torch.ones(3, dtype=torch.bool)  # a row that allows nothing counts as one that allows all
+    allowed = torch.stack((mask[0], torch.stack((mask[1, 0], everything))))
+    assert torch.equal(dist.allowed, allowed)
+    assert_close(dist.uniform().log_probs.exp(), allowed / allowed.sum(-1, keepdim=True).double())
+    assert dist.uniform().event == (2,)

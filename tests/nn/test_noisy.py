@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rlplug.nn.noisy import NoisyLinear, redraw
+from rlplug.nn.noisy import NoisyLinear, Stream, redraw
 
 
 def draws(seed=0):
@@ -71,3 +71,18 @@ def test_means_and_deviations_learn_and_noise_is_no_state():
     assert_close(noisy.sigma_weight.grad, torch.outer(noisy.noise_out, noisy.noise_in))
     assert_close(noisy.sigma_bias.grad, noisy.noise_out)
     assert_close(noisy.weight.grad, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_a_stream_is_its_layers_with_relu_between_them(noisy):
+    stream, x = Stream([3, 4, 2], sigma0=0.5), torch.randn(5, 3)
+    redraw(list(stream.layers), draws())
+    hidden, output = stream.layers
+    assert_close(stream(x, noisy), output(hidden(x, noisy).relu(), noisy))
+    assert not torch.allclose(stream(x, True), stream(x, False))
+
+
+def test_a_stream_without_noise():
+    stream, x = Stream([3, 4, 2], sigma0=None), torch.randn(5, 3)
+    assert not [layer for layer in stream.layers if isinstance(layer, NoisyLinear)]
+    assert_close(stream(x, True), stream(x, False), rtol=0, atol=0)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.testing import assert_close
 
-from rlplug.nn import GRU, LSTM
+from rlplug.nn import GRU, LSTM, unroll
 
 LAYERS = {LSTM: nn.LSTM, GRU: nn.GRU}
 T, B, F, H = 13, 5, 3, 4
@@ -139,3 +139,21 @@ def test_mixed_precision_stops_at_the_state(layer):
         assert_close(layer(x, {}, is_first), expected, rtol=0, atol=0)
         _, state = layer(x[0], {}, is_first[0])
     assert {s.dtype for s in state.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("burn_in", [0, 5])
+def test_rows_that_warm_up_have_an_effect_and_no_gradient(layer, burn_in):
+    x, carry, is_first = torch.randn(T, B, F, requires_grad=True), carry_of(layer), beginnings("one inside")
+    features = unroll(layer, {"obs": x, "is_first": is_first, "other": None}, carry, burn_in)
+    assert_close(features, layer(x, carry, is_first)[0][burn_in:])
+    (gradient,) = torch.autograd.grad(features.sum(), x)
+    assert not gradient[:burn_in].any()
+    assert gradient[burn_in:].any(-1).all()
+
+
+def test_an_unroll_takes_dicts_of_observations():
+    def torso(obs, carry, is_first):
+        return obs["a"], {}
+
+    x = torch.randn(T, B, F)
+    assert torch.equal(unroll(torso, {"obs": {"a": x}, "is_first": beginnings("none")}, {}, 2), x[2:])

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from rlplug import testing, tree
 from rlplug.api import Losses
 from rlplug.distributed.fabric import one_rank
-from rlplug.plugins.algo.sac import SAC, View
+from rlplug.plugins.algo.sac import SAC
 from rlplug.trainer.learner import FabricLearner
 from rlplug.types import ConfigError
 
@@ -83,6 +83,11 @@ def sample(algorithm: SAC, n: int = 6, mask: torch.Tensor | None = None):
     if mask is not None:
         batch["action_mask"] = mask.expand(rows, n, -1)
     return batch
+
+
+def policy(algorithm: SAC, obs, mask: torch.Tensor | None = None):
+    """The policy's distribution in every row, from an empty state."""
+    return algorithm.policy(algorithm.model(obs, {}, None)[0], mask)
 
 
 def gradients(algorithm: SAC, batch, parts) -> dict[str, torch.Tensor]:
@@ -293,7 +298,7 @@ def test_the_value_of_several_factors_is_the_mean_over_all_joint_actions():
     batch = algorithm.prepare(sample(algorithm))
     losses = algorithm.forward(batch, ("critic", "actor", "alpha"))
     with torch.no_grad():
-        log_pi = algorithm.dist(batch["obs"], None).log_probs  # [B, 2, 3]
+        log_pi = policy(algorithm, batch["obs"]).log_probs  # [B, 2, 3]
         q = algorithm.critic(algorithm.critic.encode(batch["obs"], {}, None)[0])  # [2, B, 2, 3]
         value, logp = torch.zeros(6), torch.zeros(6)
         for joint in itertools.product(*map(range, sizes)):
@@ -343,7 +348,7 @@ def test_forbidden_actions_count_neither_in_targets_nor_in_the_policy(overrides)
     found = gradients(algorithm, batch, ("actor",))["policy.linear.weight"]
     assert (found[1] == 0).all()
     assert (found[[0, 2, 3]] != 0).any(-1).all()
-    dist = algorithm.dist(torch.randn(5, 3), mask.expand(5, 4))
+    dist = policy(algorithm, torch.randn(5, 3), mask.expand(5, 4))
     torch.testing.assert_close(algorithm.target_entropy(dist), torch.full((5,), 0.5 * math.log(3)))
 
 
@@ -375,7 +380,7 @@ def test_one_unroll_is_every_row_by_itself(action, burn_in):
     with torch.no_grad():
         for b in range(6):
             state = tree.map(lambda x: x[0, b : b + 1], raw["carry"])  # noqa: B023
-            policy = [algorithm.policy(x) for x in one_by_one(algorithm.model, raw, b, state)]
+            dist = [algorithm.policy(x) for x in one_by_one(algorithm.model, raw, b, state)]
             codes = one_by_one(algorithm.critic.torso, raw, b, {})
             target_codes = one_by_one(algorithm.target.torso, raw, b, {})
             for row in range(burn_in, burn_in + 4):
@@ -387,18 +392,16 @@ def test_one_unroll_is_every_row_by_itself(action, burn_in):
                     if ended or not raw["valid"][at, b]:
                         break
                 noise = batch["next_noise"][row - burn_in, b][None] if "next_noise" in batch else None
-                view = View(policy[at], target_codes[at])
-                value, _ = algorithm.soft_value(algorithm.target, view, noise, torch.tensor(0.3))
+                alpha = torch.tensor(0.3)
+                value, _ = algorithm.soft_value(algorithm.target, target_codes[at], dist[at], noise, alpha)
                 if not ended:
                     goal = goal + gamma ** (at - row) * value[0]
                 taken = raw["action"][row, b].view(1, -1)
-                error = algorithm.q(codes[row], taken)[:, 0] - goal
+                error = algorithm.critic(codes[row], taken)[:, 0] - goal
                 expected = 0.5 * error.square().sum()
                 torch.testing.assert_close(losses.terms["critic"][row - burn_in, b], expected, rtol=1e-4, atol=1e-5)
                 noise = batch["noise"][row - burn_in, b][None] if "noise" in batch else None
-                value, _ = algorithm.soft_value(
-                    algorithm.critic, View(policy[row], codes[row]), noise, torch.tensor(0.3)
-                )
+                value, _ = algorithm.soft_value(algorithm.critic, codes[row], dist[row], noise, alpha)
                 torch.testing.assert_close(losses.terms["actor"][row - burn_in, b], -value[0], rtol=1e-4, atol=1e-5)
 
 

@@ -79,7 +79,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         subprocess.run([*become_root, "umount", str(path)], check=True)
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     assert main([*RUN, f"hydra.run.dir={folder}"]) == 0

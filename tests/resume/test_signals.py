@@ -33,7 +33,7 @@ RUN = with_usual(
 )
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     warm_up(RUN)

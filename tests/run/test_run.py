@@ -44,7 +44,7 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.fixture(shard="module")
+@pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, float]:
     folder = tmp_path_factory.mktemp("run") / "deep" / "run"
     loggers = "logger=[tensorboard,wandb]"

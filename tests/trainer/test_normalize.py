@@ -18,7 +18,7 @@ from rlplug.config import compose
 from rlplug.run import launch
 from rlplug.run.launch import build
 from rlplug.testing.context import spec
-from rlplug.trainer.normalize import Preprocess
+from rlplug.trainer.normalize import Normalizer
 from rlplug.types import ConfigError
 
 OFF = {
@@ -39,7 +39,7 @@ class Alone:
 
 
 def made(obs=3, columns=2, **changes):
-    return Preprocess(Config(**OFF | changes), spec(obs), columns)
+    return Normalizer(Config(**OFF | changes), spec(obs), columns)
 
 
 def segment(rows=6, columns=2, obs=3, seed=0, reward_scale=5.0):

@@ -1,15 +1,15 @@
 """Deep Q-Network, Mnih et al. 2015 (doi:10.1038/nature14236), with every switch of Rainbow, Hessel et al. 2018
 (arXiv:1710.02298); on sequences, with a recurrent model, the learner of R2D2, Kapturowski et al. 2019 (ICLR).
 
-There is one code path. A sample has the rows ``[burn_in + L + n]``: warm up, learn from ``L``, look ``n`` steps ahead.
-Without a recurrent model ``L`` is 1, nothing is warmed up, and of the rows ahead the one to bootstrap from is left.
+There is one code path. A sample has ``burn_in + L + n`` rows: warm up the state, learn from ``L`` rows, look ``n`` rows
+ahead. Without a recurrent model ``L`` is 1 and nothing is warmed up; of the rows ahead, only the one to bootstrap from
+is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -20,11 +20,12 @@ from torch.nn.functional import pad
 from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.distributional import kl_divergence, project
+from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.sequences import n_step_rows
 from rlplug.functional.targets import polyak_
-from rlplug.functional.td import dueling, forbid, greedy, huber, inverse_rescale, rescale
-from rlplug.nn import Adam, Linear, precise
-from rlplug.nn.noisy import NoisyLinear, redraw
+from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale
+from rlplug.nn import Adam, unroll
+from rlplug.nn.noisy import NoisyLinear, Stream, redraw
 from rlplug.settings import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -38,24 +39,8 @@ from rlplug.settings import (
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
-class Stream(nn.Module):
-    """Hidden layers and an output layer behind the model."""
-
-    def __init__(self, sizes: Sequence[int], sigma0: float | None) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            Linear(n, m) if sigma0 is None else NoisyLinear(n, m, sigma0) for n, m in pairwise(sizes)
-        )
-
-    def forward(self, x: Tensor, noisy: bool) -> Tensor:
-        for i, layer in enumerate(self.layers, 1):
-            args = (noisy,) if isinstance(layer, NoisyLinear) else ()
-            x = torch.relu(layer(x, *args)) if i < len(self.layers) else precise(layer, x, *args)
-        return x
-
-
 class QNetwork(nn.Module):
-    """What there is to learn of every action: its value, or the logits of the distribution of its return."""
+    """Computes the value of every action, or the logits of the distribution of its return."""
 
     def __init__(self, cfg: DQN.Config, ctx: Context, actions: int) -> None:
         super().__init__()
@@ -68,12 +53,14 @@ class QNetwork(nn.Module):
         self.noisy = tuple(layer for layer in self.modules() if isinstance(layer, NoisyLinear))
 
     def forward(self, rows: Batch, carry: Batch, noisy: bool) -> tuple[Tensor, Batch]:
-        """``obs`` and ``is_first``, ``[B, ...]`` or ``[T, B, ...]``, to ``[..., A, atoms]``, and the new carry."""
+        """Map ``obs`` and ``is_first``, ``[B, ...]`` or ``[T, B, ...]``, to ``[..., A, atoms]`` and the new carry."""
         features, carry = self.torso(rows["obs"], carry, rows["is_first"])
+        return self.head(features, noisy), carry
+
+    def head(self, features: Tensor, noisy: bool) -> Tensor:
+        """Map features ``[..., F]`` to ``[..., A, atoms]``; dueling: arXiv:1511.06581, equation 9."""
         out = self.advantage(features, noisy).unflatten(-1, (self.actions, self.atoms))
-        if self.value is not None:
-            out = dueling(self.value(features, noisy).unsqueeze(-2), out, dim=-2)
-        return out, carry
+        return out if self.value is None else dueling(self.value(features, noisy).unsqueeze(-2), out, dim=-2)
 
 
 class DQN(Algorithm):
@@ -149,7 +136,7 @@ class DQN(Algorithm):
         return self.online.torso.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        """``action`` and ``q [B, A]``; what is not allowed has the least number there is."""
+        """Return ``action`` and ``q [B, A]``; an action that is not allowed has the least number there is."""
         mask = step.get("action_mask")
         if mode == "explore":
             redraw(self.online.noisy, self.ctx.randn)
@@ -162,51 +149,42 @@ class DQN(Algorithm):
         return {"action": q.argmax(-1), "q": q}, carry
 
     def q(self, out: Tensor) -> Tensor:
-        """Expected returns ``[..., A]`` of what the network says, ``[..., A, atoms]``."""
+        """Compute expected returns ``[..., A]`` from the network's output ``[..., A, atoms]``."""
         if self.cfg.num_atoms == 1:
             return self._raw(out).squeeze(-1)
         return (out.softmax(-1) * self._raw(self.support)).sum(-1)
 
     def _raw(self, x: Tensor) -> Tensor:
-        """Values as returns, from the units in which they are learned."""
+        """Convert values to returns, from the units in which they are learned."""
         return x if self.cfg.value_rescaling is None else inverse_rescale(x, self.cfg.value_rescaling)
 
     def _scaled(self, x: Tensor) -> Tensor:
+        """Convert returns to the units in which values are learned."""
         return x if self.cfg.value_rescaling is None else rescale(x, self.cfg.value_rescaling)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Fold ``n_step`` rewards behind every row that is learned from, and draw the noise of both networks."""
+        """Sum ``n_step`` rewards from every row that is learned from, and draw the noise of both networks."""
         for network in (self.online, self.target):
             redraw(network.noisy, self.ctx.randn)
-        burn, n, length = self.ctx.needs.burn_in, self.cfg.n_step, self.length
-        reward, terminated, valid = (batch[key][burn:] for key in ("reward", "terminated", "valid"))
-        ret, discount, last = n_step_rows(reward, terminated, valid, self.cfg.gamma, n)  # [L, B]
-        seen = {key: batch[key] for key in ("obs", "is_first", "action_mask") if key in batch}
-        more: Batch = {key: batch[key] for key in ("carry", "weight") if key in batch}
-        if burn:
-            more["warm"], seen = _rows(seen, 0, burn), _rows(seen, burn, None)
+        burn_in, end = self.ctx.needs.burn_in, self.ctx.needs.burn_in + self.length
+        reward, terminated, valid = (batch[key][burn_in:] for key in ("reward", "terminated", "valid"))
+        ret, discount, last = n_step_rows(reward, terminated, valid, self.cfg.gamma, self.cfg.n_step)  # [L, B]
+        rows = {key: batch[key] for key in ("obs", "is_first", "action_mask") if key in batch}
         if not self.sequences:
-            if n > 1:  # of the rows ahead, the one to bootstrap from is enough
+            if self.cfg.n_step > 1:  # of the rows ahead, the one to bootstrap from is enough
                 columns = torch.arange(last.shape[1], device=last.device)
-                seen = tree.map(lambda x: torch.stack((x[0], x[last[0], columns])), seen)
+                rows = tree.map(lambda x: torch.stack((x[0], x[last[0], columns])), rows)
             last = torch.ones_like(last)
-        valid = torch.zeros_like(seen["is_first"])
-        valid[:length] = batch["valid"][burn : burn + length]
-        action = batch["action"][burn : burn + length]
-        return {
-            **seen,
-            **more,
-            "action": action,
-            "returns": ret,
-            "discount": discount,
-            "bootstrap": last,
-            "valid": valid,
-        }
+        learned = torch.zeros_like(rows["is_first"][burn_in:])
+        learned[: self.length] = valid[: self.length]
+        rows |= {"action": batch["action"][burn_in:end], "returns": ret, "discount": discount, "last": last}
+        rows |= {"valid": learned}
+        return rows | {key: batch[key] for key in ("carry", "weight") if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """The loss of Mnih et al. 2015, or with atoms that of Rainbow, of every row that is learned from."""
+        """Compute the loss of every row that is learned from: that of Mnih et al. 2015, or with atoms of Rainbow."""
         out, future = self._unroll(batch)
-        chosen = _pick(out[: self.length], batch["action"])  # [L, B, atoms]
+        chosen = gather_action(out[: self.length], batch["action"])  # [L, B, atoms]
         with torch.no_grad():
             target = self._target(out, future, batch)
         if self.cfg.num_atoms > 1:
@@ -216,40 +194,38 @@ class DQN(Algorithm):
             error = (target - chosen).squeeze(-1)
             loss = huber(error) if self.cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
             error = error.detach().abs()
-        valid = batch["valid"][: self.length]
-        error = torch.where(valid, error, 0.0)
-        mean = error.sum(0) / valid.sum(0).clamp(min=1)
-        priority = self.cfg.eta * error.amax(0) + (1.0 - self.cfg.eta) * mean  # R2D2, section 2.3
+        priority = sequence_priority(error, batch["valid"][: self.length], self.cfg.eta)
 
-        def every(x: Tensor) -> Tensor:  # a number for every transition, those behind the learned ones too
+        def padded(x: Tensor) -> Tensor:  # a number for every transition, those behind the learned ones too
             return pad(x, (0, 0, 0, len(batch["valid"]) - 1 - self.length))
 
-        terms = {"critic": every(loss * batch["weight"] if "weight" in batch else loss)}
-        metrics = {"q": every(self.q(chosen.detach())), "td_error": every(error)}
+        terms = {"critic": padded(loss * batch["weight"] if "weight" in batch else loss)}
+        metrics = {"q": padded(self.q(chosen.detach())), "td_error": padded(error)}
         return Losses(terms, metrics, {"priority": priority})
 
     def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What the online network says of the rows from the first one on, and the target network from ``ahead`` on."""
-        rows = {"obs": batch["obs"], "is_first": batch["is_first"]}
-        carry = target_carry = tree.map(lambda x: x[0], batch.get("carry", {}))
-        if "warm" in batch:
-            warm = batch["warm"]["obs"], carry, batch["warm"]["is_first"]
-            with torch.no_grad():
-                carry, target_carry = self.online.torso(*warm)[1], self.target.torso(*warm)[1]
-        out, _ = self.online(rows if self.cfg.double_q else _rows(rows, 0, self.length), carry, True)
+        """Compute ``[rows, B, A, atoms]`` of the online network, and of the target network from row ``ahead`` on."""
+        burn_in = self.ctx.needs.burn_in
+        carry = tree.map(lambda x: x[0], batch.get("carry", {}))
+        rows = ahead = {"obs": batch["obs"], "is_first": batch["is_first"]}
+        if self.ahead:
+            ahead = tree.map(lambda x: x[self.ahead :], rows)
+        if not self.cfg.double_q:
+            rows = tree.map(lambda x: x[: burn_in + self.length], rows)
+        out = self.online.head(unroll(self.online.torso, rows, carry, burn_in), noisy=True)
         with torch.no_grad():
-            future, _ = self.target(_rows(rows, self.ahead, None), target_carry, True)
+            future = self.target.head(unroll(self.target.torso, ahead, carry, burn_in), noisy=True)
         return out, future
 
     def _target(self, out: Tensor, future: Tensor, batch: Batch) -> Tensor:
-        """What ``chosen`` should be, ``[L, B, atoms]``.
+        """Compute what the chosen actions should have, ``[L, B, atoms]``: values, or probabilities of the atoms.
 
         Double: arXiv:1509.06461, equation 4. Atoms: arXiv:1707.06887, algorithm 1; with n steps, Rainbow, section 3.
         """
-        mask = batch["action_mask"][self.ahead :] if "action_mask" in batch else None
+        mask = batch["action_mask"][self.ctx.needs.burn_in + self.ahead :] if "action_mask" in batch else None
         best = greedy(self.q(out[self.ahead :] if self.cfg.double_q else future), mask)
-        future = _pick(future, best)
-        where = (batch["bootstrap"] - self.ahead).unsqueeze(-1)
+        future = gather_action(future, best)
+        where = (batch["last"] - self.ahead).unsqueeze(-1)
         future = future.gather(0, where.expand(*where.shape[:-1], future.shape[-1]))
         ret, discount = batch["returns"].unsqueeze(-1), batch["discount"].unsqueeze(-1)
         if self.cfg.num_atoms == 1:
@@ -260,13 +236,3 @@ class DQN(Algorithm):
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         if (learner.progress.updates + 1) % self.cfg.target_network_update_freq == 0:
             polyak_(self.target, self.online, self.cfg.tau)
-
-
-def _rows(batch: Batch, start: int, stop: int | None) -> Batch:
-    return tree.map(lambda x: x[start:stop], batch)
-
-
-def _pick(out: Tensor, action: Tensor) -> Tensor:
-    """``out [..., A, atoms]`` of ``action [...]``: ``[..., atoms]``."""
-    index = action[..., None, None].expand(*action.shape, 1, out.shape[-1])
-    return out.gather(-2, index).squeeze(-2)

@@ -1,8 +1,9 @@
-"""Soft Actor-Critic, Haarnoja et al. 2018 (arXiv:1801.01290; with automatic temperature arXiv:1812.05905).
+"""Soft Actor-Critic, Haarnoja et al. 2018 (arXiv:1801.01290), with automatic temperature (arXiv:1812.05905).
 
-For discrete actions Christodoulou 2019 (arXiv:1910.07207); on sequences, with recurrent models, the separate actor and
-critics of Ni et al. 2022 (arXiv:2110.05038). One ``forward`` serves all: what the action is made of stands in
-``soft_value``, and where the rows come from in ``_views``.
+Discrete actions follow Christodoulou 2019 (arXiv:1910.07207). Recurrent models learn from sequences, with separate
+networks for the policy and the critics, as in Ni et al. 2022 (arXiv:2110.05038). One ``forward`` serves all of them:
+``soft_value`` knows the two kinds of actions; ``_encode`` and ``_unroll`` compute the features of single transitions
+and of sequences.
 """
 
 from __future__ import annotations
@@ -10,29 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
-from rlplug.functional.returns import n_step
-from rlplug.functional.sequences import n_step_rows
+from rlplug.functional.priorities import sequence_priority
+from rlplug.functional.sequences import n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
-from rlplug.nn import (
-    Adam,
-    Linear,
-    MultiCategorical,
-    MultiCategoricalHead,
-    TanhGaussian,
-    TanhGaussianHead,
-    choices_of,
-    is_image,
-    precise,
-)
+from rlplug.nn import Adam, MultiCategoricalHead, TanhGaussianHead, choices_of, critic_for, frozen, unroll
 from rlplug.settings import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -44,57 +35,6 @@ from rlplug.settings import (
     settings,
 )
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
-
-
-class Critic(nn.Module):
-    """``ensemble_size`` independent critics in two halves: ``encode`` sees observations, ``forward`` judges actions.
-
-    Continuous actions join a vector observation at the torso's input; behind images, dicts and the history that a
-    recurrent torso sees, they join the features in one hidden layer. Discrete actions are outputs.
-
-    Args:
-        choices: the number of choices of every factor of a discrete action; None: the action is continuous.
-    """
-
-    def __init__(self, ctx: Context, size: int, choices: Sequence[int] | None, ensemble_size: int) -> None:
-        super().__init__()
-        obs = ctx.spec.single_agent.obs
-        self.ensemble_size, self.joins, self.head_shape = ensemble_size, "behind", (1,)
-        inputs: spaces.Space[Any] = obs
-        if choices is None and _is_vector(obs) and not ctx.needs.carry_stride:
-            self.joins = "before"
-            inputs = spaces.Dict({"obs": obs, "action": spaces.Box(-1.0, 1.0, (size,))})
-        self.torso = ctx.build("critic_model", inputs, ensemble_size)
-        width = self.torso.out_dim
-        if choices is not None:
-            self.joins, self.head_shape = "nowhere", (len(choices), max(choices))
-        elif self.joins == "behind":
-            self.join = Linear(width + size, width, ensemble_size=ensemble_size)
-        self.head = Linear(width, math.prod(self.head_shape), ensemble_size=ensemble_size)
-
-    def encode(self, obs: Any, carry: Batch, is_first: Tensor | None) -> tuple[Any, Batch]:
-        """Features ``[ensemble_size, ..., F]`` of what does not depend on the action, and the new carry."""
-        return (obs, carry) if self.joins == "before" else self.torso(obs, carry, is_first)
-
-    def forward(self, code: Any, action: Tensor | None = None) -> Tensor:
-        """``Q [ensemble_size, ...]`` of ``action [..., A]``; of all discrete ones, ``[..., factors, n]``."""
-        if self.joins == "before":
-            code, _ = self.torso({"obs": code, "action": action}, {}, None)
-        elif action is not None:
-            action = action.expand(*code.shape[:-1], action.shape[-1])
-            code = torch.relu(self.join(torch.cat((code, action), -1)))
-        q = precise(self.head, code)
-        q = q if self.ensemble_size > 1 else q.unsqueeze(0)
-        return q.squeeze(-1) if self.joins != "nowhere" else q.unflatten(-1, self.head_shape)
-
-
-class View(NamedTuple):
-    """What the losses see of some rows."""
-
-    dist: Any
-    """the policy's distribution"""
-    code: Any
-    """what the critics, or the target critics, made of the observations"""
 
 
 class SAC(Algorithm):
@@ -148,11 +88,11 @@ class SAC(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
-        action, ensemble_size = ctx.spec.single_agent.action, 2 if cfg.twin_q else 1
+        obs, action, ensemble_size = ctx.spec.single_agent.obs, ctx.spec.single_agent.action, 2 if cfg.twin_q else 1
         assert action.shape is not None
         self.shape, self.size, choices = action.shape, math.prod(action.shape), choices_of(action)
         self.sequences, self.discrete = ctx.needs.carry_stride > 0, choices is not None
-        self.model = ctx.build("model", ctx.spec.single_agent.obs)
+        self.model = ctx.build("model", obs)
         if self.sequences and not self.model.initial_carry(1):
             raise ConfigError(
                 "model", "has no recurrent state, but critic_model has; sac needs both, or the first alone"
@@ -162,9 +102,13 @@ class SAC(Algorithm):
             if choices is None
             else MultiCategoricalHead(self.model.out_dim, choices, self.shape)
         )
-        self.critic = Critic(ctx, self.size, choices, ensemble_size)
-        self.target = Critic(ctx, self.size, choices, ensemble_size).requires_grad_(False)
-        self.target.load_state_dict(self.critic.state_dict())
+        self.critic, self.target = (
+            critic_for(
+                partial(ctx.build, "critic_model"), obs, action, ensemble_size=ensemble_size, recurrent=self.sequences
+            )
+            for _ in range(2)
+        )
+        self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.initial_alpha)), requires_grad=cfg.alpha_lr is not None)
         self.actor_lr, self.critic_lr = ctx.schedule(cfg.actor_lr), ctx.schedule(cfg.critic_lr)
         self.alpha_lr = ctx.schedule(0.0 if cfg.alpha_lr is None else cfg.alpha_lr)
@@ -197,9 +141,8 @@ class SAC(Algorithm):
             action = dist.mode()
         elif mode == "explore":
             action = dist.sample(self.policy.noise(self.ctx, n))
-        elif isinstance(dist, MultiCategorical):
-            uniform = MultiCategorical(torch.zeros_like(dist.log_probs), _allowed(dist), dist.event)
-            action = uniform.sample(self.policy.noise(self.ctx, n))
+        elif self.discrete:
+            action = dist.uniform().sample(self.policy.noise(self.ctx, n))
         else:
             action = self.ctx.rand(n, *self.shape) * 2.0 - 1.0
         return {"action": action.view(n, *self.shape)}, carry
@@ -207,154 +150,99 @@ class SAC(Algorithm):
     # ---- learning -------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Batch) -> Batch:
-        """Fold ``n_step`` rewards, and draw the noise of both reparameterised actions."""
-        out = self._sequence(batch) if self.sequences else self._transition(batch)
+        """Sum ``n_step`` rewards, and draw the noise of both reparameterized actions."""
+        if self.sequences:
+            out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
+        else:
+            out = n_step_transitions(batch, self.cfg.gamma)
         out["action"] = out["action"].flatten(out["returns"].ndim) if self.shape else out["action"].unsqueeze(-1)
         if not self.discrete:
-            columns = out["returns"].shape[-1]
-            lead = out["returns"].shape[:-1]  # a rank's share of the noise is that of its columns
+            *lead, columns = out["returns"].shape  # a rank's share of the noise is that of its columns
             for name in ("noise", "next_noise"):
                 out[name] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
-    def _transition(self, batch: Batch) -> Batch:
-        """Row 0 of a window, and the row that its target bootstraps from; ``[B, ...]``."""
-        ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], self.cfg.gamma)
-        columns = torch.arange(len(ret), device=ret.device)
-        seen = {key: batch[key] for key in ("obs", "action_mask") if key in batch}
-        now = tree.map(lambda x: x[0], seen | {"action": batch["action"]})
-        later = {f"next_{key}": x for key, x in tree.map(lambda x: x[last, columns], seen).items()}
-        return now | later | {"returns": ret, "discount": discount}
-
-    def _sequence(self, batch: Batch) -> Batch:
-        """All rows ``[burn_in + L + n, B, ...]``, of which the ``L`` behind the burn-in have action and target."""
-        burn, length = self.cfg.burn_in, self.cfg.sequence_length
-        reward, terminated, valid = (batch[key][burn:] for key in ("reward", "terminated", "valid"))
-        ret, discount, last = n_step_rows(reward, terminated, valid, self.cfg.gamma, self.cfg.n_step)
-        seen = {key: batch[key] for key in ("obs", "is_first", "carry", "action_mask") if key in batch}
-        own = {"action": batch["action"][burn : burn + length], "valid": valid[:length]}
-        return seen | own | {"returns": ret, "discount": discount, "last": last}
-
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """All three losses in one graph; every parameter gets the gradient of its own loss alone."""
-        now, later = self._unrolled(batch) if self.sequences else self._rows(batch, parts)
+        """Compute all three losses in one graph; every parameter gets the gradient of its own loss alone."""
         alpha = self.log_alpha.exp().detach()
         losses = Losses({}, {"temperature": alpha})
+        rows = self._unroll(batch) if self.sequences else self._encode(batch, parts)
         if "critic" in parts:  # 1812.05905, equations 5 and 6
             with torch.no_grad():
-                next_value, _ = self.soft_value(self.target, later, batch.get("next_noise"), alpha)
+                next_dist = self.policy(rows["next_features"], batch.get("next_action_mask"))
+                next_noise = batch.get("next_noise")
+                next_value, _ = self.soft_value(self.target, rows["next_code"], next_dist, next_noise, alpha)
                 target = batch["returns"] + batch["discount"] * next_value
-            q = self.q(now.code, batch["action"])
+            q = self.critic(rows["code"], batch["action"])
             error = q - target
             loss = 0.5 * error.square().sum(0)
             losses.terms["critic"] = loss * batch["weight"] if "weight" in batch else loss
             losses.metrics["q"] = q[0].detach()
-            losses.feedback["priority"] = self._priority(error.detach().abs().mean(0), batch)
+            error = error.detach().abs().mean(0)
+            losses.feedback["priority"] = sequence_priority(error, batch["valid"]) if self.sequences else error
         if "actor" in parts or "alpha" in parts:
-            still = {name: p.detach() for name, p in self.critic.named_parameters()}
-
-            def critic(*inputs: Tensor) -> Tensor:
-                return functional_call(self.critic, still, inputs)
-
-            view = View(now.dist, now.code if self.critic.joins == "before" else now.code.detach())
-            value, logp = self.soft_value(critic, view, batch.get("noise"), alpha)
-            if "actor" in parts:  # equation 9, through critics that stand still
+            dist = self.policy(rows["features"], batch.get("action_mask"))
+            critic, code = frozen(self.critic), rows["code"].detach()
+            value, logp = self.soft_value(critic, code, dist, batch.get("noise"), alpha)
+            if "actor" in parts:  # equation 9
                 losses.terms["actor"] = -value
             if "alpha" in parts:  # equation 18, on log(alpha)
-                losses.terms["alpha"] = -self.log_alpha * (logp.detach() + self.target_entropy(now.dist))
+                losses.terms["alpha"] = -self.log_alpha * (logp.detach() + self.target_entropy(dist))
             losses.metrics["logp"] = logp.detach()
         return losses
 
-    def _rows(self, batch: Batch, parts: Sequence[str]) -> tuple[View, View]:
-        """Views of the sampled rows and of those that their targets bootstrap from."""
-        dist = later = None
+    def _encode(self, batch: Batch, parts: Sequence[str]) -> Batch:
+        """Compute the policy's features and the critics' code of transitions ``[B, ...]``, as far as they are due."""
+        rows: Batch = {}
         if "actor" in parts or "alpha" in parts:
-            dist = self.dist(batch["obs"], batch.get("action_mask"))
+            rows["features"], _ = self.model(batch["obs"], {}, None)
+        rows["code"], _ = self.critic.encode(batch["obs"], {}, None)
         if "critic" in parts:
             with torch.no_grad():
-                code, _ = self.target.encode(batch["next_obs"], {}, None)
-                later = View(self.dist(batch["next_obs"], batch.get("next_action_mask")), code)
-        code, _ = self.critic.encode(batch["obs"], {}, None)
-        return View(dist, code), later or View(None, None)
+                rows["next_features"], _ = self.model(batch["next_obs"], {}, None)
+                rows["next_code"], _ = self.target.encode(batch["next_obs"], {}, None)
+        return rows
 
-    def _unrolled(self, batch: Batch) -> tuple[View, View]:
-        """The same by one unroll of each network: the policy's from the stored state, the critics' from zeros."""
-        last, length = batch["last"], len(batch["returns"])
+    def _unroll(self, batch: Batch) -> Batch:
+        """Compute the same for sequences ``[L, B, ...]``, by one pass of every network.
+
+        The policy begins with the state that was stored when it acted, the critics with zeros.
+        """
+        last, length, burn_in = batch["last"], len(batch["returns"]), self.cfg.burn_in
         columns = torch.arange(last.shape[1], device=last.device)
-        mask: Tensor | None = batch["action_mask"][self.cfg.burn_in :] if "action_mask" in batch else None
-        features = self._unroll(self.model, batch, tree.map(lambda x: x[0], batch["carry"]))
-        code = self._unroll(self.critic.encode, batch, {})
-        now = View(self.policy(features[:length], None if mask is None else mask[:length]), code[..., :length, :, :])
+        features = unroll(self.model, batch, tree.map(lambda x: x[0], batch["carry"]), burn_in)
+        code = unroll(self.critic.encode, batch, {}, burn_in)
         with torch.no_grad():
-            next_code = self._unroll(self.target.encode, batch, {})[..., last, columns, :]
-            next_dist = self.policy(features[last, columns], None if mask is None else mask[last, columns])
-        return now, View(next_dist, next_code)
-
-    def _unroll(self, torso: Callable[..., tuple[Tensor, Batch]], batch: Batch, carry: Batch) -> Tensor:
-        """Features ``[..., L + n, B, F]`` of the rows behind the burn-in, which has no gradient."""
-        burn = self.cfg.burn_in
-        rows = {"obs": batch["obs"]}
-        if burn:
-            with torch.no_grad():
-                _, carry = torso(tree.map(lambda x: x[:burn], rows)["obs"], carry, batch["is_first"][:burn])
-        features, _ = torso(tree.map(lambda x: x[burn:], rows)["obs"], carry, batch["is_first"][burn:])
-        return features
-
-    def dist(self, obs: Any, mask: Tensor | None) -> Any:
-        features, _ = self.model(obs, {}, None)
-        return self.policy(features, mask)
+            next_features = features[last, columns]
+            next_code = unroll(self.target.encode, batch, {}, burn_in)[..., last, columns, :]
+        now = {"features": features[:length], "code": code[..., :length, :, :]}
+        return now | {"next_features": next_features, "next_code": next_code}
 
     def soft_value(
-        self, critic: Callable[..., Tensor], view: View, noise: Tensor | None, alpha: Tensor
+        self, critic: Callable[..., Tensor], code: Tensor, dist: Any, noise: Tensor | None, alpha: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """``V = E[min Q - alpha log pi]`` and ``E[log pi]``, ``[...]``.
+        """Return ``V = E[min Q - alpha log pi]`` and ``E[log pi]``, both ``[...]``.
 
-        Of continuous actions by one sample: 1812.05905, equation 3. Of discrete ones exactly: 1910.07207, equation
-        10, where with several factors ``Q`` is a sum over them and ``pi`` their product.
+        Continuous actions: by one sample, 1812.05905, equation 3. Discrete actions: exactly, 1910.07207, equation 10,
+        where with several factors ``Q`` is a sum over them and ``pi`` their product.
         """
-        dist = view.dist
-        if isinstance(dist, TanhGaussian):
-            assert noise is not None
+        if not self.discrete:
             action, logp = dist.sample_and_logp(noise)
-            return critic(view.code, action).amin(0) - alpha * logp, logp
+            return critic(code, action).amin(0) - alpha * logp, logp
         p = dist.log_probs.exp()
         logp = (p * dist.log_probs).sum((-2, -1))
-        return (p * critic(view.code).amin(0)).sum((-2, -1)) - alpha * logp, logp
-
-    def q(self, code: Any, action: Tensor) -> Tensor:
-        """``Q(s, a) [ensemble_size, ...]`` of ``action [..., A]``; of discrete ones the sum over the factors."""
-        if not self.discrete:
-            return self.critic(code, action)
-        q = self.critic(code)
-        index = action.long().expand(len(q), *action.shape).unsqueeze(-1)
-        return q.gather(-1, index).squeeze(-1).sum(-1)
+        return (p * critic(code).amin(0)).sum((-2, -1)) - alpha * logp, logp
 
     def target_entropy(self, dist: Any) -> Tensor | float:
-        """Of every row: what is allowed may differ."""
+        """Return the entropy that the temperature aims at; for discrete actions one of every row, ``[...]``."""
         if self.cfg.target_entropy != "auto":
             return self.cfg.target_entropy
         if not self.discrete:
             return -float(self.size)
-        return self.cfg.target_entropy_fraction * _allowed(dist).sum(-1).log().sum(-1)
-
-    def _priority(self, error: Tensor, batch: Batch) -> Tensor:
-        """``[B]``: a sequence's is the mean of its valid rows."""
-        if not self.sequences:
-            return error
-        valid = batch["valid"]
-        return torch.where(valid, error, 0.0).sum(0) / valid.sum(0).clamp(min=1)
+        return self.cfg.target_entropy_fraction * dist.allowed.sum(-1).log().sum(-1)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         if "critic" in parts:
             self.steps += 1
             if self.cfg.target_network_update_freq == 1 or self.steps % self.cfg.target_network_update_freq == 0:
                 polyak_(self.target, self.critic, self.cfg.tau)
-
-
-def _allowed(dist: MultiCategorical) -> Tensor:
-    """``[..., factors, n]``: forbidden choices, and those that only pad, have the lowest number there is."""
-    return dist.log_probs > 0.5 * torch.finfo(dist.log_probs.dtype).min
-
-
-def _is_vector(obs: spaces.Space[Any]) -> bool:
-    return not isinstance(obs, spaces.Dict | spaces.Tuple) and not is_image(obs)

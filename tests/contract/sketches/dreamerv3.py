@@ -104,7 +104,7 @@ class DreamerV3(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         features, _ = self.encoder(step["obs"], {}, None)
-        state, _, _ = self.normalize(carry, step, features, self.ctx.rand(len(features), self.cfg.stoch, 1))
+        state, _, _ = self.see(carry, step, features, self.ctx.rand(len(features), self.cfg.stoch, 1))
         policy = Categorical(self.actor(self.join(state)) * (mode != "random"))
         action = policy.mode() if mode == "greedy" else policy.sample(self.ctx.rand(len(features), 1))
         return {"action": action}, state
@@ -125,7 +125,7 @@ class DreamerV3(Algorithm):
         priors, posteriors = list[Tensor](), list[Tensor]()
         for t in range(rows):
             row = {key: batch[key][t] for key in ("prev_action", "is_first")}
-            state, prior, posterior = self.normalize(before[-1], row, features[t], batch["noise"]["see"][t])
+            state, prior, posterior = self.see(before[-1], row, features[t], batch["noise"]["see"][t])
             before.append(state)
             priors.append(prior)
             posteriors.append(posterior)

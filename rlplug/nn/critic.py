@@ -1,0 +1,155 @@
+"""Critics: ensembles of action values ``Q(s, a)`` behind a torso, for continuous and for discrete actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rlplug.nn.cnn import is_image
+from rlplug.nn.mlp import Linear, precise
+from rlplug.nn.spaces import choices_of
+from rlplug.types import Batch
+
+
+class Critic(nn.Module):
+    """Base of the critics: ``ensemble_size`` independent estimates of ``Q(s, a)``, computed in two steps.
+
+    ``encode`` does what does not depend on the action, so that the critic's own loss and a policy's loss share it;
+    ``forward`` judges actions.
+
+    Args:
+        torso: a model (``rlplug.api.Model``) of ``ensemble_size`` members.
+        ensemble_size: members of the ensemble.
+    """
+
+    head: Linear
+
+    def __init__(self, torso: Any, ensemble_size: int) -> None:
+        super().__init__()
+        self.torso, self.ensemble_size = torso, ensemble_size
+
+    def encode(self, obs: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
+        """Encode observations ``[..., *obs]``; returns the code, which is what ``forward`` reads, and the new carry."""
+        return self.torso(obs, carry, is_first)
+
+    def forward(self, code: Tensor, action: Tensor) -> Tensor:
+        """Return ``Q(s, a) [ensemble_size, ...]`` of ``action [..., A]``."""
+        raise NotImplementedError(f"{type(self).__name__}.forward")
+
+    def _output(self, features: Tensor) -> Tensor:
+        """Apply the output layer; the leading axis of the members is there for a single one too."""
+        out = precise(self.head, features)
+        return out if self.ensemble_size > 1 else out.unsqueeze(0)
+
+
+class InputCritic(Critic):
+    """Continuous actions join the observation at the input of the torso, as in Haarnoja et al. 2018.
+
+    The code is the observation itself.
+
+    Args:
+        torso: reads ``{"obs": ..., "action": ...}``, and has no recurrent state.
+    """
+
+    def __init__(self, torso: Any, ensemble_size: int = 1) -> None:
+        super().__init__(torso, ensemble_size)
+        self.head = Linear(torso.out_dim, 1, ensemble_size=ensemble_size)
+
+    def encode(self, obs: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
+        return obs, carry
+
+    def forward(self, code: Tensor, action: Tensor) -> Tensor:
+        features, _ = self.torso({"obs": code, "action": action}, {}, None)
+        return self._output(features).squeeze(-1)
+
+
+class FeatureCritic(Critic):
+    """Continuous actions join the features of the observation in one more hidden layer, of the features' size.
+
+    An expensive torso, of images or of histories, so runs once for any number of actions. The code is its features.
+
+    Args:
+        size: length of an action.
+    """
+
+    def __init__(self, torso: Any, size: int, ensemble_size: int = 1) -> None:
+        super().__init__(torso, ensemble_size)
+        self.join = Linear(torso.out_dim + size, torso.out_dim, ensemble_size=ensemble_size)
+        self.head = Linear(torso.out_dim, 1, ensemble_size=ensemble_size)
+
+    def forward(self, code: Tensor, action: Tensor) -> Tensor:
+        action = action.expand(*code.shape[:-1], action.shape[-1])
+        return self._output(torch.relu(self.join(torch.cat((code, action), -1)))).squeeze(-1)
+
+
+class DiscreteCritic(Critic):
+    """Discrete actions are outputs. ``Q`` of an action with several factors is a sum of one number for each of them.
+
+    Args:
+        choices: the number of choices of every factor; factors with fewer than the most are padded.
+    """
+
+    def __init__(self, torso: Any, choices: Sequence[int], ensemble_size: int = 1) -> None:
+        super().__init__(torso, ensemble_size)
+        self.shape = len(choices), max(choices)
+        self.head = Linear(torso.out_dim, math.prod(self.shape), ensemble_size=ensemble_size)
+
+    def forward(self, code: Tensor, action: Tensor | None = None) -> Tensor:
+        """Return ``Q(s, a) [ensemble_size, ...]`` of ``action [..., factors]``.
+
+        Without an action, return the numbers of all choices: ``[ensemble_size, ..., factors, n]``.
+        """
+        q = self._output(code).unflatten(-1, self.shape)
+        if action is None:
+            return q
+        index = action.long().expand(len(q), *action.shape).unsqueeze(-1)
+        return q.gather(-1, index).squeeze(-1).sum(-1)
+
+
+def critic_for(
+    build: Callable[[spaces.Space[Any], int], Any],
+    obs: spaces.Space[Any],
+    action: spaces.Space[Any],
+    *,
+    ensemble_size: int = 1,
+    recurrent: bool = False,
+) -> InputCritic | FeatureCritic | DiscreteCritic:
+    """Build the critic that fits the spaces.
+
+    Continuous actions join a vector observation at the input. They join the features of images, of dicts, and of the
+    histories that a recurrent torso sees.
+
+    Args:
+        build: makes the torso, from its input space and ``ensemble_size``.
+        obs: space of the observations.
+        action: Box, Discrete, MultiDiscrete or MultiBinary; a Box is flattened, and means [-1, 1].
+        ensemble_size: members of the ensemble.
+        recurrent: the torso may have a recurrent state.
+    """
+    choices = choices_of(action)
+    if choices is not None:
+        return DiscreteCritic(build(obs, ensemble_size), choices, ensemble_size)
+    size = math.prod(action.shape or ())
+    if recurrent or isinstance(obs, spaces.Dict | spaces.Tuple) or is_image(obs):
+        return FeatureCritic(build(obs, ensemble_size), size, ensemble_size)
+    inputs = spaces.Dict({"obs": obs, "action": spaces.Box(-1.0, 1.0, (size,))})
+    return InputCritic(build(inputs, ensemble_size), ensemble_size)
+
+
+def frozen(module: nn.Module) -> Callable[..., Any]:
+    """Return a function that calls ``module`` with its parameters held constant.
+
+    Gradients flow to the inputs alone: a policy's loss reads a critic that way.
+    """
+    constants = {name: p.detach() for name, p in module.named_parameters()}
+
+    def call(*inputs: Any) -> Any:
+        return functional_call(module, constants, inputs)
+
+    return call
