@@ -6,7 +6,7 @@ Import the module, not its names: ``tree.map(torch.clone, batch)``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -15,6 +15,10 @@ from rlplug.types import Tree
 Path = tuple[str, ...]
 
 
+@overload  # so that type checkers know the argument of a lambda
+def map(function: Callable[[Any], Any], tree: Tree) -> Tree: ...
+@overload
+def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree: ...
 def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Return the tree of ``function(leaf, *other_leaves)``.
 
@@ -58,11 +62,14 @@ def take(tree: Tree, index: Any) -> Tree:
 
 def put(tree: Tree, index: Any, values: Tree) -> None:
     """Write ``leaf[index] = value`` for every leaf of ``values``; the tree may have more."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            put(tree[key], index, value)
-    else:
+    if not isinstance(values, dict):
         tree[index] = values
+        return
+    for key, value in values.items():
+        if isinstance(value, dict):
+            put(tree[key], index, value)
+        else:
+            tree[key][index] = value
 
 
 def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:

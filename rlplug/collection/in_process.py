@@ -58,6 +58,10 @@ class InProcessCollector:
         self.bounds = Bounds(group.obs) if checked else None
         self.carry: Batch = {}
         self.noise: dict[str, Batch] = {}
+        cpu = ctx.device.type == "cpu"
+        self._to_device = (lambda step: step) if cpu else partial(on_device, device=ctx.device)
+        self._to_array = torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
+        self._step = env.step
         self.failed_episodes = 0
         """episodes that ended because their environment failed"""
         self._restarts = 0  # how often new episodes began because the environments could not be restored
@@ -174,8 +178,7 @@ class InProcessCollector:
 
     def _act(self, step: Batch, mode: Mode) -> Batch:
         """Act on a row of every environment, and move the recurrent state on. ``step``: tensors ``[B, ...]``."""
-        if self.ctx.device.type != "cpu":
-            step = on_device(step, self.ctx.device)
+        step = self._to_device(step)
         out, self.carry = self._decide(step, mode)
         if mode == "explore":
             for name, extra in self.exploration.items():
@@ -195,7 +198,7 @@ class InProcessCollector:
         Keys that have no memory are not brought to the host. All are kept where the algorithm has a ``postprocess``,
         which may read them.
         """
-        memory, cpu = SegmentMemory(), self.ctx.device.type == "cpu"
+        memory = SegmentMemory()
         memory.allocate(self._open | {key: np.zeros(self.num_envs, dtype) for key, dtype in CORE.items()}, length)
         generators = {role: g.get_state() for role, g in self.ctx.generators.items()}
         step = on_device({k: v for k, v in self._open.items() if k != "valid"}, self.ctx.device)
@@ -211,8 +214,7 @@ class InProcessCollector:
             self.ctx.generators[role].set_state(state)
 
         arrays = memory.arrays
-        to_array = torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
-        memory.write_output = partial(_write_output, arrays, to_array)
+        memory.write_output = partial(_write_output, arrays, self._to_array)
         if "carry" in self.keys:
             memory.allocate({"carry": on_host(self.carry)}, length)
             memory.write_carry = partial(self._write_carry, arrays["carry"])
@@ -226,8 +228,9 @@ class InProcessCollector:
     def _write_carry(self, arrays: Batch, index: Any) -> None:
         tree.put(arrays, index, on_host(self.carry))
 
-    def _write_value(self, arrays: Batch, index: Any, step: Batch, mode: Mode, where: Any = None) -> None:
-        """Write what the algorithm returns for ``step [B, ...]``; only in the environments ``where [B]``, if given."""
+    def _write_value(self, arrays: Batch, index: Any, mode: Mode, where: Any = None) -> None:
+        """Write what the algorithm returns for rows; only in the environments ``where [B]``, if given."""
+        step = tree.take({key: arrays[key] for key in self._inputs}, index)
         out, _ = self._decide(on_device(step, self.ctx.device), mode)
         values = on_host(only(out, arrays))
         if where is not None:
@@ -283,7 +286,10 @@ class InProcessCollector:
 def _write_output(arrays: Batch, to_array: Callable[[Any], Any], index: Any, out: Batch) -> None:
     for key, value in out.items():
         if key in arrays:
-            tree.put(arrays[key], index, tree.map(to_array, value))
+            if isinstance(value, dict):
+                tree.put(arrays[key], index, tree.map(to_array, value))
+            else:  # as above, in a third of the time
+                arrays[key][index] = to_array(value)
 
 
 def _write_previous(previous: Sequence[tuple[Any, Any]], valid: Any, index: Any, following: Any) -> None:

@@ -16,8 +16,6 @@ from rlplug.types import Batch, Mode
 class NextStepCollector(InProcessCollector):
     """Collects one row of every environment with each step: all environments have as many rows."""
 
-    _first: Batch | None = None  # the result of the next step, where the environments were reset already
-
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         tensors, arrays = memory.tensors, memory.arrays
         tree.put(arrays, 0, self._open)
@@ -47,18 +45,19 @@ class NextStepCollector(InProcessCollector):
                 tree.put(leaf, t + 1, result[key])
             memory.write_previous(t, t + 1)
         self._open = copied(tree.take({key: arrays[key] for key in (*self._inputs, "valid")}, end))
-        tree.put(arrays, slice(end + 1, rows + 1), self._open)
+        if end < rows:
+            tree.put(arrays, slice(end + 1, rows + 1), self._open)
         memory.write_carry(slice(end, rows + 1))
         valid[end:] = False
         if mode != "random":
-            memory.write_value(end, tree.take(inputs, end), mode)
+            memory.write_value(end, mode)
         return tensors
 
-    def _step(self, action: Any) -> Batch:
-        if self._first is None:
-            return self.env.step(action)
-        result, self._first = self._first, None
-        return result
-
     def _restart(self, first: Batch) -> None:
-        self._first = first | {key: np.zeros(self.num_envs, CORE[key]) for key in ("reward", "terminated", "truncated")}
+        first = first | {key: np.zeros(self.num_envs, CORE[key]) for key in ("reward", "terminated", "truncated")}
+
+        def step(action: Any) -> Batch:
+            self._step = self.env.step
+            return first
+
+        self._step = step

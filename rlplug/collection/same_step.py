@@ -64,7 +64,7 @@ class SameStepCollector(InProcessCollector):
             memory.write_previous(now, following)
             memory.write_carry(following)
             if ended.any():
-                memory.write_value(following, tree.take(inputs, following), mode, ended)
+                memory.write_value(following, mode, ended)
             first |= self._no_previous
             _write_first(arrays, at + 2, envs, first, ended)
             at = at + 1 + ended
@@ -79,7 +79,7 @@ class SameStepCollector(InProcessCollector):
             tree.put(padded, (slice(at[env] + 1, rows + 1), env), tree.take(padded, (at[env], env)))
         self._open = copied(tree.take(inputs, last)) | {"valid": ~self._final}
         if mode != "random":
-            memory.write_value(last, tree.take(inputs, last), mode, ~self._final)
+            memory.write_value(last, mode, ~self._final)
         return tree.take(memory.tensors, slice(0, rows + 1))
 
 

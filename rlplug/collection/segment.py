@@ -34,7 +34,7 @@ class SegmentMemory:
         self.write_previous: Callable[[Any, Any], None] = nothing
         """``(index, following)``: the action and the reward of the row, into the row that follows"""
         self.write_value: Callable[..., None] = nothing
-        """``(index, step, mode, where=None)``: what the algorithm returns for a row on which it does not act"""
+        """``(index, mode, where=None)``: what the algorithm returns for a row on which it does not act"""
 
     def allocate(self, like: Mapping[str, Any], length: int) -> None:
         """Allocate ``length`` rows for those keys of ``like``, leaves ``[B, ...]``, that have no memory yet."""

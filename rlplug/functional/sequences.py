@@ -78,8 +78,8 @@ def n_step_transitions(batch: Batch, gamma: float) -> Batch:
     ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], gamma)
     columns = torch.arange(len(ret), device=ret.device)
     keys = [key for key in ("obs", "action_mask") if key in batch]
-    first = map_leaves(lambda x: x[0], {key: batch[key] for key in (*keys, "action")})
-    following = map_leaves(lambda x: x[last, columns], {f"next_{key}": batch[key] for key in keys})
+    first = tree.take({key: batch[key] for key in (*keys, "action")}, 0)
+    following = tree.take({f"next_{key}": batch[key] for key in keys}, (last, columns))
     return first | following | {"returns": ret, "discount": discount}
 
 

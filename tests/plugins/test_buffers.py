@@ -23,7 +23,11 @@ from rlplug.types import ConfigError, RunError
 
 def make(name, needs=None, columns=2, batch=64, of=None, rows=1, **changes):
     ctx = context(
-        of, needs=needs or Needs(off_policy=True, keys=("obs", "action")), num_envs=columns, rows=rows, batch_size=batch
+        of,
+        needs=needs or Needs(off_policy=True, keys=("obs", "action")),
+        num_envs=columns,
+        rollout_length=rows,
+        batch_size=batch,
     )
     return choose(
         "buffer", "buffer", default_node("buffer", name) | ({"capacity": 200} if name != "rollout" else {}) | changes
