@@ -463,8 +463,8 @@ class Collector(Protocol):
         """
         ...
 
-    def unfinished(self, rows: int) -> Batch:
-        """Return what ``collect(rows)`` had when it raised; empty where that is unknown."""
+    def raw_segment(self, rows: int) -> Batch:
+        """Return all that the last ``collect(rows)`` wrote, to find the number on which it failed; may be empty."""
         ...
 
     def example(self) -> Batch:
