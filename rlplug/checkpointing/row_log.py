@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlplug import tree
 from rlplug.api import RowLog
-from rlplug.types import Batch, Tree, leaves, map_leaves
+from rlplug.types import Batch, Tree
 
 CHUNK = 64 * 2**20
 """most bytes of a file of rows, and of the memory that a write needs on top"""
@@ -43,12 +44,12 @@ class FileRowLog(RowLog):
         self._read = read
 
     def append(self, start: int, rows: Batch) -> None:
-        length = len(next(leaves(rows)))
-        size = sum(leaf[0].nbytes for leaf in leaves(rows)) if length else 1
+        length = len(next(tree.leaves(rows)))
+        size = sum(leaf[0].nbytes for leaf in tree.leaves(rows)) if length else 1
         step = max(1, CHUNK // size)
         for low in range(0, length, step):
             high = min(low + step, length)
-            copied = map_leaves(lambda x: x[low:high].detach().to("cpu", copy=True), rows)  # noqa: B023
+            copied = tree.map(lambda x: x[low:high].detach().to("cpu", copy=True), rows)  # noqa: B023
             self.chunks.append(Chunk(start + low, start + high, copied))
         self.end = max(self.end, start + length)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rlplug import tree
 from rlplug.checkpointing.format import FOLDER
 from rlplug.checkpointing.manager import BEST
 from rlplug.checkpointing.reading import Checkpoint, find
@@ -18,7 +19,7 @@ from rlplug.config import migrate, parse
 from rlplug.run.build import build
 from rlplug.run.state import restore
 from rlplug.testing.checks.runs import differences, flat
-from rlplug.types import Tree, map_leaves
+from rlplug.types import Tree
 
 TIMES = ("wall_s", "env_steps_per_s", "startup_s")
 """of ``summary.json``: what no two runs have in common; in ``metrics.csv`` it is ``time/...``"""
@@ -72,7 +73,7 @@ def _buffer(checkpoint: Checkpoint) -> Tree:
         restore(trainer, checkpoint)
         store = FileRowLog()
         trainer.buffer.save(store)
-    rows = {str(start): map_leaves(torch.clone, chunk) for start, chunk in store.rows()}
+    rows = {str(start): tree.map(torch.clone, chunk) for start, chunk in store.rows()}
     return {"state": store.state, "rows": rows}
 
 
