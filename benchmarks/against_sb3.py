@@ -45,7 +45,13 @@ OVERRIDES = {
         *("num_envs=1", "loop.rollout_fragment_length=4", "loop.train_batch_size=32", "loop.replay_ratio=0.25"),
         *("loop.num_steps_sampled_before_learning_starts=100", "buffer=replay", "buffer.capacity=50_000"),
         *("exploration=[epsilon_greedy]", "exploration.epsilon_greedy.epsilon=0.1", "algo.td_error_loss_fn=huber"),
-        *("algo.lr=1e-4", "algo.grad_clip=10.0", "algo.tau=1.0", "algo.target_network_update_freq=2500", "log.every=1000"),
+        *(
+            "algo.lr=1e-4",
+            "algo.grad_clip=10.0",
+            "algo.tau=1.0",
+            "algo.target_network_update_freq=2500",
+            "log.every=1000",
+        ),
     ],
 }
 COMMON = ["hardware=cpu", "hardware.threads=1", "compile=false", "logger=[]", "eval.every=0", "eval.episodes=1"]
