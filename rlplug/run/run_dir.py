@@ -20,14 +20,18 @@ import yaml
 
 from rlplug import registry
 from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import FORMAT, require_format
-from rlplug.config import Chosen, RunConfig, migrate, nested
+from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, Origin, damaged, read_manifest
+from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
 from rlplug.types import CheckpointError, ConfigError
 
-CONFIG, MANIFEST, SUMMARY, LOCK = "config.yaml", "manifest.json", "summary.json", "run.lock"
-ORIGIN = ("kind", "name", "distribution", "version")
+CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
+
+
+class RunManifest(Manifest):
+    versions: dict[str, str]
+    resumed: list[Any]
 
 
 @contextmanager
@@ -103,7 +107,7 @@ def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: 
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
     """Write ``config.yaml``."""
-    write_text(folder / CONFIG, yaml.safe_dump(raw, sort_keys=False))
+    atomic.replace(folder / CONFIG, yaml.safe_dump(raw, sort_keys=False).encode())
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -118,26 +122,15 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if (folder / "weights.pt").exists():
             what = "is a checkpoint; resume takes the run folder, and continues its newest one"
         raise CheckpointError(f"{folder} {what}")
+    manifest = read_manifest(folder, RunManifest)
     try:
-        raw = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        require_format(folder, manifest["format"])
-        if not _is_sound(raw, manifest):
-            raise ValueError("they lack something, or have a value of the wrong type")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raw = yaml.safe_load((folder / CONFIG).read_bytes())
+        if not isinstance(raw, dict):
+            raise ValueError("it holds no settings")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"{folder}: config.yaml and manifest.json cannot be read: {reason}") from None
+        raise damaged(folder / CONFIG, reason) from None
     return migrate(raw), manifest
-
-
-def _is_sound(raw: Any, manifest: Any) -> bool:
-    return (
-        isinstance(raw, dict)
-        and isinstance(manifest["run"], str)
-        and isinstance(manifest["resumed"], list)
-        and isinstance(manifest["plugins"], dict)
-        and all(isinstance(origin[key], str) for origin in manifest["plugins"].values() for key in ORIGIN)
-    )
 
 
 def finished(folder: Path) -> str | None:
@@ -178,49 +171,22 @@ def note_resumed(
     (folder / SUMMARY).unlink(missing_ok=True)
 
 
-def other_versions(manifest: Mapping[str, Any]) -> list[str]:
-    """Return a line for each library whose version has changed since the run began."""
-    then = manifest.get("versions")
-    return [
-        f"{name} was {then[name]} then, and is {now} now"
-        for name, now in versions().items()
-        if name != "rlplug" and isinstance(then, dict) and then.get(name, now) != now
-    ]
-
-
 def origins(config: RunConfig) -> dict[str, dict[str, str]]:
     """Return kind, name, distribution and version of every component, by its config key."""
-    return {part.key: _origin(part) for chosen in _selected(config) for part in nested(chosen)}
-
-
-def _selected(config: RunConfig) -> Iterator[Chosen]:
-    yield from (config.algo, config.env, config.buffer, config.loop, config.hardware)
+    chosen = [config.algo, config.env, config.buffer, config.loop, config.hardware]
     for several in (config.models, config.exploration, config.logger):
-        yield from several.values()
-
-
-def _origin(chosen: Chosen) -> dict[str, str]:
-    plugin = registry.owner(chosen.kind, chosen.name)
-    return {
-        "kind": chosen.kind,
-        "name": chosen.name,
-        "distribution": plugin.distribution,
-        "version": plugin.version,
-    }
+        chosen += several.values()
+    found: dict[str, dict[str, str]] = {}
+    for part in (part for one in chosen for part in nested(one)):
+        plugin = registry.owner(part.kind, part.name)
+        origin = Origin(kind=part.kind, name=part.name, distribution=plugin.distribution, version=plugin.version)
+        found[part.key] = origin.model_dump()
+    return found
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, completely or not at all."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, completely or not at all.
-
-    Raises:
-        OSError: the disk refused; the old file is unchanged.
-    """
-    atomic.replace(path, text.encode())
+    atomic.replace(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _git() -> dict[str, Any] | None:
