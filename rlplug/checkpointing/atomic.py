@@ -1,4 +1,4 @@
-"""File operations that are complete or did not happen, whenever the process is killed or the disk fails.
+"""File operations that happen completely or not at all, whenever the process is killed or the disk fails.
 
 They raise ``OSError`` when the disk refuses, and a file that existed before is unchanged then.
 """

@@ -51,8 +51,6 @@ class FileRecord(BaseModel):
 
 class CheckpointManifest(Manifest):
     env_steps: int
-    updates: int
-    episodes: int
     score: float | None
     wall_s: float
     since_logged_s: float
@@ -67,7 +65,7 @@ class CheckpointManifest(Manifest):
 
 
 def read_manifest(path: Path, kind: type[Manifest]) -> dict[str, Any]:
-    """Return the manifest in a folder, without its checksum, after checking that and the types of ``kind``.
+    """Return a folder's manifest after checking its values and its checksum, which is left out.
 
     Raises:
         CheckpointError: rlplug did not write the folder, a newer version of it did, or the manifest is damaged.

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and which of them are kept. A thread of its own writes them."""
+"""When checkpoints are written, and which of them are kept. A separate thread writes them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CheckpointManager:
         self._scores: dict[Path, float | None] = dict.fromkeys(reversed(checkpoints(run)))
         """of the complete checkpoints, the newest last"""
         for path in self._scores:
-            with suppress(CheckpointError):  # it is older than the one that the run continues from
+            with suppress(CheckpointError):  # a damaged one is older than the one that the run continues from
                 self._scores[path] = Checkpoint(path).manifest["score"]
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
@@ -65,7 +65,7 @@ class CheckpointManager:
     @property
     def last(self) -> Path | None:
         """The newest complete checkpoint."""
-        return next(reversed(self._scores), None)
+        return next(reversed(list(self._scores)), None)
 
     @property
     def busy(self) -> bool:
@@ -127,5 +127,6 @@ class CheckpointManager:
 
     def _best(self) -> list[tuple[float, Path]]:
         """Return scores and paths of the checkpoints that are kept for their scores, the best first."""
-        scored = [(score, path) for path, score in self._scores.items() if score is not None and not math.isnan(score)]
+        items = list(self._scores.items())  # at once: the other thread may be changing them
+        scored = [(score, path) for path, score in items if score is not None and not math.isnan(score)]
         return sorted(scored, reverse=True)[: self.cfg.keep_best]

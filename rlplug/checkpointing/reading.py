@@ -1,4 +1,4 @@
-"""Reading checkpoints: finding them in a run folder, and believing nothing that their checksums do not confirm."""
+"""Reading checkpoints: find them in a run folder, and use nothing that their checksums do not confirm."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from pathlib import Path
 
 from rlplug.checkpointing import atomic
 from rlplug.checkpointing.atomic import PARTIAL
-from rlplug.checkpointing.format import (
-    FOLDER,
-    CheckpointManifest,
-    damaged,
-    folder_of,
-    read_manifest,
-)
+from rlplug.checkpointing.format import FOLDER, CheckpointManifest, damaged, folder_of, read_manifest
 from rlplug.checkpointing.row_log import Chunk
 from rlplug.checkpointing.serialize import read_tree
 from rlplug.types import CheckpointError, Tree
@@ -24,7 +18,7 @@ DAMAGED = ".damaged"
 
 
 class Checkpoint:
-    """A checkpoint whose manifest is sound. Its files are verified when they are read.
+    """A checkpoint whose manifest is valid. Its files are verified when they are read.
 
     Attributes:
         manifest: as it was written; ``config`` may need ``rlplug.config.migrate``.

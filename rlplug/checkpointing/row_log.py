@@ -1,4 +1,4 @@
-"""A buffer's rows on their way into checkpoints: chunks, each of which is written once."""
+"""The rows of a buffer in checkpoints: chunks, each of which is written once."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from rlplug.types import Tree
 
 READY = ".ready.partial"
 POLL_S = 0.02
-"""seconds between two looks for what another rank writes"""
+"""seconds between two checks for what another rank writes"""
 
 
 @dataclass
@@ -33,13 +33,10 @@ class Snapshot:
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
-    """Write a rank's files, and wait until the checkpoint is complete; the first rank completes it.
+    """Write a rank's files and return the checkpoint's folder once the first rank has completed it.
 
-    Afterwards the snapshot's chunks refer to the files in it, and hold no rows any more. If there is a checkpoint at
-    ``folder`` already, only the score is written.
-
-    Returns:
-        The checkpoint's folder.
+    Afterwards the snapshot's chunks refer to files in it and hold no rows. If there is a checkpoint at ``folder``
+    already, only the score is written.
 
     Raises:
         OSError: the disk refused; nothing is left behind.
@@ -69,18 +66,14 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint. If this is interrupted, the checkpoint is gone all the same."""
+    """Delete a checkpoint; the first step, a rename, already hides it."""
     partial = folder.with_name(folder.name + PARTIAL)
     folder.rename(partial)
     atomic.delete(partial)
 
 
 def note_score(folder: Path, score: float) -> None:
-    """Write the score of an evaluation into a checkpoint.
-
-    Raises:
-        OSError: the disk refused; the checkpoint is unchanged.
-    """
+    """Write the score of an evaluation into a checkpoint. Raises as ``atomic.replace``."""
     manifest = json.loads((folder / MANIFEST).read_bytes()) | {"score": score}
     del manifest["checksum"]
     atomic.replace(folder / MANIFEST, sealed(manifest))

@@ -45,14 +45,11 @@ def check_same(there: Mapping[str, str], who: str) -> None:
 
 
 def check_installed(plugins: Mapping[str, Mapping[str, str]], libraries: Mapping[str, str] | None = None) -> list[str]:
-    """Compare the ``plugins`` of a run's manifest with what is installed, without importing any component.
+    """Return a line for each distribution that has another version now than in a run; import no component.
 
     Args:
         plugins: config key -> ``kind``, ``name``, ``distribution`` and ``version`` of the component there.
-        libraries: ``versions()`` of that time, to be compared as well.
-
-    Returns:
-        A line for each distribution that has another version now.
+        libraries: the run's ``versions()``.
 
     Raises:
         CheckpointError: components are missing or come from another distribution; a line for each.

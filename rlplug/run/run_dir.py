@@ -1,8 +1,7 @@
-"""The run folder: what is known when a run starts and ends. Every file is written completely or not at all."""
+"""The run folder: its lock, and what is known when a run starts and ends."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -20,7 +19,7 @@ import yaml
 
 from rlplug import registry
 from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, Origin, damaged, read_manifest
+from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, damaged, read_manifest
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
@@ -36,7 +35,7 @@ class RunManifest(Manifest):
 
 @contextmanager
 def locked(folder: Path, key: str = "") -> Iterator[None]:
-    """Make the folder and let no other process write into it. The lock ends with the process, however that ends.
+    """Make a folder and lock it against other processes. The lock ends with the process, however that ends.
 
     Args:
         key: the config key that chose the folder, for error messages.
@@ -52,11 +51,11 @@ def locked(folder: Path, key: str = "") -> Iterator[None]:
     with file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise ConfigError(key, f"{folder} cannot be locked: {error.strerror}") from None
+        except (BlockingIOError, PermissionError):
             file.seek(0)
             raise ConfigError("", f"{folder} is being written by {file.read() or 'another process'}") from None
+        except OSError as error:
+            raise ConfigError(key, f"{folder} cannot be locked: {error.strerror}") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
         file.flush()
@@ -64,11 +63,7 @@ def locked(folder: Path, key: str = "") -> Iterator[None]:
 
 
 def require_new(folder: Path) -> None:
-    """Refuse a folder that holds a run already.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Raise ``ConfigError`` if a folder holds a run already."""
     if (folder / MANIFEST).exists():
         raise ConfigError("hydra.run.dir", f"{folder} holds a run already; choose another folder, or resume it")
 
@@ -76,12 +71,7 @@ def require_new(folder: Path) -> None:
 def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
     """Write ``config.yaml`` and then ``manifest.json``, so that every folder with a manifest can be resumed.
 
-    Args:
-        identity: of the run, repeated in its checkpoints.
-        command: the command line that started it.
-
-    Raises:
-        ConfigError: the folder holds a run already.
+    The manifest of each checkpoint of the run repeats ``identity``. Raises as ``require_new``.
     """
     require_new(folder)
     write_config(folder, config.raw)
@@ -127,7 +117,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raw = yaml.safe_load((folder / CONFIG).read_bytes())
         if not isinstance(raw, dict):
             raise ValueError("it holds no settings")
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise damaged(folder / CONFIG, reason) from None
     return migrate(raw), manifest
@@ -145,11 +135,7 @@ def finished(folder: Path) -> str | None:
 
 
 def note_resumed(
-    folder: Path,
-    config: RunConfig,
-    manifest: dict[str, Any],
-    env_steps: int,
-    changed: Sequence[tuple[str, Any, Any]],
+    folder: Path, config: RunConfig, manifest: dict[str, Any], env_steps: int, changed: Sequence[tuple[str, Any, Any]]
 ) -> None:
     """Write down that the run continues, and delete its summary.
 
@@ -179,8 +165,8 @@ def origins(config: RunConfig) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for part in (part for one in chosen for part in nested(one)):
         plugin = registry.owner(part.kind, part.name)
-        origin = Origin(kind=part.kind, name=part.name, distribution=plugin.distribution, version=plugin.version)
-        found[part.key] = origin.model_dump()
+        found[part.key] = {"kind": part.kind, "name": part.name}
+        found[part.key] |= {"distribution": plugin.distribution, "version": plugin.version}
     return found
 
 
