@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 
 from rlplug.checkpointing import atomic
 from rlplug.checkpointing.atomic import PARTIAL
-from rlplug.checkpointing.format import FORMAT, MANIFEST, sealed
+from rlplug.checkpointing.format import FORMAT, MANIFEST, CheckpointManifest, read_manifest, sealed
 from rlplug.checkpointing.row_log import Chunk
 from rlplug.checkpointing.serialize import Record, write_tree
 from rlplug.types import Tree
@@ -73,10 +72,9 @@ def remove(folder: Path) -> None:
 
 
 def note_score(folder: Path, score: float) -> None:
-    """Write the score of an evaluation into a checkpoint. Raises as ``atomic.replace``."""
-    manifest = json.loads((folder / MANIFEST).read_bytes()) | {"score": score}
-    del manifest["checksum"]
-    atomic.replace(folder / MANIFEST, sealed(manifest))
+    """Write the score of an evaluation into a checkpoint."""
+    manifest = read_manifest(folder, CheckpointManifest)
+    atomic.replace(folder / MANIFEST, sealed(manifest | {"score": score}))
 
 
 def _write_files(partial: Path, snapshot: Snapshot) -> tuple[dict[str, Record], dict[str, Record]]:
@@ -100,7 +98,7 @@ def _write_files(partial: Path, snapshot: Snapshot) -> tuple[dict[str, Record], 
 def _take_over(partial: Path, share: Path) -> dict[str, Any]:
     """Move another rank's files once it has written all of them; return their records."""
     _wait_for(share)
-    files: dict[str, Any] = json.loads((share / MANIFEST).read_bytes())["files"]
+    files = read_manifest(share, CheckpointManifest)["files"]
     for name in files:
         (share / name).rename(partial / name)
     shutil.rmtree(share)

@@ -23,7 +23,7 @@ from torch import nn
 
 from rlplug.checkpointing import atomic, row_log, writing
 from rlplug.checkpointing.atomic import NO_LINKS
-from rlplug.checkpointing.format import folder_of
+from rlplug.checkpointing.format import CheckpointManifest, folder_of, read_manifest, sealed
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
 from rlplug.checkpointing.row_log import FileRowLog
@@ -238,6 +238,31 @@ def test_what_is_written_is_found(tmp_path: Path):
         assert found.tree("weights")["w"].tolist() == [7] * 50
         (chunk,) = found.chunks()
         assert chunk.load()["obs"]["x"][:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("env_steps", True),
+        ("score", "high"),
+        ("spent", {"update": None}),
+        ("not_restored", {}),
+        ("plugins", {"algo": {"kind": "algo", "name": "sac"}}),
+        ("files", {"weights.pt": {"bytes": 1.5, "sha256": ""}}),
+        ("files", {"../weights.pt": {"bytes": 1, "sha256": ""}}),
+        ("files", {"weights.pt\n": {"bytes": 1, "sha256": ""}}),
+    ],
+)
+def test_a_manifest_with_an_invalid_value_is_refused(key: str, value: Any, tmp_path: Path):
+    one = snapshot(3)
+    one.manifest |= {key: value} if key != "files" else {}
+    path = write(folder_of(tmp_path, 3), one)
+    if key == "files":
+        manifest = read_manifest(path, CheckpointManifest)
+        (path / "manifest.json").write_bytes(sealed(manifest | {"files": value}))
+    with pytest.raises(CheckpointError) as refused:
+        Checkpoint(path)
+    assert str(refused.value) == f"{path} is damaged or was altered: manifest.json: it has no valid {key}"
 
 
 def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
