@@ -1,4 +1,8 @@
-"""From a validated configuration to a finished run folder."""
+"""Start a run, continue one, or check one: from a validated configuration to a finished run folder.
+
+``train`` and ``resume`` start a process for every rank where one is needed. Each rank builds the run (``build``),
+restores its state if it continues (``state``), and drives it to its end (``drive``).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,6 @@ from rlplug.run.build import build, start
 from rlplug.run.describe import describe
 from rlplug.run.drive import disk_errors, drive, with_way_back
 from rlplug.run.state import restore
-from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, RunError
 
 
@@ -28,6 +31,7 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Ca
     """Run ``config`` and write everything about it into ``folder``.
 
     Args:
+        command: the command line, for the run's manifest.
         tell: is given, line by line, what a person should know.
 
     Returns:
@@ -39,7 +43,7 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Ca
         KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, and its folder says so; it holds the signal.
     """
     plan: Plan = config.hardware.build(None).plan()
-    return _launched(plan, lambda: config, folder, tell, _train, config.raw, folder, list(command))
+    return _launch(plan, config.raw, folder, tell, _train, config.raw, list(command))
 
 
 def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = print) -> float | None:
@@ -54,44 +58,42 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
         The mean return of the final evaluation; None for a run that has finished already.
 
     Raises:
-        ConfigError: the run cannot be continued (so); nothing was written.
+        ConfigError: the run cannot be continued, or not with these overrides; nothing was written.
         RunError, KeyboardInterrupt: as in ``train``.
     """
     folder = Path(path)
-    raw, manifest = run_dir.read(folder)
-    new = change(raw, overrides, RESUMABLE, WHY)
-    check_installed(_kept(new, manifest))
-    plan: Plan = choose("hardware", "hardware", new["hardware"]).build(None).plan()
-    return _launched(plan, lambda: parse(new), folder, tell, _resume, folder, list(overrides))
+    raw, *_ = _read(folder, overrides)
+    plan: Plan = choose("hardware", "hardware", raw["hardware"]).build(None).plan()
+    return _launch(plan, raw, folder, tell, _resume, list(overrides))
 
 
-def _kept(raw: dict[str, Any], manifest: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Where the components come from that are as they were when the run began."""
-    return {key: origin for key, origin in manifest["plugins"].items() if chosen_name(raw, key) == origin["name"]}
+def check(config: RunConfig) -> str:
+    """Return the plan of a run, in words, without training.
 
-
-def _launched(
-    plan: Plan,
-    config: Callable[[], RunConfig],
-    folder: Path,
-    tell: Callable[[str], None],
-    work: Any,
-    *args: Any,
-) -> Any:
-    """Call ``work(fabric, tell, plan, *args)`` on every rank.
-
-    It runs in this process, if that is the only rank or was started as one of several. Otherwise ranks are processes of
-    their own; a run that broke off is continued as often as the plan allows.
+    Raises:
+        ConfigError: the run could not start.
     """
-    on_ray = plan.launcher == "ray"
+    with closing(build(config, Path())) as trainer:
+        return describe(trainer)
+
+
+def _launch(
+    plan: Plan, raw: dict[str, Any], folder: Path, tell: Callable[[str], None], work: Callable[..., Any], *args: Any
+) -> Any:
+    """Call ``work(fabric, tell, plan, folder, *args)`` on every rank; return what the first rank returns.
+
+    It is called in this process, if that is the only rank or was started as one of several. Otherwise ranks are
+    processes of their own, and a run that broke off is continued as often as the plan allows.
+    """
     require_started(plan)
+    on_ray = plan.launcher == "ray"
     if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and not on_ray):
-        return work(fabric_of(plan), tell, plan, *args)
+        return work(fabric_of(plan), tell, plan, folder, *args)
     if plan.num_nodes > 1:
         raise ConfigError(
             "hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each of them"
         )
-    with closing(build(config(), folder, plan=plan)):
+    with closing(build(parse(raw), folder, plan=plan)):
         pass  # mistakes are found before any process is started
     if on_ray:
         from rlplug.actors.launcher import on_cluster as start_ranks
@@ -100,67 +102,65 @@ def _launched(
     restarts = plan.max_restarts
     while True:
         try:
-            return start_ranks(plan, work, plan, *args, tell=tell)
+            return start_ranks(plan, work, plan, folder, *args, tell=tell)
         except RunError as error:
-            if not restarts or not checkpoints(folder):
+            last = next(iter(checkpoints(folder)), None)
+            if not restarts or last is None:
                 if isinstance(error, RankError):  # the rank had no time to say this itself
-                    raise RankError(with_way_back(error, folder, next(iter(checkpoints(folder)), None))) from None
+                    raise RankError(with_way_back(error, folder, last)) from None
                 raise
             restarts -= 1
             tell(f"{error}\ncontinuing by itself, {restarts} more times if need be")
-            work, args = _resume, (folder, [])
+            work, args = _resume, ([],)
 
 
 def _train(
-    fabric: Fabric, tell: Callable[[str], None], plan: Plan, raw: dict[str, Any], folder: Path, command: list[str]
+    fabric: Fabric, tell: Callable[[str], None], plan: Plan, folder: Path, raw: dict[str, Any], command: list[str]
 ) -> float:
     raw, folder = fabric.broadcast((raw, folder))
-    check_same_versions(fabric)
+    _check_software(fabric)
     config = parse(raw)
     with closing(build(config, folder, fabric, plan)) as trainer, disk_errors(folder):
         start(trainer)
-        loggers = _loggers(trainer)
         if fabric.is_global_zero:
             run_dir.require_new(folder)
-        with _written(folder, fabric, "hydra.run.dir"):
+        with _locked(fabric, folder, "hydra.run.dir"):
             if fabric.is_global_zero:
                 run_dir.create(folder, config, plan, trainer.reports.identity, command)
-            return drive(trainer, loggers)
+            return drive(trainer)
 
 
 def _resume(
     fabric: Fabric, tell: Callable[[str], None], plan: Plan, folder: Path, overrides: list[str]
 ) -> float | None:
-    if not fabric.is_global_zero:
-        tell = _nobody
-    check_same_versions(fabric)
-    raw, manifest = run_dir.read(folder)
-    new = change(raw, overrides, RESUMABLE, WHY)
-    changed = differences(raw, new)
-    with disk_errors(folder), _written(folder, fabric):
-        for note in (*check_installed(_kept(new, manifest)), *run_dir.other_versions(manifest)):
+    tell = tell if fabric.is_global_zero else lambda line: None
+    _check_software(fabric)
+    raw, before, manifest, notes = _read(folder, overrides)
+    changed = differences(before, raw)
+    with disk_errors(folder), _locked(fabric, folder):
+        for note in (*notes, *run_dir.other_versions(manifest)):
             tell(note)
-        config = parse(new)
+        config = parse(raw)
         checkpoint = find(folder, tell=tell) if fabric.is_global_zero and checkpoints(folder) else None
         path = fabric.broadcast(checkpoint and checkpoint.path)
-        if path is not None:
+        if path is None:
+            left = config.total_steps - before["total_steps"]
+        else:
             checkpoint = checkpoint or Checkpoint(path)
             _check_own(checkpoint, manifest["run"], config)
-        done = run_dir.finished(folder)
-        made = checkpoint.manifest["env_steps"] if checkpoint is not None else None
-        over = config.total_steps == raw["total_steps"] if made is None else config.total_steps - made < config.num_envs
-        if done and over:
-            tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
-            return None
-        if done and checkpoint is None:
-            raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
+            left = (config.total_steps - checkpoint.manifest["env_steps"]) // config.num_envs
+        if done := run_dir.finished(folder):
+            if not left:
+                tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
+                return None
+            if checkpoint is None:
+                raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer:
             start(trainer)
-            missing = restore(trainer, checkpoint) if checkpoint is not None else []
-            loggers = _loggers(trainer)
+            missing = restore(trainer, checkpoint) if checkpoint else []
+            steps = trainer.progress.env_steps
             for line in told(changed):
                 tell(line)
-            steps = trainer.progress.env_steps
             tell(f"continuing from {f'step {steps:,}' if checkpoint else 'the beginning: there was no checkpoint yet'}")
             for what in missing:
                 tell(f"not exactly as it would have gone on: {what}")
@@ -168,25 +168,29 @@ def _resume(
             if fabric.is_global_zero:
                 for aside in tidy(folder, checkpoint):
                     tell(f"what is damaged was set aside as {aside}")
-                run_dir.note_resumed(folder, config, manifest, trainer.progress.env_steps, changed)
-            return drive(trainer, loggers)
+                run_dir.note_resumed(folder, config, manifest, steps, changed)
+            return drive(trainer)
 
 
-def _nobody(line: str) -> None:
-    """Take what ranks other than the first would tell."""
+def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
+    """Return a run's configuration with the overrides and without, its manifest, and what is installed otherwise now.
+
+    Raises:
+        ConfigError: the folder holds no run, its components are not installed, or the overrides cannot be followed.
+    """
+    before, manifest = run_dir.read(folder)
+    raw = change(before, overrides, RESUMABLE, WHY)
+    kept = {key: origin for key, origin in manifest["plugins"].items() if chosen_name(raw, key) == origin["name"]}
+    return raw, before, manifest, check_installed(kept)
 
 
-def _written(folder: Path, fabric: Fabric, key: str = "") -> AbstractContextManager[None]:
+def _locked(fabric: Fabric, folder: Path, key: str = "") -> AbstractContextManager[None]:
     """Lock the run folder, into which only the first rank writes."""
     return run_dir.locked(folder, key) if fabric.is_global_zero else nullcontext()
 
 
-def check_same_versions(fabric: Fabric) -> None:
-    """Check that this rank has the same software as the first one.
-
-    Raises:
-        ConfigError: another version of rlplug, of a library or of a plugin is installed here, or none.
-    """
+def _check_software(fabric: Fabric) -> None:
+    """Check that this rank has the same software as the first one."""
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
 
 
@@ -204,20 +208,3 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     made, total = checkpoint.manifest["env_steps"], config.total_steps
     if total < made:
         raise ConfigError("total_steps", f"{total} is less than the {made} steps that the run has made already")
-
-
-def _loggers(trainer: Trainer) -> list[Any]:
-    """Build the loggers, on the first rank alone."""
-    if trainer.ctx.rank != 0:
-        return []
-    return [chosen.build(trainer.ctx) for chosen in trainer.config.logger.values()]
-
-
-def check(config: RunConfig) -> str:
-    """Return the plan of a run, in words, without training.
-
-    Raises:
-        ConfigError: the run could not start.
-    """
-    with closing(build(config, Path())) as trainer:
-        return describe(trainer.resolved, trainer.policy, trainer.buffer, trainer.collector)
