@@ -16,27 +16,17 @@ from rlplug.api import Exploration, Plan
 from rlplug.context import ResolvedRun
 from rlplug.plan import require_room
 from rlplug.registry import Kind
-from rlplug.run.describe import size
 from rlplug.trainer.policy import changes_actions
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
 
 def check(resolved: ResolvedRun) -> None:
-    """Check that the parts of a run go together, and that shares are equal.
+    """Check that the components of a run go together, and that ranks and actors get equal shares.
 
     Raises:
         ConfigError: they do not.
     """
-    _check_components(resolved)
-    if resolved.config.buffer.cls.off_policy:  # otherwise no samples are drawn
-        check_shares(resolved.loop.batch_size, resolved.plan)
-    if resolved.plan.actors is not None:
-        _check_actors(resolved)
-
-
-def _check_components(resolved: ResolvedRun) -> None:
-    """Check that algorithm, buffer, exploration and environment go together."""
     config, needs = resolved.config, resolved.needs
     algo, name, buffer = config.algo.name, config.buffer.name, config.buffer.cls
     if buffer.off_policy and not needs.off_policy:
@@ -59,14 +49,15 @@ def _check_components(resolved: ResolvedRun) -> None:
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")
-    first, *later = [key for key, one in config.exploration.items() if one.cls.perturb is not Exploration.perturb] or [
-        ""
-    ]
-    for key in later:
+    perturb = [key for key, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
+    for key in perturb[1:]:
         if config.exploration[key].cls.overrides_action:
-            raise ConfigError(
-                "exploration", f"{key} replaces the action of {first}; leave one out, or name {key} first"
-            )
+            way = f"leave one out, or name {key} first"
+            raise ConfigError("exploration", f"{key} replaces the action of {perturb[0]}; {way}")
+    if buffer.off_policy:  # otherwise no samples are drawn
+        check_shares(resolved.loop.batch_size, resolved.plan)
+    if resolved.plan.actors is not None:
+        _check_actors(resolved)
 
 
 def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
@@ -96,11 +87,8 @@ def _check_actors(resolved: ResolvedRun) -> None:
     cfg: Any = plan.actors
     for option in ("max_requests_in_flight", "broadcast_interval"):
         if getattr(cfg, option) > 1 and not resolved.needs.off_policy:
-            algo = resolved.config.algo.name
-            raise ConfigError(
-                f"hardware.actors.{option}",
-                f"lets actors play with older weights, which {algo} cannot learn from; 1 does not",
-            )
+            said = f"lets actors play with older weights, which {resolved.config.algo.name} cannot learn from; take 1"
+            raise ConfigError(f"hardware.actors.{option}", said)
     if num_envs % cfg.count:
         divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
         raise _uneven("hardware.actors.count", f"num_envs={num_envs}", f"{cfg.count} actors", divisors)
@@ -115,10 +103,9 @@ def _check_actors(resolved: ResolvedRun) -> None:
 
 
 def check_fit(trainer: Trainer, elsewhere: bool) -> None:
-    """Check that there is time for one round, and memory for the buffer, and that columns keep in step where they must.
+    """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm.
 
-    Args:
-        elsewhere: the run's devices belong to other processes, which look at their memory themselves.
+    Where the run's devices are ``elsewhere``, in other processes, those check the devices' memory themselves.
     """
     config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
     if needs.off_policy and needs.carry_stride and trainer.collector.autoreset is not AutoresetMode.NEXT_STEP:
@@ -127,12 +114,11 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
             "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
             " cannot be kept over them; env.vectorization=list leaves none",
         )
-    length = trainer.loop.rollout_length
-    if config.total_steps < length * config.num_envs:
+    total, length = config.total_steps, trainer.loop.rollout_length
+    if total < (steps := length * config.num_envs):
+        each = f"(num_envs={config.num_envs} x {length} steps of each)"
         raise ConfigError(
-            "total_steps",
-            f"{config.total_steps} is less than one round of collection, {length * config.num_envs} steps "
-            f"(num_envs={config.num_envs} x {length} steps of each); raise it, or collect less in a round",
+            "total_steps", f"{total} is less than one round of collection, {steps} steps {each}; raise it"
         )
     if elsewhere and plan.accelerator == "cuda":
         return
@@ -148,3 +134,12 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
             buffer.size_key,
             f"{whose} would need {size(needed)}, but only {size(free)} of memory of {where} are free; make it smaller",
         )
+
+
+def size(n: float) -> str:
+    """Return bytes in the unit that a person would choose."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.4g} {unit}"
+        n /= 1024
+    return f"{n:.4g} TiB"

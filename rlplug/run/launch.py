@@ -1,13 +1,9 @@
-"""Start a run, continue one, or check one: from a validated configuration to a finished run folder.
-
-``train`` and ``resume`` start a process for every rank where one is needed. Each rank builds the run (``build``),
-restores its state if it continues (``state``), and drives it to its end (``drive``).
-"""
+"""Start or continue a run: every rank builds it, restores its state if it continues, and drives it to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ from rlplug.distributed.spawn import RankError, spawn_ranks
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import run_dir
 from rlplug.run.build import build, start
-from rlplug.run.describe import describe
 from rlplug.run.drive import disk_errors, drive, with_way_back
 from rlplug.run.state import restore
 from rlplug.types import CheckpointError, ConfigError, RunError
@@ -31,7 +26,6 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Ca
     """Run ``config`` and write everything about it into ``folder``.
 
     Args:
-        command: the command line, for the run's manifest.
         tell: is given, line by line, what a person should know.
 
     Returns:
@@ -67,35 +61,22 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
     return _launch(plan, raw, folder, tell, _resume, list(overrides))
 
 
-def check(config: RunConfig) -> str:
-    """Return the plan of a run, in words, without training.
-
-    Raises:
-        ConfigError: the run could not start.
-    """
-    with closing(build(config, Path())) as trainer:
-        return describe(trainer)
-
-
 def _launch(
     plan: Plan, raw: dict[str, Any], folder: Path, tell: Callable[[str], None], work: Callable[..., Any], *args: Any
 ) -> Any:
     """Call ``work(fabric, tell, plan, folder, *args)`` on every rank; return what the first rank returns.
 
-    It is called in this process, if that is the only rank or was started as one of several. Otherwise ranks are
-    processes of their own, and a run that broke off is continued as often as the plan allows.
+    A process that is the only rank, or was started as one of several, does the work itself. Otherwise each rank gets a
+    process, and a run that broke off is continued as often as the plan allows.
     """
     require_started(plan)
-    on_ray = plan.launcher == "ray"
-    if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and not on_ray):
+    if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and plan.launcher == "processes"):
         return work(fabric_of(plan), tell, plan, folder, *args)
     if plan.num_nodes > 1:
-        raise ConfigError(
-            "hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each of them"
-        )
+        raise ConfigError("hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each")
     with closing(build(parse(raw), folder, plan=plan)):
         pass  # mistakes are found before any process is started
-    if on_ray:
+    if plan.launcher == "ray":
         from rlplug.actors.launcher import on_cluster as start_ranks
     else:
         start_ranks = spawn_ranks
@@ -118,15 +99,15 @@ def _train(
     fabric: Fabric, tell: Callable[[str], None], plan: Plan, folder: Path, raw: dict[str, Any], command: list[str]
 ) -> float:
     raw, folder = fabric.broadcast((raw, folder))
-    _check_software(fabric)
+    check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
     with closing(build(config, folder, fabric, plan)) as trainer, disk_errors(folder):
         start(trainer)
-        if fabric.is_global_zero:
-            run_dir.require_new(folder)
-        with _locked(fabric, folder, "hydra.run.dir"):
-            if fabric.is_global_zero:
-                run_dir.create(folder, config, plan, trainer.reports.identity, command)
+        if not fabric.is_global_zero:
+            return drive(trainer)
+        run_dir.require_new(folder)
+        with run_dir.locked(folder, "hydra.run.dir"):
+            run_dir.create(folder, config, plan, trainer.reports.identity, command)
             return drive(trainer)
 
 
@@ -134,10 +115,10 @@ def _resume(
     fabric: Fabric, tell: Callable[[str], None], plan: Plan, folder: Path, overrides: list[str]
 ) -> float | None:
     tell = tell if fabric.is_global_zero else lambda line: None
-    _check_software(fabric)
+    check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     raw, before, manifest, notes = _read(folder, overrides)
     changed = differences(before, raw)
-    with disk_errors(folder), _locked(fabric, folder):
+    with disk_errors(folder), run_dir.locked(folder) if fabric.is_global_zero else nullcontext():
         for note in (*notes, *run_dir.other_versions(manifest)):
             tell(note)
         config = parse(raw)
@@ -173,33 +154,15 @@ def _resume(
 
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
-    """Return a run's configuration with the overrides and without, its manifest, and what is installed otherwise now.
-
-    Raises:
-        ConfigError: the folder holds no run, its components are not installed, or the overrides cannot be followed.
-    """
+    """Return a run's configuration with the overrides and without, its manifest, and notes on changed plugins."""
     before, manifest = run_dir.read(folder)
     raw = change(before, overrides, RESUMABLE, WHY)
     kept = {key: origin for key, origin in manifest["plugins"].items() if chosen_name(raw, key) == origin["name"]}
     return raw, before, manifest, check_installed(kept)
 
 
-def _locked(fabric: Fabric, folder: Path, key: str = "") -> AbstractContextManager[None]:
-    """Lock the run folder, into which only the first rank writes."""
-    return run_dir.locked(folder, key) if fabric.is_global_zero else nullcontext()
-
-
-def _check_software(fabric: Fabric) -> None:
-    """Check that this rank has the same software as the first one."""
-    check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
-
-
 def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
-    """Check that the run ``run``, as it is configured now, can continue from ``checkpoint``.
-
-    Raises:
-        ConfigError: it is another run's, or the configuration was changed where it may not be.
-    """
+    """Check that the run ``run``, as it is configured now, can continue from ``checkpoint``."""
     if checkpoint.manifest["run"] != run:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):

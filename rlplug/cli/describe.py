@@ -1,4 +1,4 @@
-"""``check``: the plan of a run, in words."""
+"""The plan of a run, in words: what ``check`` prints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.nn import Module
 
+from rlplug.run.checks import size
 from rlplug.trainer.trainer import Trainer
 
 SMALL = 64
@@ -77,12 +78,3 @@ def _shape(leaf: Any) -> str:
     if isinstance(leaf, dict):
         return "{" + ", ".join(f"{key} {_shape(inner)}" for key, inner in leaf.items()) + "}"
     return f"{list(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}"
-
-
-def size(n: float) -> str:
-    """Return bytes in the unit that a person would choose."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.4g} {unit}"
-        n /= 1024
-    return f"{n:.4g} TiB"
