@@ -34,7 +34,7 @@ WHY = f"an evaluation may change {', '.join(EVALUABLE)} alone"
 
 
 class Agent:
-    """A trained policy. It takes observations and gives actions as the environment itself has them.
+    """A trained policy, which takes observations and gives actions as the environment itself has them.
 
     Attributes:
         spec: the spaces it was trained on.
@@ -174,8 +174,7 @@ def evaluate(
         ``checkpoint``, ``env_steps``, ``episodes``, ``seed`` and the metrics ``eval/...``.
 
     Raises:
-        CheckpointError: as ``load``.
-        ConfigError: the overrides cannot be followed, or make another environment of it.
+        ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
     """
     checkpoint = find(Path(path), ("weights",), tell)
     manifest = checkpoint.manifest

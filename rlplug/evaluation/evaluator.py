@@ -61,10 +61,9 @@ class Evaluator:
 
         Args:
             number: chooses the episodes' seeds, and what the policy draws.
-            stop: asked before every row.
+            stop: asked before every row; if it says so, ``Stopped`` is raised.
 
         Raises:
-            Stopped: ``stop`` said so.
             RunError: the environments gave a value that is NaN, infinite or out of bounds, or failed too often.
         """
         if not len(self.quota):

@@ -14,17 +14,12 @@ from rlplug.collection.collector import make_collector
 from rlplug.context import EnvShard, RunContext
 from rlplug.types import ConfigError
 
-LONGEST = 1000
-"""frames of a video; later ones are not shown"""
+LONGEST = 1000  # frames of a video; later ones are not shown
 ALONE = EnvShard("eval", 1, range(1))
 
 
 def check_pictures(env: VecEnv) -> None:
-    """Check that an environment, which is closed afterwards, renders itself.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raise ``ConfigError`` if an environment, which is closed afterwards, shows no pictures of itself."""
     with closing(env):
         env.reset([0])
         _picture(env)
@@ -38,11 +33,7 @@ def record(
     episodes: int,
     normalize: Callable[[Any], Any] | None,
 ) -> None:
-    """Play greedy episodes in ``env``, which is closed afterwards, and write their pictures to ``path``, a GIF.
-
-    Raises:
-        ConfigError: the environment shows no pictures.
-    """
+    """Play greedy episodes in ``env``, which is closed afterwards, and write their pictures to ``path``, a GIF."""
     from PIL import Image
 
     with closing(env):

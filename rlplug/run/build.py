@@ -22,19 +22,15 @@ from rlplug.trainer.trainer import Trainer
 
 
 def build(
-    config: RunConfig,
-    run_dir: Path,
-    fabric: Fabric | None = None,
-    plan: Plan | None = None,
-    identity: str | None = None,
+    config: RunConfig, run_dir: Path, fabric: Fabric | None = None, plan: Plan | None = None, identity: str = ""
 ) -> Trainer:
     """Build and check a run. Nothing is written, and nothing outside of this process is started.
 
     Args:
-        fabric: of this rank. None: this process is the only one, and builds what the first rank will have; where
-            ranks are processes of their own, on the processor.
+        fabric: of this rank. None: build what the first rank will have; on the processor where ranks are processes of
+            their own.
         plan: another one than the hardware's.
-        identity: of the run that is continued; None: it is a new one.
+        identity: of the run that is continued; empty: it is a new one.
 
     Raises:
         ConfigError: the run cannot start as configured.

@@ -30,20 +30,16 @@ class MetricsLog:
     """Rows of metrics, one every ``every`` environment steps, and one for each evaluation."""
 
     def __init__(self, every: int) -> None:
-        self.every = every
-        self.rows = 0
-        self.wall = 0.0
-        """wall seconds of the run at the last row of means"""
-        self._due_after = self._steps = self._updates = 0
+        self.every, self.rows = every, 0
+        self.wall, self.steps, self._updates = 0.0, 0, 0  # of the run, at the last row of means
 
     def due(self, trainer: Trainer) -> bool:
-        return trainer.progress.env_steps >= self._due_after + self.every
+        return trainer.progress.env_steps // self.every > self.steps // self.every
 
     def log(self, trainer: Trainer) -> None:
         """Write one row: means since the last one."""
         progress, clock = trainer.progress, trainer.clock
         steps, updates = progress.env_steps, progress.updates
-        self._due_after = steps - steps % self.every
         finished = trainer.episodes.drain()
         if not trainer.learner.replicated:
             rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device).view(-1, 3)
@@ -56,37 +52,26 @@ class MetricsLog:
         row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
         wall = clock.wall()
         seconds = max(wall - self.wall, 1e-9)
-        row["time/env_steps_per_s"] = (steps - self._steps) / seconds
+        row["time/env_steps_per_s"] = (steps - self.steps) / seconds
         row["time/updates_per_s"] = (updates - self._updates) / seconds
         row["time/wall_s"] = wall
         row |= {f"time/{phase}": spent for phase, spent in clock.spent.items()}
-        self.wall, self._steps, self._updates = wall, steps, updates
+        self.wall, self.steps, self._updates = wall, steps, updates
         self.log_row(trainer, row)
-
-    def log_rest(self, trainer: Trainer) -> None:
-        """Write a last row, if there were steps since the one before."""
-        if trainer.progress.env_steps > self._steps:
-            self.log(trainer)
 
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1
         trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.progress.env_steps)
 
     def state(self) -> Tree:
-        return {"rows": self.rows, "due_after": self._due_after, "steps": self._steps, "updates": self._updates}
+        return {"rows": self.rows, "steps": self.steps, "updates": self._updates}
 
     def load(self, state: Tree, wall: float) -> None:
-        """Continue; the last row of means was written at ``wall`` seconds of the run."""
-        self.rows, self._due_after, self.wall = state["rows"], state["due_after"], wall
-        self._steps, self._updates = state["steps"], state["updates"]
+        self.rows, self.steps, self._updates, self.wall = state["rows"], state["steps"], state["updates"], wall
 
 
 class Evaluation:
-    """Evaluations during and after training, whose episodes are shared out over the ranks.
-
-    Args:
-        is_async: Ray actors play them while training goes on.
-    """
+    """Evaluations. The ranks share the episodes out; where it ``is_async``, Ray actors play them beside training."""
 
     def __init__(self, policy: Policy, is_async: bool) -> None:
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
@@ -99,7 +84,6 @@ class Evaluation:
         self._due_after = 0
 
     def start(self, resolved: ResolvedRun) -> None:
-        """Make the actors that play; Ray is there."""
         from rlplug.actors.evaluation import AsyncEval
 
         self.actors = AsyncEval(self.policy, resolved)
@@ -113,23 +97,19 @@ class Evaluation:
         self._due_after = steps - steps % self.cfg.every
 
     def run(self, trainer: Trainer) -> dict[str, float]:
-        """Play the evaluation's episodes, and record a video if one is asked for.
-
-        Raises:
-            Stopped: a rank was asked to stop meanwhile.
-        """
+        """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
         policy, steps = self.policy, trainer.progress.env_steps
         with trainer.clock.phase("evaluate"):
-            own = self._play(trainer)
             played: Played = []
-            for episodes, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
+            for episodes, stop_signal in trainer.learner.collectives.exchange(
+                (self._play(trainer), trainer.stop_signal)
+            ):
                 if episodes is None:
                     trainer.agree_to_stop(stop_signal)
                     raise Stopped
                 played += episodes
             if self.cfg.record and trainer.ctx.rank == 0:
-                path = trainer.run_dir / "videos" / f"step_{steps:012d}.gif"
-                env = policy.env(ALONE, render=True)
+                path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
                 record(env, path, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize)
         return summary(played)
 
@@ -163,18 +143,13 @@ class Evaluation:
 
 
 class Callbacks:
-    """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due.
+    """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
 
-    Args:
-        identity: of the run that is continued, to which alone its checkpoints belong; None: it is a new one.
-    """
-
-    def __init__(self, policy: Policy, plan: Plan, identity: str | None) -> None:
-        self.identity = identity or uuid4().hex
+    def __init__(self, policy: Policy, plan: Plan, identity: str) -> None:
+        self.identity = identity or uuid4().hex  # of the run, to which alone its checkpoints belong
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async=plan.actors is not None and plan.actors.evaluation > 0)
-        self.row_log = FileRowLog()
-        """where the buffer keeps its rows between two checkpoints"""
+        self.row_log = FileRowLog()  # where the buffer keeps its rows between two checkpoints
         self.manager: CheckpointManager | None = None
 
     @property
@@ -183,8 +158,8 @@ class Callbacks:
 
     def open(self, trainer: Trainer) -> CheckpointManager:
         """Write checkpoints from now on."""
-        cfg, steps = trainer.config.checkpoint, trainer.progress.env_steps
-        self.manager = CheckpointManager(trainer.run_dir, cfg, steps, trainer.ctx.rank == 0)
+        cfg, first = trainer.config.checkpoint, trainer.ctx.rank == 0
+        self.manager = CheckpointManager(trainer.run_dir, cfg, trainer.progress.env_steps, first)
         return self.manager
 
     def ready_to_save(self) -> bool:
@@ -222,11 +197,7 @@ class Callbacks:
                 self._saved(trainer, self.manager.submit(capture(trainer, score)))
 
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
-        """Evaluate now, and report the result.
-
-        Raises:
-            Stopped: the run was asked to stop meanwhile.
-        """
+        """Evaluate now, and report the result; raise ``Stopped`` if the run was asked to stop meanwhile."""
         self._poll_eval(trainer, wait=True)
         result = self.evaluation.run(trainer)
         self._evaluated(trainer, result, trainer.progress.env_steps)
@@ -259,7 +230,8 @@ class Callbacks:
         snapshot = capture(trainer) if self.manager is not None else None
         if not trainer.agreed_stop:
             with suppress(Stopped):
-                self.log.log_rest(trainer)
+                if trainer.progress.env_steps > self.log.steps:
+                    self.log.log(trainer)
                 score = self.evaluate(trainer)["eval/return_mean"]
                 if snapshot is not None:
                     snapshot.manifest["score"] = score

@@ -10,10 +10,7 @@ from rlplug.types import EnvSpec
 
 
 def resolve(config: RunConfig, plan: Plan | None = None) -> ResolvedRun:
-    """Read the hardware plan and the environment's spaces, and check that everything goes together.
-
-    Args:
-        plan: another one than the hardware's.
+    """Read the environment's spaces and, unless ``plan`` is another one, the hardware's; check that all goes together.
 
     Raises:
         ConfigError: the run cannot start as configured.

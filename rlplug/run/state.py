@@ -19,8 +19,8 @@ from rlplug.types import CheckpointError, ConfigError, Tree
 if TYPE_CHECKING:
     from rlplug.run.callbacks import Callbacks
 
+# what components raise when they load the state of something else
 MISFITS = (RuntimeError, KeyError, IndexError, ValueError, TypeError, AttributeError)
-"""what components raise when they load the state of something else"""
 
 
 def callbacks_of(trainer: Trainer) -> Callbacks:
@@ -29,11 +29,7 @@ def callbacks_of(trainer: Trainer) -> Callbacks:
 
 
 def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
-    """Copy the state of a run in memory; writing it can take its time.
-
-    Args:
-        score: the evaluation of these very weights, where there is one.
-    """
+    """Copy the state of a run in memory, with the ``score`` of these very weights where they were evaluated."""
     callbacks, plan, ctx, clock = callbacks_of(trainer), trainer.resolved.plan, trainer.ctx, trainer.clock
     own: dict[str, Tree] = {
         "context": ctx.state(),
@@ -73,7 +69,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
 
 
 def _data_rank(trainer: Trainer) -> int:
-    """Return the rank that writes this rank's stream and buffer: its own, or the first where all hold the same."""
+    """Return the rank that writes this rank's stream and buffer: the first where all ranks hold the same."""
     return 0 if trainer.learner.replicated else trainer.ctx.rank
 
 
@@ -86,32 +82,27 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     Raises:
         ConfigError: the checkpoint is of other spaces, another algorithm or another number of ranks, or damaged.
     """
-    path, manifest = checkpoint.path, checkpoint.manifest
+    callbacks, path, manifest = callbacks_of(trainer), checkpoint.path, checkpoint.manifest
+    owner, rank = _data_rank(trainer), trainer.ctx.rank
     if (ranks := checkpoint.ranks) != trainer.resolved.plan.world_size:
-        message = f"{path} was written by {ranks} ranks, and continues on as many: hardware.devices={ranks}"
-        raise ConfigError("hardware", message)
+        said = f"{path} was written by {ranks} ranks, and continues on as many: hardware.devices={ranks}"
+        raise ConfigError("hardware", said)
     try:
         if difference := mismatch(from_json(manifest["spec"]), trainer.ctx.spec):
             raise CheckpointError(f"{path} is of another environment: {difference}")
-        return _load(trainer, checkpoint)
+        weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
+        own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
+        trainer.clock.load(manifest["wall_s"], manifest["spent"])
+        trainer.policy.load(weights)
+        trainer.policy.normalizer.load_env_state(own["normalizer"])
+        trainer.load(learner)
+        callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
+        callbacks.evaluation.load(learner["evaluation"])
+        trainer.load_stream(data)
+        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"], checkpoint.rows)
+        trainer.buffer.load(callbacks.row_log)
+        missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
+        return missing + trainer.ctx.load(own["context"], trainer.progress.env_steps)
     except MISFITS as error:
         reason = next((line.strip() for line in str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{path} does not fit what is installed and configured now: {reason}") from error
-
-
-def _load(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
-    callbacks, manifest = callbacks_of(trainer), checkpoint.manifest
-    owner, rank = _data_rank(trainer), trainer.ctx.rank
-    weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
-    own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
-    trainer.clock.load(manifest["wall_s"], manifest["spent"])
-    trainer.policy.load(weights)
-    trainer.policy.normalizer.load_env_state(own["normalizer"])
-    trainer.load(learner)
-    callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
-    callbacks.evaluation.load(learner["evaluation"])
-    trainer.load_stream(data)
-    callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"], checkpoint.rows)
-    trainer.buffer.load(callbacks.row_log)
-    missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
-    return missing + trainer.ctx.load(own["context"], trainer.progress.env_steps)
