@@ -71,7 +71,7 @@ class MetricsLog:
 
 
 class Evaluation:
-    """Evaluations. The ranks share the episodes out; where it ``is_async``, Ray actors play them beside training."""
+    """Evaluations: the ranks share the episodes out, or Ray actors play them beside training (``is_async``)."""
 
     def __init__(self, policy: Policy, is_async: bool) -> None:
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
@@ -100,10 +100,8 @@ class Evaluation:
         """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
         policy, steps = self.policy, trainer.progress.env_steps
         with trainer.clock.phase("evaluate"):
-            played: Played = []
-            for episodes, stop_signal in trainer.learner.collectives.exchange(
-                (self._play(trainer), trainer.stop_signal)
-            ):
+            own, played = self._play(trainer), Played()
+            for episodes, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
                 if episodes is None:
                     trainer.agree_to_stop(stop_signal)
                     raise Stopped
