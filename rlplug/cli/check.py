@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 
 from rlplug.config import compose
 from rlplug.types import ConfigError
@@ -21,7 +23,9 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("", f"check takes no flag {flags[0]}; settings are written key=value")
     config = compose(arguments)
 
-    from rlplug.run import launch  # here: torch takes seconds to import
+    from rlplug.cli.describe import describe  # here: torch takes seconds to import
+    from rlplug.run.build import build
 
-    print(launch.check(config))
+    with closing(build(config, Path())) as trainer:
+        print(describe(trainer))
     return 0

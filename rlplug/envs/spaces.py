@@ -6,7 +6,7 @@ Box actions that are bounded everywhere lie in [-1, 1].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,47 @@ def observe(space: Space[Any]) -> Callable[[Any], Any]:
     if np.any(start):
         return lambda obs: np.asarray(obs, dtype) - start
     return lambda obs: np.asarray(obs, dtype)
+
+
+def batched(space: Space[Any], obs: Any) -> tuple[Any, int | None]:
+    """Give observations of an environment's space a leading axis, if they have none.
+
+    Args:
+        obs: one observation, or a batch ``[n, ...]``; a dict or tuple of them for a Dict or Tuple space.
+
+    Returns:
+        The batch ``[n, ...]``, where a Tuple is a dict with the keys 0, 1 and so on, and its ``n``; None: it was one
+        observation.
+
+    Raises:
+        ValueError: they are not of the space.
+    """
+    if isinstance(space, Dict | Tuple):
+        spaces: dict[Any, Any] = space.spaces if isinstance(space, Dict) else dict(enumerate(space.spaces))
+        given = dict(enumerate(obs)) if isinstance(space, Tuple) and isinstance(obs, tuple) else obs
+        if not isinstance(given, Mapping) or given.keys() != spaces.keys():
+            got = f"a {type(obs).__name__}"
+            got += f" of {', '.join(map(str, given))}" if isinstance(given, Mapping) else ""
+            raise ValueError(f"the observation is {got}; the observation space is {space}")
+        parts = {key: batched(sub, given[key]) for key, sub in spaces.items()}
+        counts = {n for _, n in parts.values()}
+        if len(counts) != 1:
+            raise ValueError(f"the parts of the observation differ in their leading axis; the space is {space}")
+        return {key: part for key, (part, _) in parts.items()}, counts.pop()
+    x, shape = np.asarray(obs), space.shape or ()
+    lead = x.ndim - len(shape)
+    if lead not in (0, 1) or x.shape[lead:] != shape:
+        raise ValueError(
+            f"the observation has shape {[*x.shape]}; the observation space is {space}: {[*shape]}, or"
+            f" [{', '.join(map(str, ('n', *shape)))}] for n of them"
+        )
+    if x.dtype.kind not in ("iubf" if np.issubdtype(space.dtype, np.floating) else "iub"):
+        raise ValueError(f"the observation is of type {x.dtype}; the observation space is {space}")
+    if isinstance(space, Discrete | MultiDiscrete):
+        n = space.n if isinstance(space, Discrete) else space.nvec
+        if np.any(x < space.start) or np.any(x >= space.start + n):
+            raise ValueError(f"the observation {x.tolist()} is outside of the observation space, {space}")
+    return (x, len(x)) if lead else (x[None], None)
 
 
 def execute(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:

@@ -17,10 +17,8 @@ from rlplug.types import RunError
 MOST_COLUMNS = 32
 LONGEST = 27_000  # steps after which an episode is counted as it stands: 30 minutes of Atari, as is usual there
 EVALUATION = 2  # tells evaluation's seeds from training's
-
-
-Played: TypeAlias = list[tuple[float, int]]
-"""return and length of every episode"""
+CHUNK = 32  # rows that are collected at a time
+Played: TypeAlias = list[tuple[float, int]]  # return and length of every episode
 
 
 class Stopped(KeyboardInterrupt):
@@ -28,10 +26,9 @@ class Stopped(KeyboardInterrupt):
 
 
 class Evaluator:
-    """Plays ``episodes`` episodes.
+    """Plays episodes, in environments that are made once and kept.
 
-    Every column plays a number of episodes fixed beforehand, so that short ones are not
-    over-represented. The environments are made once, and kept.
+    Every column plays a number of episodes fixed beforehand, so that short ones are not over-represented.
 
     Args:
         episodes: of the whole evaluation.
@@ -45,57 +42,49 @@ class Evaluator:
         ctx: RunContext,
         episodes: int,
         normalize: Callable[[Any], Any] | None = None,
-        chunk: int = 32,
         columns: Sequence[int] | None = None,
     ) -> None:
         total = min(episodes, MOST_COLUMNS)
         self.shard = EnvShard("eval", total, range(total) if columns is None else columns)
         self.quota = np.bincount(np.arange(episodes) % total)[list(self.shard.env_ids)]
-        self.make, self.algorithm, self.ctx, self.chunk = make, algorithm, ctx, chunk
+        self.make, self.algorithm, self.ctx, self.normalize = make, algorithm, ctx, normalize
         self.env: VecEnv | None = None
-        self.normalize = normalize
 
     def begin(self) -> VecEnv:
-        """The environments, which are made now if they were not yet."""
+        """Return the environments; the first call makes them."""
         if self.env is None:
             self.env = self.make(self.shard)
         return self.env
 
     def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> Played:
-        """(return, length) of every episode.
+        """Return (return, length) of every episode.
 
         Args:
             number: chooses the episodes' seeds, and what the policy draws.
-            stop: asked before every row.
+            stop: asked before every row; if it says so, ``Stopped`` is raised.
 
         Raises:
-            Stopped: ``stop`` said so.
-            RunError: an observation or a reward is NaN or infinite, or an observation lies outside of its space; or
-                environments that are made anew broke off more episodes than there are to play.
+            RunError: the environments gave a value that is NaN, infinite or out of bounds, or failed too often.
         """
         if not len(self.quota):
             return []
-        env = self.begin()
+        env, env_ids = self.begin(), self.shard.env_ids
         entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
-        every = entropy.generate_state(self.shard.num_envs)
-        seeds = [int(every[i]) for i in self.shard.env_ids]
+        seeds = entropy.generate_state(self.shard.num_envs)[list(env_ids)].tolist()
         self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
         collector = make_collector(env, self.algorithm, self.ctx, self.shard, seeds, keys=(), normalize=self.normalize)
-        counted, left = Episodes(len(self.quota)), self.quota.copy()
-        played: Played = []
+        counted, left, played = Episodes(len(self.quota)), self.quota.copy(), Played()
         while left.any():
             if stop():
                 raise Stopped
-            with blame_nonfinite(collector, self.chunk, 0, self.shard.env_ids):
-                segments = [*collector.collect(self.chunk, stop=stop, mode="greedy")]
+            with blame_nonfinite(collector, CHUNK, 0, env_ids):
+                segments = [*collector.collect(CHUNK, stop=stop, mode="greedy")]
             for segment in segments:
-                check_segment(collector.raw_segment(self.chunk), 0, self.shard.env_ids, collector.bounds)
+                check_segment(collector.raw_segment(CHUNK), 0, env_ids, collector.bounds)
                 counted.add(segment)
             if collector.failed_episodes > self.quota.sum():
-                raise RunError(
-                    f"the environments of an evaluation failed in {collector.failed_episodes} episodes, and ended"
-                    f" {len(played)} of {self.quota.sum()}"
-                )
+                failed, ended = collector.failed_episodes, f"{len(played)} of {self.quota.sum()}"
+                raise RunError(f"the environments of an evaluation failed in {failed} episodes, and ended {ended}")
             for episode_return, length, column in counted.drain(LONGEST):
                 if left[column]:
                     left[column] -= 1

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.broadcast import BroadcastCollector
@@ -16,40 +13,36 @@ from rlplug.distributed.fabric import Fabric, fabric_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks
-from rlplug.run.callbacks import Callbacks, Evaluation, MetricsLog
+from rlplug.run.callbacks import Callbacks
 from rlplug.run.resolve import resolve
+from rlplug.run.state import callbacks_of
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 
 
 def build(
-    config: RunConfig,
-    run_dir: Path,
-    fabric: Fabric | None = None,
-    plan: Plan | None = None,
-    identity: str | None = None,
+    config: RunConfig, run_dir: Path, fabric: Fabric | None = None, plan: Plan | None = None, identity: str = ""
 ) -> Trainer:
-    """Build and check a run; nothing is written, and nobody outside of this process is asked.
+    """Build and check a run. Nothing is written, and nothing outside of this process is started.
 
     Args:
-        fabric: of this rank. None: this process is the only one, and builds what the first rank will have; where
-            ranks are processes of their own, on the processor.
+        fabric: of this rank. None: build what the first rank will have; on the processor where ranks are processes of
+            their own.
         plan: another one than the hardware's.
-        identity: of the run that is continued; None: it is a new one.
+        identity: of the run that is continued; empty: it is a new one.
 
     Raises:
         ConfigError: the run cannot start as configured.
     """
     resolved = resolve(config, plan)
-    plan, elsewhere = resolved.plan, False
+    plan, ranks, num_envs = resolved.plan, resolved.plan.world_size, config.num_envs
     set_up_torch(plan, config.deterministic)
+    elsewhere = fabric is None and (ranks > 1 or plan.launcher == "ray")
     if fabric is None:
-        elsewhere = plan.world_size > 1 or plan.launcher == "ray"
         alone = replace(plan, devices=1, num_nodes=1)
         fabric = fabric_of(replace(alone, accelerator="cpu", precision="32-true") if elsewhere else alone)
-    rank, ranks, num_envs = fabric.global_rank, plan.world_size, config.num_envs
-    replicated, share = num_envs % ranks != 0, num_envs // ranks
+    rank, share, replicated = fabric.global_rank, num_envs // ranks, num_envs % ranks != 0
     env_ids = range(num_envs) if replicated else range(rank * share, (rank + 1) * share)
     policy = Policy(config, resolved.context(fabric.device, env_ids, rank, ranks))
     buffer: Buffer = config.buffer.build(policy.ctx)
@@ -66,23 +59,19 @@ def build(
         replicated=replicated,
         scale_losses=plan.precision == "16-mixed",
     )
-    is_async = plan.actors is not None and plan.actors.evaluation > 0
-    evaluation = Evaluation(config.eval, policy, run_dir, is_async)
-    callbacks = Callbacks(run_dir, config.checkpoint, MetricsLog(config.log.every), evaluation, identity or uuid4().hex)
-    collector = _collector(resolved, policy, learner)
     trainer = Trainer(
         resolved=resolved,
         run_dir=run_dir,
         policy=policy,
         buffer=buffer,
-        collector=collector,
+        collector=_collector(resolved, policy, learner),
         learner=learner,
-        reports=callbacks,
+        reports=Callbacks(policy, plan, identity),
     )
     try:
         if config.eval.record:
-            check_pictures(lambda: policy.env(ALONE, render=True))
-        checks.check_fit(resolved, buffer, collector, elsewhere)
+            check_pictures(policy.env(ALONE, render=True))
+        checks.check_fit(trainer, elsewhere)
     except BaseException:
         trainer.close()
         raise
@@ -92,9 +81,8 @@ def build(
 def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) -> Collector:
     """Make the collector of this rank's environments; where these do not divide by the ranks, the first one's."""
     ranks, actors = learner.collectives, resolved.plan.actors
-    broadcast: Callable[[Any], Any] = ranks.broadcast
     if learner.replicated and ranks.rank != 0:
-        return BroadcastCollector(None, broadcast)
+        return BroadcastCollector(None, ranks.broadcast)
     own: Collector
     if actors is None:
         own = policy.collector(policy.ctx.env_ids)
@@ -103,26 +91,26 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) ->
 
         count = actors.count // (1 if learner.replicated else resolved.plan.world_size)
         own = RayCollector(policy, resolved, learner.progress, policy.ctx.env_ids, count, ranks.rank * count)
-    return BroadcastCollector(own, broadcast) if learner.replicated else own
+    return BroadcastCollector(own, ranks.broadcast) if learner.replicated else own
 
 
 def start(trainer: Trainer) -> None:
-    """Start the Ray actors of a run, if it has any, and make its collector ready.
+    """Start the Ray actors of a run, if it has any, make its collector ready, and register its loggers.
 
     Raises:
-        ConfigError: they cannot be had.
+        ConfigError: the actors or a logger cannot be had.
     """
     plan, ranks = trainer.resolved.plan, trainer.learner.collectives
+    first = ranks.rank == 0
     if plan.actors is not None:
         from rlplug.actors import join
 
-        first = ranks.rank == 0
         cluster = join(plan, first, first or not trainer.learner.replicated, ranks.broadcast)
         if cluster is not None:
             trainer.close_with(cluster)
         if first and plan.actors.evaluation:
-            from rlplug.actors.evaluation import AsyncEval
-
-            callbacks: Any = trainer.reports
-            callbacks.evaluation.start(AsyncEval(trainer.policy, trainer.resolved))
+            callbacks_of(trainer).evaluation.start(trainer.resolved)
     trainer.collector.start()
+    for chosen in trainer.config.logger.values() if first else ():
+        trainer.hooks.register(chosen.build(trainer.ctx))
+    trainer.hooks.check_pending()

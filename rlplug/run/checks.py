@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -12,78 +12,57 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from rlplug import registry
-from rlplug.api import Buffer, Collector, Exploration, Plan
+from rlplug.api import Exploration, Plan
 from rlplug.context import ResolvedRun
 from rlplug.plan import require_room
 from rlplug.registry import Kind
-from rlplug.run.describe import size
 from rlplug.trainer.policy import changes_actions
+from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
 
 def check(resolved: ResolvedRun) -> None:
-    """Check that the parts of a run go together, and that shares are equal.
+    """Check that the components of a run go together, and that ranks and actors get equal shares.
 
     Raises:
         ConfigError: they do not.
     """
-    check_components(resolved)
-    if resolved.config.buffer.cls.off_policy:  # otherwise no samples are drawn
-        check_shares(resolved.loop.batch_size, resolved.plan)
-    check_actors(resolved)
-
-
-def check_components(resolved: ResolvedRun) -> None:
-    """Check that algorithm, buffer, exploration and environment go together."""
-    config, needs, spec = resolved.config, resolved.needs, resolved.spec
+    config, needs = resolved.config, resolved.needs
     algo, name, buffer = config.algo.name, config.buffer.name, config.buffer.cls
     if buffer.off_policy and not needs.off_policy:
-        raise ConfigError(
-            "buffer", f"{name} keeps data of earlier policies, which {algo} cannot learn from; leave it out"
-        )
+        raise ConfigError("buffer", f"{name} keeps older policies' data, which {algo} cannot learn from; leave it out")
     if needs.off_policy and not buffer.off_policy:
-        raise ConfigError(
-            "buffer", f"{name} gives the last round only, but {algo} learns from samples of a replay; leave it out"
-        )
+        raise ConfigError("buffer", f"{name} gives the last round only, but {algo} learns from samples; leave it out")
     if needs.episodes:
         raise ConfigError("algo", f"{algo} needs whole episodes, which nothing here keeps yet")
     if needs.off_policy and needs.carry_stride and not buffer.sequences:
-        others = _options("buffer", lambda cls: cls.sequences)
+        ways = _options("buffer", lambda cls: cls.sequences) + ", or a model without a state"
         raise ConfigError(
-            "buffer",
-            f"{name} keeps no recurrent states, which {algo} needs for its recurrent model; take {others}, or a model "
-            "without a state",
+            "buffer", f"{name} keeps no recurrent states, which {algo} needs for its recurrent model; take {ways}"
         )
     if buffer.sequences and not needs.carry_stride:
-        others = _options("buffer", lambda cls: cls.off_policy and not cls.sequences)
-        models = _options("model", lambda cls: cls.recurrent)
-        raise ConfigError(
-            "buffer",
-            f"{name} keeps recurrent states, and the model has none; take {others}, or a recurrent model: {models}",
-        )
-    if "action_mask" in spec.extras and "action_mask" not in needs.keys:
-        raise ConfigError(
-            "env.mask_key", f"the environment forbids actions, which {algo} does not heed; null plays without masks"
-        )
+        ways = _options("buffer", lambda cls: cls.off_policy and not cls.sequences)
+        ways += f", or a recurrent model: {_options('model', lambda cls: cls.recurrent)}"
+        raise ConfigError("buffer", f"{name} keeps recurrent states, and the model has none; take {ways}")
+    if "action_mask" in resolved.spec.extras and "action_mask" not in needs.keys:
+        raise ConfigError("env.mask_key", f"{algo} does not heed masks of allowed actions; null plays without them")
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
-            raise ConfigError(
-                f"exploration.{key}",
-                f"changes actions after {algo} chose them, which {algo} cannot learn from; leave it out",
-            )
+            raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")
     perturb = [key for key, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
     for key in perturb[1:]:
         if config.exploration[key].cls.overrides_action:
-            raise ConfigError(
-                "exploration",
-                f"{key} replaces the action, so that {perturb[0]} before it has no effect; leave one out, or name"
-                f" {key} first",
-            )
+            way = f"leave one out, or name {key} first"
+            raise ConfigError("exploration", f"{key} replaces the action of {perturb[0]}; {way}")
+    if buffer.off_policy:  # otherwise no samples are drawn
+        check_shares(resolved.loop.batch_size, resolved.plan)
+    if resolved.plan.actors is not None:
+        _check_actors(resolved)
 
 
 def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
     """Return the components of a kind that fit, as one writes them: ``buffer=replay or prioritized``."""
-    found = []
+    found: list[str] = []
     for name in registry.names(kind):
         with suppress(ConfigError):  # what cannot be imported is no way out
             found += [name] if fits(registry.load(kind, name)) else []
@@ -93,47 +72,28 @@ def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
 def check_shares(batch_size: int, plan: Plan) -> None:
     """Check that every rank and microbatch gets an equal share of a sample."""
     parts = plan.world_size * plan.microbatches
-    if batch_size % parts:
-        near = batch_size - batch_size % parts
-        raise ConfigError(
-            "loop.train_batch_size",
-            f"{batch_size} cannot be shared equally among {parts} ranks and microbatches; "
-            + " or ".join(str(n) for n in (near, near + parts) if n)
-            + " can",
-        )
+    if rest := batch_size % parts:
+        near = [n for n in (batch_size - rest, batch_size - rest + parts) if n]
+        raise _uneven("loop.train_batch_size", str(batch_size), f"{parts} ranks and microbatches", near)
 
 
-def check_actors(resolved: ResolvedRun) -> None:
+def _uneven(key: str, what: str, whom: str, right: Iterable[int]) -> ConfigError:
+    return ConfigError(key, f"{what} cannot be shared equally among {whom}; {' or '.join(map(str, right))} can")
+
+
+def _check_actors(resolved: ResolvedRun) -> None:
     """Check that actors and ranks get equal shares, that there is room for them, and that older weights may play."""
-    config, plan = resolved.config, resolved.plan
-    cfg, ranks, num_envs = plan.actors, plan.world_size, config.num_envs
-    if cfg is None:
-        return
-    late = {
-        "max_requests_in_flight": cfg.max_requests_in_flight > 1,
-        "broadcast_interval": cfg.broadcast_interval > 1,
-    }
-    for option in [option for option, asked in late.items() if asked and not resolved.needs.off_policy]:
-        raise ConfigError(
-            f"hardware.actors.{option}",
-            f"lets actors play with older weights, which {config.algo.name} cannot learn from; 1 does not",
-        )
-    if cfg.count > num_envs:
-        raise ConfigError(
-            "hardware.actors.count",
-            f"{cfg.count} actors are more than the environments, num_envs={num_envs}; take num_envs={cfg.count}, or"
-            f" {num_envs} actors",
-        )
+    plan, ranks, num_envs = resolved.plan, resolved.plan.world_size, resolved.config.num_envs
+    cfg: Any = plan.actors
+    for option in ("max_requests_in_flight", "broadcast_interval"):
+        if getattr(cfg, option) > 1 and not resolved.needs.off_policy:
+            said = f"lets actors play with older weights, which {resolved.config.algo.name} cannot learn from; take 1"
+            raise ConfigError(f"hardware.actors.{option}", said)
     if num_envs % cfg.count:
-        near = [str(n) for n in range(1, num_envs + 1) if num_envs % n == 0]
-        raise ConfigError(
-            "hardware.actors.count",
-            f"num_envs={num_envs} cannot be shared equally among {cfg.count} actors; {' or '.join(near)} can",
-        )
+        divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
+        raise _uneven("hardware.actors.count", f"num_envs={num_envs}", f"{cfg.count} actors", divisors)
     if num_envs % ranks == 0 and cfg.count % ranks:
-        raise ConfigError(
-            "hardware.actors.count", f"{cfg.count} actors cannot be shared equally among {ranks} ranks; {ranks} can"
-        )
+        raise _uneven("hardware.actors.count", f"{cfg.count} actors", f"{ranks} ranks", [ranks])
     if plan.ray is not None and plan.ray.address is None:
         if plan.num_nodes > 1:
             raise ConfigError(
@@ -142,38 +102,44 @@ def check_actors(resolved: ResolvedRun) -> None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
-def check_fit(resolved: ResolvedRun, buffer: Buffer, collector: Collector, elsewhere: bool) -> None:
-    """Check that there is time for one round, and memory for the buffer, and that columns keep in step where they must.
+def check_fit(trainer: Trainer, elsewhere: bool) -> None:
+    """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm.
 
-    Args:
-        elsewhere: the run's devices belong to other processes, which look at their memory themselves.
+    Where the run's devices are ``elsewhere``, in other processes, those check the devices' memory themselves.
     """
-    config, needs, plan = resolved.config, resolved.needs, resolved.plan
-    if needs.off_policy and needs.carry_stride and collector.autoreset is not AutoresetMode.NEXT_STEP:
+    config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
+    if needs.off_policy and needs.carry_stride and trainer.collector.autoreset is not AutoresetMode.NEXT_STEP:
         raise ConfigError(
             "env",
-            "these environments reset within the step that ends an episode, so that stored columns have gaps, over "
-            "which no recurrent state can be kept; env.vectorization=list has none",
+            "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
+            " cannot be kept over them; env.vectorization=list leaves none",
         )
-    length = resolved.loop.rollout_length
-    if config.total_steps < length * config.num_envs:
+    total, length = config.total_steps, trainer.loop.rollout_length
+    if total < (steps := length * config.num_envs):
+        each = f"(num_envs={config.num_envs} x {length} steps of each)"
         raise ConfigError(
-            "total_steps",
-            f"{config.total_steps} is less than one round of collection, {length * config.num_envs} steps "
-            f"(num_envs={config.num_envs} x {length} steps of each); raise it, or collect less in a round",
+            "total_steps", f"{total} is less than one round of collection, {steps} steps {each}; raise it"
         )
     if elsewhere and plan.accelerator == "cuda":
         return
     if buffer.device.type == "cuda":
-        free, where = torch.cuda.mem_get_info(buffer.device)[0], f" of {torch.cuda.get_device_name(buffer.device)}"
-        ranks = 1
-    else:
-        free, where = psutil.virtual_memory().available, ""
-        ranks = 1 if plan.launcher == "ray" else plan.devices  # Ray places them where there is room
-    needed = buffer.nbytes(collector.example()) * ranks
+        free, where, ranks = torch.cuda.mem_get_info(buffer.device)[0], torch.cuda.get_device_name(buffer.device), 1
+    else:  # Ray places ranks where there is room
+        free, where = psutil.virtual_memory().available, "this machine"
+        ranks = 1 if plan.launcher == "ray" else plan.devices
+    needed = buffer.nbytes(trainer.collector.example()) * ranks
     if needed > free:
         whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
         raise ConfigError(
             buffer.size_key,
-            f"{whose} would need {size(needed)}, but only {size(free)} of memory{where} are free; make it smaller",
+            f"{whose} would need {size(needed)}, but only {size(free)} of memory of {where} are free; make it smaller",
         )
+
+
+def size(n: float) -> str:
+    """Return bytes in the unit that a person would choose."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.4g} {unit}"
+        n /= 1024
+    return f"{n:.4g} TiB"

@@ -6,11 +6,12 @@ import errno
 import math
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.checkpointing.reading import checkpoints
 from rlplug.distributed.signals import handling
 from rlplug.distributed.spawn import RankError
@@ -18,7 +19,7 @@ from rlplug.distributed.torch_setup import denormals_flushed
 from rlplug.distributed.wires import listening
 from rlplug.evaluation.evaluator import Stopped
 from rlplug.run import run_dir
-from rlplug.run.callbacks import Callbacks
+from rlplug.run.state import callbacks_of
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import RunError
 
@@ -27,7 +28,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.E
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
 
 
-def drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
+def drive(trainer: Trainer) -> float:
     """Run the loop to its end, evaluate, and write a checkpoint of where that was.
 
     Returns:
@@ -37,12 +38,8 @@ def drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
         RunError: it could not go on.
         KeyboardInterrupt: it was stopped; holds the signal.
     """
-    callbacks: Callbacks = trainer.reports  # type: ignore[assignment]
-    for logger in loggers:
-        trainer.hooks.register(logger)
-    trainer.hooks.check_pending()
-    callbacks.open(trainer)
-    status = "failed"
+    callbacks, status = callbacks_of(trainer), "failed"
+    manager = callbacks.open(trainer)
     try:
         with disk_errors(trainer.run_dir), _stop_on_signal(trainer), denormals_flushed(), _machines_heard(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
@@ -57,51 +54,44 @@ def drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
         status = "interrupted"
         raise
     except RunError as error:
-        raise RunError(with_way_back(error, trainer.run_dir, _last(callbacks))) from error.__cause__
+        raise RunError(_way_back(error, manager)) from error.__cause__
     except Exception as error:
-        error.add_note(_way_back(trainer.run_dir, _last(callbacks)))
+        error.add_note(_way_back("", manager))
         raise
     finally:
-        _end(trainer, callbacks, status)
+        if trainer.ctx.rank == 0:
+            _end(trainer, manager, status)
     return callbacks.evaluation.latest.get("eval/return_mean", math.nan)
 
 
-def _end(trainer: Trainer, callbacks: Callbacks, status: str) -> None:
-    if trainer.ctx.rank != 0:
-        return
-    summary = _summary(trainer, callbacks, status)
-    try:
-        try:
-            run_dir.write_json(trainer.run_dir / run_dir.SUMMARY, summary)
-        finally:
-            trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
-    except OSError as error:
-        if status == "finished":
-            way_back = _way_back(trainer.run_dir, _last(callbacks))
-            raise RunError(f"{trainer.run_dir}: {error.strerror}; {way_back}") from None
-
-
-def _summary(trainer: Trainer, callbacks: Callbacks, status: str) -> Mapping[str, Any]:
-    """Return what ``summary.json`` holds."""
-    last = callbacks.manager.last if callbacks.manager is not None else None
-    progress, wall, startup = trainer.progress, trainer.clock.wall(), trainer.clock.startup_s
-    return {
+def _end(trainer: Trainer, manager: CheckpointManager, status: str) -> None:
+    """Write ``summary.json``, and end the loggers."""
+    evaluation, progress = callbacks_of(trainer).evaluation, trainer.progress
+    wall, startup = trainer.clock.wall(), trainer.clock.startup_s
+    summary = {
         "status": status,
-        **callbacks.evaluation.latest,
-        "eval/env_steps": callbacks.evaluation.latest_at,
+        **evaluation.latest,
+        "eval/env_steps": evaluation.latest_at,
         "env_steps": progress.env_steps,
         "updates": progress.updates,
         "episodes": progress.episodes,
         "wall_s": round(wall, 3),
         "env_steps_per_s": round(progress.env_steps / (wall - startup), 1),
         "startup_s": round(startup, 3),
-        "checkpoint": last and last.name,
+        "checkpoint": manager.last and manager.last.name,
     }
+    try:
+        try:
+            run_dir.write_json(trainer.run_dir / run_dir.SUMMARY, summary)
+        finally:
+            trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
+    except OSError as error:
+        if status == "finished":  # otherwise the error that ended the run matters more
+            raise RunError(_way_back(f"{trainer.run_dir}: {error.strerror}", manager)) from None
 
 
-@contextmanager
-def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask the run to end after this round; a second Ctrl-C ends it at once."""
+def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
+    """Let Ctrl-C and SIGTERM ask the run to end after this round, and a second Ctrl-C end it at once."""
 
     def request(number: int, frame: Any) -> None:
         if trainer.stop_signal and number == signal.SIGINT:
@@ -110,8 +100,7 @@ def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
             os.write(2, STOPPING)  # print may be what was interrupted
         trainer.request_stop(number)
 
-    with handling(request):
-        yield
+    return handling(request)
 
 
 def _machines_heard(trainer: Trainer) -> AbstractContextManager[None]:
@@ -140,20 +129,16 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise RunError(f"{error.filename or folder}: {error.strerror}") from None
 
 
-def _last(callbacks: Callbacks) -> Path | None:
-    """Return the newest checkpoint, once nothing is being written."""
-    assert callbacks.manager is not None
+def _way_back(error: object, manager: CheckpointManager) -> str:
+    """Wait for a checkpoint that is being written, and return ``with_way_back``."""
     with suppress(RunError):
-        callbacks.manager.wait()
-    return callbacks.manager.last
+        manager.wait()
+    return with_way_back(error, manager.run, manager.last)
 
 
-def with_way_back(error: RunError, folder: Path, last: Path | None) -> str:
-    """Return an error, of one line or several, and below it how to go on."""
+def with_way_back(error: object, folder: Path, last: Path | None) -> str:
+    """Return an error, of one line or several, and below it how to go on from checkpoint ``last``."""
     said = str(error)
-    return said + ("\n" if "\n" in said else "; ") + _way_back(folder, last)
-
-
-def _way_back(folder: Path, last: Path | None) -> str:
+    between = "\n" if "\n" in said else "; " if said else ""
     good = "there is no checkpoint yet" if last is None else f"the last good checkpoint is {last}"
-    return f"{good}; continue with: python -m rlplug resume {folder}"
+    return f"{said}{between}{good}; continue with: python -m rlplug resume {folder}"

@@ -1,9 +1,9 @@
-"""From a validated configuration to a finished run folder."""
+"""Start or continue a run: every rank builds it, restores its state if it continues, and drives it to its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,8 @@ from rlplug.distributed.spawn import RankError, spawn_ranks
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import run_dir
 from rlplug.run.build import build, start
-from rlplug.run.describe import describe
 from rlplug.run.drive import disk_errors, drive, with_way_back
 from rlplug.run.state import restore
-from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, RunError
 
 
@@ -39,7 +37,7 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Ca
         KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, and its folder says so; it holds the signal.
     """
     plan: Plan = config.hardware.build(None).plan()
-    return _launched(plan, lambda: config, folder, tell, _train, config.raw, folder, list(command))
+    return _launch(plan, config.raw, folder, tell, _train, config.raw, list(command))
 
 
 def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = print) -> float | None:
@@ -54,113 +52,96 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
         The mean return of the final evaluation; None for a run that has finished already.
 
     Raises:
-        ConfigError: the run cannot be continued (so); nothing was written.
+        ConfigError: the run cannot be continued, or not with these overrides; nothing was written.
         RunError, KeyboardInterrupt: as in ``train``.
     """
     folder = Path(path)
-    raw, manifest = run_dir.read(folder)
-    new = change(raw, overrides, RESUMABLE, WHY)
-    check_installed(_kept(new, manifest))
-    plan: Plan = choose("hardware", "hardware", new["hardware"]).build(None).plan()
-    return _launched(plan, lambda: parse(new), folder, tell, _resume, folder, list(overrides))
+    raw, *_ = _read(folder, overrides)
+    plan: Plan = choose("hardware", "hardware", raw["hardware"]).build(None).plan()
+    return _launch(plan, raw, folder, tell, _resume, list(overrides))
 
 
-def _kept(raw: dict[str, Any], manifest: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Where the components come from that are as they were when the run began."""
-    return {key: origin for key, origin in manifest["plugins"].items() if chosen_name(raw, key) == origin["name"]}
-
-
-def _launched(
-    plan: Plan,
-    config: Callable[[], RunConfig],
-    folder: Path,
-    tell: Callable[[str], None],
-    work: Any,
-    *args: Any,
+def _launch(
+    plan: Plan, raw: dict[str, Any], folder: Path, tell: Callable[[str], None], work: Callable[..., Any], *args: Any
 ) -> Any:
-    """Call ``work(fabric, tell, plan, *args)`` on every rank.
+    """Call ``work(fabric, tell, plan, folder, *args)`` on every rank; return what the first rank returns.
 
-    It runs in this process, if that is the only rank or was started as one of several. Otherwise ranks are processes of
-    their own; a run that broke off is continued as often as the plan allows.
+    A process that is the only rank, or was started as one of several, does the work itself. Otherwise each rank gets a
+    process, and a run that broke off is continued as often as the plan allows.
     """
-    on_ray = plan.launcher == "ray"
     require_started(plan)
-    if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and not on_ray):
-        return work(fabric_of(plan), tell, plan, *args)
+    if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and plan.launcher == "processes"):
+        return work(fabric_of(plan), tell, plan, folder, *args)
     if plan.num_nodes > 1:
-        raise ConfigError(
-            "hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each of them"
-        )
-    with closing(build(config(), folder, plan=plan)):
+        raise ConfigError("hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each")
+    with closing(build(parse(raw), folder, plan=plan)):
         pass  # mistakes are found before any process is started
-    if on_ray:
+    if plan.launcher == "ray":
         from rlplug.actors.launcher import on_cluster as start_ranks
     else:
         start_ranks = spawn_ranks
     restarts = plan.max_restarts
     while True:
         try:
-            return start_ranks(plan, work, plan, *args, tell=tell)
+            return start_ranks(plan, work, plan, folder, *args, tell=tell)
         except RunError as error:
-            if not restarts or not checkpoints(folder):
+            last = next(iter(checkpoints(folder)), None)
+            if not restarts or last is None:
                 if isinstance(error, RankError):  # the rank had no time to say this itself
-                    raise RankError(with_way_back(error, folder, next(iter(checkpoints(folder)), None))) from None
+                    raise RankError(with_way_back(error, folder, last)) from None
                 raise
             restarts -= 1
             tell(f"{error}\ncontinuing by itself, {restarts} more times if need be")
-            work, args = _resume, (folder, [])
+            work, args = _resume, ([],)
 
 
 def _train(
-    fabric: Fabric, tell: Callable[[str], None], plan: Plan, raw: dict[str, Any], folder: Path, command: list[str]
+    fabric: Fabric, tell: Callable[[str], None], plan: Plan, folder: Path, raw: dict[str, Any], command: list[str]
 ) -> float:
     raw, folder = fabric.broadcast((raw, folder))
-    check_same_versions(fabric)
+    check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
     with closing(build(config, folder, fabric, plan)) as trainer, disk_errors(folder):
         start(trainer)
-        loggers = _loggers(trainer)
-        if fabric.is_global_zero:
-            run_dir.require_new(folder)
-        with _written(folder, fabric, "hydra.run.dir"):
-            if fabric.is_global_zero:
-                run_dir.create(folder, config, plan, trainer.reports.identity, command)
-            return drive(trainer, loggers)
+        if not fabric.is_global_zero:
+            return drive(trainer)
+        run_dir.require_new(folder)
+        with run_dir.locked(folder, "hydra.run.dir"):
+            run_dir.create(folder, config, plan, trainer.reports.identity, command)
+            return drive(trainer)
 
 
 def _resume(
     fabric: Fabric, tell: Callable[[str], None], plan: Plan, folder: Path, overrides: list[str]
 ) -> float | None:
-    if not fabric.is_global_zero:
-        tell = _nobody
-    check_same_versions(fabric)
-    raw, manifest = run_dir.read(folder)
-    new = change(raw, overrides, RESUMABLE, WHY)
-    changed = differences(raw, new)
-    with disk_errors(folder), _written(folder, fabric):
-        for note in (*check_installed(_kept(new, manifest)), *run_dir.other_versions(manifest)):
+    tell = tell if fabric.is_global_zero else lambda line: None
+    check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
+    raw, before, manifest, notes = _read(folder, overrides)
+    changed = differences(before, raw)
+    with disk_errors(folder), run_dir.locked(folder) if fabric.is_global_zero else nullcontext():
+        for note in notes:
             tell(note)
-        config = parse(new)
+        config = parse(raw)
         checkpoint = find(folder, tell=tell) if fabric.is_global_zero and checkpoints(folder) else None
         path = fabric.broadcast(checkpoint and checkpoint.path)
-        if path is not None:
+        if path is None:
+            left = config.total_steps - before["total_steps"]
+        else:
             checkpoint = checkpoint or Checkpoint(path)
             _check_own(checkpoint, manifest["run"], config)
-        done = run_dir.finished(folder)
-        made = checkpoint.manifest["env_steps"] if checkpoint is not None else None
-        over = config.total_steps == raw["total_steps"] if made is None else config.total_steps - made < config.num_envs
-        if done and over:
-            tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
-            return None
-        if done and checkpoint is None:
-            raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
+            left = (config.total_steps - checkpoint.manifest["env_steps"]) // config.num_envs
+        if done := run_dir.finished(folder):
+            if not left:
+                tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
+                return None
+            if checkpoint is None:
+                raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer:
             start(trainer)
-            missing = restore(trainer, checkpoint) if checkpoint is not None else []
-            loggers = _loggers(trainer)
+            missing = restore(trainer, checkpoint) if checkpoint else []
+            steps = trainer.progress.env_steps
             for line in told(changed):
                 tell(line)
-            steps = trainer.progress.env_steps
             tell(f"continuing from {f'step {steps:,}' if checkpoint else 'the beginning: there was no checkpoint yet'}")
             for what in missing:
                 tell(f"not exactly as it would have gone on: {what}")
@@ -168,34 +149,20 @@ def _resume(
             if fabric.is_global_zero:
                 for aside in tidy(folder, checkpoint):
                     tell(f"what is damaged was set aside as {aside}")
-                run_dir.note_resumed(folder, config, manifest, trainer.progress.env_steps, changed)
-            return drive(trainer, loggers)
+                run_dir.note_resumed(folder, config, manifest, steps, changed)
+            return drive(trainer)
 
 
-def _nobody(line: str) -> None:
-    """Take what ranks other than the first would tell."""
-
-
-def _written(folder: Path, fabric: Fabric, key: str = "") -> AbstractContextManager[None]:
-    """Lock the run folder, into which only the first rank writes."""
-    return run_dir.locked(folder, key) if fabric.is_global_zero else nullcontext()
-
-
-def check_same_versions(fabric: Fabric) -> None:
-    """Check that this rank has the same software as the first one.
-
-    Raises:
-        ConfigError: another version of rlplug, of a library or of a plugin is installed here, or none.
-    """
-    check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
+def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
+    """Return a run's configuration with the overrides and without, its manifest, and notes on changed plugins."""
+    before, manifest = run_dir.read(folder)
+    raw = change(before, overrides, RESUMABLE, WHY)
+    kept = {key: origin for key, origin in manifest["plugins"].items() if chosen_name(raw, key) == origin["name"]}
+    return raw, before, manifest, check_installed(kept, manifest["versions"])
 
 
 def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
-    """Check that the run ``run``, as it is configured now, can continue from ``checkpoint``.
-
-    Raises:
-        ConfigError: it is another run's, or the configuration was changed where it may not be.
-    """
+    """Check that the run ``run``, as it is configured now, can continue from ``checkpoint``."""
     if checkpoint.manifest["run"] != run:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
@@ -204,20 +171,3 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     made, total = checkpoint.manifest["env_steps"], config.total_steps
     if total < made:
         raise ConfigError("total_steps", f"{total} is less than the {made} steps that the run has made already")
-
-
-def _loggers(trainer: Trainer) -> list[Any]:
-    """Build the loggers, on the first rank alone."""
-    if trainer.ctx.rank != 0:
-        return []
-    return [chosen.build(trainer.ctx) for chosen in trainer.config.logger.values()]
-
-
-def check(config: RunConfig) -> str:
-    """Return the plan of a run, in words, without training.
-
-    Raises:
-        ConfigError: the run could not start.
-    """
-    with closing(build(config, Path())) as trainer:
-        return describe(trainer.resolved, trainer.policy, trainer.buffer, trainer.collector)

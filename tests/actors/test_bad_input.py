@@ -20,7 +20,7 @@ CORES = os.cpu_count()
 CASES = {
     "more actors than environments": (
         (*SAC, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
-        "hardware.actors.count: 3 actors are more than the environments, num_envs=2; take num_envs=3, or 2 actors",
+        "hardware.actors.count: num_envs=2 cannot be shared equally among 3 actors; 1 or 2 can",
     ),
     "a share that is not whole": (
         (*PPO, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),

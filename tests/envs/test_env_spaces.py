@@ -4,7 +4,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplug.envs.spaces import execute, inside_action, inside_obs, observe
+from rlplug.envs.spaces import batched, execute, inside_action, inside_obs, observe
 from rlplug.types import ConfigError
 
 
@@ -104,3 +104,31 @@ def test_spaces_that_are_not_served_are_named(function, space):
     with pytest.raises(ConfigError, match="served are") as error:
         function(space)
     assert error.value.key == "env.id"
+
+
+ROOM = Dict(speed=Box(-1, 1, (2,), np.float32), doors=Tuple([Discrete(3, start=1), MultiBinary(2)]))
+
+
+def test_one_observation_is_given_a_leading_axis_and_a_batch_is_counted():
+    one, n = batched(ROOM, {"speed": [0.5, 0.5], "doors": (1, [0, 1])})
+    assert n is None
+    assert [one["speed"].shape, one["doors"][0].tolist(), one["doors"][1].tolist()] == [(1, 2), [1], [[0, 1]]]
+    many, n = batched(ROOM, {"speed": np.zeros((4, 2)), "doors": ([1, 2, 3, 1], np.zeros((4, 2), np.int8))})
+    assert n == 4
+    assert observe(ROOM)(many)["doors"]["0"].tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("obs", "said"),
+    [
+        ({"speed": [0, 0]}, "the observation is a dict of speed; the observation space is Dict"),
+        ({"speed": [0, 0], "doors": (1,)}, "the observation is a tuple of 0; the observation space is Tuple"),
+        ({"speed": [0, 0], "doors": [1, [0, 1]]}, "the observation is a list; the observation space is Tuple"),
+        ({"speed": [0, 0], "doors": (4, [0, 1])}, "the observation 4 is outside of the observation space, Discrete"),
+        ({"speed": [[0, 0]], "doors": (1, [0, 1])}, "the parts of the observation differ in their leading axis"),
+        ({"speed": [0] * 3, "doors": (1, [0, 1])}, r"has shape \[3\]; .*: \[2\], or \[n, 2\] for n of them"),
+    ],
+)
+def test_what_is_not_of_the_space_is_refused(obs, said):
+    with pytest.raises(ValueError, match=said):
+        batched(ROOM, obs)

@@ -320,6 +320,17 @@ def test_a_resumed_run_says_which_libraries_are_others_now(tmp_path):
     assert said[1].startswith(f"{tmp_path} has finished: 1,0")
 
 
+def also_registers(monkeypatch: pytest.MonkeyPatch, hook: Any) -> None:
+    """Let every run register ``hook`` behind its loggers."""
+    start = launch.start
+
+    def start_and_register(trainer):
+        start(trainer)
+        trainer.hooks.register(hook)
+
+    monkeypatch.setattr(launch, "start", start_and_register)
+
+
 def test_denormal_numbers_count_as_zero_while_a_run_learns(tmp_path, monkeypatch):
     class Sum:
         seen = None
@@ -329,7 +340,7 @@ def test_denormal_numbers_count_as_zero_while_a_run_learns(tmp_path, monkeypatch
             self.seen = (torch.full((100,), 1e-39) * 2).sum().item()
 
     witness = Sum()
-    monkeypatch.setattr(launch, "_loggers", lambda trainer: [witness])
+    also_registers(monkeypatch, witness)
     brief = compose(["total_steps=1024", "eval.every=0", "eval.episodes=1"])
     train(brief, tmp_path / "1")
     assert witness.seen == 0
@@ -355,7 +366,7 @@ def test_loggers_hear_of_the_end_although_the_summary_cannot_be_written(tmp_path
             self.summary = summary
 
     closing = Closing()
-    monkeypatch.setattr(launch, "_loggers", lambda trainer: [closing])
+    also_registers(monkeypatch, closing)
     config = compose(["total_steps=1024", "eval.every=0", "eval.episodes=1"])
     with pytest.raises(RunError, match=r"Is a directory; the last good checkpoint is .*/step_"):
         train(config, tmp_path)

@@ -1,0 +1,80 @@
+"""The plan of a run, in words: what ``check`` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn import Module
+
+from rlplug.run.checks import size
+from rlplug.trainer.trainer import Trainer
+
+SMALL = 64
+"""rows of a rank's share, below which exchanging gradients takes longer than computing them"""
+
+
+def describe(trainer: Trainer) -> str:
+    """Return a table of spaces, modules, memory, devices and updates to come."""
+    config, plan, spec, policy = trainer.config, trainer.resolved.plan, trainer.resolved.spec, trainer.policy
+    limit = f"at most {spec.max_episode_steps} steps an episode" if spec.max_episode_steps else "no step limit"
+    table = [("env", f"{config.raw['env'].get('id', config.env.name)}, {config.num_envs} at a time, {limit}")]
+    for name, group in spec.groups.items():
+        agents = f"{name} x {len(group.agents)}: " if group.agents else ""
+        table += [("  obs", f"{agents}{group.obs}"), ("  action", f"{agents}{group.action}")]
+    explorations = [("exploration", name, extra) for name, extra in policy.exploration.items()]
+    for kind, name, module in (("algo", config.algo.name, policy.algorithm), *explorations):
+        table.append((kind, f"{name}, {_count(module):,} parameters"))
+        parts = module.named_children()
+        table += [(f"  {part}", f"{type(inner).__name__}, {_count(inner):,}") for part, inner in parts]
+    row = trainer.collector.example()
+    round_steps = trainer.loop.rollout_length * config.num_envs
+    rounds = config.total_steps // round_steps
+    table += [
+        ("buffer", f"{config.buffer.name}, {size(trainer.buffer.nbytes(row))}"),
+        ("  a row", ", ".join(f"{key} {_shape(leaf)}" for key, leaf in row.items())),
+        ("loop", f"{config.loop.name}, {rounds:,} rounds of {round_steps:,} steps"),
+        ("  steps", f"{rounds * round_steps:,} of total_steps={config.total_steps:,}"),
+        ("  updates", f"about {trainer.loop.updates(rounds * round_steps):,}"),
+        ("hardware", f"{plan.world_size} x {plan.accelerator}, {plan.precision}, {plan.threads} thread(s) of torch"),
+        *_ranks(trainer),
+        *_actors(trainer),
+        ("  products", f"float32 at {plan.float32_matmul_precision} precision"),
+        ("logger", ", ".join(config.logger)),
+    ]
+    return "\n".join(f"{key:<14} {value}" for key, value in table)
+
+
+def _ranks(trainer: Trainer) -> list[tuple[str, str]]:
+    """Return what each rank has of the whole, if there are several."""
+    num_envs, ranks = trainer.config.num_envs, trainer.resolved.plan.world_size
+    if ranks == 1:
+        return []
+    envs = f"{len(trainer.ctx.env_ids)} environments"
+    if num_envs % ranks:
+        envs = f"num_envs={num_envs} does not divide by {ranks}: the first rank collects for all"
+    loop = trainer.loop
+    rows = (loop.batch_size if trainer.buffer.off_policy else loop.rollout_length * num_envs) // ranks
+    small = "; so few that ranks wait longer for each other than they compute" if rows < SMALL else ""
+    return [("  a rank", envs), ("", f"{rows} rows of an update{small}")]
+
+
+def _actors(trainer: Trainer) -> list[tuple[str, str]]:
+    """Return who collects, if Ray actors do."""
+    actors, ray = trainer.resolved.plan.actors, trainer.resolved.plan.ray
+    if actors is None or ray is None:
+        return []
+    lines = [
+        ("  actors", f"{actors.count} of Ray, {trainer.config.num_envs // actors.count} environments each"),
+        ("", f"of {ray.address}" if ray.address else "started on this machine for the run"),
+    ]
+    return [*lines, ("", f"{actors.evaluation} more play evaluations meanwhile")] if actors.evaluation else lines
+
+
+def _count(module: Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _shape(leaf: Any) -> str:
+    if isinstance(leaf, dict):
+        return "{" + ", ".join(f"{key} {_shape(inner)}" for key, inner in leaf.items()) + "}"
+    return f"{list(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}"
