@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.checkpointing.format import checkpoints
-from rlplug.distributed.signals import handling
-from rlplug.distributed.spawn import RankError
+from rlplug.distributed.fabric import explain_collective
+from rlplug.distributed.keepalive import watch_ranks
+from rlplug.distributed.signals import handle_signals
 from rlplug.distributed.torch_setup import denormals_flushed
-from rlplug.distributed.wires import listening
 from rlplug.evaluation.evaluator import Stopped
 from rlplug.run import run_dir
 from rlplug.run.callbacks import Callbacks
@@ -44,7 +44,7 @@ def drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
     callbacks.open(trainer)
     status = "failed"
     try:
-        with disk_errors(trainer.run_dir), _stop_on_signal(trainer), denormals_flushed(), _machines_heard(trainer):
+        with disk_errors(trainer.run_dir), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
             with suppress(Stopped):
@@ -59,6 +59,8 @@ def drive(trainer: Trainer, loggers: Sequence[Any]) -> float:
     except RunError as error:
         raise RunError(with_way_back(error, trainer.run_dir, _last(callbacks))) from error.__cause__
     except Exception as error:
+        if (reason := explain_collective(error)) is not None:
+            raise RunError(with_way_back(RunError(reason), trainer.run_dir, _last(callbacks))) from None
         error.add_note(_way_back(trainer.run_dir, _last(callbacks)))
         raise
     finally:
@@ -110,23 +112,23 @@ def _stop_on_signal(trainer: Trainer) -> Iterator[None]:
             os.write(2, STOPPING)  # print may be what was interrupted
         trainer.request_stop(number)
 
-    with handling(request):
+    with handle_signals(request):
         yield
 
 
-def _machines_heard(trainer: Trainer) -> AbstractContextManager[None]:
-    """Where there are several machines, end the run once one is gone."""
+def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
+    """On several machines, end the run when one is lost."""
     if trainer.resolved.plan.num_nodes == 1:
         return nullcontext()
     fabric = trainer.learner.fabric
 
-    def end(what: str) -> None:
+    def end(reason: str) -> None:
         if fabric.local_rank == 0:
-            said = with_way_back(RankError(what), trainer.run_dir, next(iter(checkpoints(trainer.run_dir)), None))
-            os.write(2, f"rlplug: {said}\n".encode())
-        os._exit(1)  # the main thread may wait inside of a collective
+            message = with_way_back(RunError(reason), trainer.run_dir, next(iter(checkpoints(trainer.run_dir)), None))
+            os.write(2, f"rlplug: {message}\n".encode())
+        os._exit(1)  # the main thread may be waiting in a collective
 
-    return listening(fabric, end)
+    return watch_ranks(fabric, end)
 
 
 @contextmanager
@@ -145,7 +147,8 @@ def _last(callbacks: Callbacks) -> Path | None:
     assert callbacks.manager is not None
     with suppress(RunError):
         callbacks.manager.wait()
-    return callbacks.manager.last
+    # the managers of other ranks than the first do not know
+    return callbacks.manager.last or next(iter(checkpoints(callbacks.run_dir)), None)
 
 
 def with_way_back(error: RunError, folder: Path, last: Path | None) -> str:
