@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlplug import tree
 from rlplug.api import Plan
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.nonfinite import blame_nonfinite
@@ -93,7 +94,7 @@ class Actor(RemotePolicy):
     def _begin(self, env_ids: Sequence[int]) -> Tree:
         seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # every actor draws other numbers
         self.collector = self.policy.collector(env_ids)
-        self.collector.begin()
+        self.collector.reset()
         return self._state(self.policy.statistics())
 
     def load(self, state: Tree, new_episodes: int = 0) -> None:
@@ -171,13 +172,4 @@ class Aggregator:
 
     def concatenate(self, *segments: Batch) -> Batch:
         """Return segments with leaves ``[T+1, b, ...]`` as one with the columns of all of them."""
-        return _concatenate(segments)
-
-
-def _concatenate(parts: Sequence[Batch]) -> Batch:
-    return {
-        key: _concatenate([part[key] for part in parts])
-        if isinstance(leaf, dict)
-        else np.concatenate([part[key] for part in parts], 1)
-        for key, leaf in parts[0].items()
-    }
+        return tree.map(lambda *parts: np.concatenate(parts, 1), *segments)

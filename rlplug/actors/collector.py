@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from rlplug import tree
 from rlplug.api import Collector
 from rlplug.context import ResolvedRun
 from rlplug.trainer.policy import Policy
-from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights, map_leaves
+from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights
 
 if TYPE_CHECKING:
     from rlplug.actors.handle import ActorHandle, Request
@@ -58,7 +59,7 @@ class RayCollector(Collector):
         with closing(policy.collector(env_ids[:1])) as probe:
             self.bounds: Bounds | None = probe.bounds
             self._autoreset = probe.autoreset
-            self._row = map_leaves(lambda x: x.repeat(len(env_ids), *(1 for _ in x.shape[1:])), probe.example())
+            self._row = tree.map(lambda x: x.repeat(len(env_ids), *(1 for _ in x.shape[1:])), probe.example())
 
     @property
     def autoreset(self) -> AutoresetMode:
@@ -67,7 +68,7 @@ class RayCollector(Collector):
     def example(self) -> Batch:
         return self._row
 
-    def unfinished(self, rows: int) -> Batch:
+    def raw_segment(self, rows: int) -> Batch:
         return {}  # actors check their own segments
 
     def start(self) -> None:
@@ -117,7 +118,7 @@ class RayCollector(Collector):
     def _gather(self, pool: ActorPool, rows: int) -> Batch:
         """Return one segment ``[T+1, B]`` with the columns of all actors; those of lost actors have no valid rows."""
         if rows not in self._buffers:
-            self._buffers[rows] = map_leaves(lambda x: x.repeat(rows + 1, *(1 for _ in x.shape)), self._row)
+            self._buffers[rows] = tree.map(lambda x: x.repeat(rows + 1, *(1 for _ in x.shape)), self._row)
         segment, missing = self._buffers[rows], np.ones(len(self.env_ids), np.bool_)
         for handles, part in pool.gather():
             columns = self._columns(handles)
@@ -126,11 +127,11 @@ class RayCollector(Collector):
             del part  # so that Ray can reuse its memory for the next one
         if missing.any():
             if self._last_row is not None:  # row 0 is the observation after the last step
-                _write(segment, missing, map_leaves(lambda x: x[None, missing], self._last_row))
+                _write(segment, missing, tree.map(lambda x: x[None, missing], self._last_row))
             for key in ("valid", "is_first", "terminated", "truncated", "reward"):
                 segment[key][:, torch.from_numpy(missing)] = 0
         if self.cfg.on_failure == "ignore":
-            self._last_row = map_leaves(lambda x: x[-1].numpy().copy(), segment)
+            self._last_row = tree.map(lambda x: x[-1].numpy().copy(), segment)
         return segment
 
     def _columns(self, handles: Sequence[ActorHandle]) -> Any:
@@ -169,8 +170,8 @@ class RayCollector(Collector):
 
 def _write(segment: Batch, columns: Any, part: Batch) -> None:
     """Write arrays ``[T+1, b, ...]`` into some columns of ``segment [T+1, B, ...]``."""
-    for key, leaf in segment.items():
-        if isinstance(leaf, dict):
-            _write(leaf, columns, part[key])
-        else:
-            leaf.numpy()[:, columns] = part[key]
+
+    def write(leaf: torch.Tensor, values: np.ndarray) -> None:
+        leaf.numpy()[:, columns] = values
+
+    tree.map(write, segment, part)

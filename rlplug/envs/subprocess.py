@@ -22,10 +22,11 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from rlplug import tree
 from rlplug.envs.env_list import EnvList, rows_of
 from rlplug.envs.spaces import copy
 from rlplug.envs.spec_json import mismatch
-from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree
 
 ALIVE_EVERY = 1.0  # seconds after which a worker that says nothing is looked at
 PATIENCE = 5.0  # seconds in which a worker should end when asked to
@@ -333,14 +334,14 @@ def _shared(memory: int, spec: EnvSpec, n: int) -> Batch:
         start, offset = offset, offset + -(-max(x.nbytes, 1) // 64) * 64
         return start, x
 
-    placed = map_leaves(place, like)
+    placed = tree.map(place, like)
     os.ftruncate(memory, offset)
     buffer = mmap.mmap(memory, offset)
-    return map_leaves(lambda at: np.ndarray(at[1].shape, at[1].dtype, buffer, at[0]), placed)
+    return tree.map(lambda at: np.ndarray(at[1].shape, at[1].dtype, buffer, at[0]), placed)
 
 
 def _columns(batch: Batch, columns: range) -> Batch:
-    return map_leaves(lambda x: x[columns.start : columns.stop], batch)
+    return tree.map(lambda x: x[columns.start : columns.stop], batch)
 
 
 def _anonymous_file() -> int:

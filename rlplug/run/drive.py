@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any
 
-from rlplug.checkpointing.format import checkpoints
+from rlplug.checkpointing.reading import checkpoints
 from rlplug.distributed.fabric import explain_collective
 from rlplug.distributed.keepalive import watch_ranks
 from rlplug.distributed.signals import handle_signals

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.api import Plan
-from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
-from rlplug.config import RunConfig, choose, parse, show
+from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
+from rlplug.config import RunConfig, choose, migrate, parse, show
 from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
 from rlplug.config.run import chosen_name
 from rlplug.distributed.fabric import Fabric, fabric_of, launched_elsewhere, require_started
@@ -198,7 +198,7 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     """
     if checkpoint.manifest["run"] != run:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
-    for key, old, new in differences(checkpoint.manifest["config"], config.raw):
+    for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
         if key.split(".")[0] not in RESUMABLE:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
     made, total = checkpoint.manifest["env_steps"], config.total_steps

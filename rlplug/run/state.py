@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from rlplug.checkpointing.format import Checkpoint, Snapshot
+from rlplug.checkpointing.reading import Checkpoint
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.checkpointing.serialize import copy_to_host
+from rlplug.checkpointing.writing import Snapshot
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.run import run_dir

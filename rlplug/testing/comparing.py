@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
-from rlplug.checkpointing.format import FOLDER, Checkpoint, find
+from rlplug import tree
+from rlplug.checkpointing.format import FOLDER
 from rlplug.checkpointing.manager import BEST
+from rlplug.checkpointing.reading import Checkpoint, find
 from rlplug.checkpointing.row_log import FileRowLog
-from rlplug.config import parse
+from rlplug.config import migrate, parse
 from rlplug.run.build import build
 from rlplug.run.state import restore
 from rlplug.testing.checks.runs import differences, flat
-from rlplug.types import Tree, map_leaves
+from rlplug.types import Tree
 
 TIMES = ("wall_s", "env_steps_per_s", "startup_s")
 """of ``summary.json``: what no two runs have in common; in ``metrics.csv`` it is ``time/...``"""
@@ -67,11 +69,11 @@ def _best(link: Path) -> dict[str, Any]:
 
 def _buffer(checkpoint: Checkpoint) -> Tree:
     """What a buffer saves that has nothing written yet."""
-    with closing(build(parse(checkpoint.manifest["config"]), Path())) as trainer:
+    with closing(build(parse(migrate(checkpoint.manifest["config"])), Path())) as trainer:
         restore(trainer, checkpoint)
         store = FileRowLog()
         trainer.buffer.save(store)
-    rows = {str(start): map_leaves(torch.clone, chunk) for start, chunk in store.rows()}
+    rows = {str(start): tree.map(torch.clone, chunk) for start, chunk in store.rows()}
     return {"state": store.state, "rows": rows}
 
 

@@ -117,7 +117,13 @@ def learner(
     ctx: RunContext, algorithm: Algorithm, batch: Batch | None = None, rollout: bool = False, microbatches: int = 1
 ) -> FabricLearner:
     buffer: Any = Given(batch, rollout) if batch else None
-    return FabricLearner(Fabric(accelerator="cpu", devices=1), ctx, algorithm, buffer, microbatches=microbatches)
+    return FabricLearner(
+        fabric=Fabric(accelerator="cpu", devices=1),
+        ctx=ctx,
+        algorithm=algorithm,
+        buffer=buffer,
+        microbatches=microbatches,
+    )
 
 
 class Driven:

@@ -282,7 +282,7 @@ def test_rnd_trains_the_predictor_alone_on_a_share_of_the_rows():
 
 def merged(fabric: Any, columns: slice | None) -> dict[str, torch.Tensor]:
     rnd = make(RND)
-    learner = FabricLearner(fabric, rnd.ctx, rnd, None)  # type: ignore[arg-type]
+    learner = FabricLearner(fabric=fabric, ctx=rnd.ctx, algorithm=rnd, buffer=None)  # type: ignore[arg-type]
     for seed in (1, 2):
         batch = sample(rnd, seed)
         if fabric.world_size == 2:

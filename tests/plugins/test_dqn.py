@@ -274,7 +274,7 @@ def test_the_recurrent_state_goes_on_in_every_mode(mode):
 
 
 def learner_of(algorithm: DQN) -> FabricLearner:
-    return FabricLearner(one_rank(), algorithm.ctx, algorithm, again({}))
+    return FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=again({}))
 
 
 def test_target_network_follows_at_its_frequency_counted_in_updates():

@@ -25,10 +25,10 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 import rlplug
 from rlplug.api import Plan
-from rlplug.checkpointing.format import find
+from rlplug.checkpointing.reading import find
 from rlplug.config import compose, parse
 from rlplug.context import EnvShard, RunContext
-from rlplug.evaluation.evaluator import Evaluator
+from rlplug.evaluation.evaluator import Evaluator, summary
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import hookimpl
 from rlplug.run import checks, launch
@@ -118,9 +118,10 @@ def test_evaluation_plays_exactly_its_episodes_and_disturbs_nothing(tmp_path):
     before = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
     evaluator = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=40)
     assert evaluator.quota.sum() == 40
-    first, again, other = evaluator(0), evaluator(0), evaluator(1)
+    first, again, other = evaluator.play(0), evaluator.play(0), evaluator.play(1)
     assert first == again != other
-    assert first["eval/length_mean"] == first["eval/return_mean"] > 1
+    assert len(first) == 40
+    assert summary(first)["eval/length_mean"] == summary(first)["eval/return_mean"] > 1
     after = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
     learner, actor, _ = after[0]
     assert torch.equal(before[0][0], learner)
@@ -201,8 +202,8 @@ def test_deterministic_runs_use_deterministic_kernels(tmp_path):
 
 def test_shares_that_do_not_divide_are_refused_with_what_would():
     with pytest.raises(ConfigError, match=r"^loop.train_batch_size: 10 cannot be shared .* 8 or 16 can$"):
-        checks.shares(10, Plan(devices=2, microbatches=4))
-    checks.shares(256, Plan(devices=2, microbatches=4))
+        checks.check_shares(10, Plan(devices=2, microbatches=4))
+    checks.check_shares(256, Plan(devices=2, microbatches=4))
 
 
 def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
@@ -286,10 +287,10 @@ def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path, monkeypatch)
     monkeypatch.setattr("rlplug.evaluation.evaluator.LONGEST", 100)
     endless = ["env=gymnasium", "env.id=Pendulum-v1", "env.max_episode_steps=100000", "total_steps=1024"]
     trainer = build(compose([*endless, "logger=[]"]), tmp_path)
-    evaluated = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=2)(0)
-    assert 100 <= evaluated["eval/length_mean"] < 200
+    played = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=2).play(0)
+    assert all(100 <= length < 200 for _, length in played)
     with pytest.raises(KeyboardInterrupt):
-        trainer.reports.evaluation.evaluator(0, stop=lambda: True)
+        trainer.reports.evaluation.evaluator.play(0, stop=lambda: True)
 
 
 def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
@@ -347,7 +348,7 @@ def test_loggers_hear_of_the_end_although_the_summary_cannot_be_written(tmp_path
 
         @hookimpl
         def rlplug_started(self, run):
-            (run.folder / "summary.json").mkdir()
+            (run.run_dir / "summary.json").mkdir()
 
         @hookimpl
         def rlplug_ended(self, run, summary):

@@ -22,6 +22,12 @@ SAC = ["algo=sac", "env=pendulum", "total_steps=120", "loop.num_steps_sampled_be
 QUIET = ["logger=[]", "eval.every=0", "eval.episodes=1"]
 
 
+def run(trainer):
+    """To the end, without what is said about it."""
+    trainer.loop.run(trainer)
+    trainer.reports.finish(trainer)
+
+
 def moved(folder, words, **plan):
     """How far the weights of a run go."""
     plan = Plan(**plan)
@@ -29,7 +35,7 @@ def moved(folder, words, **plan):
     before = nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach().clone()
     if trainer.learner.scale is not None:
         trainer.learner.scale.value.fill_(1024.0)  # nothing overflows
-    trainer.run()
+    run(trainer)
     trainer.close()
     return nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach() - before
 
@@ -64,7 +70,7 @@ class Steep(Trainable):
 
 
 def learner_of(who, **options):
-    return FabricLearner(one_rank(), context(), who, None, scaled=True, **options)  # type: ignore[arg-type]
+    return FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None, scale_losses=True, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
@@ -84,7 +90,7 @@ def test_steps_that_overflow_are_left_out_until_the_scale_fits(on_nan):
 
 def test_a_loss_that_is_no_number_is_said():
     who = Steep(slope=float("inf"))
-    learner = who.learner
+    learner = learner_of(who)
     learner.minimize({}, who)
     with pytest.raises(RunError, match=r"^Steep: the loss term 'x' is NaN at update 1"):
         learner.check_finite()
@@ -98,7 +104,7 @@ class Cusp(Steep):
 
 def test_a_gradient_that_is_infinite_at_scale_1_is_said():
     who = Cusp()
-    learner = who.learner
+    learner = learner_of(who)
     for _ in range(16):
         learner.minimize({}, who)
         learner.check_finite()
@@ -109,7 +115,7 @@ def test_a_gradient_that_is_infinite_at_scale_1_is_said():
 
 def test_the_scale_grows_while_nothing_overflows():
     who = Steep()
-    learner = who.learner
+    learner = learner_of(who)
     learner.scale = LossScale(torch.device("cpu"), LARGEST / 2, patience=3)
     seen = []
     for _ in range(7):
@@ -120,7 +126,7 @@ def test_the_scale_grows_while_nothing_overflows():
 
 def test_a_resumed_run_goes_on_with_its_scale():
     who, again = Steep(slope=2.0**120), Steep()
-    first, second = who.learner, again.learner
+    first, second = learner_of(who), learner_of(again)
     for _ in range(12):
         first.minimize({}, who)
     assert first.scale.state() == {"value": 2.0**7, "fine": 3}

@@ -139,11 +139,12 @@ class Prioritized:
             self.max_priority = max(self.max_priority, float(priority[here].max()))
             self._tree.set(leaves[here], proportional(priority[here], self.cfg.alpha, self.cfg.epsilon))
 
+    @property
+    def device(self) -> torch.device:
+        return self.ring.device
+
     def nbytes(self, row: Batch) -> int:
         return self.ring.nbytes(row) + SumTree.nbytes(self.slots * self.columns)
-
-    def handle(self) -> Prioritized:
-        return self
 
     def save(self, log: RowLog) -> None:
         """Rows once; what they are drawn by, each time."""

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlplug.checkpointing import format as checkpoint
+from rlplug import tree
+from rlplug.checkpointing.format import folder_of
+from rlplug.checkpointing.reading import Checkpoint
 from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.writing import write
 from rlplug.run.state import capture, restore
 from rlplug.testing.checks.runs import Case, callbacks_of, differences, play, require, some
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Tree, leaves
+from rlplug.types import Tree
 
 ADVICE = (
     "Keep counters, coefficients and statistics in registered buffers (an exploration's in its carry too), draw with"
@@ -28,10 +31,10 @@ def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
     first = case.build(*overrides)
     play(first, updates)
     with tempfile.TemporaryDirectory() as folder:
-        path = checkpoint.write(checkpoint.folder_of(Path(folder), 1), capture(first))
+        path = write(folder_of(Path(folder), 1), capture(first))
         first.close()
         resumed = case.build(*overrides)
-        restore(resumed, checkpoint.Checkpoint(path))
+        restore(resumed, Checkpoint(path))
         play(resumed, updates)
         undisturbed = case.build(*overrides)
         play(undisturbed, resumed.progress.updates)
@@ -50,8 +53,8 @@ def stored(store: FileRowLog) -> Tree:
     """Rows by number; what was stored again counts as it is now."""
     rows: dict[int, Any] = {}
     for start, chunk in store.rows():
-        for i in range(len(next(leaves(chunk)))):
-            rows[start + i] = torch.cat([_unpadded(leaf[i]).reshape(-1).double() for leaf in leaves(chunk)])
+        for i in range(len(next(tree.leaves(chunk)))):
+            rows[start + i] = torch.cat([_unpadded(leaf[i]).reshape(-1).double() for leaf in tree.leaves(chunk)])
     return {str(number): row for number, row in sorted(rows.items())}
 
 
