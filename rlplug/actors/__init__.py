@@ -17,7 +17,7 @@ AUTH_MODE = "RAY_AUTH_MODE"
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of segments that nobody waits for any more
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of segments that are not needed any more
 }
 
 # Ray reads these when it is imported

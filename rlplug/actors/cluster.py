@@ -35,7 +35,7 @@ class Cluster:
     """
 
     def __init__(self, cfg: RayCluster, address: str | None = None) -> None:
-        self._owned = not ray.is_initialized()  # whoever connected this process also disconnects it
+        self._owned = not ray.is_initialized()  # otherwise another part of this program closes it
         if self._owned:
             _connect(cfg, address or cfg.address)
 

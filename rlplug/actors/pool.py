@@ -208,18 +208,16 @@ class ActorPool:
         waiting = {ref: handle for handle in self.handles if (ref := handle.pending) is not None}
         if waiting:
             for ref in ray.wait(list(waiting), num_returns=len(waiting), timeout=timeout)[0]:
-                self._receive(waiting.pop(ref))
+                handle = waiting.pop(ref)
+                try:
+                    handle.receive()
+                except RayError as error:
+                    self._fail(handle, error)
             for handle in waiting.values():
                 self._check_alive(handle)
         elif restarting:
             time.sleep(timeout)
         return [h for h in self.handles if h.pending is not None or h.status is Status.RESTARTING]
-
-    def _receive(self, handle: ActorHandle) -> None:
-        try:
-            handle.receive()
-        except RayError as error:
-            self._fail(handle, error)
 
     def _check_alive(self, handle: ActorHandle) -> None:
         """End an actor that has made no step for too long."""
