@@ -47,6 +47,10 @@ class Needs:
     """what reaches ``prepare`` and ``forward``, after ``postprocess``: nothing else is stored or moved"""
 
 
+def _nothing() -> dict[str, Any]:  # torch.compile traces it, and no dict[str, Any]
+    return {}
+
+
 @dataclass
 class Losses:
     """What ``forward`` returns."""
@@ -54,9 +58,9 @@ class Losses:
     terms: dict[str, Tensor]
     """Added up to the loss. Per row (``[..., B]``, as ``batch["valid"]``, or one row less): averaged over the
     GLOBAL count of valid rows; 0-d: as it is."""
-    metrics: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    metrics: dict[str, Tensor] = field(default_factory=_nothing)
     """Detached; per row or 0-d, averaged over ranks in the same way."""
-    feedback: Batch = field(default_factory=dict[str, Any])
+    feedback: Batch = field(default_factory=_nothing)
     """Back to the buffer: ``priority [B]``, a new ``carry``. ``after_step`` takes out what is for the algorithm."""
 
 

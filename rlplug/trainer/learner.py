@@ -22,9 +22,9 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
 from rlplug import tree
-from rlplug.api import Algorithm, Buffer, Exploration, Losses, Trainable
+from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Trainable
 from rlplug.context import RunContext
-from rlplug.trainer.collectives import Collectives, Reduction
+from rlplug.trainer.collectives import Collectives
 from rlplug.trainer.gradient_step import GradientStep, find_nonfinite
 from rlplug.trainer.losses import Total, add_losses, total_loss
 from rlplug.trainer.minibatches import column_axis, microbatches, minibatches

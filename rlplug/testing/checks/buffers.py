@@ -17,7 +17,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Buffer, Needs
 from rlplug.checkpointing.format import folder_of
-from rlplug.checkpointing.row_log import Chunk, FileRowLog
+from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.checkpointing.writing import Snapshot, write
 from rlplug.config import choose
@@ -271,7 +271,7 @@ def _check_saved(variant: Variant) -> None:
                 )
                 added = 0
                 write(folder_of(Path(folder), turn), Snapshot({}, {}, store.chunks))
-                store = Counting(store.chunks, decode(encode(copy_to_host(store.state))), _written)
+                store = Counting(store.chunks, decode(encode(copy_to_host(store.state))))
                 buffer = variant.make(ctx)
                 buffer.load(store)
             require(buffer.ready() == twin.ready(), "after load() it is ready when it was not, or the reverse")
@@ -283,11 +283,6 @@ def _check_saved(variant: Variant) -> None:
                     priority = 1.0 + sample["index"] % 7
                     twin.feedback(sample["index"], {"priority": priority})
                     buffer.feedback(again["index"], {"priority": priority})
-
-
-def _written(chunk: Chunk) -> Batch:
-    assert chunk.path is not None
-    return decode(chunk.path.read_bytes())
 
 
 class Counting(FileRowLog):
