@@ -1,4 +1,4 @@
-"""Versions of what is installed, compared with what a run used and with what its other processes have."""
+"""Compare installed versions with those that a run used, and with those of its other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from importlib import metadata
 from typing import Any
 
 from rlplug.registry import discovery
-from rlplug.registry.discovery import Plugin
 from rlplug.types import CheckpointError, ConfigError
 
 LIBRARIES = ("rlplug", "torch", "lightning", "gymnasium", "numpy", "hydra-core", "omegaconf")
@@ -25,23 +24,17 @@ def installed() -> dict[str, str]:
 
 
 def check_same(there: Mapping[str, str], who: str) -> None:
-    """Compare what is installed here with what the first rank has.
-
-    Args:
-        there: ``installed()`` of the first rank.
-        who: this process, for the error message.
+    """Compare what is installed for this process, ``who``, with ``installed()`` of the first rank.
 
     Raises:
-        ConfigError: rlplug, a library or a plugin has another version here, or is missing.
+        ConfigError: the version of rlplug, a library or a plugin differs, or it is missing on one side.
     """
     here = installed()
     for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            raise ConfigError(
-                "hardware",
-                f"{who}, on {platform.node()}, has {name} {here.get(name, 'not at all')}, and the first rank has "
-                f"{there.get(name, 'it not at all')}: install the same on both",
-            )
+        mine, first = (side.get(name, "not installed") for side in (here, there))
+        if mine != first:
+            where = f"for {who}, on {platform.node()}, and {first} for the first rank"
+            raise ConfigError("hardware", f"{name} is {mine} {where}: install the same version on both")
 
 
 def check_installed(plugins: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -60,43 +53,33 @@ def check_installed(plugins: Mapping[str, Mapping[str, str]]) -> list[str]:
     if missing:
         raise CheckpointError("\n".join(missing))
     used = {origin["distribution"]: origin["version"] for origin in plugins.values()}
-    return [
-        f"{name} was {version} then, and is {now} now"
-        for name, version in used.items()
-        if (now := _version(name)) != version
-    ]
+    return [f"{name} was {old} then, and is {now} now" for name, old in used.items() if (now := _version(name)) != old]
 
 
-def _missing(key: str, origin: Mapping[str, str]) -> str | None:
+def _missing(key: str, origin: Mapping[str, Any]) -> str | None:
     """Return what is wrong with one component and how to repair it; None if it is installed."""
-    name, distribution, version = origin["name"], origin["distribution"], origin["version"]
+    kind, name, distribution, version = (origin[field] for field in ("kind", "name", "distribution", "version"))
     pip = f"pip install {distribution}=={version}"
-    kind: Any = origin["kind"]
     what = f"{key}: the run used {kind} {name!r} of {distribution} {version}"
     owners = discovery.owners().get((kind, name), ())
     others = [plugin for plugin in owners if plugin.distribution != distribution]
+    uninstall = "pip uninstall " + " ".join(plugin.distribution for plugin in others)
     if len(others) < len(owners):
-        if others:
-            names = " and ".join(map(str, others))
-            return f"{what}, which {names} claims as well: pip uninstall {_names(others)}"
-        return None
+        claims = " and ".join(map(str, others))
+        return f"{what}, which {claims} claims as well: {uninstall}" if others else None
     if broken := [plugin for plugin in discovery.broken() if plugin.distribution == distribution]:
         return f"{what}, and {broken[0]} is installed but broken ({broken[0].cause}); {pip}"
     if others:
-        return f"{what}, but {others[0]} provides that name now: pip uninstall {_names(others)}, and {pip}"
+        return f"{what}, but {others[0]} provides that name now: {uninstall}, and {pip}"
     if (now := _version(distribution)) is not None:
         return f"{what}, and {distribution} {now} has none of that name: {pip}"
     return f"{what}, which is not installed: {pip}"
 
 
-def _names(plugins: list[Plugin]) -> str:
-    return " ".join(plugin.distribution for plugin in plugins)
-
-
 def _version(distribution: str) -> str | None:
     """Return the installed version of a distribution; None if there is none."""
-    found = [plugin.version for plugin in discovery.plugins() if plugin.distribution == distribution]
     try:
+        found = [plugin.version for plugin in discovery.plugins() if plugin.distribution == distribution]
         return found[0] if found else metadata.version(distribution)
     except (metadata.PackageNotFoundError, ValueError):
         return None
