@@ -1,9 +1,11 @@
-"""Typed settings: types, ranges and one line of documentation per option; defaults are in YAML.
+"""Typed settings: how a component declares its options.
 
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
         lr: Scheduled[PositiveFloat] = option("Step size of Adam.")
+
+The class gives types, ranges and one line of documentation per option; defaults are in the component's YAML.
 """
 
 from __future__ import annotations
@@ -43,7 +45,6 @@ ModelNode: TypeAlias = Annotated[Any, Nested("model")]
 """A model inside a component, built by ``ctx.build(cfg.<option>, space)``."""
 
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
-"""A float in [0, 1]."""
 
 
 def _in_order(points: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
