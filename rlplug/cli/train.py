@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.config.hydra_errors import explain
     from rlplug.config.session import PRIMARY, VERSION_BASE
-    from rlplug.config.sweeps import check_sweep
+    from rlplug.config.composition import check_sweep
     from rlplug.registry import search_path
 
     warn_broken()

@@ -34,10 +34,10 @@ BAD = {
     "hardware.device=2": "hardware.device: unknown key; did you mean hardware.devices? There are: ",
     "foo.bar=1": "foo: unknown key; did you mean ",
     "algo.gamma.x=3": "algo.gamma.x: unknown key: algo.gamma holds one value, and no keys",
-    "model@critic=mlp": "model@critic: there is no such choice to make. Did you mean to override one of model, ",
+    "model@critic=mlp": "model@critic: there is no such group. Did you mean to override one of model, ",
     "hydra.run.dri=x": "hydra.run.dri: unknown key; did you mean hydra.run.dir? There are: dir",
-    "+algo=sac": "algo: is there already: write algo=<value>, without +",
-    "+seed=1": "seed: is there already: write seed=<value>, without +",
+    "+algo=sac": "algo: exists already: write algo=<value>, without +",
+    "+seed=1": "seed: exists already: write seed=<value>, without +",
     # types and ranges
     "algo.gamma=1.5": "algo.gamma: 1.5 is out of range: should be less than or equal to 1",
     "algo.gamma=high": "algo.gamma: 'high' has the wrong type: should be a valid number",

@@ -133,8 +133,8 @@ BAD = {
     "logger=[wandbb]": "logger: unknown option 'wandbb'; did you mean wandb? There are: ",
     "log.every=${nope}": "log.every: Interpolation key 'nope' not found",
     # not to be read
-    "+log.every=3": "log.every: is there already: write log.every=<value>, without +",
-    "+logger=[wandb]": "logger: is there already: write logger=<value>, without +",
+    "+log.every=3": "log.every: exists already: write log.every=<value>, without +",
+    "+logger=[wandb]": "logger: exists already: write logger=<value>, without +",
     "~logger.csv": "logger.csv: cannot be taken out of a run",
     "~total_steps=3": "total_steps: cannot be taken out of a run",
     "total_steps=1,2": "total_steps: 1,2 is several values: give one, or write a list [a,b]",
