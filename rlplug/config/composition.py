@@ -34,13 +34,10 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
     """
     import hydra
 
-    from rlplug.config.hydra_errors import explain
+    from rlplug.config.hydra_errors import explained
 
-    with session():
-        try:
-            return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
-        except Exception as error:
-            raise explain(error, overrides) from None
+    with session(), explained(overrides):
+        return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
 
 
 def plain(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -53,15 +50,12 @@ def plain(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: a value must still be given (``???``), or an interpolation cannot be resolved.
     """
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
-    from rlplug.config.hydra_errors import explain
+    from rlplug.config.hydra_errors import explained
 
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    try:
+    with explained():
         raw: Any = OmegaConf.to_container(job, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise explain(error, ()) from None
     for kind in SEVERAL:
         nodes = raw.get(kind) if isinstance(raw.get(kind), dict) else {}
         for name in [name for name, node in nodes.items() if isinstance(node, dict) and "name" not in node]:
@@ -100,19 +94,13 @@ def check_sweep(overrides: Sequence[str]) -> None:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from rlplug.config.hydra_errors import explain
+    from rlplug.config.hydra_errors import explained
 
-    with session() as loader:
-        try:
-            parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
-            swept = [
-                [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-                for override in parsed
-                if override.is_discrete_sweep()
-            ]
-        except Exception as error:
-            raise explain(error, overrides) from None
-    fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
+    with session() as loader, explained(overrides):
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+        discrete = [o for o in parsed if o.is_discrete_sweep()]
+        swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in discrete]
+    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     firsts = [values[0] for values in swept]
     compose([*fixed, *firsts])
     for i, values in enumerate(swept):

@@ -6,8 +6,8 @@ Hydra's exceptions carry little but text, so the text is read. Text that is not 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import hydra
@@ -16,10 +16,19 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from rlplug.config.messages import no_such_key
+from rlplug.config.messages import already_there, no_such_key
 from rlplug.config.session import PRIMARY, option_names, session
 from rlplug.registry import broken, unknown
 from rlplug.types import ConfigError
+
+
+@contextmanager
+def explained(overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Raise errors of Hydra and OmegaConf as ``ConfigError``."""
+    try:
+        yield
+    except Exception as error:
+        raise explain(error, overrides) from None
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
@@ -32,7 +41,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return ConfigError("", f"cannot read {keyless[0]!r}: should be key=value")
     if isinstance(error, OverrideParseException):
         line = error.override
-        reason = "; ".join(part for part in text.splitlines() if part and not part.startswith(("Error parsing", "See ")))
+        reason = "; ".join(
+            part for part in text.splitlines() if part and not part.startswith(("Error parsing", "See "))
+        )
         advice = "should be key=value, with quotes around special characters"
         return ConfigError(line.partition("=")[0], f"cannot read {line!r}: {advice} ({reason})")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -44,8 +55,10 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
         options = ", ".join(option_names(found[1], overrides))
         return ConfigError(found[1], f"should be exactly one option. There are: {options}")
-    if "Config group override must be a string" in text and (found := _not_text(overrides)):
-        return _unknown_option(found, overrides)
+    if "Config group override must be a string" in text:
+        for override in OverridesParser.create().parse_overrides(overrides):
+            if option_names(override.key_or_group) and not isinstance(override.value(), str | list | dict):
+                return _unknown_option(f"{override.key_or_group}/{override.get_value_string()}", overrides)
     if found := re.match(r"Could not override '(.+?)'\.\s*(Did you mean .*|No match.*)", text):
         return ConfigError(found[1], f"there is no such group. {found[2]}")
     if found := re.search(r"Multiple values for (\S+)\.|An item is already at '(.+?)'", text):
@@ -56,11 +69,6 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         if isinstance(known, OmegaConfBaseException):
             return ConfigError(str(known.full_key or ""), str(known).splitlines()[0])
     return ConfigError("", " ".join(text.partition("Config search path:")[0].split()) or type(error).__name__)
-
-
-def already_there(key: str) -> ConfigError:
-    """Return the error for ``+key=value`` when the key exists."""
-    return ConfigError(key, f"exists already: write {key}=<value>, without +")
 
 
 def _unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
@@ -76,20 +84,10 @@ def _unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
     return ConfigError(group, f"unknown option {name!r}; {unknown(name, options)}{skipped}")
 
 
-def _not_text(overrides: Sequence[str]) -> str | None:
-    """Return the path of an option that is not text, ``algo/3`` for ``algo=3``."""
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        if option_names(override.key_or_group) and not isinstance(override.value(), str | list | dict):
-            return f"{override.key_or_group}/{override.get_value_string()}"
-    return None
-
-
 def _base(overrides: Sequence[str]) -> Any:
-    """Compose only the groups of the command line, or only the default ones if that fails."""
-    folders = [override for override in overrides if override.startswith("hydra.searchpath=")]
-    groups = [o for o in overrides if re.match(r"[\w/@]+=", o) and option_names(re.split("[=@]", o)[0])]
-    with session():
-        for attempt in ([*folders, *groups], folders):
-            with suppress(Exception):
-                return OmegaConf.to_container(hydra.compose(PRIMARY, attempt, return_hydra_config=True))
+    """Compose the groups of the command line without its settings."""
+    groups = [o for o in overrides if re.match(r"[\w/@]+=", o) and option_names(re.split("[=@]", o)[0], overrides)]
+    folders = [o for o in overrides if o.startswith("hydra.searchpath=")]
+    with session(), suppress(Exception):
+        return OmegaConf.to_container(hydra.compose(PRIMARY, [*folders, *groups], return_hydra_config=True))
     return {}

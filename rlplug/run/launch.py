@@ -10,8 +10,8 @@ from typing import Any
 from rlplug.api import Plan
 from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
 from rlplug.config import RunConfig, choose, migrate, parse, show
+from rlplug.config.messages import value_at
 from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
-from rlplug.config.run import chosen_name
 from rlplug.distributed.fabric import Fabric, fabric_of, launched_elsewhere, require_started
 from rlplug.distributed.spawn import RankError, spawn_ranks
 from rlplug.registry.installed import check_installed, check_same, installed
@@ -67,7 +67,9 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
 
 def _kept(raw: dict[str, Any], manifest: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Where the components come from that are as they were when the run began."""
-    return {key: origin for key, origin in manifest["plugins"].items() if chosen_name(raw, key) == origin["name"]}
+    return {
+        key: origin for key, origin in manifest["plugins"].items() if value_at(raw, f"{key}.name") == origin["name"]
+    }
 
 
 def _launched(
