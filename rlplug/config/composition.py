@@ -82,27 +82,3 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
         node.update(changes or {})
     OmegaConf.resolve(node)
     return OmegaConf.to_container(node)  # type: ignore[return-value]
-
-
-def check_sweep(overrides: Sequence[str]) -> None:
-    """Check a sweep before its first job: every value of every swept key, each with the first values of the others.
-
-    Ranges from which a sweeper draws (``interval``) and values that do not fit together are left to the jobs.
-
-    Raises:
-        ConfigError: a value is wrong.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from rlplug.config.hydra_errors import explained
-
-    with session() as loader, explained(overrides):
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
-        discrete = [o for o in parsed if o.is_discrete_sweep()]
-        swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in discrete]
-    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    firsts = [values[0] for values in swept]
-    compose([*fixed, *firsts])
-    for i, values in enumerate(swept):
-        for value in values[1:]:
-            compose([*fixed, *firsts[:i], value, *firsts[i + 1 :]])

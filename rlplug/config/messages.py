@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,22 +15,23 @@ from rlplug.types import ConfigError
 
 Path = tuple[str | int, ...]
 RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "too_short", "too_long")
+WRONG = dict.fromkeys(RANGES, "is out of range") | {"literal_error": "is none of the options"}
 SURPLUS = "^Input (should be )?|(, unable|, got| or an instance of) .*"
 
 
 def explain(error: ValidationError, node: dict[str, Any], config: type[Any], key: str = "") -> list[ConfigError]:
-    """Return one error for each mistake in ``node``, which stands at ``key`` and was validated against ``config``."""
+    """Return one error for each mistake in ``node``, the settings at ``key``, which have to fit ``config``."""
     found: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         found.setdefault(_path(item, node), []).append(item)
     errors: list[ConfigError] = []
     for path, items in found.items():
         if any(path == other[: len(path)] for other in found if other != path):
-            continue  # one branch of a union refuses the whole value, and another one, which was meant, a part of it
+            continue  # another branch of a union accepts the type of the value and refuses a part of it
         if items[0]["type"] == "unexpected_keyword_argument":
-            errors.append(unknown_key(dotted(key, path), _fields(config, path[:-1])))
+            errors.append(unknown_key(dotted(key, *path), _fields(config, path[:-1])))
         else:
-            errors.append(_mistake(dotted(key, path), items))
+            errors.append(_mistake(dotted(key, *path), items))
     return errors
 
 
@@ -45,8 +47,7 @@ def unknown_key(key: str, siblings: Iterable[str]) -> ConfigError:
 
 
 def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
-    """Return an error that suggests a sibling with a similar name, else keys elsewhere with the same last part
-    (``algo.gamma`` for ``gamma``), else lists all siblings."""
+    """Return an error that suggests a sibling, or keys elsewhere with that name: ``algo.gamma`` for ``gamma``."""
     parent, _, last = key.rpartition(".")
     node = value_at(tree, parent, {}) if parent else tree
     if not isinstance(node, Mapping):
@@ -76,10 +77,10 @@ def _leaves(node: Any, path: str = "") -> list[str]:
     """Return the dotted keys of all leaves."""
     if not isinstance(node, Mapping):
         return [path]
-    return [leaf for key, value in node.items() for leaf in _leaves(value, dotted(path, (str(key),)))]
+    return [leaf for key, value in node.items() for leaf in _leaves(value, dotted(path, str(key)))]
 
 
-def dotted(key: str, path: Sequence[str | int]) -> str:
+def dotted(key: str, *path: str | int) -> str:
     """Return ``algo.lr[0][1]`` for ``("lr", 0, 1)`` below ``algo``."""
     for part in path:
         key = f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}" if key else part
@@ -94,14 +95,10 @@ def show(value: Any) -> str:
 def _path(item: Any, node: Any) -> Path:
     """Return the path of a mistake in ``node``: pydantic's location without the names of the branches of unions."""
     path: Path = ()
-    for i, part in enumerate(item["loc"]):
-        try:
-            node = node[part]
-        except (LookupError, TypeError):
-            if item["type"] != "missing" or i + 1 < len(item["loc"]):
-                continue
-        path = (*path, part)
-    return path
+    for part in item["loc"]:
+        with suppress(LookupError, TypeError):
+            node, path = node[part], (*path, part)
+    return (*path, item["loc"][-1]) if item["type"] == "missing" else path
 
 
 def _mistake(key: str, items: list[Any]) -> ConfigError:
@@ -110,10 +107,8 @@ def _mistake(key: str, items: list[Any]) -> ConfigError:
     kind, value = items[0]["type"], show(items[0]["input"])
     if kind == "missing":
         return ConfigError(key, "is missing")
-    wrong = "is none of the options" if kind == "literal_error" else "has the wrong type"
-    wrong = "is out of range" if kind in RANGES else wrong
     text = " or ".join(re.sub(SURPLUS, "", item["msg"]) for item in items).replace("dictionary", "mapping")
-    return ConfigError(key, f"{value} {wrong}: should be {text}")
+    return ConfigError(key, f"{value} {WRONG.get(kind, 'has the wrong type')}: should be {text}")
 
 
 def _fields(config: Any, path: Path) -> list[str]:

@@ -64,7 +64,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], key: str = "") -
     """
     found: list[tuple[str, Any, Any]] = []
     for part in {**old, **new}:
-        before, after, path = old.get(part), new.get(part), dotted(key, (part,))
+        before, after, path = old.get(part), new.get(part), dotted(key, part)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, path)
         elif repr(before) != repr(after):  # 1 equals true and 1.0
@@ -89,8 +89,7 @@ def _check(override: Override, raw: Mapping[str, Any], may: Sequence[str], why: 
     if override.is_delete():
         raise ConfigError(key, f"cannot be taken out of a run; {override.input_line} works when a run is started")
     if override.is_sweep_override():
-        value = override.get_value_string()
-        raise ConfigError(key, f"{value} is several values: give one, or write a list [a,b]")
+        raise ConfigError(key, f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
     if _chooses(override) and isinstance(override.value(), list) and override.key_or_group not in SEVERAL:
         raise ConfigError(key, "should be exactly one option")
     if any(key == one or key.startswith(f"{one}.") for one in may):

@@ -73,7 +73,7 @@ class Log:
 @settings
 class Preprocess:
     normalize_obs: bool = option("Subtract the running mean of vector observations, divide by their deviation.")
-    clip_obs: PositiveFloat = option("Normalised observations are clipped to +- this.")
+    clip_obs: PositiveFloat = option("Normalized observations are clipped to +- this.")
     scale_reward: PositiveFloat = option("Factor of the environment's rewards.")
     normalize_reward: bool = option("Divide rewards by the running deviation of the discounted return.")
     reward_gamma: UnitFloat = option("Discount of that return.")
@@ -180,7 +180,7 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     for name, value in node.items():
         # pydantic accepts true as the number 1
         if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool):
-            errors.append(ConfigError(dotted(key, (name,)), f"{show(value)} has the wrong type: should be a number"))
+            errors.append(ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number"))
     if errors:
         raise join_errors(errors)
     return cfg
