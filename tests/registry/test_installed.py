@@ -114,11 +114,7 @@ def test_another_version_in_another_process():
     installed.check_same(here, "rank 1")
     missing = {name: version for name, version in here.items() if name != "torch"}
     for there, first in ((here | {"torch": "1.0"}, "1.0"), (missing, "not installed")):
-        with pytest.raises(
-            ConfigError, match=rf"^hardware: torch is \S+ for rank 1, on .*, and {first} for the first rank"
-        ):
+        with pytest.raises(ConfigError, match=rf"^hardware: torch is \S+ for rank 1, on .*, and {first} for the first"):
             installed.check_same(there, "rank 1")
-    with pytest.raises(
-        ConfigError, match=r"^hardware: rlplug-x is not installed for rank 1, on .*, and 1.2 for the first"
-    ):
+    with pytest.raises(ConfigError, match=r"^hardware: rlplug-x is not installed for rank 1, .* and 1.2 for the first"):
         installed.check_same(here | {"rlplug-x": "1.2"}, "rank 1")
