@@ -25,12 +25,12 @@ import gymnasium
 import numpy as np
 import torch
 
+from rlplug import tree
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.config import compose
 from rlplug.run.build import build
 from rlplug.run.state import capture
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import map_leaves
 
 SEGMENT = 1000
 
@@ -60,9 +60,9 @@ def make(rows: int, folder: Path) -> Trainer:
 
 def fill(trainer: Trainer, rows: int) -> None:
     """Random rows, as quickly as they can be stored."""
-    example = map_leaves(lambda x: torch.as_tensor(x), trainer.collector.example())
+    example = tree.map(lambda x: torch.as_tensor(x), trainer.collector.example())
     for _ in range(0, rows, SEGMENT):
-        segment = map_leaves(lambda x: torch.zeros(SEGMENT + 1, *x.shape, dtype=x.dtype), example)
+        segment = tree.map(lambda x: torch.zeros(SEGMENT + 1, *x.shape, dtype=x.dtype), example)
         for key in ("obs", "action", "reward"):
             segment[key].uniform_(-1.0, 1.0)
         segment["valid"][:-1] = True

@@ -26,14 +26,8 @@ if TYPE_CHECKING:
 ROLES: tuple[Role, ...] = ("learner", "actor", "eval")
 
 
-def generator(device: torch.device, *entropy: int) -> torch.Generator:
-    """A generator whose stream is given by all of ``entropy``."""
-    (seed,) = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
-    return torch.Generator(device).manual_seed(int(seed) >> 1)
-
-
 def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
-    """What a run's algorithm lives on.
+    """Return what a run's algorithm needs.
 
     Raises:
         ConfigError: it cannot serve these spaces, or recurrent models.
@@ -51,6 +45,16 @@ class ResolvedRun:
     spec: EnvSpec
     needs: Needs
     loop: Loop
+
+    @staticmethod
+    def read(config: RunConfig, plan: Plan, spec: EnvSpec) -> ResolvedRun:
+        """Work out the rest from a configuration, a plan and the environment's spaces.
+
+        Raises:
+            ConfigError: as ``needs_of``.
+        """
+        loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
+        return ResolvedRun(config, plan, spec, needs_of(config.algo, config.models.values(), spec), loop)
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return what the run's components are built with in one process."""
@@ -71,23 +75,12 @@ class ResolvedRun:
             deterministic=config.deterministic,
         )
 
-    @staticmethod
-    def read(config: RunConfig, plan: Plan, spec: EnvSpec) -> ResolvedRun:
-        """Work out the rest from a configuration, a plan and the environment's spaces.
-
-        Raises:
-            ConfigError: the algorithm cannot serve these spaces, or recurrent models.
-        """
-        loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
-        return ResolvedRun(config, plan, spec, needs_of(config.algo, config.models.values(), spec), loop)
-
 
 class Schedules:
     """The schedules of a run: 0-d tensors that follow the environment steps."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.step = 0
+        self.device, self.step = device, 0
         self._moving: list[tuple[Tensor, Sequence[tuple[float, float]]]] = []
 
     def add(self, node: float | Sequence[tuple[float, float]]) -> Tensor:
@@ -106,7 +99,7 @@ class Schedules:
 
 @dataclass
 class EnvShard:
-    """For whom noise is drawn at the moment; shared by all contexts of a run."""
+    """The environments, of so many, that noise is drawn for at the moment; shared by all contexts of a run."""
 
     role: Role
     num_envs: int
@@ -116,8 +109,8 @@ class EnvShard:
 class RunContext(Context):
     """See ``api.Context``.
 
-    One generator per role: evaluation never disturbs training, and what actors draw does not
-    depend on what the learner draws.
+    There is one generator for each role: evaluation never disturbs training, and what actors draw does not depend on
+    what the learner draws.
     """
 
     def __init__(
@@ -143,10 +136,12 @@ class RunContext(Context):
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
         self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
         self.space: Space[Any] | None = None
-        self.ensemble_size = 1
-        self.render = False
+        self.ensemble_size, self.render = 1, False
         self.schedules = Schedules(self.device)
-        self.generators = {role: generator(self.device, seed, i) for i, role in enumerate(ROLES)}
+        self.generators = {role: torch.Generator(self.device) for role in ROLES}
+        for i, generator in enumerate(self.generators.values()):
+            (state,) = np.random.SeedSequence([seed, i]).generate_state(1, np.uint64)
+            generator.manual_seed(int(state) >> 1)
 
     @property
     def role(self) -> Role:
@@ -170,30 +165,6 @@ class RunContext(Context):
             yield
         finally:
             mine.update(before)
-
-    def state(self) -> Tree:
-        """Return the kind of device, the state of every generator, and the step that schedules stand at."""
-        generators = {role: generator.get_state() for role, generator in self.generators.items()}
-        return {"device": self.device.type, "generators": generators, "schedules": self.schedules.step}
-
-    def load(self, state: Tree, env_steps: int) -> list[str]:
-        """Go on where ``state`` was taken.
-
-        Args:
-            env_steps: seeds generators whose state is that of another kind of device.
-
-        Returns:
-            What is not as it was, in words.
-        """
-        self.schedules.refresh(state["schedules"])
-        if state["device"] == self.device.type:
-            for role, generator in self.generators.items():
-                generator.set_state(state["generators"][role])
-            return []
-        for generator in self.generators.values():
-            generator.manual_seed(generator.initial_seed() + env_steps)
-        drawn = f"they were drawn on {state['device']}, and are drawn anew on {self.device.type}"
-        return [f"random numbers: {drawn}"]
 
     def derive(self, **changes: Any) -> RunContext:
         """Return the same run as another component sees it; generators and schedules are shared."""
@@ -234,8 +205,27 @@ class RunContext(Context):
             everybody = draw((mine * self.world_size, *rest), generator=source, device=self.device)
             return everybody[self.rank * mine : (self.rank + 1) * mine]
         if mine != len(self.env_ids):
-            raise ValueError(
-                f"noise for {mine} rows, but {len(self.env_ids)} environments are acted for; see rows=False"
-            )
+            raise ValueError(f"noise for {mine} rows, but {len(self.env_ids)} environments act; see rows=False")
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
+
+    def state(self) -> Tree:
+        """Return the kind of device, the state of every generator, and the step that schedules stand at."""
+        generators = {role: generator.get_state() for role, generator in self.generators.items()}
+        return {"device": self.device.type, "generators": generators, "schedules": self.schedules.step}
+
+    def load(self, state: Tree, env_steps: int) -> list[str]:
+        """Go on where ``state`` was taken; return what is not as it was, in words.
+
+        Args:
+            env_steps: seeds generators whose state is that of another kind of device.
+        """
+        self.schedules.refresh(state["schedules"])
+        same = state["device"] == self.device.type
+        for role, generator in self.generators.items():
+            if same:
+                generator.set_state(state["generators"][role])
+            else:
+                generator.manual_seed(generator.initial_seed() + env_steps)
+        then = state["device"]
+        return [] if same else [f"random numbers: {then} drew them before, and {self.device.type} draws others"]

@@ -1,1 +1,77 @@
-"""Nested dicts of arrays or tensors."""
+"""Functions over trees: nested dicts whose leaves are tensors or arrays. A bare leaf is a tree, too.
+
+Import the module, not its names: ``tree.map(torch.clone, batch)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import torch
+
+from rlplug.types import Tree
+
+Path = tuple[str, ...]
+
+
+@overload  # so that type checkers know the argument of a lambda
+def map(function: Callable[[Any], Any], tree: Tree) -> Tree: ...
+@overload
+def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree: ...
+def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Return the tree of ``function(leaf, *other_leaves)``.
+
+    Args:
+        others: trees that have the keys of ``tree``; their further keys are ignored.
+    """
+    if not isinstance(tree, dict):
+        return function(tree, *others)
+    if others:
+        return {key: map(function, part, *(other[key] for other in others)) for key, part in tree.items()}
+    return {key: map(function, part) if isinstance(part, dict) else function(part) for key, part in tree.items()}
+
+
+def leaves(tree: Tree) -> Iterator[Any]:
+    """Iterate over the leaves, depth first."""
+    if not isinstance(tree, dict):
+        yield tree
+        return
+    for part in tree.values():
+        if isinstance(part, dict):
+            yield from leaves(part)
+        else:
+            yield part
+
+
+def items(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Iterate over the leaves and the keys that lead to them, depth first."""
+    if isinstance(tree, dict):
+        for key, part in tree.items():
+            yield from items(part, (*path, key))
+    else:
+        yield path, tree
+
+
+def take(tree: Tree, index: Any) -> Tree:
+    """Return ``leaf[index]`` of every leaf."""
+    if isinstance(tree, dict):
+        return {key: take(part, index) if isinstance(part, dict) else part[index] for key, part in tree.items()}
+    return tree[index]
+
+
+def put(tree: Tree, index: Any, values: Tree) -> None:
+    """Write ``leaf[index] = value`` for every leaf of ``values``; the tree may have more."""
+    if not isinstance(values, dict):
+        tree[index] = values
+        return
+    for key, value in values.items():
+        if isinstance(value, dict):
+            put(tree[key], index, value)
+        else:
+            tree[key][index] = value
+
+
+def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:
+    """Concatenate tensors leaf by leaf along ``axis``."""
+    return map(lambda *parts: torch.cat(parts, axis), *trees)

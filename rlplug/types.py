@@ -15,7 +15,7 @@ size of an action. With agents, ``is_first, valid, truncated, env_id, version, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -156,20 +156,3 @@ class CheckpointError(ConfigError):
 
 class RunError(Exception):
     """A run had to stop, through no mistake in its configuration. Shown as one message, without a traceback."""
-
-
-def leaves(batch: Batch) -> Iterator[Any]:
-    """The leaves of a nested batch, depth first."""
-    for value in batch.values():
-        if isinstance(value, dict):
-            yield from leaves(value)  # pyright: ignore[reportUnknownArgumentType]
-        else:
-            yield value
-
-
-def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
-    """A batch of the same shape with ``function`` applied to every leaf."""
-    return {
-        key: map_leaves(function, value) if isinstance(value, dict) else function(value)  # pyright: ignore[reportUnknownArgumentType]
-        for key, value in batch.items()
-    }

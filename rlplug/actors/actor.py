@@ -93,7 +93,7 @@ class Actor(Copy):
     def _begin(self, env_ids: Sequence[int]) -> Tree:
         seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # other actors draw other numbers
         self.collector = self.policy.collector(env_ids)
-        self.collector.begin()
+        self.collector.reset()
         return self._state(self.policy.statistics())
 
     def load(self, state: Tree, anew: int = 0) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
+from rlplug import tree
 from rlplug.api import Collector
 from rlplug.context import ResolvedRun
 from rlplug.trainer.policy import Policy
-from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights, map_leaves
+from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights
 
 if TYPE_CHECKING:
     from rlplug.actors.pool import Crew, Member, Request
@@ -56,7 +57,7 @@ class RayCollector(Collector):
         with closing(policy.collector(env_ids[:1])) as probe:
             self.bounds: Bounds | None = probe.bounds
             self._autoreset = probe.autoreset
-            self._row = map_leaves(lambda x: x.repeat(len(env_ids), *(1 for _ in x.shape[1:])), probe.example())
+            self._row = tree.map(lambda x: x.repeat(len(env_ids), *(1 for _ in x.shape[1:])), probe.example())
 
     @property
     def autoreset(self) -> AutoresetMode:
@@ -65,7 +66,7 @@ class RayCollector(Collector):
     def example(self) -> Batch:
         return self._row
 
-    def unfinished(self, rows: int) -> Batch:
+    def raw_segment(self, rows: int) -> Batch:
         return {}  # actors look for themselves
 
     def start(self) -> None:
@@ -120,7 +121,7 @@ class RayCollector(Collector):
     def _together(self, rows: int, pieces: Iterable[tuple[Sequence[Member], Batch]]) -> Batch:
         """One segment of all columns. Those of lost actors hold nothing that is valid."""
         if rows not in self._rows:
-            self._rows[rows] = map_leaves(lambda x: x.repeat(rows + 1, *(1 for _ in x.shape)), self._row)
+            self._rows[rows] = tree.map(lambda x: x.repeat(rows + 1, *(1 for _ in x.shape)), self._row)
         segment, start, seen = self._rows[rows], self.env_ids[0], np.zeros(len(self.env_ids), np.bool_)
         for members, part in pieces:
             columns = np.concatenate([np.asarray(member.env_ids) for member in members]) - start
@@ -130,11 +131,11 @@ class RayCollector(Collector):
             del part  # Ray can take its room for the next one
         if not seen.all():
             if self._last is not None:  # row 0 is what the last step before led to
-                _put(segment, ~seen, map_leaves(lambda x: x[None, ~seen], self._last))
+                _put(segment, ~seen, tree.map(lambda x: x[None, ~seen], self._last))
             for key in ("valid", "is_first", "terminated", "truncated", "reward"):
                 segment[key][:, torch.from_numpy(~seen)] = 0
         if self.cfg.on_failure == "ignore":
-            self._last = map_leaves(lambda x: x[-1].numpy().copy(), segment)
+            self._last = tree.map(lambda x: x[-1].numpy().copy(), segment)
         return segment
 
     def state(self) -> Tree:

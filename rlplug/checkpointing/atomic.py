@@ -1,4 +1,7 @@
-"""File operations that are complete or did not happen, whenever the process is killed or the disk fails."""
+"""File operations that happen completely or not at all, whenever the process is killed or the disk fails.
+
+They raise ``OSError`` when the disk refuses, and a file that existed before is unchanged then.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,7 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLI
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a new file and flush it to disk.
-
-    Raises:
-        OSError: the file exists, or the disk refused.
-    """
+    """Write a new file and flush it to disk."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -26,11 +25,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk, and rename it to ``path``.
-
-    Raises:
-        OSError: the disk refused; the old file is unchanged.
-    """
+    """Write a file under a temporary name, flush it to disk, and rename it to ``path``."""
     partial = path.with_name(path.name + PARTIAL)
     delete(partial)
     try:
@@ -43,11 +38,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def link(source: Path, path: Path) -> None:
-    """Make ``path`` a hard link to ``source``, or a copy where the file system has no links.
-
-    Raises:
-        OSError: the disk refused.
-    """
+    """Make ``path`` a hard link to ``source``, or a copy where the file system has no links."""
     try:
         os.link(source, path)
     except OSError as error:
@@ -55,6 +46,18 @@ def link(source: Path, path: Path) -> None:
             raise
         shutil.copyfile(source, path)
         flush(path)
+
+
+def symlink(path: Path, target: str) -> None:
+    """Make ``path`` a symbolic link to ``target``, or do nothing where the file system has no links."""
+    partial = path.with_name(path.name + PARTIAL)
+    delete(partial)
+    try:
+        partial.symlink_to(target)
+        partial.replace(path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
 
 
 def flush(path: Path) -> None:

@@ -18,7 +18,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from rlplug.types import CheckpointError
 
@@ -27,25 +29,84 @@ FORMAT = 1
 MANIFEST, FOLDER = "manifest.json", "checkpoints"
 
 
-def require_format(path: Path, number: Any) -> None:
-    """Check the format number in a manifest.
+class Origin(BaseModel):
+    kind: str
+    name: str
+    distribution: str
+    version: str
+
+
+class Manifest(BaseModel):
+    """What the manifests of runs and of checkpoints have in common."""
+
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
+    run: str
+    plugins: dict[str, Origin]
+
+
+class FileRecord(BaseModel):
+    bytes: int
+    sha256: str
+
+
+class CheckpointManifest(Manifest):
+    env_steps: int
+    score: float | None
+    wall_s: float
+    since_logged_s: float
+    spent: dict[str, float]
+    not_restored: list[str]
+    spec: dict[str, Any]
+    rollout_length: int
+    batch_size: int
+    config: dict[str, Any]
+    files: dict[Annotated[str, Field(pattern=r"^(weights|learner|rank\d+(_rows_\d+_\d+_*)?)\.pt$")], FileRecord]
+    checksum: str
+
+
+def read_manifest(path: Path, kind: type[Manifest]) -> dict[str, Any]:
+    """Return a folder's manifest after checking its values and its checksum, which is left out.
 
     Raises:
-        CheckpointError: a newer version of rlplug wrote what lies at ``path``, or there is no such format.
+        CheckpointError: rlplug did not write the folder, a newer version of it did, or the manifest is damaged.
     """
+    foreign = f"{path} is not a run or checkpoint of rlplug: {MANIFEST}: "
+    try:
+        manifest: Any = json.loads((path / MANIFEST).read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{foreign}{error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise damaged(path / MANIFEST, "it is not JSON") from None
+    if not isinstance(manifest, dict) or "format" not in manifest:
+        raise CheckpointError(f"{foreign}it has no format number")
+    number = manifest["format"]
     if type(number) is int and number > FORMAT:
         raise CheckpointError(
             f"{path} was written by a newer rlplug, in format {number}; this one reads format {FORMAT}: upgrade rlplug"
         )
-    if type(number) is not int or number != FORMAT:
-        raise CheckpointError(f"{path} is damaged or was altered: there is no format {number!r}")
+    try:
+        kind.model_validate(manifest, strict=True)
+    except ValidationError as error:
+        raise damaged(path / MANIFEST, f"it has no valid {error.errors()[0]['loc'][0]}") from None
+    if "checksum" in manifest and manifest.pop("checksum") != _checksum(manifest):
+        raise damaged(path / MANIFEST, "its checksum does not match")
+    return manifest
+
+
+def sealed(manifest: Mapping[str, Any]) -> bytes:
+    """Return the content of a checkpoint's manifest, with its checksum."""
+    return (json.dumps({**manifest, "checksum": _checksum(manifest)}, indent=1) + "\n").encode()
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def damaged(file: Path, why: str) -> CheckpointError:
+    """Return the error for a file of a checkpoint or of a run."""
+    return CheckpointError(f"{file.parent} is damaged or was altered: {file.name}: {why}")
 
 
 def folder_of(run: Path, env_steps: int) -> Path:
     """Return the folder of a run's checkpoint at an environment step."""
     return run / FOLDER / f"step_{env_steps:012}"
-
-
-def checksum(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without its key ``checksum``."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and which of them are kept. A thread of its own writes them."""
+"""When checkpoints are written, and which of them are kept. A separate thread writes them."""
 
 from __future__ import annotations
 
@@ -9,46 +9,43 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlplug.checkpointing import writing
-from rlplug.checkpointing.atomic import NO_LINKS, PARTIAL
+from rlplug.checkpointing import atomic, writing
 from rlplug.checkpointing.format import FOLDER, folder_of
 from rlplug.checkpointing.reading import Checkpoint, checkpoints
 from rlplug.checkpointing.writing import Snapshot
 from rlplug.types import CheckpointError, RunError
 
 BEST = "best"
+"""link to the checkpoint with the best evaluation, beside the checkpoints"""
 
 
 class CheckpointManager:
     """Writes and keeps the checkpoints of one run folder.
 
-    It writes one checkpoint at a time. While it writes, training goes on, and the next one that is due waits; only for
-    a checkpoint of a best evaluation does training wait.
+    It writes one checkpoint at a time. While it writes, training goes on, and the next one that is due waits; training
+    waits only for a checkpoint of a best evaluation. Every rank has a manager, which writes that rank's files; the
+    first rank's completes checkpoints and deletes old ones.
 
-    Every rank has a manager, which writes that rank's files; the first rank's completes the checkpoint.
+    ``submit``, ``set_score``, ``poll`` and ``wait`` return a checkpoint that was completed and not returned before, if
+    there is one; they raise ``RunError`` if it could not be written.
 
     Args:
         run: the run folder.
         cfg: the run's settings ``checkpoint``: ``every``, ``keep_last``, ``keep_best``.
         env_steps: environment steps that the run has made.
-        first: whether this is the first rank.
     """
 
-    def __init__(self, run: Path, cfg: Any, env_steps: int, first: bool = True) -> None:
-        self.run, self.cfg, self.first = run, cfg, first
+    def __init__(self, run: Path, cfg: Any, env_steps: int) -> None:
+        self.run, self.cfg = run, cfg
         self.minutes = float(cfg.every.removesuffix("min")) if isinstance(cfg.every, str) else None
         self._steps, self._time = env_steps, time.monotonic()
-        self._scores: dict[Path, float] = {}
-        self.written: list[Path] = []
-        """the newest last"""
-        for path in reversed(checkpoints(run)):
-            self.written.append(path)
-            with suppress(CheckpointError):  # it is older than the one that the run continues from
-                self._remember(path, Checkpoint(path).manifest["score"])
+        self._scores: dict[Path, float | None] = dict.fromkeys(reversed(checkpoints(run)))
+        """of the complete checkpoints, the newest last"""
+        for path in self._scores:
+            with suppress(CheckpointError):  # a damaged one is older than the one that the run continues from
+                self._scores[path] = Checkpoint(path).manifest["score"]
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
-
-    # ---- when -----------------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
@@ -63,66 +60,40 @@ class CheckpointManager:
 
     def is_best(self, score: float) -> bool:
         """Return whether a checkpoint with this score would be kept for it."""
-        best = sorted(self._scores.values(), reverse=True)[: self.cfg.keep_best]
-        if math.isnan(score):
-            return False
-        return len(best) < self.cfg.keep_best or bool(best and score > best[-1])
+        return not math.isnan(score) and sum(kept >= score for kept, _ in self._best()) < self.cfg.keep_best
 
     @property
     def last(self) -> Path | None:
         """The newest complete checkpoint."""
-        return self.written[-1] if self.written else None
+        return next(reversed(list(self._scores)), None)
 
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""
         return self._writing is not None and not self._writing.done()
 
-    # ---- writing --------------------------------------------------------------------------------------------------
-
     def submit(self, snapshot: Snapshot) -> Path | None:
-        """Begin to write a checkpoint; if there is one of the same environment step, only its score is written.
-
-        Returns:
-            The previous checkpoint, if it was still to be reported.
-
-        Raises:
-            RunError: the previous checkpoint could not be written.
-        """
+        """Begin to write a checkpoint; if there is one of the same environment step, only its score is written."""
         before = self.wait()
-        env_steps = snapshot.manifest["env_steps"]
-        self._steps, self._time = env_steps, time.monotonic()
-        folder = folder_of(self.run, env_steps)
-        self._writing = self._thread.submit(self._write, folder, snapshot)
+        self._steps, self._time = snapshot.manifest["env_steps"], time.monotonic()
+        self._writing = self._thread.submit(self._write, folder_of(self.run, self._steps), snapshot)
         return before
 
     def set_score(self, env_steps: int, score: float) -> Path | None:
-        """Write the score of an evaluation into the checkpoint of that step, if there is one.
-
-        Returns:
-            The previous checkpoint, as ``submit``.
-
-        Raises:
-            RunError: as ``submit``.
-        """
+        """Write the score of an evaluation into the checkpoint of that step, if there is one."""
         before = self.wait()
         folder = folder_of(self.run, env_steps)
-        if folder in self.written:
+        if folder in self._scores:
             writing.note_score(folder, score)
-            self._remember(folder, score)
-            self._prune()
+            self._keep(folder, score)
         return before
 
     def poll(self) -> Path | None:
-        """Return the checkpoint that was completed since the last call, if any.
-
-        Raises:
-            RunError: it could not be written.
-        """
+        """Return the checkpoint that was completed since the last call, if any."""
         return None if self.busy else self.wait()
 
     def wait(self) -> Path | None:
-        """Wait until nothing is being written; otherwise as ``poll``."""
+        """Wait until nothing is being written."""
         if self._writing is None:
             return None
         future, self._writing = self._writing, None
@@ -136,46 +107,26 @@ class CheckpointManager:
         self._thread.shutdown()
 
     def _write(self, folder: Path, snapshot: Snapshot) -> Path:
-        score = snapshot.manifest["score"]
-        if not self.first:
-            writing.contribute(folder, snapshot)
-            return folder
-        if folder not in self.written:
-            writing.write(folder, snapshot)
-            self.written.append(folder)
-        elif score is not None:
-            writing.note_score(folder, score)
-        self._remember(folder, score)
-        self._prune()
+        writing.write(folder, snapshot)
+        if snapshot.rank == 0:
+            self._keep(folder, snapshot.manifest["score"])
         return folder
 
-    # ---- keeping --------------------------------------------------------------------------------------------------
-
-    def _remember(self, path: Path, score: float | None) -> None:
-        if score is not None and not math.isnan(score):
-            self._scores[path] = score
-
-    def _prune(self) -> None:
-        best = sorted(self._scores, key=lambda path: (self._scores[path], path), reverse=True)[: self.cfg.keep_best]
-        self._point_at(best[0].name if best else None)
-        for path in self.written[: -self.cfg.keep_last]:
+    def _keep(self, folder: Path, score: float | None) -> None:
+        """Remember a checkpoint and its score, and delete those that are neither among the last nor the best."""
+        self._scores[folder] = self._scores.get(folder) if score is None else score
+        best, link = [path for _, path in self._best()], self.run / FOLDER / BEST
+        if best:
+            atomic.symlink(link, best[0].name)
+        else:
+            atomic.delete(link)
+        for path in list(self._scores)[: -self.cfg.keep_last]:
             if path not in best:
                 writing.remove(path)
-                self.written.remove(path)
-                self._scores.pop(path, None)
+                del self._scores[path]
 
-    def _point_at(self, best: str | None) -> None:
-        """Let ``checkpoints/best`` lead to the best checkpoint, where the file system has symbolic links."""
-        link = self.run / FOLDER / BEST
-        if best is None:
-            link.unlink(missing_ok=True)
-        elif not link.is_symlink() or link.readlink() != Path(best):
-            partial = link.with_name(BEST + PARTIAL)
-            partial.unlink(missing_ok=True)
-            try:
-                partial.symlink_to(best)
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
-            else:
-                partial.replace(link)
+    def _best(self) -> list[tuple[float, Path]]:
+        """Return scores and paths of the checkpoints that are kept for their scores, the best first."""
+        items = list(self._scores.items())  # at once: the other thread may be changing them
+        scored = [(score, path) for path, score in items if score is not None and not math.isnan(score)]
+        return sorted(scored, reverse=True)[: self.cfg.keep_best]

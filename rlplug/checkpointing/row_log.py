@@ -1,13 +1,15 @@
-"""A buffer's rows on their way into checkpoints: chunks, each of which is written once."""
+"""The rows of a buffer in checkpoints: chunks, each of which is written once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlplug import tree
 from rlplug.api import RowLog
-from rlplug.types import Batch, Tree, leaves, map_leaves
+from rlplug.checkpointing.serialize import Record, read_tree
+from rlplug.types import Batch, Tree
 
 CHUNK = 64 * 2**20
 """most bytes of a file of rows, and of the memory that a write needs on top"""
@@ -19,10 +21,14 @@ class Chunk:
 
     start: int
     end: int
-    rows: Batch | None
+    rows: Batch
     path: Path | None = None
-    record: dict[str, int | str] | None = None
+    record: Record = field(default_factory=dict[str, int | str])
     """size and checksum of the file"""
+
+    def load(self) -> Batch:
+        """Return the rows, leaves ``[n, ...]``. Raises as ``read_tree``."""
+        return self.rows if self.path is None else read_tree(self.path, self.record)
 
 
 class FileRowLog(RowLog):
@@ -31,24 +37,19 @@ class FileRowLog(RowLog):
     Args:
         chunks: those of the checkpoint that the run continues from.
         state: the buffer's state in that checkpoint.
-        read: returns the rows of a chunk that lies in a file.
     """
 
-    def __init__(
-        self, chunks: list[Chunk] | None = None, state: Tree = None, read: Callable[[Chunk], Batch] | None = None
-    ) -> None:
-        self.chunks = chunks or []
-        self.state = state
-        self.end = max((chunk.end for chunk in self.chunks), default=0)
-        self._read = read
+    def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None) -> None:
+        self.chunks, self.state = list(chunks), state
+        self.end = max((chunk.end for chunk in chunks), default=0)
 
     def append(self, start: int, rows: Batch) -> None:
-        length = len(next(leaves(rows)))
-        size = sum(leaf[0].nbytes for leaf in leaves(rows)) if length else 1
+        length = len(next(tree.leaves(rows)))
+        size = sum(leaf[0].nbytes for leaf in tree.leaves(rows)) if length else 1
         step = max(1, CHUNK // size)
         for low in range(0, length, step):
             high = min(low + step, length)
-            copied = map_leaves(lambda x: x[low:high].detach().to("cpu", copy=True), rows)  # noqa: B023
+            copied = tree.map(lambda x: x[low:high].detach().to("cpu", copy=True), rows)  # noqa: B023
             self.chunks.append(Chunk(start + low, start + high, copied))
         self.end = max(self.end, start + length)
 
@@ -57,8 +58,4 @@ class FileRowLog(RowLog):
 
     def rows(self) -> Iterator[tuple[int, Batch]]:
         for chunk in self.chunks:
-            if chunk.rows is not None:
-                yield chunk.start, chunk.rows
-            else:
-                assert self._read is not None
-                yield chunk.start, self._read(chunk)
+            yield chunk.start, chunk.load()

@@ -1,17 +1,24 @@
-"""Trees of plain values, arrays and tensors: copied to the host, and encoded as bytes that contain no code."""
+"""Trees of plain values, arrays and tensors: copied to the host, and written to files that contain no code."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.types import CheckpointError, Tree
+from rlplug.checkpointing import atomic
+from rlplug.checkpointing.format import damaged
+from rlplug.types import Tree
 
+Record: TypeAlias = dict[str, int | str]
+"""``bytes`` and ``sha256`` of a file"""
+Changes: TypeAlias = Mapping[type, Callable[[Any], Any]]
 PLAIN = (bool, int, float, str, type(None))
 ARRAY, BYTES = "__array__", "__bytes__"  # keys of dicts that stand for a NumPy array and for bytes
 
@@ -22,7 +29,7 @@ def copy_to_host(tree: Tree) -> Tree:
     Raises:
         TypeError: it holds something other than dicts, lists, tuples, numbers, strings, bytes, arrays and tensors.
     """
-    return _mapped(tree, lambda x: x.detach().to("cpu", copy=True), np.copy, lambda x: x)
+    return _map(tree, {Tensor: lambda x: x.detach().to("cpu", copy=True), np.ndarray: np.copy})
 
 
 def encode(tree: Tree) -> bytes:
@@ -31,14 +38,12 @@ def encode(tree: Tree) -> bytes:
     Raises:
         TypeError: as ``copy_to_host``.
     """
+    changes: Changes = {
+        np.ndarray: lambda x: {ARRAY: torch.from_numpy(x)},
+        bytes: lambda x: {BYTES: torch.tensor(list(x), dtype=torch.uint8)},
+    }
     file = io.BytesIO()
-    tensors = _mapped(
-        tree,
-        lambda x: x,
-        lambda x: {ARRAY: torch.from_numpy(x)},
-        lambda x: {BYTES: torch.tensor(list(x), dtype=torch.uint8)},
-    )
-    torch.save(tensors, file)
+    torch.save(_map(tree, changes), file)
     return file.getvalue()
 
 
@@ -46,47 +51,58 @@ def decode(data: bytes) -> Tree:
     """Return the tree that ``encode`` was given, on the host, without executing any code.
 
     Raises:
-        CheckpointError: ``encode`` did not write these bytes.
+        Exception: of any type, if ``encode`` did not write these bytes.
+    """
+    return _map(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), {dict: _unpack})
+
+
+def write_tree(path: Path, tree: Tree) -> Record:
+    """Write a tree to a new file; return its record."""
+    data = encode(tree)
+    atomic.write(path, data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def read_tree(path: Path, record: Record) -> Tree:
+    """Return the tree in a file, on the host.
+
+    Raises:
+        CheckpointError: the file is missing, truncated or altered, or ``write_tree`` did not write it.
     """
     try:
-        return _unmapped(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-    except Exception:  # foreign bytes can make the parser raise anything
-        raise CheckpointError("it is not a tree of plain values and tensors") from None
+        if (size := path.stat().st_size) != record["bytes"]:
+            raise damaged(path, f"it has {size} bytes, not {record['bytes']}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise damaged(path, str(error.strerror)) from None
+    if hashlib.sha256(data).hexdigest() != record["sha256"]:
+        raise damaged(path, "its checksum does not match")
+    try:
+        return decode(data)
+    except Exception:
+        raise damaged(path, "it is not a tree of plain values and tensors") from None
 
 
-def _mapped(
-    tree: Tree,
-    tensor: Callable[[Tensor], Any],
-    array: Callable[[np.ndarray], Any],
-    data: Callable[[bytes], Any],
-    path: str = "",
-) -> Tree:
-    if isinstance(tree, Tensor):
-        return tensor(tree)
-    if isinstance(tree, np.ndarray | np.generic) and tree.dtype.kind in "biufc":
-        return array(np.asarray(tree))
-    if type(tree) in PLAIN:  # a subclass would be pickled by name, and reading it would run its code
-        return tree
-    if type(tree) is bytes:
-        return data(tree)
+def _unpack(value: dict[Any, Any]) -> Any:
+    if value.keys() == {ARRAY}:
+        return value[ARRAY].numpy()
+    return bytes(value[BYTES].tolist()) if value.keys() == {BYTES} else value
+
+
+def _map(tree: Tree, changes: Changes, path: str = "") -> Tree:
+    """Apply ``changes[type]`` to the values of a tree, and to a dict after its values."""
+    if isinstance(tree, list | tuple):
+        parts = [_map(value, changes, f"{path}[{i}]") for i, value in enumerate(tree)]
+        return parts if isinstance(tree, list) else tuple(parts)
     if isinstance(tree, Mapping):
         if odd := [key for key in tree if type(key) not in PLAIN]:
             raise TypeError(f"a checkpoint cannot hold a key of type {type(odd[0]).__name__}, found at {path}")
-        return {key: _mapped(value, tensor, array, data, f"{path}.{key}".lstrip(".")) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        parts = [_mapped(value, tensor, array, data, f"{path}[{i}]") for i, value in enumerate(tree)]
-        return parts if isinstance(tree, list) else tuple(parts)
-    raise TypeError(f"a checkpoint cannot hold a value of type {type(tree).__name__}, found at {path}")
-
-
-def _unmapped(tree: Tree) -> Tree:
-    if isinstance(tree, dict):
-        if tree.keys() == {ARRAY}:
-            return tree[ARRAY].numpy()
-        if tree.keys() == {BYTES}:
-            return bytes(tree[BYTES].tolist())
-        return {key: _unmapped(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        parts = [_unmapped(value) for value in tree]
-        return parts if isinstance(tree, list) else tuple(parts)
-    return tree
+        kind, tree = dict, {key: _map(value, changes, f"{path}.{key}".lstrip(".")) for key, value in tree.items()}
+    elif isinstance(tree, np.ndarray | np.generic) and tree.dtype.kind in "biufc":
+        kind, tree = np.ndarray, np.asarray(tree)
+    else:
+        kind = Tensor if isinstance(tree, Tensor) else type(tree)
+        # a subclass of a plain type would be pickled by name, and reading it would run its code
+        if kind not in (Tensor, bytes, *PLAIN):
+            raise TypeError(f"a checkpoint cannot hold a value of type {kind.__name__}, found at {path}")
+    return changes[kind](tree) if kind in changes else tree

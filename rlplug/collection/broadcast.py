@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class BroadcastCollector(Collector):
-    """The segments of ``own``, on every rank.
+    """Gives the first rank's segments to every rank.
 
     Args:
-        own: the first rank's source; None on the others.
+        own: the first rank's collector; None on the others.
+        broadcast: returns the first rank's argument on every rank.
     """
 
     def __init__(self, own: Collector | None, broadcast: Callable[[Any], Any]) -> None:
@@ -48,8 +49,8 @@ class BroadcastCollector(Collector):
         own = list(self.own.collect(rows, weights, tasks, stop, mode, further)) if self.own else []
         yield from self.broadcast(own)
 
-    def unfinished(self, rows: int) -> Batch:
-        return self.own.unfinished(rows) if self.own else {}
+    def raw_segment(self, rows: int) -> Batch:
+        return self.own.raw_segment(rows) if self.own else {}
 
     def state(self) -> Tree:
         return self.own.state() if self.own else None

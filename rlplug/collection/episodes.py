@@ -8,11 +8,11 @@ from rlplug.types import Batch, Tree
 
 
 class Episodes:
-    """Returns and lengths of the episodes in a stream of segments ``[T+1, B]``."""
+    """Counts returns and lengths of the episodes in a stream of segments ``[T+1, B]``."""
 
-    def __init__(self, columns: int) -> None:
-        self._return = np.zeros(columns)
-        self._length = np.zeros(columns, np.int64)
+    def __init__(self, num_envs: int) -> None:
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
         self._finished: list[tuple[float, int, int]] = []
 
     def add(self, segment: Batch) -> int:
@@ -43,10 +43,10 @@ class Episodes:
         return int(valid.sum())
 
     def drain(self, longest: int | None = None) -> list[tuple[float, int, int]]:
-        """(return, length, column) of the episodes that ended since the last call, in time order.
+        """Return (return, length, environment) of the episodes that ended since the last call, in time order.
 
         Args:
-            longest: episodes that go on for so many steps count as they stand.
+            longest: episodes that have reached so many steps count as they stand.
         """
         for b in np.flatnonzero(self._length >= longest) if longest else ():
             self._finished.append((float(self._return[b]), int(self._length[b]), int(b)))
@@ -55,7 +55,7 @@ class Episodes:
         return finished
 
     def forget(self) -> None:
-        """The episodes that are going on will not be ended."""
+        """Drop the episodes that have not ended: their environments were reset."""
         self._return, self._length = np.zeros_like(self._return), np.zeros_like(self._length)
 
     def state(self) -> Tree:

@@ -5,44 +5,45 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
+import torch
 
+from rlplug import tree
 from rlplug.api import Collector
 from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, RunError
 
 
 def kind(value: float) -> str:
-    """What a number is that is not finite, in words."""
+    """Name a number that is not finite, in words."""
     return "NaN" if math.isnan(value) else "infinite"
 
 
 def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None = None) -> None:
     """Stop at an observation or a reward that is NaN or infinite, and at an observation outside of its space.
 
-    ``on_nan=skip`` does not concern it. A gradient step can be left out, and the run is as if it had never been
-    tried; an environment that returns such a number is in a state that cannot be trusted from then on, and its rows
+    ``on_nan=skip`` does not change this. A gradient step can be left out, and the run is as if it had never been
+    tried; but the state of an environment that returns such a number cannot be trusted from then on, and its rows
     would stay in the buffer, in recurrent states and in running statistics.
 
     Args:
         segment: ``[T+1, B]``, on the host.
         env_steps: of the run, before the segment.
-        env_ids: global numbers of the segment's columns.
-        bounds: those of the observations; None: they are not looked at.
+        env_ids: global numbers of the segment's environments.
+        bounds: of the observations; None: they are not checked.
 
     Raises:
         RunError: names the key, the environment and the step of the first such number.
     """
     found: list[tuple[int, str]] = []
-    for key in ("obs", "reward"):
-        for name, leaf in _named(key, segment.get(key, {})):
-            values = leaf.numpy()
-            # The sum of squares is finite only if every value is. It costs a microsecond, isfinite().all() five.
-            if values.dtype.kind == "f" and not math.isfinite(np.vdot(values, values)):
-                found += _first(name, values, key == "reward", segment["valid"].numpy(), env_steps, env_ids)
-    if bounds is not None and "obs" in segment and (beyond := bounds.find(_arrays(segment["obs"]))) is not None:
+    for path, leaf in tree.items({key: segment[key] for key in ("obs", "reward") if key in segment}):
+        values = leaf.numpy()
+        # The sum of squares is finite only if every value is. It costs a microsecond, isfinite().all() five.
+        if values.dtype.kind == "f" and not math.isfinite(np.vdot(values, values)):
+            found += _first(".".join(path), values, path[0] == "reward", segment["valid"].numpy(), env_steps, env_ids)
+    beyond = bounds.find(tree.map(torch.Tensor.numpy, segment["obs"])) if bounds and "obs" in segment else None
+    if beyond is not None:
         t, b, what = beyond
         step = env_steps + int(segment["valid"].numpy()[:t].sum())
         found.append(
@@ -54,7 +55,7 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
 
 @contextmanager
 def blame_nonfinite(collector: Collector, rows: int, env_steps: int, env_ids: Sequence[int]) -> Iterator[None]:
-    """Around ``collector.collect(rows)``: an error there may come from a NaN, which is named instead.
+    """Name the NaN that an error may come from, around ``collector.collect(rows)``.
 
     Raises:
         RunError: see ``check_segment``.
@@ -62,30 +63,17 @@ def blame_nonfinite(collector: Collector, rows: int, env_steps: int, env_ids: Se
     try:
         yield
     except Exception:
-        check_segment(collector.unfinished(rows), env_steps, env_ids, collector.bounds)
+        check_segment(collector.raw_segment(rows), env_steps, env_ids, collector.bounds)
         raise
-
-
-def _arrays(obs: Any) -> Any:
-    return {key: _arrays(part) for key, part in obs.items()} if isinstance(obs, dict) else obs.numpy()
-
-
-def _named(name: str, leaf: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a key: ``obs``, or ``obs.camera`` and so on."""
-    if isinstance(leaf, dict):
-        for key, inner in leaf.items():
-            yield from _named(f"{name}.{key}", inner)
-    else:
-        yield name, leaf
 
 
 def _first(
     name: str, values: np.ndarray, acted: bool, valid: np.ndarray, env_steps: int, env_ids: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
-    """Step and message of the first number that is not finite, if there is one.
+    """Yield step and message of the first number that is not finite, if there is one.
 
     Args:
-        acted: only rows that were acted on say something (rewards); else final observations count too.
+        acted: only rows that were acted on count (rewards); else final observations do, too.
     """
     bad = ~np.isfinite(values).reshape(*valid.shape, -1).all(-1)
     for t, b in np.argwhere(bad & valid if acted else bad)[:1]:

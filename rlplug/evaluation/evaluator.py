@@ -89,11 +89,11 @@ class Evaluator:
             with blame_nonfinite(collector, self.chunk, 0, self.shard.env_ids):
                 segments = [*collector.collect(self.chunk, stop=stop, mode="greedy")]
             for segment in segments:
-                check_segment(collector.unfinished(self.chunk), 0, self.shard.env_ids, collector.bounds)
+                check_segment(collector.raw_segment(self.chunk), 0, self.shard.env_ids, collector.bounds)
                 counted.add(segment)
-            if collector.broken > self.quota.sum():
+            if collector.failed_episodes > self.quota.sum():
                 raise RunError(
-                    f"the environments of an evaluation failed in {collector.broken} episodes, and ended"
+                    f"the environments of an evaluation failed in {collector.failed_episodes} episodes, and ended"
                     f" {len(played)} of {self.quota.sum()}"
                 )
             for episode_return, length, column in counted.drain(LONGEST):

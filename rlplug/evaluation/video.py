@@ -47,7 +47,7 @@ def frames(
 ) -> list[np.ndarray]:
     """Play greedy episodes, and return the picture ``[H, W, 3]`` of every row."""
     collector = make_collector(env, algorithm, ctx, ALONE, [seed], keys=(), normalize=normalize)
-    collector.begin()
+    collector.reset()
     shown: list[np.ndarray] = []
     while episodes and len(shown) < LONGEST:
         shown.append(picture(env))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.functional.returns import n_step
-from rlplug.types import Batch, map_leaves
+from rlplug.types import Batch
 
 
 def chunks(batch: Batch, length: int) -> Batch:
@@ -34,9 +35,10 @@ def chunks(batch: Batch, length: int) -> Batch:
     def before(x: Tensor) -> Tensor:
         return x[index[::length]].transpose(0, 1).flatten(0, 1).unsqueeze(0)
 
-    out = map_leaves(lambda x: fold(x[index]), {key: leaf for key, leaf in batch.items() if key != "carry"})
+    steps = {key: leaf for key, leaf in batch.items() if key != "carry"}
+    out = tree.map(fold, tree.take(steps, index))
     out["valid"] = fold(batch["valid"][index] & there[:, None])
-    return out | {"carry": map_leaves(before, batch["carry"])}
+    return out | {"carry": tree.map(before, batch["carry"])}
 
 
 def n_step_rows(
@@ -76,8 +78,8 @@ def n_step_transitions(batch: Batch, gamma: float) -> Batch:
     ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], gamma)
     columns = torch.arange(len(ret), device=ret.device)
     keys = [key for key in ("obs", "action_mask") if key in batch]
-    first = map_leaves(lambda x: x[0], {key: batch[key] for key in (*keys, "action")})
-    following = map_leaves(lambda x: x[last, columns], {f"next_{key}": batch[key] for key in keys})
+    first = tree.take({key: batch[key] for key in (*keys, "action")}, 0)
+    following = tree.take({f"next_{key}": batch[key] for key in keys}, (last, columns))
     return first | following | {"returns": ret, "discount": discount}
 
 

@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlplug import tree
 from rlplug.nn.mlp import Init
-from rlplug.types import Batch, map_leaves
+from rlplug.types import Batch
 
 # cuDNN wants all weights in one piece of memory, or else copies them, which is cheap, and says so on every call.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
@@ -191,8 +192,8 @@ def unroll(torso: Callable[..., tuple[Tensor, Batch]], rows: Batch, carry: Batch
     """
     rows = {"obs": rows["obs"], "is_first": rows["is_first"]}
     if burn_in:
-        warm = map_leaves(lambda x: x[:burn_in], rows)
-        rows = map_leaves(lambda x: x[burn_in:], rows)
+        warm = tree.map(lambda x: x[:burn_in], rows)
+        rows = tree.map(lambda x: x[burn_in:], rows)
         with torch.no_grad():
             _, carry = torso(warm["obs"], carry, warm["is_first"])
     features, _ = torso(rows["obs"], carry, rows["is_first"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -37,49 +38,39 @@ def check_same(there: Mapping[str, str], who: str) -> None:
             raise ConfigError("hardware", f"{name} is {mine} {where}: install the same version on both")
 
 
-def check_installed(plugins: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Compare the ``plugins`` of a run's manifest with what is installed, without importing any component.
+def check_installed(plugins: Mapping[str, Mapping[str, str]], libraries: Mapping[str, str] | None = None) -> list[str]:
+    """Return a line for each distribution that has another version now than in a run; import no component.
 
     Args:
         plugins: config key -> ``kind``, ``name``, ``distribution`` and ``version`` of the component there.
-
-    Returns:
-        A line for each distribution that has another version now.
+        libraries: the run's ``versions()``.
 
     Raises:
         CheckpointError: components are missing or come from another distribution; a line for each.
     """
-    missing = [line for key, origin in plugins.items() if (line := _missing(key, origin))]
-    if missing:
+    if missing := [line for key, origin in plugins.items() if (line := _missing(key, origin))]:
         raise CheckpointError("\n".join(missing))
-    used = {origin["distribution"]: origin["version"] for origin in plugins.values()}
-    return [f"{name} was {old} then, and is {now} now" for name, old in used.items() if (now := _version(name)) != old]
+    then = {**(libraries or {}), **{origin["distribution"]: origin["version"] for origin in plugins.values()}}
+    here = installed()
+    return [
+        f"{name} was {old} then, and is {here[name]} now" for name, old in then.items() if here.get(name, old) != old
+    ]
 
 
 def _missing(key: str, origin: Mapping[str, Any]) -> str | None:
     """Return what is wrong with one component and how to repair it; None if it is installed."""
     kind, name, distribution, version = (origin[field] for field in ("kind", "name", "distribution", "version"))
-    pip = f"pip install {distribution}=={version}"
     what = f"{key}: the run used {kind} {name!r} of {distribution} {version}"
+    install = f"pip install {distribution}=={version}"
     owners = discovery.owners().get((kind, name), ())
     others = [plugin for plugin in owners if plugin.distribution != distribution]
     uninstall = "pip uninstall " + " ".join(plugin.distribution for plugin in others)
     if len(others) < len(owners):
-        claims = " and ".join(map(str, others))
-        return f"{what}, which {claims} claims as well: {uninstall}" if others else None
+        return f"{what}, which {' and '.join(map(str, others))} claims as well: {uninstall}" if others else None
     if broken := [plugin for plugin in discovery.broken() if plugin.distribution == distribution]:
-        return f"{what}, and {broken[0]} is installed but broken ({broken[0].cause}); {pip}"
+        return f"{what}, and {broken[0]} is installed but broken ({broken[0].cause}); {install}"
     if others:
-        return f"{what}, but {others[0]} provides that name now: {uninstall}, and {pip}"
-    if (now := _version(distribution)) is not None:
-        return f"{what}, and {distribution} {now} has none of that name: {pip}"
-    return f"{what}, which is not installed: {pip}"
-
-
-def _version(distribution: str) -> str | None:
-    """Return the installed version of a distribution; None if there is none."""
-    try:
-        found = [plugin.version for plugin in discovery.plugins() if plugin.distribution == distribution]
-        return found[0] if found else metadata.version(distribution)
-    except (metadata.PackageNotFoundError, ValueError):
-        return None
+        return f"{what}, but {others[0]} provides that name now: {uninstall}, and {install}"
+    with suppress(metadata.PackageNotFoundError, ValueError):  # ValueError: an empty name
+        return f"{what}, and {distribution} {metadata.version(distribution)} has none of that name: {install}"
+    return f"{what}, which is not installed: {install}"

@@ -191,7 +191,7 @@ class Callbacks:
 
     def open(self, trainer: Trainer) -> None:
         """From now on, write checkpoints."""
-        self.manager = CheckpointManager(self.run_dir, self.cfg, trainer.progress.env_steps, trainer.ctx.rank == 0)
+        self.manager = CheckpointManager(self.run_dir, self.cfg, trainer.progress.env_steps)
 
     def ready_to_save(self) -> bool:
         return self.manager is not None and self.manager.idle

@@ -140,7 +140,7 @@ def _resume(
     new = change(raw, overrides, RESUMABLE, WHY)
     changed = differences(raw, new)
     with disk_errors(folder), _written(folder, fabric):
-        for note in (*check_installed(_kept(new, manifest)), *run_dir.other_versions(manifest)):
+        for note in check_installed(_kept(new, manifest), manifest["versions"]):
             tell(note)
         config = parse(new)
         checkpoint = find(folder, tell=tell) if fabric.is_global_zero and checkpoints(folder) else None

@@ -1,8 +1,7 @@
-"""The run folder: what is known when a run starts and ends. Every file is written completely or not at all."""
+"""The run folder: its lock, and what is known when a run starts and ends."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -20,19 +19,23 @@ import yaml
 
 from rlplug import registry
 from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import FORMAT, require_format
-from rlplug.config import Chosen, RunConfig, migrate, nested
+from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, damaged, read_manifest
+from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
 from rlplug.types import CheckpointError, ConfigError
 
-CONFIG, MANIFEST, SUMMARY, LOCK = "config.yaml", "manifest.json", "summary.json", "run.lock"
-ORIGIN = ("kind", "name", "distribution", "version")
+CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
+
+
+class RunManifest(Manifest):
+    versions: dict[str, str]
+    resumed: list[Any]
 
 
 @contextmanager
 def locked(folder: Path, key: str = "") -> Iterator[None]:
-    """Make the folder and let no other process write into it. The lock ends with the process, however that ends.
+    """Make a folder and lock it against other processes. The lock ends with the process, however that ends.
 
     Args:
         key: the config key that chose the folder, for error messages.
@@ -48,11 +51,11 @@ def locked(folder: Path, key: str = "") -> Iterator[None]:
     with file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise ConfigError(key, f"{folder} cannot be locked: {error.strerror}") from None
+        except (BlockingIOError, PermissionError):
             file.seek(0)
             raise ConfigError("", f"{folder} is being written by {file.read() or 'another process'}") from None
+        except OSError as error:
+            raise ConfigError(key, f"{folder} cannot be locked: {error.strerror}") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
         file.flush()
@@ -60,11 +63,7 @@ def locked(folder: Path, key: str = "") -> Iterator[None]:
 
 
 def require_new(folder: Path) -> None:
-    """Refuse a folder that holds a run already.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Raise ``ConfigError`` if a folder holds a run already."""
     if (folder / MANIFEST).exists():
         raise ConfigError("hydra.run.dir", f"{folder} holds a run already; choose another folder, or resume it")
 
@@ -72,12 +71,7 @@ def require_new(folder: Path) -> None:
 def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
     """Write ``config.yaml`` and then ``manifest.json``, so that every folder with a manifest can be resumed.
 
-    Args:
-        identity: of the run, repeated in its checkpoints.
-        command: the command line that started it.
-
-    Raises:
-        ConfigError: the folder holds a run already.
+    The manifest of each checkpoint of the run repeats ``identity``. Raises as ``require_new``.
     """
     require_new(folder)
     write_config(folder, config.raw)
@@ -103,7 +97,7 @@ def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: 
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
     """Write ``config.yaml``."""
-    write_text(folder / CONFIG, yaml.safe_dump(raw, sort_keys=False))
+    atomic.replace(folder / CONFIG, yaml.safe_dump(raw, sort_keys=False).encode())
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -118,26 +112,15 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if (folder / "weights.pt").exists():
             what = "is a checkpoint; resume takes the run folder, and continues its newest one"
         raise CheckpointError(f"{folder} {what}")
+    manifest = read_manifest(folder, RunManifest)
     try:
-        raw = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        require_format(folder, manifest["format"])
-        if not _is_sound(raw, manifest):
-            raise ValueError("they lack something, or have a value of the wrong type")
+        raw = yaml.safe_load((folder / CONFIG).read_bytes())
+        if not isinstance(raw, dict):
+            raise ValueError("it holds no settings")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"{folder}: config.yaml and manifest.json cannot be read: {reason}") from None
+        raise damaged(folder / CONFIG, reason) from None
     return migrate(raw), manifest
-
-
-def _is_sound(raw: Any, manifest: Any) -> bool:
-    return (
-        isinstance(raw, dict)
-        and isinstance(manifest["run"], str)
-        and isinstance(manifest["resumed"], list)
-        and isinstance(manifest["plugins"], dict)
-        and all(isinstance(origin[key], str) for origin in manifest["plugins"].values() for key in ORIGIN)
-    )
 
 
 def finished(folder: Path) -> str | None:
@@ -152,11 +135,7 @@ def finished(folder: Path) -> str | None:
 
 
 def note_resumed(
-    folder: Path,
-    config: RunConfig,
-    manifest: dict[str, Any],
-    env_steps: int,
-    changed: Sequence[tuple[str, Any, Any]],
+    folder: Path, config: RunConfig, manifest: dict[str, Any], env_steps: int, changed: Sequence[tuple[str, Any, Any]]
 ) -> None:
     """Write down that the run continues, and delete its summary.
 
@@ -178,49 +157,22 @@ def note_resumed(
     (folder / SUMMARY).unlink(missing_ok=True)
 
 
-def other_versions(manifest: Mapping[str, Any]) -> list[str]:
-    """Return a line for each library whose version has changed since the run began."""
-    then = manifest.get("versions")
-    return [
-        f"{name} was {then[name]} then, and is {now} now"
-        for name, now in versions().items()
-        if name != "rlplug" and isinstance(then, dict) and then.get(name, now) != now
-    ]
-
-
 def origins(config: RunConfig) -> dict[str, dict[str, str]]:
     """Return kind, name, distribution and version of every component, by its config key."""
-    return {part.key: _origin(part) for chosen in _selected(config) for part in nested(chosen)}
-
-
-def _selected(config: RunConfig) -> Iterator[Chosen]:
-    yield from (config.algo, config.env, config.buffer, config.loop, config.hardware)
+    chosen = [config.algo, config.env, config.buffer, config.loop, config.hardware]
     for several in (config.models, config.exploration, config.logger):
-        yield from several.values()
-
-
-def _origin(chosen: Chosen) -> dict[str, str]:
-    plugin = registry.owner(chosen.kind, chosen.name)
-    return {
-        "kind": chosen.kind,
-        "name": chosen.name,
-        "distribution": plugin.distribution,
-        "version": plugin.version,
-    }
+        chosen += several.values()
+    found: dict[str, dict[str, str]] = {}
+    for part in (part for one in chosen for part in nested(one)):
+        plugin = registry.owner(part.kind, part.name)
+        found[part.key] = {"kind": part.kind, "name": part.name}
+        found[part.key] |= {"distribution": plugin.distribution, "version": plugin.version}
+    return found
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, completely or not at all."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, completely or not at all.
-
-    Raises:
-        OSError: the disk refused; the old file is unchanged.
-    """
-    atomic.replace(path, text.encode())
+    atomic.replace(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _git() -> dict[str, Any] | None:

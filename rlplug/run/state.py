@@ -115,7 +115,7 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
     callbacks.evaluation.load(learner["evaluation"])
     trainer.load_stream(data)
-    callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"], checkpoint.rows)
+    callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"])
     trainer.buffer.load(callbacks.row_log)
     missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
     return missing + trainer.ctx.load(own["context"], trainer.progress.env_steps)

@@ -1,4 +1,4 @@
-"""Are two runs one and the same, bit for bit?"""
+"""Compare two runs bit for bit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rlplug import tree
 from rlplug.checkpointing.format import FOLDER
 from rlplug.checkpointing.manager import BEST
 from rlplug.checkpointing.reading import Checkpoint, find
@@ -18,14 +19,14 @@ from rlplug.config import migrate, parse
 from rlplug.run.build import build
 from rlplug.run.state import restore
 from rlplug.testing.checks.runs import differences, flat
-from rlplug.types import Tree, map_leaves
+from rlplug.types import Tree
 
 TIMES = ("wall_s", "env_steps_per_s", "startup_s")
-"""of ``summary.json``: what no two runs have in common; in ``metrics.csv`` it is ``time/...``"""
+"""values of ``summary.json`` that differ between equal runs; in ``metrics.csv`` they are ``time/...``"""
 
 
 def differences_of_runs(a: Path, b: Path) -> list[str]:
-    """Names of what differs between the ends of two run folders; ``[]``: nothing does.
+    """Return the names of what differs between the ends of two run folders; ``[]``: nothing does.
 
     Raises:
         CheckpointError: one of them holds no good checkpoint.
@@ -34,11 +35,11 @@ def differences_of_runs(a: Path, b: Path) -> list[str]:
 
 
 def compare_runs(a: Path, b: Path) -> dict[str, tuple[int, list[str]]]:
-    """For every part of two runs the number of values that were compared, and the names of those that differ.
+    """Return, for every part of two runs, the number of compared values and the names of those that differ.
 
-    The parts are the trees of the newest good checkpoint (``weights``, ``learner``, ``rank0``), the ``buffer`` as
-    it is restored from there, however its rows were cut into files, the ``best`` checkpoint's name and score,
-    ``metrics.csv`` and ``summary.json`` without their times.
+    The parts are the trees of the newest good checkpoint (``weights``, ``learner``, ``rank0``), the ``buffer`` that is
+    restored from it, the name and score of the ``best`` checkpoint, and ``metrics.csv`` and ``summary.json`` without
+    their times.
 
     Raises:
         CheckpointError: one of them holds no good checkpoint.
@@ -67,17 +68,17 @@ def _best(link: Path) -> dict[str, Any]:
 
 
 def _buffer(checkpoint: Checkpoint) -> Tree:
-    """What a buffer saves that has nothing written yet."""
+    """Return everything that the restored buffer saves, however its rows were cut into files."""
     with closing(build(parse(migrate(checkpoint.manifest["config"])), Path())) as trainer:
         restore(trainer, checkpoint)
         store = FileRowLog()
         trainer.buffer.save(store)
-    rows = {str(start): map_leaves(torch.clone, chunk) for start, chunk in store.rows()}
+    rows = {str(start): tree.map(torch.clone, chunk) for start, chunk in store.rows()}
     return {"state": store.state, "rows": rows}
 
 
 def _metrics(path: Path) -> dict[str, Any]:
-    """Every cell as it was written; the columns' order too."""
+    """Return every cell as it was written, and the order of the columns."""
     with path.open(newline="") as file:
         table = csv.DictReader(file)
         columns = [name for name in table.fieldnames or () if not name.startswith("time/")]

@@ -9,7 +9,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, distributed
 
-Reduction = Literal["mean", "std", "sum", "max", "min"]
+from rlplug.api import Reduction
 
 T = TypeVar("T")
 

@@ -21,16 +21,17 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
-from rlplug.api import Algorithm, Buffer, Exploration, Losses, Trainable
+from rlplug import tree
+from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Trainable
 from rlplug.context import RunContext
-from rlplug.trainer.collectives import Collectives, Reduction
+from rlplug.trainer.collectives import Collectives
 from rlplug.trainer.gradient_step import GradientStep, find_nonfinite
 from rlplug.trainer.losses import Total, add_losses, total_loss
 from rlplug.trainer.minibatches import column_axis, microbatches, minibatches
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import OptimizerState
 from rlplug.trainer.scaling import LossScale
-from rlplug.types import Batch, Progress, RunError, Tree, Weights, map_leaves
+from rlplug.types import Batch, Progress, RunError, Tree, Weights
 
 Graph: TypeAlias = Callable[[Batch], tuple[Losses, Sequence[Tensor | None]]]
 
@@ -115,7 +116,7 @@ class FabricLearner:
     def _received(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
         """Move rows to the device, normalize and weight them, and add intrinsic rewards; return the mean bonuses."""
         if self.ctx.device.type != "cpu":
-            batch = map_leaves(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
+            batch = tree.map(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
         if self.normalizer is not None:
             batch = self.normalizer.normalized(batch)
         if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4
@@ -132,7 +133,7 @@ class FabricLearner:
     def _feed_back(self, index: Tensor, values: Batch) -> None:
         if self.replicated:  # every rank's buffer holds every rank's rows
             gather = self.collectives.gather_columns
-            index, values = gather(index), map_leaves(gather, values)
+            index, values = gather(index), tree.map(gather, values)
         self.buffer.feedback(index, values)
 
     # ---- gradient steps -------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Losses, Trainable
-from rlplug.types import Batch
 
 
 class Total(NamedTuple):
@@ -60,17 +60,8 @@ def total_loss(losses: Losses, valid: Tensor | None, who: Trainable, mean: bool)
 
 
 def add_losses(a: Total, b: Total, axis: int) -> Total:
-    """Add the sums of two microbatches; feedback is joined along ``axis``, or the last axis it has."""
-    losses = Losses(
-        {k: a.losses.terms[k] + v for k, v in b.losses.terms.items()},
-        {k: a.losses.metrics[k] + v for k, v in b.losses.metrics.items()},
-        _join(a.losses.feedback, b.losses.feedback, axis),
-    )
-    return Total(losses, a.count + b.count, a.loss)
-
-
-def _join(a: Batch, b: Batch, axis: int) -> Batch:
-    return {
-        k: _join(a[k], v, axis) if isinstance(v, dict) else torch.cat([a[k], v], min(axis, v.ndim - 1))
-        for k, v in b.items()
-    }
+    """Add the sums of two microbatches; feedback is concatenated along ``axis``, or the last axis it has."""
+    terms = {name: term + b.losses.terms[name] for name, term in a.losses.terms.items()}
+    metrics = {name: metric + b.losses.metrics[name] for name, metric in a.losses.metrics.items()}
+    feedback = tree.map(lambda x, y: torch.cat([x, y], min(axis, x.ndim - 1)), a.losses.feedback, b.losses.feedback)
+    return Total(Losses(terms, metrics, feedback), a.count + b.count, a.loss)

@@ -17,9 +17,7 @@ class Clock:
     """Wall seconds, in all and by phase; a continued run counts on from ``before``."""
 
     def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.before = 0.0
-        self.startup_s = 0.0
+        self.started, self.before, self.startup_s = time.perf_counter(), 0.0, 0.0
         self.spent: dict[str, float] = defaultdict(float)
 
     def started_up(self) -> None:

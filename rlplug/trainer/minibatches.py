@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import torch
 
+from rlplug import tree
 from rlplug.trainer.collectives import Collectives
-from rlplug.types import Batch, leaves, map_leaves
+from rlplug.types import Batch
 
 
 def minibatches(
@@ -48,7 +49,7 @@ def minibatches(
         return
     length, columns = valid.shape
     places = mine % (length - 1) * columns + mine // (length - 1)
-    rows = map_leaves(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
+    rows = tree.map(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
     for low, high in pairwise(cuts):
         yield _pick(rows, 0, slice(low, high))
 
@@ -56,7 +57,7 @@ def minibatches(
 def microbatches(batch: Batch, n: int) -> Iterator[Batch]:
     """Cut a batch into ``n`` parts: flat rows ``[B]`` by rows, segments ``[T+1, B]`` by columns."""
     axis = column_axis(batch)
-    size = next(x.shape[axis] for x in leaves(batch) if x.ndim > axis)
+    size = next(x.shape[axis] for x in tree.leaves(batch) if x.ndim > axis)
     for i in range(n):
         yield _pick(batch, axis, slice(i * size // n, (i + 1) * size // n))
 
@@ -68,4 +69,4 @@ def column_axis(batch: Batch) -> int:
 
 def _pick(batch: Batch, axis: int, where: Any) -> Batch:
     """Take the rows or columns ``where`` of every leaf."""
-    return map_leaves(lambda x: x[:, where] if axis and x.ndim > 1 else x[where], batch)
+    return tree.map(lambda x: x[:, where] if axis and x.ndim > 1 else x[where], batch)

@@ -11,7 +11,7 @@ import torch
 
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.collector import make_collector
-from rlplug.collection.next_step import NextStepCollector
+from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import seed_global
@@ -45,7 +45,7 @@ class Policy:
         """Make environments."""
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))
 
-    def collector(self, env_ids: Sequence[int]) -> NextStepCollector:
+    def collector(self, env_ids: Sequence[int]) -> InProcessCollector:
         """Make a collector that plays some of the training's environments in this process."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)

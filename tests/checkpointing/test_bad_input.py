@@ -90,7 +90,7 @@ def newer(folder: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (lambda path: cut(path / "weights.pt"), "is damaged or was altered: weights.pt: it has"),
     "altered": (lambda path: flip(path / "rank0.pt"), "altered: rank0.pt: its checksum does not match"),
-    "without a file": (lambda path: (path / "learner.pt").unlink(), "altered: learner.pt: it is missing"),
+    "without a file": (lambda path: (path / "learner.pt").unlink(), "altered: learner.pt: No such file or directory"),
     "with an altered manifest": (lambda path: flip(path / "manifest.json"), "altered: manifest.json: it"),
     "newer": (
         newer,
@@ -98,11 +98,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "foreign": (
         lambda path: (path / "manifest.json").write_text('{"name": "a web app"}'),
-        "is not a checkpoint of rlplug: its manifest.json is of something else",
+        "is not a run or checkpoint of rlplug: manifest.json: it has no format number",
     ),
     "empty": (
         lambda path: [file.unlink() for file in path.iterdir()],
-        "is not a checkpoint of rlplug: it has no manifest",
+        "is not a run or checkpoint of rlplug: manifest.json: No such file or directory",
     ),
 }
 
@@ -168,9 +168,9 @@ def test_code_in_a_file_is_not_run(sac: Path, tmp_path: Path, capsys: Capture):
     torch.save({"algorithm": Planted()}, tmp_path / "evil.pt")
     newest = steps(sac)[0]
     Scene(sac, sac, sac, None).plant(newest / "weights.pt", (tmp_path / "evil.pt").read_bytes())  # type: ignore[arg-type]
-    for command in ("resume", "evaluate"):
-        message = refused(capsys, sac, command, *([sac, LONGER] if command == "resume" else [newest]))
-        assert message.startswith(f"{newest} is damaged or was altered: weights.pt: ")
+    why = f"{newest} is damaged or was altered: weights.pt: it is not a tree of plain values and tensors"
+    assert refused(capsys, sac, "evaluate", newest) == why
+    assert goes_on(capsys, sac, LONGER)[0] == f"{why}; trying the one before"
     assert not (tmp_path / "marker").exists()
 
 
@@ -259,7 +259,7 @@ def test_a_path_that_leads_to_something_else(verb: str, name: str, foreign: Path
     elif verb == "resume":
         assert "no run" in message or "cannot be read" in message
     else:
-        assert "is not a checkpoint of rlplug" in message or "is damaged or was altered" in message
+        assert "is not a run or checkpoint of rlplug" in message or "is damaged or was altered" in message
 
 
 def test_resume_of_a_checkpoint_folder(sac: Path, capsys: Capture):

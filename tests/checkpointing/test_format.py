@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import threading
@@ -22,11 +23,11 @@ from torch import nn
 
 from rlplug.checkpointing import atomic, row_log, writing
 from rlplug.checkpointing.atomic import NO_LINKS
-from rlplug.checkpointing.format import folder_of
+from rlplug.checkpointing.format import CheckpointManifest, folder_of, read_manifest, sealed
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
 from rlplug.checkpointing.row_log import FileRowLog
-from rlplug.checkpointing.serialize import copy_to_host, decode, encode
+from rlplug.checkpointing.serialize import copy_to_host, decode, encode, read_tree
 from rlplug.checkpointing.writing import Snapshot, note_score, remove, write
 from rlplug.config.run import Checkpoint as Settings
 from rlplug.types import CheckpointError, RunError
@@ -123,15 +124,17 @@ def test_what_could_not_be_read_back_is_refused_when_it_is_written(tree: Any, pl
         copy_to_host(tree)
 
 
-def test_bytes_that_are_something_else_are_refused():
+def test_bytes_that_are_something_else_are_refused(tmp_path: Path):
     rng, good = Random(0), encode({"a": torch.arange(9), "b": [np.arange(3), 2**100, "x"]})
     for _ in range(3000):
         data = bytearray(good)
         for _ in range(rng.randint(1, 4)):
             place = rng.randrange(len(data))
             data[place : place + rng.choice([1, 1, 1, 50])] = rng.randbytes(rng.choice([0, 1, 1, 30]))
+        path = tmp_path / "x.pt"
+        path.write_bytes(data)
         with suppress(CheckpointError):  # and nothing else
-            decode(bytes(data))
+            read_tree(path, {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -207,6 +210,7 @@ def snapshot(env_steps: int, store: FileRowLog | None = None, score: float | Non
         "version": 0,
         "score": score,
         "wall_s": 1.5,
+        "since_logged_s": 0.5,
         "rollout_length": 1,
         "batch_size": 1,
         "spent": {},
@@ -233,7 +237,32 @@ def test_what_is_written_is_found(tmp_path: Path):
         assert found.manifest["env_steps"] == 7
         assert found.tree("weights")["w"].tolist() == [7] * 50
         (chunk,) = found.chunks()
-        assert found.rows(chunk)["obs"]["x"][:, 0].tolist() == [0, 1, 2, 3]
+        assert chunk.load()["obs"]["x"][:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("env_steps", True),
+        ("score", "high"),
+        ("spent", {"update": None}),
+        ("not_restored", {}),
+        ("plugins", {"algo": {"kind": "algo", "name": "sac"}}),
+        ("files", {"weights.pt": {"bytes": 1.5, "sha256": ""}}),
+        ("files", {"../weights.pt": {"bytes": 1, "sha256": ""}}),
+        ("files", {"weights.pt\n": {"bytes": 1, "sha256": ""}}),
+    ],
+)
+def test_a_manifest_with_an_invalid_value_is_refused(key: str, value: Any, tmp_path: Path):
+    one = snapshot(3)
+    one.manifest |= {key: value} if key != "files" else {}
+    path = write(folder_of(tmp_path, 3), one)
+    if key == "files":
+        manifest = read_manifest(path, CheckpointManifest)
+        (path / "manifest.json").write_bytes(sealed(manifest | {"files": value}))
+    with pytest.raises(CheckpointError) as refused:
+        Checkpoint(path)
+    assert str(refused.value) == f"{path} is damaged or was altered: manifest.json: it has no valid {key}"
 
 
 def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -242,7 +271,7 @@ def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(atomic, "write", lambda path, data: written.append((path.name, len(data))) or plain(path, data))
     store.append(0, rows(0, 1000))
     first = saved(tmp_path, 1, store)
-    assert all(chunk.rows is None and chunk.path is not None for chunk in store.chunks), "they are still in memory"
+    assert all(not chunk.rows and chunk.path is not None for chunk in store.chunks), "they are still in memory"
     store.append(1000, rows(1000, 1010))
     written.clear()
     second = saved(tmp_path, 2, store)
@@ -262,13 +291,13 @@ def test_rows_stored_again_have_a_file_of_their_own(tmp_path: Path):
         store.append(0, rows(value, value + 3))
     saved(tmp_path, 1, store)
     found = find(tmp_path)
-    assert [found.rows(chunk)["obs"]["x"][0, 0].item() for chunk in found.chunks()] == [0, 10, 20]
-    again = FileRowLog(found.chunks(), None, found.rows)
+    assert [chunk.load()["obs"]["x"][0, 0].item() for chunk in found.chunks()] == [0, 10, 20]
+    again = FileRowLog(found.chunks())
     again.append(0, rows(30, 33))
     assert [batch["obs"]["x"][0, 0].item() for _, batch in again.rows()] == [0, 10, 20, 30]
     saved(tmp_path, 2, again)
     newest = find(tmp_path)
-    assert [newest.rows(chunk)["obs"]["x"][0, 0].item() for chunk in newest.chunks()] == [0, 10, 20, 30]
+    assert [chunk.load()["obs"]["x"][0, 0].item() for chunk in newest.chunks()] == [0, 10, 20, 30]
 
 
 def test_without_hard_links_rows_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from rlplug.api import Algorithm, Exploration, Needs
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.collector import make_collector
 from rlplug.collection.episodes import Episodes
+from rlplug.collection.in_process import InProcessCollector
 from rlplug.collection.next_step import NextStepCollector
 from rlplug.collection.same_step import SameStepCollector
 from rlplug.config import compose
@@ -37,7 +38,7 @@ def short_cartpole():
     return gymnasium.make("CartPole-v1", disable_env_checker=True, max_episode_steps=9)
 
 
-def source(mode: AutoresetMode, algorithm: Algorithm | None = None) -> NextStepCollector:
+def source(mode: AutoresetMode, algorithm: Algorithm | None = None) -> InProcessCollector:
     env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
     ctx = context(env.spec, needs=Needs(keys=("obs", "action", "value")), num_envs=COLUMNS)
     shard = EnvShard("actor", COLUMNS, range(COLUMNS))
@@ -272,7 +273,7 @@ class Pushing(Exploration):
         self.told.append((plain["action"].clone(), noisy["action"].clone()))
 
 
-def counting(mode: AutoresetMode, exploration=None) -> NextStepCollector:
+def counting(mode: AutoresetMode, exploration=None) -> InProcessCollector:
     env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
     needs = Needs(keys=("obs", "action", "given", "carry"), carry_stride=1)
     ctx = context(env.spec, needs=needs, num_envs=COLUMNS)

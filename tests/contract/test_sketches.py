@@ -11,8 +11,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlplug import tree
 from rlplug.plugins.algo.ppo import PPO
-from rlplug.types import ConfigError, EnvSpec, Group, map_leaves
+from rlplug.types import ConfigError, EnvSpec, Group
 from tests.contract import worlds
 from tests.contract.sketches import alphazero, dreamerv3, es, independent, maml, qmix, r2d2
 
@@ -181,7 +182,7 @@ def test_r2d2_step_feeds_back_priorities():
 
 def test_r2d2_acts_as_it_learns():
     _, algorithm, batch = an_r2d2()
-    carry = map_leaves(lambda x: x[0], batch["carry"])
+    carry = tree.map(lambda x: x[0], batch["carry"])
     unrolled, _ = algorithm.online(batch, carry)
     for t in range(12):
         out, carry = algorithm.act({key: leaf[t] for key, leaf in batch.items() if key != "carry"}, carry, "greedy")
@@ -230,7 +231,7 @@ def test_qmix_is_monotonic_and_acts_within_the_mask():
     q = torch.randn(6, 4, 3, requires_grad=True)
     algorithm.online.mixer(q, batch["state"]).sum().backward()
     assert (q.grad >= 0).all()
-    step = map_leaves(lambda x: x[0], batch)
+    step = tree.map(lambda x: x[0], batch)
     for mode in ("random", "greedy"):
         out, carry = algorithm.act(step, algorithm.initial_carry(4), mode)
         assert step["action_mask"].gather(-1, out["action"][..., None]).all()
@@ -248,7 +249,7 @@ def test_independent_children_update_themselves():
         batch[key] = torch.stack([batch[key]] * 3, 2)
     batch["alive"] = torch.ones(9, 4, 3, dtype=torch.bool)
     batch["alive"][:, :, 1] = False  # never there
-    step = map_leaves(lambda x: x[0], {key: batch[key] for key in ("obs", "is_first", "alive")})
+    step = tree.map(lambda x: x[0], {key: batch[key] for key in ("obs", "is_first", "alive")})
     with torch.no_grad():
         out, carry = algorithm.act(step, algorithm.initial_carry(4), "explore")
     assert out["action"].shape == out["logp"].shape == (4, 3)
@@ -264,7 +265,7 @@ def test_independent_children_update_themselves():
 def test_maml_differentiates_through_the_adaptation():
     _, algorithm, batch = a_maml()
     algorithm.double()
-    doubled = map_leaves(lambda x: x.double() if x.is_floating_point() else x, batch)
+    doubled = tree.map(lambda x: x.double() if x.is_floating_point() else x, batch)
     batch = algorithm.prepare(doubled)
     algorithm(batch, ("policy",)).terms["policy"].mean().backward()
     weight = algorithm.policy[0].weight
@@ -311,11 +312,11 @@ class Hill:
 
     def collect(self, rows, weights=None, tasks=None, stop=None, mode="explore"):
         for half in (slice(0, None, 2), slice(1, None, 2)):
-            mine = map_leaves(lambda x, half=half: x[half], tasks)
+            mine = tree.map(lambda x, half=half: x[half], tasks)
             n = len(mine["seed"])
             data = {"reward": torch.zeros(rows + 1, n), "valid": torch.ones(rows + 1, n).bool(), "task": mine}
             data["reward"][1] = torch.tensor(
-                [height(self.algorithm.weights(map_leaves(lambda x, i=i: x[i], mine))) for i in range(n)]
+                [height(self.algorithm.weights(tree.map(lambda x, i=i: x[i], mine))) for i in range(n)]
             )
             data["valid"][-1] = False
             self.sent.append(self.algorithm.postprocess(data))

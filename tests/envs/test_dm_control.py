@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from rlplug import tree
 from rlplug.envs import EnvList, Subprocess
 from rlplug.envs.spaces import copy
 from rlplug.plugins.env.dm_control import _suite
-from rlplug.types import ConfigError, leaves, map_leaves
+from rlplug.types import ConfigError
 from tests.envs.test_presets import build, walk
 
 pytest.importorskip("dm_control", reason="needs rlplug[dmc]")
@@ -94,7 +95,7 @@ def test_subprocesses_play_the_same_episodes():
     assert isinstance(other, Subprocess)
     try:
         for row, same in zip(walk(one, 7, 50), walk(other, 7, 50), strict=True):
-            for a, b in zip(leaves(row), leaves(same), strict=True):
+            for a, b in zip(tree.leaves(row), tree.leaves(same), strict=True):
                 assert np.array_equal(a, b)
     finally:
         other.close()
@@ -105,11 +106,11 @@ def test_a_state_that_is_loaded_goes_on():
     list(walk(env, 3, 20))
     state = env.state()
     action = np.full((2, 1), 0.3, np.float32)
-    went_on = [map_leaves(np.array, env.step(action)) for _ in range(10)]
+    went_on = [tree.map(np.array, env.step(action)) for _ in range(10)]
     list(walk(twin, 9, 5))
     twin.load(state)
     for row in went_on:
-        for a, b in zip(leaves(row), leaves(twin.step(action)), strict=True):
+        for a, b in zip(tree.leaves(row), tree.leaves(twin.step(action)), strict=True):
             assert np.array_equal(a, b)
 
 

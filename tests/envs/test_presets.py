@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space
 
+from rlplug import tree
 from rlplug.config import choose, default_node, option_names
 from rlplug.envs import EnvList, NativeVector
 from rlplug.envs.spaces import copy
-from rlplug.types import leaves, map_leaves
 
 ROOMS = ("doorkey_5x5", "empty_5x5", "empty_16x16", "fourrooms")
 EXTRAS = {
@@ -99,17 +99,17 @@ def walk(env, seed, steps):
     """Copies of the rows that follow ``reset`` under random actions, always the same, that the masks allow."""
     space = env.spec.single_agent.action
     space.seed(0)
-    row = map_leaves(np.array, env.reset([seed + i for i in range(env.num_envs)]))
+    row = tree.map(np.array, env.reset([seed + i for i in range(env.num_envs)]))
     yield row
     for _ in range(steps):
         masks = row.get("action_mask", [None] * env.num_envs)
-        row = map_leaves(np.array, env.step(np.stack([sample(space, mask) for mask in masks])))
+        row = tree.map(np.array, env.step(np.stack([sample(space, mask) for mask in masks])))
         yield row
 
 
 def episode(env, seed, steps):
     """All that is said in ``steps`` steps, as bytes."""
-    said = [leaf.tobytes() for row in walk(env, seed, steps) for leaf in leaves(row)]
+    said = [leaf.tobytes() for row in walk(env, seed, steps) for leaf in tree.leaves(row)]
     env.close()
     return said
 

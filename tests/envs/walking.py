@@ -8,8 +8,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
 
+from rlplug import tree
 from rlplug.envs.spaces import copy
-from rlplug.types import map_leaves
 
 
 class Walk(gymnasium.Env):
@@ -133,10 +133,10 @@ def rows(env, steps, seeds, policy=None):
     """Copied rows under actions drawn by ``policy(row)``; by default out of a fixed sequence."""
     space = env.spec.single_agent.action
     space.seed(0)
-    out = [map_leaves(np.array, env.reset(seeds))]
+    out = [tree.map(np.array, env.reset(seeds))]
     for _ in range(steps):
         action = policy(out[-1]) if policy else np.stack([space.sample() for _ in seeds])
-        out.append(map_leaves(np.array, env.step(action)))
+        out.append(tree.map(np.array, env.step(action)))
     return out
 
 

@@ -13,16 +13,21 @@ import torch
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
+from rlplug import tree
 from rlplug.api import Needs
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.config import choose, default_node
 from rlplug.testing.context import context, spec
-from rlplug.types import ConfigError, RunError, leaves
+from rlplug.types import ConfigError, RunError
 
 
 def make(name, needs=None, columns=2, batch=64, of=None, rows=1, **changes):
     ctx = context(
-        of, needs=needs or Needs(off_policy=True, keys=("obs", "action")), num_envs=columns, rows=rows, batch_size=batch
+        of,
+        needs=needs or Needs(off_policy=True, keys=("obs", "action")),
+        num_envs=columns,
+        rollout_length=rows,
+        batch_size=batch,
     )
     return choose(
         "buffer", "buffer", default_node("buffer", name) | ({"capacity": 200} if name != "rollout" else {}) | changes
@@ -436,7 +441,7 @@ def test_what_is_saved_of_stacks_is_their_frames(compress):
         more = {"obs": torch.from_numpy(obs[rows]), "is_first": torch.from_numpy(first[rows])}
         buffer.add(segment(start, 1, 1, torch.from_numpy(valid[rows]), **more))
     buffer.save(store)
-    saved = sum(leaf.nbytes for piece in store.pieces for leaf in leaves(piece.rows["obs"]))
+    saved = sum(leaf.nbytes for piece in store.chunks for leaf in tree.leaves(piece.rows["obs"]))
     assert saved < 59 * (144 + 4 * 2) * (0.5 if compress else 1.0001)
 
 

@@ -7,12 +7,12 @@ import torch
 from gymnasium import spaces
 
 import rlplug
-from rlplug import testing
+from rlplug import testing, tree
 from rlplug.distributed.fabric import one_rank
 from rlplug.functional import gae
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.trainer.learner import FabricLearner
-from rlplug.types import ConfigError, map_leaves
+from rlplug.types import ConfigError
 
 T, B = 16, 4
 
@@ -41,7 +41,7 @@ def segment(algorithm: PPO, mask=None):
     if mask is not None:
         batch["action_mask"] = mask
     with torch.no_grad():
-        carry = map_leaves(lambda x: torch.randn(x.shape, generator=g), algorithm.initial_carry(B))
+        carry = tree.map(lambda x: torch.randn(x.shape, generator=g), algorithm.initial_carry(B))
         out = []
         for t in range(T + 1):
             step = {key: batch[key][t] for key in ("obs", "is_first", "action_mask") if key in batch}
@@ -119,7 +119,7 @@ def test_invalid_rows_change_nothing(overrides):
     algorithm, other = make(overrides=overrides), make(overrides=overrides)
     batch = segment(algorithm)
     segment(other)  # both have drawn the same noise
-    changed = map_leaves(torch.clone, batch)
+    changed = tree.map(torch.clone, batch)
     for key in ("reward", "logp", "action"):
         changed[key][5, 2] = changed[key][9, 3] = 1 if key == "action" else 1e3
     update(algorithm, batch)
@@ -195,13 +195,13 @@ def test_one_unroll_of_stream_rows_is_every_episode_by_itself(cell, shared):
     algorithm = make(overrides=[f"model={cell}"], vf_share_layers=shared, gamma=0.9, lambda_=0.8)
     batch = segment(algorithm)
     with torch.no_grad():
-        value = algorithm.values(batch, map_leaves(lambda x: x[0], batch["carry"]))
+        value = algorithm.values(batch, tree.map(lambda x: x[0], batch["carry"]))
         torso, name = (algorithm.model, "policy") if shared else (algorithm.value_model, "value")
         for column, starts in enumerate([[0], [0], [0, 6], [0, 10]]):
             for start, end in zip(starts, [*starts[1:], T + 1], strict=True):
                 carry = torso.initial_carry(1)
                 if not batch["is_first"][start, column]:
-                    carry = map_leaves(lambda x: x[0, column : column + 1], batch["carry"][name])  # noqa: B023
+                    carry = tree.map(lambda x: x[0, column : column + 1], batch["carry"][name])  # noqa: B023
                 brute = []
                 for obs in batch["obs"][start:end, column]:
                     features, carry = torso(obs[None], carry, torch.zeros(1, dtype=torch.bool))
@@ -222,7 +222,7 @@ def test_chunks_unroll_to_what_acted(length, overrides):
     with torch.no_grad():
         prepared = algorithm.prepare(segment(algorithm))
         losses = algorithm.forward(prepared, ("policy",))
-        features = algorithm.values(prepared, map_leaves(lambda x: x[0], prepared["carry"]))
+        features = algorithm.values(prepared, tree.map(lambda x: x[0], prepared["carry"]))
     valid = prepared["valid"]
     assert valid.shape == (length, B * -(-T // length))
     assert int(valid.sum()) == T * B - 2
@@ -234,7 +234,7 @@ def test_the_policy_forgets_where_an_episode_begins():
     algorithm = make(overrides=["model=lstm"])
     batch = segment(algorithm)
     with torch.no_grad():
-        _, dist, _ = algorithm.dist(batch, map_leaves(lambda x: x[0], batch["carry"]))
+        _, dist, _ = algorithm.dist(batch, tree.map(lambda x: x[0], batch["carry"]))
         for start, end, column in ((6, T + 1, 2), (10, T + 1, 3), (0, 6, 2)):
             carry = algorithm.model.initial_carry(1)
             for t in range(start, end):

@@ -10,12 +10,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlplug import testing
+from rlplug import testing, tree
 from rlplug.api import Losses
 from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.sac import SAC
 from rlplug.trainer.learner import FabricLearner
-from rlplug.types import ConfigError, map_leaves
+from rlplug.types import ConfigError
 
 SPEC = testing.spec(3, testing.box(2))
 IMAGE = spaces.Box(0, 255, (3, 12, 12), np.uint8)
@@ -77,7 +77,7 @@ def sample(algorithm: SAC, n: int = 6, mask: torch.Tensor | None = None):
             batch["terminated"][row, column] = column == 0
             batch["valid"][row + 1, column] = False
             batch["is_first"][row + 2, column] = True
-        batch["carry"] = map_leaves(lambda x: torch.randn(1, *x.shape, generator=g), algorithm.initial_carry(n))
+        batch["carry"] = tree.map(lambda x: torch.randn(1, *x.shape, generator=g), algorithm.initial_carry(n))
     else:
         batch["terminated"][0, 0] = True
     if mask is not None:
@@ -188,7 +188,7 @@ def test_every_kind_acts_and_learns_a_step(kind):
     algorithm = make(spec=spec, overrides=overrides, n_step=3)
     batch = sample(algorithm)
     step = {
-        "obs": map_leaves(lambda x: x[0], {"obs": batch["obs"]})["obs"],
+        "obs": tree.map(lambda x: x[0], {"obs": batch["obs"]})["obs"],
         "is_first": torch.ones(6, dtype=torch.bool),
     }
     algorithm.ctx.shard.num_envs, algorithm.ctx.shard.env_ids = 6, range(6)
@@ -383,7 +383,7 @@ def test_one_unroll_is_every_row_by_itself(action, burn_in):
     assert batch["valid"].shape == losses.terms["critic"].shape == (4, 6)
     with torch.no_grad():
         for b in range(6):
-            state = map_leaves(lambda x: x[0, b : b + 1], raw["carry"])  # noqa: B023
+            state = tree.map(lambda x: x[0, b : b + 1], raw["carry"])  # noqa: B023
             dist = [algorithm.policy(x) for x in one_by_one(algorithm.model, raw, b, state)]
             codes = one_by_one(algorithm.critic.torso, raw, b, {})
             target_codes = one_by_one(algorithm.target.torso, raw, b, {})

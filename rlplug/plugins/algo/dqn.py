@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.priorities import sequence_priority
@@ -35,7 +36,7 @@ from rlplug.settings import (
     option,
     settings,
 )
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class QNetwork(nn.Module):
@@ -172,7 +173,7 @@ class DQN(Algorithm):
         if not self.sequences:
             if self.cfg.n_step > 1:  # of the rows ahead, the one to bootstrap from is enough
                 columns = torch.arange(last.shape[1], device=last.device)
-                rows = map_leaves(lambda x: torch.stack((x[0], x[last[0], columns])), rows)
+                rows = tree.map(lambda x: torch.stack((x[0], x[last[0], columns])), rows)
             last = torch.ones_like(last)
         learned = torch.zeros_like(rows["is_first"][burn_in:])
         learned[: self.length] = valid[: self.length]
@@ -205,12 +206,12 @@ class DQN(Algorithm):
     def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute ``[rows, B, A, atoms]`` of the online network, and of the target network from row ``ahead`` on."""
         burn_in = self.ctx.needs.burn_in
-        carry = map_leaves(lambda x: x[0], batch.get("carry", {}))
+        carry = tree.map(lambda x: x[0], batch.get("carry", {}))
         rows = ahead = {"obs": batch["obs"], "is_first": batch["is_first"]}
         if self.ahead:
-            ahead = map_leaves(lambda x: x[self.ahead :], rows)
+            ahead = tree.map(lambda x: x[self.ahead :], rows)
         if not self.cfg.double_q:
-            rows = map_leaves(lambda x: x[: burn_in + self.length], rows)
+            rows = tree.map(lambda x: x[: burn_in + self.length], rows)
         out = self.online.head(unroll(self.online.torso, rows, carry, burn_in), noisy=True)
         with torch.no_grad():
             future = self.target.head(unroll(self.target.torso, ahead, carry, burn_in), noisy=True)

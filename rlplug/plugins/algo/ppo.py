@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
@@ -22,7 +23,7 @@ from rlplug.settings import (
     option,
     settings,
 )
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class PPO(Algorithm):
@@ -199,4 +200,4 @@ class PPO(Algorithm):
 
 def _before(batch: Batch) -> Batch:
     """The recurrent state before row 0, if there is one."""
-    return map_leaves(lambda x: x[0], batch.get("carry", {}))
+    return tree.map(lambda x: x[0], batch.get("carry", {}))

@@ -18,6 +18,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.sequences import n_step_sequences, n_step_transitions
@@ -33,7 +34,7 @@ from rlplug.settings import (
     option,
     settings,
 )
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class SAC(Algorithm):
@@ -209,7 +210,7 @@ class SAC(Algorithm):
         """
         last, length, burn_in = batch["last"], len(batch["returns"]), self.cfg.burn_in
         columns = torch.arange(last.shape[1], device=last.device)
-        features = unroll(self.model, batch, map_leaves(lambda x: x[0], batch["carry"]), burn_in)
+        features = unroll(self.model, batch, tree.map(lambda x: x[0], batch["carry"]), burn_in)
         code = unroll(self.critic.encode, batch, {}, burn_in)
         with torch.no_grad():
             next_features = features[last, columns]

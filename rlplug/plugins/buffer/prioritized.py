@@ -146,9 +146,6 @@ class Prioritized:
     def nbytes(self, row: Batch) -> int:
         return self.ring.nbytes(row) + SumTree.nbytes(self.slots * self.columns)
 
-    def handle(self) -> Prioritized:
-        return self
-
     def save(self, log: RowLog) -> None:
         """Rows once; what they are drawn by, each time."""
         self.ring.save(log)

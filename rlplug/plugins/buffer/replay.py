@@ -99,9 +99,6 @@ class Replay:
     def nbytes(self, row: Batch) -> int:
         return self.ring.nbytes(row) + 8 * self.ring.rows * (self.columns + 1)
 
-    def handle(self) -> Replay:
-        return self
-
     def save(self, log: RowLog) -> None:
         """Closed rows are stored once; the open row, which the next ``add`` overwrites, each time."""
         self.ring.save(log)

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Context, RowLog
 from rlplug.settings import settings
-from rlplug.types import Batch, leaves, map_leaves
+from rlplug.types import Batch
 
 
 class Rollout:
@@ -30,7 +31,7 @@ class Rollout:
 
     def add(self, segment: Batch) -> None:
         """Keeps a copy: a source writes its next segment into the same memory."""
-        self._segments.append(map_leaves(torch.clone, segment))
+        self._segments.append(tree.map(torch.clone, segment))
 
     def ready(self) -> bool:
         return bool(self._segments)
@@ -43,10 +44,7 @@ class Rollout:
         """A rollout is used once: there is nothing to feed back to."""
 
     def nbytes(self, row: Batch) -> int:
-        return (self.rows + 1) * sum(leaf.nbytes for leaf in leaves(row))
-
-    def handle(self) -> Rollout:
-        return self
+        return (self.rows + 1) * sum(leaf.nbytes for leaf in tree.leaves(row))
 
     def save(self, log: RowLog) -> None:
         """What a round has collected and was not learnt from yet; mostly nothing."""

@@ -11,10 +11,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Context, RowLog
 from rlplug.plugins.buffer.images import TOO_SMALL, Compressed, Images, Raw, lz4
 from rlplug.settings import PositiveInt, UnitFloat, option, settings
-from rlplug.types import Batch, ConfigError, RunError, leaves, map_leaves
+from rlplug.types import Batch, ConfigError, RunError
 
 PIECE = 64 * 2**20
 """bytes of encoded rows that are stored at once, at most; compressed images are padded to the longest of them"""
@@ -91,8 +92,8 @@ class Ring:
             total += Images.nbytes(self.rows, self.columns, stack, image)
             rest = without(rest, path)
         if self.stride and "carry" in rest:
-            total += self._states * sum(leaf.nbytes for leaf in leaves(rest.pop("carry")))
-        return total + self.rows * sum(leaf.nbytes for leaf in leaves(rest))
+            total += self._states * sum(leaf.nbytes for leaf in tree.leaves(rest.pop("carry")))
+        return total + self.rows * sum(leaf.nbytes for leaf in tree.leaves(rest))
 
     # ---- writing and reading --------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class Ring:
     def _take(self, kept: Batch, places: Any) -> Batch:
         host, shape = torch.from_numpy(places.reshape(-1)), places.shape
         if not self.pin and self.device.type == "cpu":
-            return map_leaves(lambda x: x.flatten(0, 1).index_select(0, host).view(*shape, *x.shape[2:]), kept)
+            return tree.map(lambda x: x.flatten(0, 1).index_select(0, host).view(*shape, *x.shape[2:]), kept)
         there = host.to(self.device)
 
         def taken(x: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ class Ring:
             flat = torch.index_select(x.flatten(0, 1), 0, host if x.is_cpu else there, out=out)
             return flat.view(*shape, *x.shape[2:]).to(self.device)
 
-        return map_leaves(taken, kept)
+        return tree.map(taken, kept)
 
     def _placed(self, x: Tensor) -> Tensor:
         return x.pin_memory() if self.pin else x.to(self.device)
@@ -148,16 +149,16 @@ class Ring:
             images.write(self.written, take(segment, path), is_first)
             segment = without(segment, path)
         if self._carry:
-            kept = map_leaves(lambda x: x[-self.written % self.stride :: self.stride], segment["carry"])
+            kept = tree.map(lambda x: x[-self.written % self.stride :: self.stride], segment["carry"])
             self._put_states(-(-self.written // self.stride), kept)
             segment = without(segment, ("carry",))
         return segment
 
     def _put_states(self, number: int, states: Batch) -> None:
         """The states of rows ``number * stride`` and following."""
-        count = len(next(leaves(states)))
+        count = len(next(tree.leaves(states)))
         skip = max(0, count - self._states)
-        states = map_leaves(lambda x: x[skip:], states)
+        states = tree.map(lambda x: x[skip:], states)
         _put_rows(self._carry, states, (number + skip) % self._states, count - skip, self._states)
 
     def _allocate(self, like: Batch) -> None:
@@ -180,7 +181,7 @@ class Ring:
         self.valid = self._leaves["valid"].numpy()
 
     def _zeros(self, like: Batch, length: int) -> Batch:
-        return map_leaves(lambda x: torch.zeros(length, *x.shape[1:], dtype=x.dtype, device=self.device), like)
+        return tree.map(lambda x: torch.zeros(length, *x.shape[1:], dtype=x.dtype, device=self.device), like)
 
     @property
     def _states(self) -> int:
@@ -213,7 +214,7 @@ class Ring:
             start += length
         log.trim(first // unit)
         rest = self._saved(end, self.written + 1 - end, whole=False)
-        log.state = {"written": self.written, "open": rest if self.stride else map_leaves(lambda x: x[0], rest)}
+        log.state = {"written": self.written, "open": rest if self.stride else tree.map(lambda x: x[0], rest)}
         if self._images:
             log.state["images"] = {
                 ".".join(path): {"shape": list(images.shape), "begin": images.pool.begin(self.first)}
@@ -225,7 +226,7 @@ class Ring:
         if not self._images and not self.stride:
             return self.rows - start % self.rows
         unit = self.stride or 1
-        row = sum(leaf[0].nbytes for leaf in leaves(self._leaves))
+        row = sum(leaf[0].nbytes for leaf in tree.leaves(self._leaves))
         row += self.columns * sum(images.nbytes_raw for images in self._images.values())
         return max(1, PIECE // row // unit) * unit
 
@@ -237,23 +238,23 @@ class Ring:
         """
         at = start % self.rows
         if at + length <= self.rows:
-            rows = map_leaves(lambda x: x[at : at + length], self._leaves)
+            rows = tree.map(lambda x: x[at : at + length], self._leaves)
         else:
-            rows = map_leaves(lambda x: torch.cat([x[at:], x[: at + length - self.rows]]), self._leaves)
+            rows = tree.map(lambda x: torch.cat([x[at:], x[: at + length - self.rows]]), self._leaves)
         for path, images in self._images.items():
             put(rows, path, images.pack(start, length))
         if self.stride and whole:
-            rows = map_leaves(lambda x: x.unflatten(0, (-1, self.stride)), rows)
+            rows = tree.map(lambda x: x.unflatten(0, (-1, self.stride)), rows)
         if self._carry:
             states = (np.arange(-(-length // self.stride)) + start // self.stride) % self._states
-            rows["carry"] = map_leaves(lambda x: x[torch.from_numpy(states).to(x.device)], self._carry)
+            rows["carry"] = tree.map(lambda x: x[torch.from_numpy(states).to(x.device)], self._carry)
         return rows
 
     def load(self, log: RowLog) -> None:
         """Be as the ring was that saved."""
         state = log.state
         self.written = state["written"]
-        rest = state["open"] if self.stride else map_leaves(lambda x: x[None], state["open"])
+        rest = state["open"] if self.stride else tree.map(lambda x: x[None], state["open"])
         end = self.written - self.written % (self.stride or 1)
         self._allocate(self._decoded_like(rest, state.get("images", {})))
         for path, images in self._images.items():
@@ -261,7 +262,7 @@ class Ring:
         for number, rows in log.rows():
             if self.stride:
                 states = {"carry": rows["carry"]} if "carry" in rows else {}
-                rows = map_leaves(lambda x: x.flatten(0, 1), without(rows, ("carry",))) | states
+                rows = tree.map(lambda x: x.flatten(0, 1), without(rows, ("carry",))) | states
             self._restore(number * (self.stride or 1), rows)
         self._restore(end, rest)
         for images in self._images.values():
@@ -286,7 +287,7 @@ class Ring:
         length = len(rows["valid"]) - skip
         if length <= 0:
             return
-        rows = map_leaves(lambda x: x[skip:], rows)
+        rows = tree.map(lambda x: x[skip:], rows)
         for path, images in self._images.items():
             images.unpack(start + skip, take(rows, path))
             rows = without(rows, path)
@@ -315,8 +316,8 @@ def _put_rows(storage: Batch, rows: Batch, at: int, length: int, size: int) -> N
     if at + length <= size:
         _copy(storage, rows, slice(at, at + length))
     else:
-        _copy(storage, map_leaves(lambda x: x[: size - at], rows), slice(at, size))
-        _copy(storage, map_leaves(lambda x: x[size - at :], rows), slice(0, at + length - size))
+        _copy(storage, tree.map(lambda x: x[: size - at], rows), slice(at, size))
+        _copy(storage, tree.map(lambda x: x[size - at :], rows), slice(0, at + length - size))
 
 
 def _copy(storage: Batch, segment: Batch, where: slice) -> None:

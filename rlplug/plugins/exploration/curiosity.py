@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlplug import tree
 from rlplug.api import Context, Exploration, Learner, Losses, Model, Optim
 from rlplug.nn import Adam
-from rlplug.types import Batch, ConfigError, map_leaves
+from rlplug.types import Batch, ConfigError
 
 
 class Curiosity(Exploration):
@@ -65,7 +66,7 @@ def next_obs(batch: Batch) -> Any:
 
 
 def _mapped(function: Callable[[Tensor], Tensor], obs: Any) -> Any:
-    return map_leaves(function, {"obs": obs})["obs"]
+    return tree.map(function, {"obs": obs})["obs"]
 
 
 def network(ctx: Context, node: Any, space: Any, key: str) -> Model:

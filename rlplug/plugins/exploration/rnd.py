@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch import nn as tnn
 
-from rlplug import nn
+from rlplug import nn, tree
 from rlplug.api import Context, Learner, Losses
 from rlplug.functional.returns import discounted_sum
 from rlplug.nn import Linear, precise
@@ -27,7 +27,7 @@ from rlplug.settings import (
     option,
     settings,
 )
-from rlplug.types import Batch, map_leaves
+from rlplug.types import Batch
 
 
 class Whitened(tnn.Module):
@@ -111,7 +111,7 @@ class RND(Curiosity):
     @torch.no_grad()
     def observe(self, segment: Batch, learner: Learner) -> None:
         """Move both statistics, on all ranks alike; a replay's samples are measured by what they are by then."""
-        segment = map_leaves(lambda x: x.to(self.returns.device), {key: segment[key] for key in ("obs", "valid")})
+        segment = tree.map(lambda x: x.to(self.returns.device), {key: segment[key] for key in ("obs", "valid")})
         obs, valid = next_obs(segment), segment["valid"][:-1]
         self.whitened.observe(obs, valid, learner)
         error, valid = (learner.gather(x.T).T for x in (self.error(obs), valid))

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Algorithm, Losses, Needs
 from rlplug.registry import hookimpl, load
 from rlplug.testing.checks.runs import (
@@ -24,7 +25,6 @@ from rlplug.testing.checks.runs import (
     trainables,
     watch,
 )
-from rlplug.types import leaves
 
 
 def check_learns(case: Case) -> None:
@@ -75,7 +75,7 @@ def check_act(case: Case) -> None:
     for mode in ("explore", "greedy", "random"):
         for out in answers(trainer.algorithm, trainer.ctx, rows, mode):
             require("action" in out, f"act() in mode {mode!r} gives {sorted(out)}, and no 'action'")
-            for leaf in leaves(out):
+            for leaf in tree.leaves(out):
                 require(isinstance(leaf, Tensor), f"act() in mode {mode!r} gives a {type(leaf).__name__}; give tensors")
             require_inside(out["action"], space, f"act() in mode {mode!r}", bounded)
     said = [answers(trainer.algorithm, trainer.ctx, rows, "greedy", seed) for seed in (1, 2)]

@@ -14,9 +14,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Buffer, Needs
 from rlplug.checkpointing.format import folder_of
-from rlplug.checkpointing.row_log import Chunk, FileRowLog
+from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.checkpointing.writing import Snapshot, write
 from rlplug.config import choose
@@ -24,7 +25,7 @@ from rlplug.context import RunContext
 from rlplug.registry import load
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, require, some
 from rlplug.testing.context import context, spec
-from rlplug.types import Batch, leaves, map_leaves
+from rlplug.types import Batch
 
 COLUMNS, ROWS, SAMPLES, CAPACITY = 5, 4, 16, 120
 
@@ -66,15 +67,15 @@ class Stream:
             "valid": valid,
             "carry": {"q": {"h": obs[..., :2], "c": obs}},
         }
-        self.rows: Batch = map_leaves(torch.from_numpy, rows)
+        self.rows: Batch = tree.map(torch.from_numpy, rows)
         self.memory: Batch = {}
 
     def segment(self, start: int, carry: bool = False) -> Batch:
         """Rows ``start`` to ``start + ROWS``, in the same memory every time, as a source gives them."""
-        fresh = map_leaves(lambda leaf: leaf[start : start + ROWS + 1].clone(), self.rows)
+        fresh = tree.map(lambda leaf: leaf[start : start + ROWS + 1].clone(), self.rows)
         fresh["valid"][-1] = False
         self.memory = self.memory or fresh
-        for into, leaf in zip(leaves(self.memory), leaves(fresh), strict=True):
+        for into, leaf in zip(tree.leaves(self.memory), tree.leaves(fresh), strict=True):
             into.copy_(leaf)
         return {key: leaf for key, leaf in self.memory.items() if carry or key != "carry"}
 
@@ -160,7 +161,7 @@ def _check_stream(name: str, variant: Variant) -> None:
     drawn, ids, added, was_ready = set[int](), dict[int, int](), list[int](), False
     for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
         buffer.add(variant.segment(stream, start))
-        added += _numbers(map_leaves(lambda leaf: leaf[start : start + ROWS], stream.rows))  # noqa: B023
+        added += _numbers(tree.map(lambda leaf: leaf[start : start + ROWS], stream.rows))  # noqa: B023
         require(buffer.ready() or not was_ready, f"{name} was ready, and no longer is after a further segment")
         was_ready = buffer.ready()
         if turn % 2 or not was_ready:  # two segments between two samples
@@ -194,7 +195,7 @@ def _check_sample(stream: Stream, sample: Batch, needs: Needs, sequences: bool) 
     require(len(valid) > window, f"a sample has {len(valid)} rows; a window of {window} transitions needs {window + 1}")
     learnt = valid[needs.burn_in : -1]
     require("index" not in sample or learnt.any(0).all(), "a sample has columns that carry no loss: no valid row")
-    truth = map_leaves(lambda leaf: leaf.flatten(0, 1), stream.rows)
+    truth = tree.map(lambda leaf: leaf.flatten(0, 1), stream.rows)
     t, b = valid[:-1].nonzero().unbind(1)
     now = number[t, b]
     far = (sample["obs"][t + 1, b] != truth["obs"][now + COLUMNS]).flatten(1).any(1)
@@ -211,7 +212,7 @@ def _check_sample(stream: Stream, sample: Batch, needs: Needs, sequences: bool) 
         require(same, f"{key!r} of a sampled row is not what was added: copy a segment's memory, it is written again")
     if "carry" in needs.keys:
         rows = number[:1] if sequences else number[: len(number)]
-        names = differences(sample["carry"], map_leaves(lambda leaf: leaf[rows], truth["carry"]))
+        names = differences(sample["carry"], tree.map(lambda leaf: leaf[rows], truth["carry"]))
         wanted = "[1, B, ...], that before its first row" if sequences else "[T+1, B, ...], as collected"
         require(not names, f"the recurrent state of a sample is {wanted}; wrong: {some(names)}")
     return set(now.tolist())
@@ -270,7 +271,7 @@ def _check_saved(variant: Variant) -> None:
                 )
                 added = 0
                 write(folder_of(Path(folder), turn), Snapshot({}, {}, store.chunks))
-                store = Counting(store.chunks, decode(encode(copy_to_host(store.state))), _written)
+                store = Counting(store.chunks, decode(encode(copy_to_host(store.state))))
                 buffer = variant.make(ctx)
                 buffer.load(store)
             require(buffer.ready() == twin.ready(), "after load() it is ready when it was not, or the reverse")
@@ -284,11 +285,6 @@ def _check_saved(variant: Variant) -> None:
                     buffer.feedback(again["index"], {"priority": priority})
 
 
-def _written(chunk: Chunk) -> Batch:
-    assert chunk.path is not None
-    return decode(chunk.path.read_bytes())
-
-
 class Counting(FileRowLog):
     """A store that counts the rows that are appended."""
 
@@ -296,14 +292,14 @@ class Counting(FileRowLog):
 
     def append(self, start: int, rows: Batch) -> None:
         super().append(start, rows)
-        self.appended += len(next(leaves(rows)))
+        self.appended += len(next(tree.leaves(rows)))
 
 
 def check_nbytes(name: str, **changes: Any) -> None:
     """``nbytes`` is an upper bound of what is kept, and at most a tenth above it."""
     for variant in variants(name, (1,), **changes):
         stream, buffer = Stream(CAPACITY * 2, variant.stack), variant.make()
-        said = buffer.nbytes(map_leaves(lambda leaf: leaf[0], variant.segment(stream, 0)))
+        said = buffer.nbytes(tree.map(lambda leaf: leaf[0], variant.segment(stream, 0)))
         for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
             if buffer.off_policy or not buffer.ready():
                 buffer.add(variant.segment(stream, start))

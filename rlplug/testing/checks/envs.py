@@ -10,13 +10,14 @@ import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 
+from rlplug import tree
 from rlplug.api import VecEnv
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
 from rlplug.context import EnvShard, RunContext
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
-from rlplug.types import Batch, ConfigError, EnvSpec, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec
 
 COLUMNS, STEPS = 3, 1100
 CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
@@ -39,12 +40,12 @@ def complete(name: str) -> list[str]:
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:
     """Rows under random allowed actions, copied, each with the action that led to it (None: a reset)."""
     env.spec.single_agent.action.seed(actions)
-    row = map_leaves(np.array, env.reset([seed + i for i in range(COLUMNS)]))
+    row = tree.map(np.array, env.reset([seed + i for i in range(COLUMNS)]))
     yield row, None
     for _ in range(steps):
         action = draw(env, row)
         given = action.copy()
-        row = map_leaves(np.array, env.step(action))
+        row = tree.map(np.array, env.step(action))
         require(np.array_equal(action, given), "step() changes the array of actions that it is given")
         yield row, given
 
@@ -163,11 +164,11 @@ def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
     went_on: list[Batch] = []
     for _ in range(20):
         actions.append(draw(env, row))
-        row = map_leaves(np.array, env.step(actions[-1].copy()))
+        row = tree.map(np.array, env.step(actions[-1].copy()))
         went_on.append(row)
     list(walk(twin, 9, 13))
     twin.load(decode(encode(state)))  # as it comes out of a checkpoint
-    again = [map_leaves(np.array, twin.step(action.copy())) for action in actions]
+    again = [tree.map(np.array, twin.step(action.copy())) for action in actions]
     names = differences(went_on, again)
     require(not names, f"another one that loads its state() does not continue as it did ({some(names)})")
     twin.close()

@@ -8,6 +8,7 @@ import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Exploration
 from rlplug.nn import choices_of, flatten
 from rlplug.registry import load
@@ -26,7 +27,7 @@ from rlplug.testing.checks.runs import (
     watch,
 )
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import ConfigError, map_leaves
+from rlplug.types import ConfigError
 
 ROUNDS = 8
 """of collection after a short run, which show that actions are others"""
@@ -65,7 +66,7 @@ def check_exploration(case: Case, name: str) -> None:
         for losses in record.losses:
             wrong = [key for key, value in losses.items() if not torch.isfinite(value).all()]
             require(not wrong, f"{some(wrong)} is not finite with {name} on top of {case.name}")
-        weights = map_leaves(torch.clone, trainer.algorithm.state_dict())
+        weights = tree.map(torch.clone, trainer.algorithm.state_dict())
         for _ in range(ROUNDS):
             trainer.collect()
         runs.append(({"weights": weights, "obs": trainer.collector.state()["open"]["obs"]}, record.losses))
@@ -104,7 +105,7 @@ def _check_perturb(trainer: Trainer, extra: Exploration) -> None:
     with asking(trainer.ctx):
         carry = extra.initial_carry(COLUMNS)
         for out, row in zip(acted, rows, strict=True):
-            before = map_leaves(torch.clone, out)
+            before = tree.map(torch.clone, out)
             changed, carry = extra.perturb(out, row, carry)
             names = differences(before, out)
             require(not names, f"perturb() writes into {some(names)} of its argument: give a new tensor")
@@ -141,8 +142,8 @@ def _check_weights(trainer: Trainer, extra: Exploration) -> None:
 def _check_reward(trainer: Trainer, extra: Exploration) -> None:
     """A number for every row, of that row's transition alone, without a way back into the algorithm."""
     learner: Any = trainer.learner
-    sample = map_leaves(torch.clone, learner.sampled)
-    before = map_leaves(torch.clone, sample)
+    sample = tree.map(torch.clone, learner.sampled)
+    before = tree.map(torch.clone, sample)
     reward: Any = extra.intrinsic_reward(sample)
     names = differences(before, sample)
     require(not names, f"reward() writes into {some(names)} of its argument: give a new tensor")
@@ -163,7 +164,7 @@ def _check_reward(trainer: Trainer, extra: Exploration) -> None:
     )
     columns = reward.shape[1]
     for start in range(min(columns, 4)):
-        mine = map_leaves(
+        mine = tree.map(
             lambda x, i=start: x[:, i :: min(columns, 4)] if x.ndim > 1 else x[i :: min(columns, 4)], sample
         )
         torch.testing.assert_close(

@@ -11,11 +11,12 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.func import functional_call
 
+from rlplug import tree
 from rlplug.config import choose
 from rlplug.context import RunContext
 from rlplug.testing.checks.runs import flat, node_of, option_of, require
 from rlplug.testing.context import box
-from rlplug.types import Batch, ConfigError, EnvSpec, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec
 
 T, B = 6, 3
 VECTOR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -77,7 +78,7 @@ def _stack(trees: list[Any]) -> Any:
 
 
 def _row(x: Any, t: Any) -> Any:
-    return map_leaves(lambda leaf: leaf[t], x) if isinstance(x, dict) else x[t]
+    return tree.map(lambda leaf: leaf[t], x) if isinstance(x, dict) else x[t]
 
 
 def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], what: str) -> None:
@@ -105,7 +106,7 @@ def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], w
         close = torch.allclose(leaf, flat(last)[key], 1e-3, 1e-3)
         require(close, f"row by row the carry {key} ends elsewhere than after [T, B, ...] at once")
     if carry:
-        stale = map_leaves(lambda leaf: leaf + 1.0, last)
+        stale = tree.map(lambda leaf: leaf + 1.0, last)
         fresh, _ = model(_row(x, 0), carry, is_first[0])
         again, _ = model(_row(x, 0), stale, is_first[0])
         require(torch.equal(fresh, again), "the carry is not cleared where is_first")
@@ -124,7 +125,7 @@ def _check_streams(model: Any, lead: tuple[int, ...], x: Any, out: Tensor, what:
     out = out.movedim(len(lead), 0)
     for start, column in _beginnings().nonzero().tolist():
         end = next((t for t in range(start + 1, T) if _beginnings()[t, column]), T)
-        rows = map_leaves(lambda leaf: leaf[start:end], {"x": x})["x"]  # noqa: B023
+        rows = tree.map(lambda leaf: leaf[start:end], {"x": x})["x"]  # noqa: B023
         alone, _ = model(rows, zeros, none[start:end])
         alone = alone.movedim(len(lead), 0)
         _same(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.config import parse
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import one_rank
@@ -15,7 +16,7 @@ from rlplug.registry import refresh
 from rlplug.testing.checks.runs import Case, again, differences, flat, play, require, some, watch
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import FabricLearner
-from rlplug.types import Batch, map_leaves
+from rlplug.types import Batch
 
 TOLERANCE = 1e-6
 
@@ -80,7 +81,7 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
 
 def columns_of(sample: Batch, rank: int, world: int) -> Batch:
     """This rank's columns: leaves ``[T+1, B, ...]``, and ``[B]`` for what is said of a whole sample."""
-    return map_leaves(lambda x: x.chunk(world, min(1, x.ndim - 1))[rank].contiguous(), sample)
+    return tree.map(lambda x: x.chunk(world, min(1, x.ndim - 1))[rank].contiguous(), sample)
 
 
 def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:

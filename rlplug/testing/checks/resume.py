@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.checkpointing.format import folder_of
 from rlplug.checkpointing.reading import Checkpoint
 from rlplug.checkpointing.row_log import FileRowLog
@@ -16,7 +17,7 @@ from rlplug.checkpointing.writing import write
 from rlplug.run.state import capture, restore
 from rlplug.testing.checks.runs import Case, callbacks_of, differences, play, require, some
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Tree, leaves
+from rlplug.types import Tree
 
 ADVICE = (
     "Keep counters, coefficients and statistics in registered buffers (an exploration's in its carry too), draw with"
@@ -52,8 +53,8 @@ def stored(store: FileRowLog) -> Tree:
     """Rows by number; what was stored again counts as it is now."""
     rows: dict[int, Any] = {}
     for start, chunk in store.rows():
-        for i in range(len(next(leaves(chunk)))):
-            rows[start + i] = torch.cat([_unpadded(leaf[i]).reshape(-1).double() for leaf in leaves(chunk)])
+        for i in range(len(next(tree.leaves(chunk)))):
+            rows[start + i] = torch.cat([_unpadded(leaf[i]).reshape(-1).double() for leaf in tree.leaves(chunk)])
     return {str(number): row for number, row in sorted(rows.items())}
 
 

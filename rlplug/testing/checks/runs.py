@@ -15,6 +15,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Algorithm, Losses, Trainable
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.context import EnvShard, RunContext
@@ -23,7 +24,7 @@ from rlplug.run.build import build
 from rlplug.run.callbacks import Callbacks
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, map_leaves
+from rlplug.types import Batch
 
 UPDATES = 2
 """learner steps of a short run"""
@@ -111,7 +112,7 @@ class Record:
 
     @hookimpl
     def rlplug_collected(self, run: Any, segment: Batch) -> None:
-        self.segment = map_leaves(torch.clone, segment)
+        self.segment = tree.map(torch.clone, segment)
 
     @hookimpl
     def rlplug_updated(self, run: Any, losses: Losses) -> None:
@@ -159,7 +160,7 @@ class Watching(FabricLearner):
 
     def sample(self) -> tuple[Batch, dict[str, Tensor]]:
         batch, bonuses = super().sample()
-        self.sampled = map_leaves(torch.clone, batch)
+        self.sampled = tree.map(torch.clone, batch)
         return batch, bonuses
 
     def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
@@ -213,7 +214,7 @@ class _Again:
         self.batch = batch
 
     def sample(self) -> Batch:
-        return map_leaves(torch.clone, self.batch)
+        return tree.map(torch.clone, self.batch)
 
     def feedback(self, index: Any, values: Any) -> None:
         pass
@@ -240,7 +241,7 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
     core = ("reward", "terminated", "truncated", "final_obs")
     for _ in range(length):
         step = {key: leaf for key, leaf in result.items() if key not in core} | {"is_first": first}
-        rows.append(map_leaves(lambda x: torch.as_tensor(np.array(x)), step))
+        rows.append(tree.map(lambda x: torch.as_tensor(np.array(x)), step))
         result = env.step(np.stack([space.sample() for _ in range(COLUMNS)]))
         ended = result["terminated"] | result["truncated"]
         first, over = over if env.autoreset is AutoresetMode.NEXT_STEP else ended, ended
@@ -264,7 +265,7 @@ def answers(algorithm: Algorithm, ctx: RunContext, rows: Sequence[Batch], mode: 
         carry = algorithm.initial_carry(COLUMNS)
         for row in rows:
             out, carry = algorithm.act(row, carry, mode)
-            said.append(map_leaves(torch.clone, out))
+            said.append(tree.map(torch.clone, out))
     return said
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Losses, Trainable
 from rlplug.testing.checks.runs import Case, Watching, differences, each_gradient_step, require, some, trainables, watch
-from rlplug.types import Batch, map_leaves
+from rlplug.types import Batch
 
 
 def check_terms(case: Case) -> None:
@@ -45,7 +46,7 @@ def check_pure(case: Case) -> None:
     """``forward`` twice on the same batch is the same, and leaves weights, generators and the batch as they were."""
 
     def look(learner: Watching, who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
-        state, dice, rows = _copy(who.state_dict()), _dice(learner.ctx.generators), map_leaves(torch.clone, batch)
+        state, dice, rows = _copy(who.state_dict()), _dice(learner.ctx.generators), tree.map(torch.clone, batch)
         first = _detached(who.forward(batch, parts))
         second = _detached(who.forward(batch, parts))
         names = differences(dice, _dice(learner.ctx.generators))
@@ -121,7 +122,7 @@ def _gradients(
 
 
 def _detached(losses: Losses) -> dict[str, Any]:
-    return {name: map_leaves(lambda x: x.detach().clone(), tensors) for name, tensors in vars(losses).items()}
+    return {name: tree.map(lambda x: x.detach().clone(), tensors) for name, tensors in vars(losses).items()}
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
+from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Needs
 from rlplug.settings import option, settings
-from rlplug.types import Batch, EnvSpec, Group, Mode, map_leaves
+from rlplug.types import Batch, EnvSpec, Group, Mode
 
 
 class Chosen(Protocol):
@@ -34,7 +35,7 @@ SHARED = {"is_first", "valid", "truncated", "env_id", "version", "index", "sampl
 def view(batch: Batch, agent: int, axis: int) -> Batch:
     """What one agent sees of its group's rows: ``[T+1, B, N] -> [T+1, B]``; rows without it are not valid."""
     own: Batch = {key: leaf for key, leaf in batch.items() if key not in SHARED}
-    out = {key: batch[key] for key in SHARED if key in batch} | map_leaves(lambda x: x.select(axis, agent), own)
+    out = {key: batch[key] for key in SHARED if key in batch} | tree.map(lambda x: x.select(axis, agent), own)
     if "valid" in out and "alive" in out:
         out["valid"] = out["valid"] & out["alive"]
     return out

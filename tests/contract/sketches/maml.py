@@ -14,10 +14,11 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType, reportPrivateImportUsage]
 
+from rlplug import tree
 from rlplug.api import Algorithm, Context, Losses, Needs, Optim, Run
 from rlplug.nn.distributions import Categorical
 from rlplug.settings import PositiveFloat, PositiveInt, UnitFloat, option, settings
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Weights
 
 
 class Adaptive(Protocol):
@@ -94,7 +95,7 @@ class MAML(Algorithm):
         return weights
 
     def adapt(self, weights: Weights, batch: Batch) -> Weights:
-        rows = map_leaves(lambda x: x[0], self.advantages(map_leaves(lambda x: x[None], batch)))
+        rows = tree.map(lambda x: x[0], self.advantages(tree.map(lambda x: x[None], batch)))
         with torch.enable_grad():
             start = {name.removeprefix("policy."): w.detach().requires_grad_() for name, w in weights.items()}
             return {f"policy.{name}": w.detach() for name, w in self.inner(start, rows, False).items()}
@@ -103,7 +104,7 @@ class MAML(Algorithm):
         start: Weights = dict(self.policy.named_parameters())
         terms: list[Tensor] = []
         for k in range(len(batch["valid"])):
-            pre, post = (map_leaves(lambda x, k=k: x[k], batch[name]) for name in ("pre", "post"))
+            pre, post = (tree.map(lambda x, k=k: x[k], batch[name]) for name in ("pre", "post"))
             terms.append(self.surrogate(self.inner(start, pre, True), post))
         return Losses({"policy": torch.stack(terms)})  # [K]
 

@@ -15,9 +15,10 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
+from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.settings import PositiveFloat, PositiveInt, UnitFloat, option, settings
-from rlplug.types import Batch, ConfigError, EnvSpec, Group, Mode, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, Group, Mode
 
 
 def team(spec: EnvSpec) -> Group:
@@ -64,11 +65,11 @@ class Team(nn.Module):
         ids = torch.eye(self.agents, device=obs.device).expand(*obs.shape[:-1], self.agents)
         x = torch.cat([obs, ids], -1).flatten(-3, -2)
         first = rows["is_first"].unsqueeze(-1).expand(obs.shape[:-1]).flatten(-2)
-        features, carry = self.torso(x, map_leaves(lambda c: c.flatten(0, 1), carry), first)
+        features, carry = self.torso(x, tree.map(lambda c: c.flatten(0, 1), carry), first)
         q: Tensor = self.head(features).unflatten(-2, obs.shape[-3:-1])
         if "action_mask" in rows:
             q = q.masked_fill(~rows["action_mask"], -torch.inf)
-        return q, map_leaves(lambda c: c.unflatten(0, obs.shape[-3:-1]), carry)
+        return q, tree.map(lambda c: c.unflatten(0, obs.shape[-3:-1]), carry)
 
 
 class QMIX(Algorithm):
@@ -95,7 +96,7 @@ class QMIX(Algorithm):
 
     def initial_carry(self, n: int) -> Batch:
         agents = self.online.agents
-        return map_leaves(lambda c: c.unflatten(0, (n, agents)), self.online.torso.initial_carry(n * agents))
+        return tree.map(lambda c: c.unflatten(0, (n, agents)), self.online.torso.initial_carry(n * agents))
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         q, carry = self.online.values(step, carry)

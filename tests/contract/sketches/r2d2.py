@@ -15,9 +15,10 @@ from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
+from rlplug import tree
 from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, map_leaves
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 def rescale(x: Tensor, eps: float = 1e-3) -> Tensor:
@@ -120,8 +121,8 @@ class R2D2(Algorithm):
         seen = {
             key: batch[key] for key in ("obs", "prev_action", "prev_reward", "is_first", "action_mask") if key in batch
         }
-        warm, live = map_leaves(lambda x: x[:burn], seen), map_leaves(lambda x: x[burn:], seen)
-        carry = target_carry = map_leaves(lambda x: x[0], batch["carry"])  # [K, B, ...]: before row 0
+        warm, live = tree.map(lambda x: x[:burn], seen), tree.map(lambda x: x[burn:], seen)
+        carry = target_carry = tree.map(lambda x: x[0], batch["carry"])  # [K, B, ...]: before row 0
         with torch.no_grad():
             if burn:
                 carry, target_carry = self.online(warm, carry)[1], self.target(warm, carry)[1]
