@@ -1,25 +1,26 @@
-# `make check PYTHON=python` uses another interpreter than the one of .venv.
+# `make check PYTHON=python` uses that interpreter and not the one of .venv.
 PYTHON ?= .venv/bin/python
 .PHONY: install check test slow golden docs wheel
 
-install:  ## everything that developing needs, in .venv
+install:  ## install everything that developing needs into .venv
 	python3 -m venv .venv
 	.venv/bin/python -m pip install -c constraints.txt -e '.[dev]' -e plugins/rlplug-reinforce -e plugins/rlplug-deepsea
 
 check:  ## style, spelling, types, dependency rule
 	$(PYTHON) -m pytest tests/test_quality.py
 
-test:  ## all but the tests that take minutes
+test:  ## all tests but those that take minutes
 	$(PYTHON) -m pytest -n 2
 
 slow:  ## the tests that take minutes: published thresholds
 	$(PYTHON) -m pytest -m slow
 
-golden:  ## rewrite the golden curves; look at the difference before you commit it
+golden:  ## rewrite the golden curves; read the difference before you commit it
 	$(PYTHON) -m pytest tests/golden --update-golden
 
-docs:  ## rewrite what docs/*.md has from the code: tables of options, and the matrix (minutes)
+docs:  ## rewrite what docs/*.md has from the code: tables of options, the drawing of the house, the matrix (minutes)
 	$(PYTHON) docs/tables.py
+	$(PYTHON) docs/architecture.py
 	$(PYTHON) docs/matrix.py
 
 wheel:  ## dist/*.whl

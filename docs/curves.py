@@ -75,11 +75,11 @@ def draw(title: str, curves: Curves, published: Mapping[str, float]) -> str:
 
     def lines() -> Iterator[str]:
         for i, (name, (x, y)) in enumerate(curves.items()):
-            colour, label = SERIES[name]
+            color, label = SERIES[name]
             band = place(np.concatenate((x, x[::-1])), np.concatenate((y.max(0), y.min(0)[::-1])))
-            yield f'<polygon points="{band}" fill="{colour}" fill-opacity="0.18" stroke="none"/>'
-            yield f'<polyline points="{place(x, y.mean(0))}" stroke="{colour}" stroke-width="2"/>'
-            yield f'<rect x="{WIDTH - 300 + 145 * i}" y="12" width="14" height="4" fill="{colour}"/>'
+            yield f'<polygon points="{band}" fill="{color}" fill-opacity="0.18" stroke="none"/>'
+            yield f'<polyline points="{place(x, y.mean(0))}" stroke="{color}" stroke-width="2"/>'
+            yield f'<rect x="{WIDTH - 300 + 145 * i}" y="12" width="14" height="4" fill="{color}"/>'
             yield _text(WIDTH - 280 + 145 * i, 18, label)
 
     def others() -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""Write docs/matrix.md: what goes together, and what is refused.
+"""Write docs/matrix.md: which features work together, and which combinations are refused.
 
-    python docs/matrix.py            # find out by building thousands of runs (minutes), and write matrix.json too
-    python docs/matrix.py --page     # only the page, from matrix.json
-    python docs/matrix.py --check    # exit code 1 if the page is another one
+    python docs/matrix.py            # build thousands of runs to find out (minutes), and write matrix.json too
+    python docs/matrix.py --page     # write the page alone, from matrix.json
+    python docs/matrix.py --check    # exit code 1 if the page is out of date
 
-tests/contract/test_matrix.py makes the runs of matrix.json, and holds the page to it.
+tests/contract/test_matrix.py makes the runs of matrix.json, and compares the page with it.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ FEATURES = tuple(factor for factor in FACTORS if factor not in SPACES)
 SAID = {
     "n_step": "n-step {}",
     "priorities": "priorities",
-    "normalisation": "normalise {}",
+    "normalization": "normalize {}",
     "vector": "{} vector",
 }
 INTRO = """# What goes together
 
 Every pair of the features below either runs with an algorithm, or is refused before anything is collected.
 
-- ✓: a test makes a short run that has both, and evaluates it: losses are finite, every part learns, no action is
-  outside of its space or forbidden. A run has a level of every feature, so that few runs hold all pairs.
-- A number: a test is refused with these words, which stand below the tables.
+- ✓: a test makes a short run with both, and evaluates it: losses are finite, every part learns, no action is forbidden
+  or outside of its space. Each run combines many features, so few runs cover all pairs.
+- A number: the run is refused, and a test compares the message with the one of that number below the tables.
 
-Both tests are in `tests/contract/test_matrix.py`; some of the runs are also broken off and continued, to the same bits.
-`pytest -m slow` crosses every three features. `docs/matrix.py` writes this page.
+Both tests are in `tests/contract/test_matrix.py`. Some of the runs are also interrupted and resumed, and end with the
+same bits. `pytest -m slow` covers every three features. `docs/matrix.py` writes this page.
 
 | | what it is |
 |---|---|
-| +mask | the environment forbids actions; only Discrete and MultiDiscrete ones have masks |
-| lstm, gru | `model=lstm`; with a replay, `buffer=sequence` |
+| +mask | the environment forbids some actions; only Discrete and MultiDiscrete actions have masks |
+| lstm, gru | `model=lstm`; with a replay also `buffer=sequence` |
 | n-step 3 | `algo.n_step=3` |
-| priorities | `buffer=prioritized`, or those of `buffer=sequence` |
+| priorities | `buffer=prioritized`, or the priorities of `buffer=sequence` |
 | icm, rnd | `exploration=[icm]`: an intrinsic reward |
 | other names | `exploration=[gaussian]`: noise |
-| normalise reward | `preprocess.normalize_reward=true` |
-| normalise all | `preprocess.normalize_obs=true` too |
+| normalize reward | `preprocess.normalize_reward=true` |
+| normalize all | `preprocess.normalize_obs=true` as well |
 | native vector | the environment's own vector, which resets within the step that ends an episode |
 """
 
 
 class Found:
-    """What is known of an algorithm."""
+    """What matrix.json holds of an algorithm."""
 
     def __init__(self, algorithm: str, found: dict[str, Any]) -> None:
         self.algorithm = algorithm
@@ -64,12 +64,12 @@ class Found:
 
     @property
     def altogether(self) -> list[tuple[str, str]]:
-        """Levels that are refused whatever the others are."""
+        """Levels that are refused with all others."""
         return [one for some in self.refused if len(some) == 1 for one in some]
 
     @property
     def notes(self) -> list[str]:
-        """Why some levels do not go together."""
+        """The messages that refuse combinations of levels."""
         return list(dict.fromkeys(_words(self, some) for some in self.refused if len(some) > 1))
 
     def served(self, *factors: str) -> list[tuple[str, str]]:
@@ -79,7 +79,7 @@ class Found:
 
 
 def found() -> dict[str, Found]:
-    """By algorithm, what matrix.json says."""
+    """Read matrix.json, by algorithm."""
     return {name: Found(name, of) for name, of in json.loads(FOUND.read_text(encoding="utf-8")).items()}
 
 
@@ -101,7 +101,7 @@ def _section(of: Found) -> Iterator[str]:
 
 
 def _table(of: Found, rows: Sequence[tuple[str, str]], columns: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """The half below the diagonal, where both are the same."""
+    """A table; where rows and columns are the same features, only the half below the diagonal."""
     if rows == columns:
         rows, columns = rows[1:], columns[:-1]
     yield f"| | {' | '.join(label(*one) for one in columns)} |"
@@ -118,7 +118,7 @@ def _cell(of: Found, pair: Levels) -> str:
         return ""
     if words := [_words(of, some) for some in of.refused if some <= pair]:
         return ", ".join(str(of.notes.index(said) + 1) for said in words)
-    assert any(pair <= run.levels for run in of.runs), f"{of.algorithm}: nothing is known of {sorted(pair)}"
+    assert any(pair <= run.levels for run in of.runs), f"{of.algorithm}: no run has {sorted(pair)}"
     return "✓"
 
 
@@ -144,7 +144,7 @@ def _order(some: Levels) -> list[int]:
 
 
 def find() -> dict[str, Any]:
-    """For matrix.json."""
+    """Build the content of matrix.json."""
     every: dict[str, Any] = {}
     for (kind, name), by in registry.owners().items():
         if kind == "algo" and by[0].distribution in OURS:

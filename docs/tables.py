@@ -1,11 +1,11 @@
-"""Write the tables of docs/*.md that follow from the code: every option with type, default, range and doc line.
+"""Write the tables of options in docs/*.md from the code: every option with type, default, range and doc line.
 
     python docs/tables.py            # rewrite them (`make docs`)
     python docs/tables.py --check    # exit code 1 if one is out of date
 
-Between ``<!-- options: run -->`` and ``<!-- end -->`` stand the settings of a run, after ``<!-- options: algo/ppo -->``
-those of a component, after ``<!-- options: env -->`` those of all components of a kind, with the YAML files that choose
-them. Only rlplug's own components are listed: what else is installed does not change a page.
+``<!-- options: run -->`` begins the table of a run's settings, ``<!-- options: algo/ppo -->`` that of a component, and
+``<!-- options: env -->`` those of all components of a kind with the YAML files that choose them; ``<!-- end -->`` ends
+each of them. Only rlplug's own components are listed, so other installed packages do not change a page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEVERAL = ("exploration", "logger")
 
 
 def table(config: Any, defaults: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """A Markdown table of the fields of a ``Config``, nested ones as ``eval.every``."""
+    """Return a Markdown table of the fields of a ``Config``, nested ones as ``eval.every``."""
     rows = [row for name, *cells in _rows(config, defaults, prefix) for row in [_row(f"`{name}`", *cells)]]
     return [_row("option", "type", "default", "range", "meaning"), "|---" * 5 + "|", *rows] if rows else ["No options."]
 
@@ -52,24 +52,24 @@ def _row(*cells: str) -> str:
 
 @cache
 def nodes(kind: Kind) -> dict[str, dict[str, Any]]:
-    """What the YAML files of a kind say."""
+    """Return the node of every YAML file of a kind."""
     return {path.stem: default_node(kind, path.stem) for path in sorted((CONF / kind).glob("*.yaml"))}
 
 
 def files(kind: Kind, name: str) -> dict[str, dict[str, Any]]:
-    """The YAML files that choose a component, with their nodes; the one of its name comes first."""
+    """Return the YAML files that choose a component, with their nodes; the file of its name comes first."""
     found = {file: node for file, node in nodes(kind).items() if node["name"] == name}
     return {file: found[file] for file in sorted(found, key=lambda file: (file != name, file))}
 
 
 def component(kind: Kind, name: str) -> list[str]:
-    """The table of a component."""
+    """Return the table of a component."""
     (file, node), *_ = files(kind, name).items()
     return table(registry.load(kind, name).Config, node, f"{kind}.{file}." if kind in SEVERAL else f"{kind}.")
 
 
 def every(kind: Kind) -> Iterator[str]:
-    """The components of a kind, each with its table and with what its YAML files set differently."""
+    """Yield the components of a kind, each with its table and the differences of its other YAML files."""
     for (of_kind, name), owners in registry.owners().items():
         if of_kind != kind or owners[0].distribution != "rlplug":
             continue
@@ -90,7 +90,7 @@ def _yaml(value: Any) -> str:
 
 
 def generate(what: str) -> str:
-    """What stands after ``<!-- options: {what} -->``."""
+    """Return the text after ``<!-- options: {what} -->``."""
     if what == "run":
         lines = table(Core, yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8")))
     elif "/" in what:

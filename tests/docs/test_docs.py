@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import inspect
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +27,7 @@ from tests.installing import Install
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 
 by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -67,6 +69,53 @@ def test_every_metric_is_explained(algo: str, overrides: list[str], tmp_path: Pa
     names = {name for cell in cells for name in re.findall(r"`(.+?)`", cell)}
     assert columns <= names
     assert {name for name in names if name.startswith("train/") and not name.endswith("...")} <= columns
+
+
+# ---- the house -------------------------------------------------------------------------------------------------------
+
+
+def architecture(*arguments: str, copy: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run docs/architecture.py, or a copy of it in another folder."""
+    script = (copy or DOCS) / "architecture.py"
+    return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+
+
+def test_the_drawing_of_the_house_is_that_of_the_code():
+    done = architecture("--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_wrong_drawing_is_found_and_a_few_lines_more_are_not(tmp_path: Path):
+    docs = tmp_path / "docs"
+    shutil.copytree(DOCS, docs)
+    (tmp_path / "rlplug").symlink_to(ROOT / "rlplug")
+    page = docs / "architecture.md"
+    fresh = page.read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^\| `nn` .* \| ([\d,]+) \|", fresh, re.MULTILINE)
+    more = int(lines.replace(",", "")) + 20
+    page.write_text(fresh.replace(f"| {lines} |", f"| {more:,} |"), encoding="utf-8")
+    assert architecture("--check", copy=docs).returncode == 0
+    page.write_text(fresh.replace("`tree`, `types` |", "`types` |"), encoding="utf-8")
+    done = architecture("--check", copy=docs)
+    assert (done.returncode, "architecture.md" in done.stdout) == (1, True)
+    assert architecture(copy=docs).returncode == 0
+    assert architecture("--check", copy=docs).returncode == 0
+
+
+def test_every_station_of_the_walk_exists():
+    stations = re.findall(r"^\| \d \| \[`(.+?)`\]\(\1\) \| `(.+?)` \|", TEXT[ROOT / "CONTRIBUTING.md"], re.MULTILINE)
+    assert len(stations) == 8
+    for path, name in stations:
+        body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+        for part in name.split("."):
+            (node,) = [node for node in body if getattr(node, "name", "") == part]
+            body = getattr(node, "body", [])
+
+
+def test_every_path_in_the_pages_for_contributors_exists():
+    text = TEXT[ROOT / "CONTRIBUTING.md"] + TEXT[DOCS / "architecture.md"]
+    for path in re.findall(r"`((?:rlplug|conf|tests|docs|benchmarks)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
 
 
 # ---- hooks -----------------------------------------------------------------------------------------------------------

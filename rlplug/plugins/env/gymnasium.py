@@ -35,9 +35,9 @@ class Config:
     mask_key: str | None = option("Name of the action mask in info or in a Dict observation; null: there is none.")
     check_bounds: bool = option("Stop at an observation beyond the bounds that its space declares.")
     restart_failed: bool = option(
-        "Make an environment anew that raises or says what its spaces do not allow, and begin another episode."
+        "Replace an environment that raises or returns what its spaces do not allow, and begin another episode."
     )
-    atari: bool = option("Standard preprocessing of Atari (Machado et al. 2018), of 84x84 grey images.")
+    atari: bool = option("Standard preprocessing of Atari (Machado et al. 2018), of 84x84 gray images.")
     frame_skip: PositiveInt = option("Every action is taken so many times, and the rewards are added up.")
     sticky_actions: Annotated[float, Field(ge=0.0, lt=1.0)] | None = option(
         "Probability that the last action is repeated instead (with atari, at every frame); null: as registered."

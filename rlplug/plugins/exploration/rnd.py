@@ -72,13 +72,13 @@ class RND(Curiosity):
 
     @settings
     class Config:
-        eta: Scheduled[NonNegativeFloat] = option("Factor of the intrinsic reward, after its normalisation.")
+        eta: Scheduled[NonNegativeFloat] = option("Factor of the intrinsic reward, after its normalization.")
         gamma: UnitFloat = option("Discount of the intrinsic return, whose deviation rewards are divided by.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         feature_dim: PositiveInt = option("Size of the random features.")
         feature: ModelNode = option("Network in front of the features, of both networks.")
         predictor_hiddens: list[PositiveInt] = option("Further hidden layers of the predictor.")
-        obs_clip: PositiveFloat = option("Normalised observations are clipped to +- this.")
+        obs_clip: PositiveFloat = option("Normalized observations are clipped to +- this.")
         update_proportion: UnitFloat = option("Share of the rows that the predictor is trained on, drawn at random.")
         num_sgd_iter: PositiveInt = option("Epochs over each sample.")
         sgd_minibatch_size: PositiveInt | None = option("Rows per gradient step, over all ranks; null: the sample.")

@@ -47,7 +47,7 @@ class NatureCNN(Convolutional):
         )
         hidden: list[PositiveInt] = option("Sizes of the fully connected layers.")
         activation: Activation = option("Nonlinearity after every layer.")
-        layer_norm: bool = option("Layer normalisation before every activation.")
+        layer_norm: bool = option("Layer normalization before every activation.")
         init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
         pixel_max: PositiveFloat = option("Pixels of type uint8 are divided by it.")
 
@@ -77,7 +77,7 @@ class ImpalaCNN(Convolutional):
     class Config:
         channels: list[PositiveInt] = option("Channels of the sections, each of which halves the sides of the image.")
         hidden: list[PositiveInt] = option("Sizes of the fully connected layers.")
-        layer_norm: bool = option("Layer normalisation before every activation.")
+        layer_norm: bool = option("Layer normalization before every activation.")
         init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
         pixel_max: PositiveFloat = option("Pixels of type uint8 are divided by it.")
 

@@ -22,7 +22,7 @@ class MLP(Model):
     class Config:
         hidden: list[PositiveInt] = option("Sizes of the hidden layers.")
         activation: Activation = option("Nonlinearity after every layer.")
-        layer_norm: bool = option("Layer normalisation before every activation.")
+        layer_norm: bool = option("Layer normalization before every activation.")
         init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:

@@ -33,7 +33,7 @@ class MultiInput(Model):
         vector: ModelNode = option("The model that everything else goes through together.")
         hidden: list[PositiveInt] = option("Sizes of fully connected layers over all features; []: none.")
         activation: Activation = option("Nonlinearity after these layers.")
-        layer_norm: bool = option("Layer normalisation before their activations.")
+        layer_norm: bool = option("Layer normalization before their activations.")
         init: Init = option("Of these layers: orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:

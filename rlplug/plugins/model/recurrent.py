@@ -23,7 +23,7 @@ class Recurrent(Model):
     class Config:
         torso: ModelNode = option("The model that observations go through first.")
         hidden: PositiveInt = option("Size of the recurrent state, and of the features.")
-        layer_norm: bool = option("Layer normalisation of the features; the recurrent state stays as it is.")
+        layer_norm: bool = option("Layer normalization of the features; the recurrent state stays as it is.")
         init: Init = option("orthogonal (gain 1 gate by gate, zero bias) or default (torch's uniform).")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:

@@ -61,7 +61,7 @@ class Cell:
     priorities: str = "off"
     curiosity: str = "none"
     noise: str = "none"
-    normalisation: str = "none"
+    normalization: str = "none"
     vector: str = "list"
 
     @property
@@ -91,9 +91,9 @@ class Cell:
             words.append("buffer=prioritized")
         if self.n_step != "1":
             words.append(f"algo.n_step={self.n_step}")
-        if self.normalisation != "none":
+        if self.normalization != "none":
             words.append("preprocess.normalize_reward=true")
-        if self.normalisation == "all":
+        if self.normalization == "all":
             words.append("preprocess.normalize_obs=true")
         return words + _small(_raw(words))
 
@@ -151,7 +151,7 @@ def levels(factor: str) -> tuple[str, ...]:
     return {
         "n_step": ("1", "3"),
         "priorities": ("off", "on"),
-        "normalisation": ("none", "reward", "all"),
+        "normalization": ("none", "reward", "all"),
         "vector": ("list", "native"),
     }[factor]
 
