@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space, Tuple, flatdim
 
+from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Chosen, Core, choose, typed
@@ -342,8 +343,6 @@ def _stacked(space: Space[Any], obs: Any, one: bool) -> Any:
     return x[None] if one else x
 
 
-def _tensors(tree: Any, device: torch.device) -> Any:
-    """In memory of their own, so that the caller may go on to use his."""
-    if isinstance(tree, dict):
-        return {key: _tensors(value, device) for key, value in tree.items()}
-    return torch.from_numpy(np.array(tree, order="C")).to(device)
+def _tensors(arrays: Any, device: torch.device) -> Any:
+    """Return tensors in memory of their own, so that the caller may go on to use his arrays."""
+    return tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(device), arrays)

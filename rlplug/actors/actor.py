@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlplug import tree
 from rlplug.api import Plan
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.nonfinite import blame_nonfinite
@@ -161,14 +162,4 @@ class Aggregator:
     """Puts the segments of several actors side by side."""
 
     def beside(self, *segments: Batch) -> Batch:
-        return beside(segments)
-
-
-def beside(parts: Sequence[Batch]) -> Batch:
-    """Segments of the same rows with other columns, leaves ``[T+1, b, ...]``, as one of all columns."""
-    return {
-        key: beside([part[key] for part in parts])
-        if isinstance(leaf, dict)
-        else np.concatenate([part[key] for part in parts], 1)
-        for key, leaf in parts[0].items()
-    }
+        return tree.cat(segments, 1)

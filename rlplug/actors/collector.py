@@ -116,15 +116,16 @@ class Actors(Collector):
         if rows not in self._rows:
             self._rows[rows] = tree.map(lambda x: x.repeat(rows + 1, *(1 for _ in x.shape)), self._row)
         segment, start, seen = self._rows[rows], self.env_ids[0], np.zeros(len(self.env_ids), np.bool_)
+        arrays = tree.map(torch.Tensor.numpy, segment)
         for members, part in pieces:
             columns = np.concatenate([np.asarray(member.env_ids) for member in members]) - start
             seen[columns] = True
             whole = slice(columns[0], columns[-1] + 1) if columns[-1] - columns[0] < len(columns) else columns
-            _put(segment, whole, part)
+            tree.put(arrays, (slice(None), whole), part)
             del part  # Ray can take its room for the next one
         if not seen.all():
             if self._last is not None:  # row 0 is what the last step before led to
-                _put(segment, ~seen, tree.map(lambda x: x[None, ~seen], self._last))
+                tree.put(arrays, (slice(None), ~seen), tree.take(self._last, (None, ~seen)))
             for key in ("valid", "is_first", "terminated", "truncated", "reward"):
                 segment[key][:, torch.from_numpy(~seen)] = 0
         if self.cfg.on_failure == "ignore":
@@ -155,12 +156,3 @@ class Actors(Collector):
     def close(self) -> None:
         if self.crew is not None:
             self.crew.close()
-
-
-def _put(segment: Batch, columns: Any, part: Batch) -> None:
-    """Write arrays ``[T+1, b, ...]`` into the columns of ``segment``."""
-    for key, leaf in segment.items():
-        if isinstance(leaf, dict):
-            _put(leaf, columns, part[key])
-        else:
-            leaf.numpy()[:, columns] = part[key]

@@ -24,7 +24,6 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.envs.env_list import EnvList, rows_of
-from rlplug.envs.spaces import copy
 from rlplug.envs.spec_json import mismatch
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree
 
@@ -127,13 +126,13 @@ class Subprocess:
         if any(state is None for state in states):
             return None
         joined = {key: [x for state in states for x in state[key]] for key in ("seeds", "episodes", "actions")}
-        return joined | {"obs": copy(self._rows["obs"])}
+        return joined | {"obs": tree.map(np.array, self._rows["obs"])}
 
     def load(self, state: Tree) -> None:
         """Replay every column's current episode. Warns where an environment did not do the same again."""
         parts = [
             {key: [state[key][i] for i in worker.columns] for key in ("seeds", "episodes", "actions")}
-            | {"obs": _columns({"obs": state["obs"]}, worker.columns)["obs"]}
+            | {"obs": _columns(state["obs"], worker.columns)}
             for worker in self._workers
         ]
         self._tell(self._call("load", parts))
@@ -341,7 +340,7 @@ def _shared(memory: int, spec: EnvSpec, n: int) -> Batch:
 
 
 def _columns(batch: Batch, columns: range) -> Batch:
-    return tree.map(lambda x: x[columns.start : columns.stop], batch)
+    return tree.take(batch, slice(columns.start, columns.stop))
 
 
 def _anonymous_file() -> int:

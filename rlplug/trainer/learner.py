@@ -429,15 +429,8 @@ def _add(a: Losses, b: Losses, axis: int) -> Losses:
     return Losses(
         {k: a.terms[k] + v for k, v in b.terms.items()},
         {k: a.metrics[k] + v for k, v in b.metrics.items()},
-        _join(a.feedback, b.feedback, axis),
+        tree.map(lambda y, x: torch.cat([x, y], min(axis, y.ndim - 1)), b.feedback, a.feedback),
     )
-
-
-def _join(a: Batch, b: Batch, axis: int) -> Batch:
-    return {
-        k: _join(a[k], v, axis) if isinstance(v, dict) else torch.cat([a[k], v], min(axis, v.ndim - 1))
-        for k, v in b.items()
-    }
 
 
 def _microbatches(batch: Batch, n: int) -> Iterator[Batch]:
