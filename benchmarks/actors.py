@@ -36,7 +36,8 @@ from rlplug.api import Plan
 from rlplug.collection.segment import on_host
 from rlplug.config import compose
 from rlplug.registry.installed import installed
-from rlplug.run.launch import build, train
+from rlplug.run.build import build
+from rlplug.run.launch import train
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 

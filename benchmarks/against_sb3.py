@@ -1,7 +1,7 @@
 """Environment steps per second beside Stable-Baselines3: equal hyper-parameters, one thread each, steady state.
 
     pip install "stable-baselines3==2.9.*"
-    python benchmarks/against_sb3.py                   # PPO on CartPole-v1, SAC on Pendulum-v1
+    python benchmarks/against_sb3.py                   # PPO and DQN on CartPole-v1, SAC on Pendulum-v1
     python benchmarks/against_sb3.py ppo --rounds 9
     python benchmarks/against_sb3.py sac --override hardware.float32_matmul_precision=medium
 
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 WARM_UP = 0.3
-STEPS = {"ppo": 60 * 1024, "sac": 3000}
+STEPS = {"ppo": 60 * 1024, "sac": 3000, "dqn": 30_000}
 OVERRIDES = {
     "ppo": [
         *("algo=ppo", "env=cartpole", "model=mlp", "model.hidden=[64,64]", "model.activation=tanh"),
@@ -38,6 +38,20 @@ OVERRIDES = {
         *("num_envs=1", "loop.rollout_fragment_length=1", "loop.train_batch_size=256", "loop.replay_ratio=1"),
         *("loop.num_steps_sampled_before_learning_starts=100", "algo.n_step=1"),
         *("algo.actor_lr=3e-4", "algo.critic_lr=3e-4", "algo.alpha_lr=3e-4", "log.every=100"),
+    ],
+    "dqn": [
+        *("algo=dqn", "env=cartpole", "model=mlp", "model.hidden=[64,64]", "model.activation=relu"),
+        *("model.layer_norm=false", "algo.hiddens=[]", "algo.double_q=false", "algo.dueling=false", "algo.n_step=1"),
+        *("num_envs=1", "loop.rollout_fragment_length=4", "loop.train_batch_size=32", "loop.replay_ratio=0.25"),
+        *("loop.num_steps_sampled_before_learning_starts=100", "buffer=replay", "buffer.capacity=50_000"),
+        *("exploration=[epsilon_greedy]", "exploration.epsilon_greedy.epsilon=0.1", "algo.td_error_loss_fn=huber"),
+        *(
+            "algo.lr=1e-4",
+            "algo.grad_clip=10.0",
+            "algo.tau=1.0",
+            "algo.target_network_update_freq=2500",
+            "log.every=1000",
+        ),
     ],
 }
 COMMON = ["hardware=cpu", "hardware.threads=1", "compile=false", "logger=[]", "eval.every=0", "eval.episodes=1"]
@@ -67,7 +81,7 @@ def measure_rlplug(algo: str, overrides: list[str]) -> float:
 
 def measure_sb3(algo: str) -> float:
     import torch
-    from stable_baselines3 import PPO, SAC
+    from stable_baselines3 import DQN, PPO, SAC
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -90,6 +104,10 @@ def measure_sb3(algo: str) -> float:
     if algo == "ppo":
         envs = make_vec_env("CartPole-v1", n_envs=8)  # a DummyVecEnv
         model = PPO("MlpPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, learning_rate=3e-4, device="cpu")
+    elif algo == "dqn":
+        options = {"batch_size": 32, "learning_starts": 100, "buffer_size": 50_000, "train_freq": 4}
+        options |= {"exploration_initial_eps": 0.1, "exploration_final_eps": 0.1, "target_update_interval": 10_000}
+        model = DQN("MlpPolicy", make_vec_env("CartPole-v1", n_envs=1), learning_rate=1e-4, device="cpu", **options)
     else:
         env = make_vec_env("Pendulum-v1", n_envs=1)
         model = SAC("MlpPolicy", env, batch_size=256, learning_starts=100, learning_rate=3e-4, device="cpu")
@@ -136,7 +154,7 @@ def compare(algo: str, rounds: int, overrides: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("algo", nargs="*", metavar="algo", help="ppo, sac; both if none is named")
+    parser.add_argument("algo", nargs="*", metavar="algo", help="ppo, sac, dqn; all if none is named")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--override", action="append", default=[], help="a further override for rlplug")
     parser.add_argument("--measure", choices=("rlplug", "sb3"), help="one measurement, in this process")

@@ -28,7 +28,7 @@ import torch
 from rlplug import tree
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.config import compose
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.run.state import capture
 from rlplug.trainer.trainer import Trainer
 
@@ -72,10 +72,10 @@ def fill(trainer: Trainer, rows: int) -> None:
 
 def updates(trainer: Trainer, seconds: float | None = None) -> float:
     """Learner steps a second: while a checkpoint is being written, or for ``seconds``."""
-    assert trainer.keeper is not None
+    assert trainer.reports.manager is not None
     start, count = time.perf_counter(), 0
-    while trainer.keeper.busy if seconds is None else time.perf_counter() - start < seconds:
-        trainer.learner.step()
+    while trainer.reports.manager.busy if seconds is None else time.perf_counter() - start < seconds:
+        trainer.learner.update()
         count += 1
     return count / (time.perf_counter() - start)
 
@@ -87,13 +87,13 @@ def size(folder: Path) -> int:
 
 def write(trainer: Trainer, undisturbed: float) -> dict[str, float]:
     """One checkpoint, in the background of learner steps."""
-    assert trainer.keeper is not None
+    assert trainer.reports.manager is not None
     start = time.perf_counter()
-    trainer.keeper.submit(capture(trainer))
+    trainer.reports.manager.submit(capture(trainer))
     waited = time.perf_counter() - start
     speed = updates(trainer)
     wrote = time.perf_counter() - start - waited
-    path = trainer.keeper.wait()
+    path = trainer.reports.manager.wait()
     assert path is not None
     slowed = max(0.0, 1.0 - speed / undisturbed)
     return {
@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as folder, closing(make(args.rows, Path(folder))) as trainer:
         every = trainer.config.checkpoint.every
         interval = 60 * float(every.removesuffix("min"))
-        trainer.keeper = CheckpointManager(Path(folder), trainer.config.checkpoint, 0)
+        trainer.reports.manager = CheckpointManager(Path(folder), trainer.config.checkpoint, 0)
         fill(trainer, args.rows)
         speed = updates(trainer, 3.0)
         first = write(trainer, speed)

@@ -16,8 +16,8 @@ from gymnasium.spaces import Dict, Discrete, MultiDiscrete, Space, Tuple, flatdi
 
 from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
-from rlplug.checkpointing.format import Checkpoint, find
-from rlplug.config import Chosen, Core, choose, typed
+from rlplug.checkpointing.reading import Checkpoint, find
+from rlplug.config import Chosen, Core, choose, migrate, typed
 from rlplug.config.overrides import change
 from rlplug.config.run import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of
@@ -197,7 +197,7 @@ def evaluate(
     """
     checkpoint = find(Path(path), ("weights",), tell)
     manifest = checkpoint.manifest
-    raw = change(manifest["config"], overrides, EVALUABLE, WHY)
+    raw = change(migrate(manifest["config"], ("env", "hardware")), overrides, EVALUABLE, WHY)
     core = typed(Core, {key: raw[key] for key in CORE if key in raw})
     if raw["env"]["name"] == manifest["config"]["env"]["name"]:
         check_installed({"env": manifest["plugins"]["env"]})
@@ -249,7 +249,7 @@ def _restored(
 
     The caller's random numbers stay as they are.
     """
-    manifest, raw = checkpoint.manifest, checkpoint.manifest["config"]
+    manifest, raw = checkpoint.manifest, migrate(checkpoint.manifest["config"], ("algo", "model"))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("", f"there is no device {device} here; cpu works")
     used = {key: origin for key, origin in manifest["plugins"].items() if kind_of(key) in ("algo", "model")}

@@ -1,7 +1,7 @@
-"""The contracts a plugin author writes against.
+"""The contracts a plugin author writes against: one file, so that they can be read, and searched, as a whole.
 
-Every component of every kind is built in one way, ``Class(cfg, ctx)``: ``cfg`` is its validated
-``Config``, ``ctx`` a ``Context`` with what the run knows. docs/contracts.md walks through one step.
+Every component of every kind is built in one way, ``Class(cfg, ctx)``: ``cfg`` is its validated ``Config``, ``ctx`` a
+``Context`` with what the run knows. docs/contracts.md walks through one step.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 
 Clip: TypeAlias = Literal["value", "norm", "global_norm"]
+Reduction: TypeAlias = Literal["mean", "std", "sum", "max", "min"]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What an algorithm tells buffer, collector and learner that it lives on."""
+    """What an algorithm needs from buffer, collector and learner."""
 
     window: int = 1
     """transitions per sample"""
     burn_in: int = 0
     """transitions in front of the window that only warm up a recurrent state"""
     carry_stride: int = 0
-    """how often, in rows, a buffer keeps the recurrent state, and a window begins; 0: there is none"""
+    """rows between two recurrent states that a buffer keeps, where windows begin; 0: there is none"""
     episodes: bool = False
     """only whole episodes leave the actor"""
     off_policy: bool = False
@@ -46,7 +47,7 @@ class Needs:
     """what reaches ``prepare`` and ``forward``, after ``postprocess``: nothing else is stored or moved"""
 
 
-def _nothing() -> dict[str, Any]:
+def _nothing() -> dict[str, Any]:  # torch.compile traces it, and no dict[str, Any]
     return {}
 
 
@@ -60,8 +61,7 @@ class Losses:
     metrics: dict[str, Tensor] = field(default_factory=_nothing)
     """Detached; per row or 0-d, averaged over ranks in the same way."""
     feedback: Batch = field(default_factory=_nothing)
-    """Back to the buffer: ``priority [B]``, a new ``carry``. Entries meant for the algorithm itself are taken out by
-    its ``after_step``."""
+    """Back to the buffer: ``priority [B]``, a new ``carry``. ``after_step`` takes out what is for the algorithm."""
 
 
 @dataclass
@@ -94,9 +94,9 @@ class Context(Protocol):
     seed: int
     deterministic: bool
     space: Space[Any] | None
-    """for a component built inside another one: the space of its input"""
+    """for a component inside another one: the space of its input"""
     ensemble_size: int
-    """how many independent members the component should hold, as a leading axis; see ``nn.Ensemble``"""
+    """independent members that the component should hold, as a leading axis; see ``nn.Ensemble``"""
     render: bool
     """an environment should have ``render() -> [H, W, 3] uint8``, a picture of its first column, or None"""
 
@@ -114,7 +114,7 @@ class Context(Protocol):
         ...
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
-        """Build the model of a slot, ``model`` or ``critic_model`` (empty means ``model``) ..., or of an option.
+        """Build the model of a slot (``model``, ``critic_model``; an empty slot means ``model``) or of an option.
 
         Args:
             slot: its name, or the value of an option of type ``settings.ModelNode``.
@@ -122,31 +122,31 @@ class Context(Protocol):
         ...
 
     def child(self, spec: EnvSpec) -> Context:
-        """A context for an algorithm inside an algorithm."""
+        """Return a context for an algorithm inside an algorithm."""
         ...
 
     def simulator(self) -> Simulator:
-        """A model of the environment that plans from any state.
+        """Return a model of the environment that plans from any state.
 
         Raises:
-            ConfigError: the environment does not offer one.
+            ConfigError: the environment offers none.
         """
         ...
 
     def schedule(self, node: Any) -> Tensor:
-        """A 0-d tensor that follows a ``Scheduled`` option; refreshed in place before every update."""
+        """Return a 0-d tensor that follows a ``Scheduled`` option; it is refreshed in place before every update."""
         ...
 
     def randn(self, *shape: int, rows: bool = True) -> Tensor:
-        """Standard normal noise. With ``rows`` the first axis is this process's share of one global draw."""
+        """Draw standard normal noise. With ``rows`` the first axis is this process's share of one global draw."""
         ...
 
     def rand(self, *shape: int, rows: bool = True) -> Tensor:
-        """Uniform noise in [0, 1), shared out like ``randn``."""
+        """Draw uniform noise in [0, 1), shared out like ``randn``."""
         ...
 
     def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor:
-        """Uniform integers in [0, high), shared out like ``randn``."""
+        """Draw uniform integers in [0, high), shared out like ``randn``."""
         ...
 
 
@@ -154,11 +154,11 @@ class Simulator(Protocol):
     """A pure function over batches of states: a tree search expands another node in every column."""
 
     def step(self, env_state: Any, action: Tensor) -> Batch:
-        """``env_state``, ``obs``, extras, ``reward``, ``terminated`` and ``truncated`` after ``action [B, ...]``."""
+        """Return ``env_state``, ``obs``, extras, ``reward`` and both ends after ``action [B, ...]``."""
         ...
 
     def reward(self, batch: Batch) -> Tensor:
-        """Reward ``[B]`` of given transitions, for goals or dynamics that were made up."""
+        """Return the reward ``[B]`` of given transitions, for imagined goals or dynamics."""
         ...
 
 
@@ -168,7 +168,7 @@ class Learner(Protocol):
     progress: Progress
 
     def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
-        """One gradient step of the parts that are due; ``after_step`` follows.
+        """Make one gradient step of the parts that are due; ``after_step`` follows.
 
         Args:
             batch: ``valid`` in it says which rows count.
@@ -181,7 +181,7 @@ class Learner(Protocol):
         ...
 
     def gradients(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Weights:
-        """The averaged gradients that ``minimize`` would apply, by parameter name."""
+        """Return the averaged gradients that ``minimize`` would apply, by parameter name."""
         ...
 
     def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
@@ -189,28 +189,32 @@ class Learner(Protocol):
         ...
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
-        """Cut a segment ``[T+1, B]`` into shuffled parts.
+        """Cut a segment ``[T+1, B]`` into shuffled parts, as many on every rank.
 
-        ``row``: flat batches of ``size`` valid rows over all ranks. ``column``: ``[T+1, size]``,
-        of columns that have a valid row. Every rank yields the same number of them.
+        ``row``: flat batches of ``size`` valid rows over all ranks. ``column``: ``[T+1, size]``, of columns that have
+        a valid row.
         """
         ...
 
-    def sample(self) -> Batch:
-        """A further sample of the run's buffer, on this rank's device."""
+    def sample(self) -> tuple[Batch, dict[str, Tensor]]:
+        """Draw a further sample of the run's buffer, on this rank's device, normalized, with intrinsic rewards.
+
+        Returns:
+            The sample, and the mean reward of every exploration module that gives one, 0-d.
+        """
         ...
 
-    def reduce(self, x: Tensor, op: Literal["mean", "std", "sum", "max", "min"], where: Tensor | None = None) -> Tensor:
-        """One 0-d number over all rows of all ranks, where ``where`` holds."""
+    def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
+        """Reduce ``x [...]`` over all ranks to one number, 0-d; ``where`` has its shape and says what counts."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """The rows of all ranks, in rank order: ``[n, ...] -> [sum n, ...]``; ranks may have different ``n``."""
+        """Return the rows of all ranks, in rank order: ``[n, ...] -> [sum n, ...]``; ``n`` may differ."""
         ...
 
 
 class Trainable(nn.Module):
-    """Whatever learns: an algorithm, its children, exploration, a normaliser."""
+    """Whatever learns: an algorithm, its children, exploration, a normalizer."""
 
     Config: ClassVar[type[Any]]
 
@@ -221,29 +225,26 @@ class Trainable(nn.Module):
         """
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """THE gradient boundary: pure, draws nothing, computes only the parts that are named."""
+        """Compute the losses of the named parts, and no others. It is pure, and draws nothing."""
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def optimizers(self) -> dict[str, Optim]:
-        """The parts. Each parameter belongs to one of them. Called once."""
+        """Return the parts. Each parameter belongs to one of them. Called once."""
         return {}
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
-        """One update from one prepared sample. Epochs and minibatches live here (PPO).
-
-        Returns what is logged and fed back.
-        """
+        """Learn from one prepared sample; epochs and minibatches live here. What is returned is logged and fed back."""
         return learner.minimize(batch, self)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        """After every ``minimize`` (not after ``Learner.apply``): target networks, adaptive coefficients.
+        """Follow every ``minimize`` (not ``Learner.apply``): target networks, adaptive coefficients.
 
         Args:
             parts: those that moved.
         """
 
     def actor_keys(self) -> tuple[str, ...]:
-        """Names in ``state_dict()`` that an actor needs."""
+        """Return the names in ``state_dict()`` that an actor needs."""
         return tuple(self.state_dict())
 
 
@@ -254,16 +255,16 @@ class Algorithm(Trainable):
 
     @classmethod
     def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
-        """What it lives on.
+        """Return what it needs. Called before anything is built.
 
         Raises:
-            ConfigError: it cannot serve these spaces. Called before anything is built.
+            ConfigError: it cannot serve these spaces.
         """
         raise NotImplementedError(f"{cls.__name__}.needs")
 
     @classmethod
     def recurrent(cls, cfg: Any, needs: Needs) -> Needs:
-        """What it lives on where a model has a recurrent state: ``needs`` with ``carry_stride``, and the key ``carry``.
+        """Return what it needs with a recurrent model: ``needs`` with ``carry_stride``, and the key ``carry``.
 
         Raises:
             ConfigError: it cannot learn with such a model, as by default.
@@ -271,16 +272,16 @@ class Algorithm(Trainable):
         raise ConfigError("model", f"{cls.__name__} cannot learn with a recurrent model; take another model")
 
     def initial_carry(self, n: int) -> Batch:
-        """Recurrent state of ``n`` columns; leaves ``[n, ...]``."""
+        """Return the recurrent state of ``n`` columns; leaves ``[n, ...]``."""
         return {}
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Act on one row of every column.
 
         Args:
-            step: ``obs``, ``is_first``, and where the environment says them ``action_mask`` and the like; ``[B, ...]``.
+            step: ``obs``, ``is_first``, and ``action_mask`` and the like where the environment has them; ``[B, ...]``.
             carry: the recurrent state before the row.
-            mode: ``explore`` to learn, ``greedy`` to be judged, ``random`` before learning starts.
+            mode: ``explore`` to learn, ``greedy`` to be evaluated, ``random`` before learning starts.
 
         Returns:
             What is stored with the row (``action`` and, say, ``logp`` and ``value``), and the new carry.
@@ -288,11 +289,11 @@ class Algorithm(Trainable):
         raise NotImplementedError(f"{type(self).__name__}.act")
 
     def postprocess(self, data: Batch) -> Batch:
-        """On the actor, before a segment leaves: initial priorities, ranked rewards."""
+        """Change a segment on the actor, before it leaves: initial priorities, ranked rewards."""
         return data
 
     def prepare(self, batch: Batch) -> Batch:
-        """On the learner, without gradient: advantages, n-step targets, the noise that ``forward`` uses."""
+        """Compute on the learner, without gradient: advantages, n-step targets, the noise that ``forward`` uses."""
         return batch
 
 
@@ -300,66 +301,64 @@ class Exploration(Trainable):
     """Changes what is done (``perturb``, ``perturb_weights``) or what is rewarded (``intrinsic_reward``)."""
 
     overrides_action: ClassVar[bool] = False
-    """Its ``perturb`` chooses anew, whatever the action was: of those that perturb, it has to come first."""
+    """Its ``perturb`` ignores the action that it is given: of those that perturb, it has to come first."""
 
     def initial_carry(self, n: int) -> Batch:
-        """Its own recurrent state, such as the state of a noise process."""
+        """Return its own recurrent state, such as the state of a noise process."""
         return {}
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
-        """Change ``out["action"]`` in explore mode; the new carry comes second.
-
-        Asked for one row before the run begins.
+        """Change ``out["action"]`` in explore mode; return the new carry second. First called before the run begins.
 
         Args:
-            out: what ``act`` gave.
-            step: what ``act`` was given; ``action_mask`` says which actions are allowed, where the environment says so.
+            out: what ``act`` returned.
+            step: what ``act`` was given.
 
         Raises:
-            ConfigError: it cannot do anything with the actions, or with what the algorithm says of them.
+            ConfigError: it cannot use these actions, or what the algorithm returns beside them.
         """
         return out, carry
 
     def perturb_weights(self, w: Weights) -> Weights:
-        """The weights (``named_parameters``) that act in explore mode during the next segment: parameter noise."""
+        """Return the weights (``named_parameters``) that act in explore mode during the next segment."""
         return w
 
     def adapt_noise(self, plain: Batch, noisy: Batch) -> None:
-        """What the algorithm says (``act``, greedily) of the same rows without and with ``perturb_weights``.
+        """Adapt the noise of ``perturb_weights``, once a segment.
 
-        Called once a segment by modules that have ``perturb_weights``, to adapt the noise.
+        Args:
+            plain, noisy: what ``act`` returns, greedily, for the same rows without and with it.
         """
 
     def intrinsic_reward(self, batch: Batch) -> Tensor | None:
-        """Intrinsic reward of every row, ``[T+1, B]``, on the unshuffled sample."""
+        """Return the intrinsic reward of every row, ``[T+1, B]``, of the unshuffled sample."""
         return None
 
 
 class RowLog(Protocol):
     """Where a buffer keeps its content: a part of a checkpoint, written incrementally.
 
-    Rows that are stored once are in every later checkpoint, and are not written again.
+    Rows that were appended once are in every later checkpoint, and are not written again.
     """
 
     end: int
     """number of the row that the next ``append`` usually begins with; 0 when nothing is stored"""
     state: Tree
-    """whatever else the buffer needs, small: it is written anew each time; None when nothing is stored"""
+    """whatever else the buffer needs, small: every checkpoint writes it whole; None when nothing is stored"""
 
     def append(self, start: int, rows: Batch) -> None:
-        """RowLog rows ``start`` and following, leaves ``[n, ...]``. They are copied at once, and written later.
-
-        Rows that are stored already are replaced.
-        """
+        """Append rows ``start`` and following, leaves ``[n, ...]``, or replace them. They are copied at once."""
         ...
 
     def trim(self, first: int) -> None:
-        """Rows before ``first`` are no longer needed."""
+        """Forget rows before ``first``."""
         ...
 
     def rows(self) -> Iterator[tuple[int, Batch]]:
-        """What was appended, in that order: (number of the first row, leaves ``[n, ...]``). May reach below
-        the first row that is needed."""
+        """Yield what was appended, in that order: (number of the first row, leaves ``[n, ...]``).
+
+        May reach below the first row that is needed.
+        """
         ...
 
 
@@ -370,28 +369,35 @@ class Buffer(Protocol):
     """Its samples are windows of ``needs.window`` transitions, of many policies; else the last round, whole."""
     sequences: ClassVar[bool]
     """Its windows begin at rows whose recurrent state it keeps."""
+    size_key: ClassVar[str]
+    """The config key that says how much it keeps: ``buffer.capacity``."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its rows are kept."""
+        ...
 
     def add(self, segment: Batch) -> None:
-        """RowLog a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
+        """Store a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
         ...
 
     def ready(self) -> bool:
-        """Is there enough for a sample?"""
+        """Return whether there is enough for a sample."""
         ...
 
     def sample(self) -> Batch:
-        """Rows ``[burn_in + window + 1, B]`` with ``index`` and ``sample_prob``; a rollout gives all it has, once.
+        """Return rows ``[burn_in + window + 1, B]`` with ``index`` and ``sample_prob``; a rollout all it has, once.
 
         One that draws by priority adds ``weight [B]``, ``(N prob)^-beta``: the learner divides it by the largest one.
         """
         ...
 
     def feedback(self, index: Tensor, values: Batch) -> None:
-        """New priorities or carries; insertion ids that were overwritten meanwhile are ignored."""
+        """Take new priorities or carries; insertion ids that were overwritten meanwhile are ignored."""
         ...
 
     def nbytes(self, row: Batch) -> int:
-        """Bytes this buffer will take for rows whose leaves look like those of ``row`` (``[B, ...]``)."""
+        """Return the bytes this buffer will take for rows whose leaves look like those of ``row`` (``[B, ...]``)."""
         ...
 
     def save(self, log: RowLog) -> None:
@@ -429,12 +435,12 @@ class VecEnv(Protocol):
 
         Returns:
             ``obs`` and extras of the next row; ``reward``, ``terminated``, ``truncated`` of the row acted on. Where
-            environments are made anew, ``restarted [B]``: that failed, and its next row begins an episode.
+            failed environments are replaced, ``restarted [B]``: this one was, and its next row begins an episode.
         """
         ...
 
     def state(self) -> Tree | None:
-        """None: restored from the episode's seed and its action log."""
+        """Return the environments' state; None: they are restored from their seeds and action logs."""
         ...
 
     def load(self, state: Tree) -> None: ...
@@ -443,10 +449,10 @@ class VecEnv(Protocol):
 
 
 class Collector(Protocol):
-    """Where segments come from: this process, Ray actors, an evaluation."""
+    """Where segments come from: this process or Ray actors."""
 
     bounds: Any
-    """limits of the observations that a segment is held against; None: they have been"""
+    """limits that the observations of a segment are checked against; None: they have been checked"""
 
     @property
     def autoreset(self) -> AutoresetMode:
@@ -454,7 +460,7 @@ class Collector(Protocol):
         ...
 
     def start(self) -> None:
-        """Be ready to collect; called once, when all that can be checked beforehand has been.
+        """Be ready to collect; called once, when everything has been checked that can be.
 
         Raises:
             ConfigError: what lies outside of this process is not as configured.
@@ -462,11 +468,11 @@ class Collector(Protocol):
         ...
 
     def raw_segment(self, rows: int) -> Batch:
-        """All that the last ``collect(rows)`` wrote, to find the number on which it failed; may be empty."""
+        """Return all that the last ``collect(rows)`` wrote, to find the number on which it failed; may be empty."""
         ...
 
     def example(self) -> Batch:
-        """One row ``[B, ...]`` as it will be stored."""
+        """Return one row ``[B, ...]`` as it will be stored."""
         ...
 
     def collect(
@@ -478,10 +484,10 @@ class Collector(Protocol):
         mode: Mode = "explore",
         further: int = 0,
     ) -> Iterable[Batch]:
-        """Segments of ``rows`` transitions a column.
+        """Collect segments of ``rows`` transitions a column.
 
         Args:
-            weights: by name; None: the source shares the learner's module.
+            weights: by name; None: the collector shares the learner's module.
             tasks: one a column, in force from its next reset; a task may name the weights it is played with.
             stop: asked between rows; short columns are padded with ``valid=False``.
             further: so many more calls with the same arguments will follow for certain, unless the run is stopped.
@@ -489,7 +495,7 @@ class Collector(Protocol):
         ...
 
     def state(self) -> Tree:
-        """Observations, carries, environments, generators, episode counters."""
+        """Return observations, carries, environments, generators, episode counters."""
         ...
 
     def load(self, state: Tree) -> None: ...
@@ -501,18 +507,17 @@ class Model(nn.Module):
     """A network from ``ctx.space`` to features."""
 
     batched: ClassVar[bool] = False
-    """It computes ``ctx.ensemble_size`` members itself, as a leading axis of the features; else
-    ``nn.Ensemble`` does."""
+    """It computes ``ctx.ensemble_size`` members itself, as a leading axis; otherwise ``nn.Ensemble`` does."""
     recurrent: ClassVar[bool] = False
     """It has a carry."""
     out_dim: int
 
     def initial_carry(self, n: int) -> Batch:
-        """Recurrent state of ``n`` columns; leaves ``[n, ...]``."""
+        """Return the recurrent state of ``n`` columns; leaves ``[n, ...]``."""
         return {}
 
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
-        """``[B, ...]`` or ``[T, B, ...]`` to features ``[..., out_dim]``, and the new carry.
+        """Map ``[B, ...]`` or ``[T, B, ...]`` to features ``[..., out_dim]``, and return the new carry second.
 
         A recurrent model clears its carry where ``is_first``; others ignore both.
         """
@@ -524,7 +529,7 @@ class Run(Protocol):
 
     config: Any
     """the validated run configuration, ``rlplug.config.RunConfig``"""
-    folder: Path
+    run_dir: Path
     progress: Progress
     logged: int
     """rows of metrics so far; a continued run goes on behind those of its checkpoint"""
@@ -534,7 +539,15 @@ class Run(Protocol):
 
     @property
     def done(self) -> bool:
-        """The run has its steps, to less than one of every environment, or was asked to stop."""
+        """Whether the run has its steps, to less than one of every environment, or was asked to stop."""
+        ...
+
+    def report(self) -> None:
+        """Log, evaluate and write a checkpoint, each where it is due. A loop calls it between rounds.
+
+        Raises:
+            RunError: a gradient step since the last call was not made of finite numbers.
+        """
         ...
 
     def collect(self, mode: Mode = "explore") -> None:
@@ -542,11 +555,11 @@ class Run(Protocol):
         ...
 
     def ready(self) -> bool:
-        """Has the buffer enough for an update?"""
+        """Return whether the buffer has enough for an update."""
         ...
 
     def update(self, batch: Batch | None = None) -> Losses:
-        """One learner step, from one sample of the buffer or from ``batch``."""
+        """Make one learner step, from one sample of the buffer or from ``batch``."""
         ...
 
 
@@ -562,9 +575,9 @@ class Loop(Protocol):
     """samples per update, of the whole run"""
 
     def updates(self, env_steps: int) -> int:
-        """Updates that will have been made after so many environment steps."""
+        """Return how many updates will have been made after so many environment steps."""
         ...
 
     def run(self, run: Run) -> None:
-        """Drive ``run`` until it is done."""
+        """Drive ``run`` until it is done; call ``run.report()`` between rounds."""
         ...

@@ -1,4 +1,4 @@
-"""The concrete ``Context``: what the run knows, offered to every component."""
+"""What a run knows: worked out once, and offered to every component as a ``Context``."""
 
 from __future__ import annotations
 
@@ -13,27 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Needs, Simulator
+from rlplug.api import Context, Loop, Needs, Plan, Simulator
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.nn.ensemble import Ensemble
-from rlplug.types import ConfigError, EnvSpec, Role
+from rlplug.types import ConfigError, EnvSpec, Role, Tree
 
 if TYPE_CHECKING:
     from gymnasium import Space
 
-    from rlplug.config import Chosen
+    from rlplug.config import Chosen, RunConfig
 
 ROLES: tuple[Role, ...] = ("learner", "actor", "eval")
 
 
-def generator(device: torch.device, *entropy: int) -> torch.Generator:
-    """A generator whose stream is given by all of ``entropy``."""
-    (seed,) = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
-    return torch.Generator(device).manual_seed(int(seed) >> 1)
-
-
 def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
-    """What a run's algorithm lives on.
+    """Return what a run's algorithm needs.
 
     Raises:
         ConfigError: it cannot serve these spaces, or recurrent models.
@@ -42,12 +36,51 @@ def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
     return algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
 
 
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run's configuration, and what follows from it on this machine; see ``run.resolve``."""
+
+    config: RunConfig
+    plan: Plan
+    spec: EnvSpec
+    needs: Needs
+    loop: Loop
+
+    @staticmethod
+    def read(config: RunConfig, plan: Plan, spec: EnvSpec) -> ResolvedRun:
+        """Work out the rest from a configuration, a plan and the environment's spaces.
+
+        Raises:
+            ConfigError: as ``needs_of``.
+        """
+        loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
+        return ResolvedRun(config, plan, spec, needs_of(config.algo, config.models.values(), spec), loop)
+
+    def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
+        """Return what the run's components are built with in one process."""
+        config = self.config
+        return RunContext(
+            spec=self.spec,
+            needs=self.needs,
+            slots=config.models,
+            device=device,
+            num_envs=config.num_envs,
+            env_ids=env_ids,
+            total_steps=config.total_steps,
+            rollout_length=self.loop.rollout_length,
+            batch_size=self.loop.batch_size,
+            seed=config.seed,
+            rank=rank,
+            world_size=world_size,
+            deterministic=config.deterministic,
+        )
+
+
 class Schedules:
     """The schedules of a run: 0-d tensors that follow the environment steps."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.step = 0
+        self.device, self.step = device, 0
         self._moving: list[tuple[Tensor, Sequence[tuple[float, float]]]] = []
 
     def add(self, node: float | Sequence[tuple[float, float]]) -> Tensor:
@@ -66,7 +99,7 @@ class Schedules:
 
 @dataclass
 class EnvShard:
-    """For whom noise is drawn at the moment; shared by all contexts of a run."""
+    """The environments, of so many, that noise is drawn for at the moment; shared by all contexts of a run."""
 
     role: Role
     num_envs: int
@@ -76,8 +109,8 @@ class EnvShard:
 class RunContext(Context):
     """See ``api.Context``.
 
-    One generator per role: evaluation never disturbs training, and what actors draw does not
-    depend on what the learner draws.
+    There is one generator for each role: evaluation never disturbs training, and what actors draw does not depend on
+    what the learner draws.
     """
 
     def __init__(
@@ -103,10 +136,12 @@ class RunContext(Context):
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
         self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
         self.space: Space[Any] | None = None
-        self.ensemble_size = 1
-        self.render = False
+        self.ensemble_size, self.render = 1, False
         self.schedules = Schedules(self.device)
-        self.generators = {role: generator(self.device, seed, i) for i, role in enumerate(ROLES)}
+        self.generators = {role: torch.Generator(self.device) for role in ROLES}
+        for i, generator in enumerate(self.generators.values()):
+            (state,) = np.random.SeedSequence([seed, i]).generate_state(1, np.uint64)
+            generator.manual_seed(int(state) >> 1)
 
     @property
     def role(self) -> Role:
@@ -132,7 +167,7 @@ class RunContext(Context):
             mine.update(before)
 
     def derive(self, **changes: Any) -> RunContext:
-        """The same run seen by another component; generators and schedules are shared."""
+        """Return the same run as another component sees it; generators and schedules are shared."""
         other = copy.copy(self)
         vars(other).update(changes)
         return other
@@ -170,8 +205,27 @@ class RunContext(Context):
             everybody = draw((mine * self.world_size, *rest), generator=source, device=self.device)
             return everybody[self.rank * mine : (self.rank + 1) * mine]
         if mine != len(self.env_ids):
-            raise ValueError(
-                f"noise for {mine} rows, but {len(self.env_ids)} environments are acted for; see rows=False"
-            )
+            raise ValueError(f"noise for {mine} rows, but {len(self.env_ids)} environments act; see rows=False")
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
+
+    def state(self) -> Tree:
+        """Return the kind of device, the state of every generator, and the step that schedules stand at."""
+        generators = {role: generator.get_state() for role, generator in self.generators.items()}
+        return {"device": self.device.type, "generators": generators, "schedules": self.schedules.step}
+
+    def load(self, state: Tree, env_steps: int) -> list[str]:
+        """Go on where ``state`` was taken; return what is not as it was, in words.
+
+        Args:
+            env_steps: seeds generators whose state is that of another kind of device.
+        """
+        self.schedules.refresh(state["schedules"])
+        same = state["device"] == self.device.type
+        for role, generator in self.generators.items():
+            if same:
+                generator.set_state(state["generators"][role])
+            else:
+                generator.manual_seed(generator.initial_seed() + env_steps)
+        then = state["device"]
+        return [] if same else [f"random numbers: {then} drew them before, and {self.device.type} draws others"]

@@ -18,7 +18,8 @@ import rlplug
 from rlplug import registry
 from rlplug.agent import Agent, evaluate, load
 from rlplug.api import Algorithm, Losses, Needs, Optim
-from rlplug.checkpointing.format import Checkpoint, Snapshot, checkpoints, write
+from rlplug.checkpointing.reading import Checkpoint, checkpoints
+from rlplug.checkpointing.writing import Snapshot, write
 from rlplug.envs import EnvList
 from rlplug.evaluation.evaluator import EVALUATION
 from rlplug.plugins.buffer.rollout import Rollout
@@ -338,9 +339,9 @@ def sample(**changes):
         (sample(place=None), "the observation is a dict of image, speed, tools, lights; the observation space is Dict"),
         (sample(more=1), "the observation is a dict of .*, more; the"),
         (sample(place=3), r"the observation \[?3\]? is outside of the observation space, Discrete\(5, start=-2\)"),
-        (sample(place=-3), "native_spaces"),
-        (sample(tools=[0, 0]), "native_spaces"),
-        (sample(tools=[3, 0]), "native_spaces"),
+        (sample(place=-3), "outside"),
+        (sample(tools=[0, 0]), "outside"),
+        (sample(tools=[3, 0]), "outside"),
         (sample(place=1.0), "is of type float64; the observation space is Discrete"),
         (sample(image=np.zeros((2, 2))), "is of type float64; the observation space is Box"),
         (sample(place=[0, 1]), "the parts of the observation differ in their leading axis"),

@@ -17,11 +17,12 @@ from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.nonfinite import blame_nonfinite
 from rlplug.collection.segment import on_host
 from rlplug.config import parse
-from rlplug.distributed.rng import global_generators, seed_generators, set_global_generators
+from rlplug.context import ResolvedRun
+from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.evaluator import EVALUATION, Evaluator
 from rlplug.registry.installed import check_same
-from rlplug.trainer.policy import TRAINING, Policy, context, loop_of, read_spec
+from rlplug.trainer.policy import TRAINING, Policy
 from rlplug.types import Batch, Mode, Tree
 
 
@@ -35,12 +36,19 @@ class Copy:
         self._row, self._rows, self._moved = 0, 0, time.monotonic()
 
     def build(
-        self, raw: Mapping[str, Any], env_ids: Sequence[int], plan: Plan, path: list[str], versions: Mapping[str, str]
+        self,
+        raw: Mapping[str, Any],
+        spec: bytes,
+        env_ids: Sequence[int],
+        plan: Plan,
+        path: list[str],
+        versions: Mapping[str, str],
     ) -> Tree:
         """Make everything that ``collect`` needs.
 
         Args:
             raw: the resolved configuration.
+            spec: the environment's spaces, pickled.
             env_ids: the environments that are played here.
             path: where the learner finds modules.
             versions: what it has installed.
@@ -56,8 +64,8 @@ class Copy:
         config = parse(dict(raw))
         set_up_torch(plan, config.deterministic)
         device = device_of(plan)
-        spec = read_spec(config)
-        self.policy = Policy(config, context(config, spec, loop_of(config, spec), device, env_ids), copy=True)
+        resolved = ResolvedRun.read(config, plan, pickle.loads(spec))
+        self.policy = Policy(config, resolved.context(device, env_ids), acts_only=True)
         return self._begin(env_ids)
 
     def _begin(self, env_ids: Sequence[int]) -> Tree:
@@ -66,9 +74,9 @@ class Copy:
     def _follow(self, rows: int, statistics: Tree, weights: dict[str, np.ndarray] | None) -> None:
         """Act as the learner does now; ``weights`` None: those of the last call."""
         self._row, self._rows, self._moved = 0, rows, time.monotonic()
-        self.policy.follow(statistics)
+        self.policy.load_statistics(statistics)
         if weights is not None:
-            self.policy.load(weights)
+            self.policy.load_acting_weights(weights)
 
     def word(self) -> tuple[int, int, float]:
         """Row that is being played, of how many, and for how many seconds."""
@@ -84,7 +92,7 @@ class Actor(Copy):
     """Plays some of the run's environments."""
 
     def _begin(self, env_ids: Sequence[int]) -> Tree:
-        seed_generators(self.policy.config.seed, TRAINING, env_ids[0])  # other actors draw other numbers
+        seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # other actors draw other numbers
         self.collector = self.policy.collector(env_ids)
         self.collector.reset()
         return self._state(self.policy.statistics())
@@ -103,7 +111,7 @@ class Actor(Copy):
         if len(state["generator"]) == len(generator.get_state()):  # else it drew on another kind of device
             generator.set_state(torch.tensor(state["generator"]))
         if "global" in state:
-            set_global_generators(state["global"], self.policy.ctx.device)
+            load_global_state(state["global"], self.policy.ctx.device)
 
     def collect(
         self, rows: int, mode: Mode, statistics: Tree, weights: dict[str, np.ndarray] | None
@@ -123,8 +131,8 @@ class Actor(Copy):
         return {
             "collector": copy_to_host(self.collector.state()),
             "generator": self.policy.ctx.generators["actor"].get_state().numpy(),
-            "global": global_generators(self.policy.ctx.device),
-            "exploration": self.policy.changed(statistics),
+            "global": global_state(self.policy.ctx.device),
+            "exploration": self.policy.changed_exploration(statistics),
         }
 
 
@@ -148,7 +156,7 @@ class Examiner(Copy):
     ) -> tuple[list[tuple[float, int]], bytes]:
         """(return, length) of the episodes of evaluation ``number``."""
         self._follow(0, statistics, weights)
-        seed_generators(self.policy.config.seed, EVALUATION, number, self.evaluator.shard.env_ids[0])
+        seed_global_from(self.policy.config.seed, EVALUATION, number, self.evaluator.shard.env_ids[0])
         return self.evaluator.play(number, self._tick), pickle.dumps({})
 
 

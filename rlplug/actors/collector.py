@@ -11,7 +11,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.api import Collector, Plan
+from rlplug.api import Collector
+from rlplug.context import ResolvedRun
 from rlplug.trainer.policy import Policy
 from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rlplug.envs.checking import Bounds
 
 
-class Actors(Collector):
+class RayCollector(Collector):
     """The segments of this rank's actors, put side by side: what one process would have collected.
 
     The tensors of a segment are this collector's own memory, valid until the next ``collect``.
@@ -33,10 +34,16 @@ class Actors(Collector):
     """
 
     def __init__(
-        self, policy: Policy, plan: Plan, progress: Progress, env_ids: Sequence[int], count: int, first: int
+        self,
+        policy: Policy,
+        resolved: ResolvedRun,
+        progress: Progress,
+        env_ids: Sequence[int],
+        count: int,
+        first: int,
     ) -> None:
-        assert plan.actors is not None
-        self.policy, self.plan, self.cfg, self.progress = policy, plan, plan.actors, progress
+        assert resolved.plan.actors is not None
+        self.policy, self.resolved, self.cfg, self.progress = policy, resolved, resolved.plan.actors, progress
         share = len(env_ids) // count
         self.env_ids, self.first = env_ids, first
         self.shares = [env_ids[i * share : (i + 1) * share] for i in range(count)]
@@ -70,7 +77,7 @@ class Actors(Collector):
         """
         from rlplug.actors.pool import Crew  # Ray is loaded once it is known how its cluster is spoken to
 
-        self.crew = Crew(self.cfg, self.shares, self.policy.config.raw, self.plan, self.first)
+        self.crew = Crew(self.cfg, self.shares, self.resolved, self.first)
         if self._loaded is not None:
             self._give(self.crew, self._loaded)
 
@@ -94,7 +101,7 @@ class Actors(Collector):
             self._asked += 1
         segment = self._together(rows, self.crew.gather())
         self._asked -= 1
-        self.policy.hear([member.state for member in self.crew.members if not member.lost])
+        self.policy.merge_exploration([member.state for member in self.crew.members if not member.lost])
         yield segment
 
     def _request(self, rows: int, mode: Mode) -> Request:
@@ -104,7 +111,7 @@ class Actors(Collector):
         due = self._rounds >= self.cfg.broadcast_interval or (delay is not None and self._steps >= delay)
         if self._weights is None or (due and self._version != self.progress.updates):
             assert self.crew is not None
-            self._weights = self.crew.put(self.policy.weights())
+            self._weights = self.crew.put(self.policy.acting_weights())
             self._version, self._rounds, self._steps = self.progress.updates, 0, 0
         from rlplug.actors.pool import Request
 

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +18,8 @@ from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError
 
 from rlplug.actors.actor import Actor, Aggregator, Copy
 from rlplug.actors.cluster import say
-from rlplug.plan import Actors, Plan
+from rlplug.context import ResolvedRun
+from rlplug.plan import Actors
 from rlplug.registry.installed import installed
 from rlplug.types import Batch, ConfigError, Mode, RunError, Tree
 
@@ -104,8 +105,7 @@ class Crew:
     Args:
         cfg: with what, and what to do when they fail.
         shares: the environments of each actor.
-        raw: the resolved configuration.
-        plan: of a rank; actors have one thread each.
+        resolved: the run; actors have one thread each.
         first: number of the first actor in the whole run.
         kind: what they are.
 
@@ -118,12 +118,12 @@ class Crew:
         self,
         cfg: Actors,
         shares: Sequence[Sequence[int]],
-        raw: Mapping[str, Any],
-        plan: Plan,
+        resolved: ResolvedRun,
         first: int = 0,
         kind: type[Copy] = Actor,
     ) -> None:
-        self.cfg, self.raw, self.plan, self.versions = cfg, raw, replace(plan, threads=1), installed()
+        self.cfg, self.versions, self.raw = cfg, installed(), resolved.config.raw
+        self.plan, self.spec = replace(resolved.plan, threads=1), pickle.dumps(resolved.spec)
         self.members = [Member(first + i, share) for i, share in enumerate(shares)]
         # words are answered while a segment is being played
         self._actor: Any = ray.remote(concurrency_groups={"word": 1}, max_restarts=0)(kind)  # type: ignore[call-overload]
@@ -220,7 +220,9 @@ class Crew:
         options = {"num_cpus": self.cfg.num_cpus, "num_gpus": self.cfg.num_gpus}
         member.handle = self._actor.options(**options).remote()
         build = member.handle.build
-        member.starting.append(build.remote(self.raw, member.env_ids, self.plan, list(sys.path), self.versions))
+        member.starting.append(
+            build.remote(self.raw, self.spec, member.env_ids, self.plan, list(sys.path), self.versions)
+        )
         if member.state is not None:
             self.load(member, member.state)
         for request in member.asked:

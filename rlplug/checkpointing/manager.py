@@ -1,4 +1,4 @@
-"""When checkpoints are written, and which ones are kept. Writing happens in a thread of its own."""
+"""When checkpoints are written, and which of them are kept. A thread of its own writes them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlplug.checkpointing import format as checkpoint
-from rlplug.checkpointing.format import Snapshot
+from rlplug.checkpointing import writing
+from rlplug.checkpointing.atomic import NO_LINKS, PARTIAL
+from rlplug.checkpointing.format import FOLDER, folder_of
+from rlplug.checkpointing.reading import Checkpoint, checkpoints
+from rlplug.checkpointing.writing import Snapshot
 from rlplug.types import CheckpointError, RunError
 
 BEST = "best"
 
 
 class CheckpointManager:
-    """Of one run folder.
+    """Writes and keeps the checkpoints of one run folder.
 
-    One checkpoint is written at a time. One that falls due meanwhile waits for it, and training goes on; one for a
-    best evaluation is of that very moment, and lets training wait.
+    It writes one checkpoint at a time. While it writes, training goes on, and the next one that is due waits; only for
+    a checkpoint of a best evaluation does training wait.
 
-    Every rank has one, and writes its share; the first one makes them one checkpoint.
+    Every rank has a manager, which writes that rank's files; the first rank's completes the checkpoint.
 
     Args:
         run: the run folder.
-        cfg: the run's settings ``checkpoint``.
-        env_steps: where the run stands.
-        first: whether this is the first rank's.
+        cfg: the run's settings ``checkpoint``: ``every``, ``keep_last``, ``keep_best``.
+        env_steps: environment steps that the run has made.
+        first: whether this is the first rank.
     """
 
     def __init__(self, run: Path, cfg: Any, env_steps: int, first: bool = True) -> None:
@@ -37,11 +40,11 @@ class CheckpointManager:
         self._steps, self._time = env_steps, time.monotonic()
         self._scores: dict[Path, float] = {}
         self.written: list[Path] = []
-        """newest last"""
-        for path in reversed(checkpoint.checkpoints(run)):
+        """the newest last"""
+        for path in reversed(checkpoints(run)):
             self.written.append(path)
-            with suppress(CheckpointError):  # an older one than the run continues from
-                self._score(path, checkpoint.Checkpoint(path).manifest["score"])
+            with suppress(CheckpointError):  # it is older than the one that the run continues from
+                self._remember(path, Checkpoint(path).manifest["score"])
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
 
@@ -49,17 +52,17 @@ class CheckpointManager:
 
     @property
     def idle(self) -> bool:
-        """Is nothing being written, and have the minutes passed?"""
+        """Whether nothing is being written and the minutes of ``every`` have passed."""
         return not self.busy and (self.minutes is None or time.monotonic() - self._time >= 60 * self.minutes)
 
     def due(self, env_steps: int) -> bool:
-        """Is it time for one, if the first rank's is idle?"""
+        """Return whether a checkpoint is due, given that the first rank's manager is idle."""
         if not self.cfg.every or env_steps == self._steps:
             return False
         return self.minutes is not None or env_steps // self.cfg.every > self._steps // self.cfg.every
 
     def is_best(self, score: float) -> bool:
-        """Is a checkpoint with this evaluation worth keeping for it?"""
+        """Return whether a checkpoint with this score would be kept for it."""
         best = sorted(self._scores.values(), reverse=True)[: self.cfg.keep_best]
         if math.isnan(score):
             return False
@@ -67,51 +70,51 @@ class CheckpointManager:
 
     @property
     def last(self) -> Path | None:
-        """The newest checkpoint that is there, whole."""
+        """The newest complete checkpoint."""
         return self.written[-1] if self.written else None
 
     @property
     def busy(self) -> bool:
-        """Is a checkpoint being written?"""
+        """Whether a checkpoint is being written."""
         return self._writing is not None and not self._writing.done()
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
     def submit(self, snapshot: Snapshot) -> Path | None:
-        """Begin to write. A checkpoint of the same environment step that is there already learns the score.
+        """Begin to write a checkpoint; if there is one of the same environment step, only its score is written.
 
         Returns:
-            The one before, if it had to be waited for.
+            The previous checkpoint, if it was still to be reported.
 
         Raises:
-            RunError: the one before could not be written.
+            RunError: the previous checkpoint could not be written.
         """
         before = self.wait()
         env_steps = snapshot.manifest["env_steps"]
         self._steps, self._time = env_steps, time.monotonic()
-        folder = checkpoint.folder_of(self.run, env_steps)
+        folder = folder_of(self.run, env_steps)
         self._writing = self._thread.submit(self._write, folder, snapshot)
         return before
 
     def set_score(self, env_steps: int, score: float) -> Path | None:
-        """Let the checkpoint of a step, if there is one, learn how well its policy was found to play.
+        """Write the score of an evaluation into the checkpoint of that step, if there is one.
 
         Returns:
-            The one before, as ``submit``.
+            The previous checkpoint, as ``submit``.
 
         Raises:
             RunError: as ``submit``.
         """
         before = self.wait()
-        folder = checkpoint.folder_of(self.run, env_steps)
+        folder = folder_of(self.run, env_steps)
         if folder in self.written:
-            checkpoint.note_score(folder, score)
-            self._score(folder, score)
+            writing.note_score(folder, score)
+            self._remember(folder, score)
             self._prune()
         return before
 
     def poll(self) -> Path | None:
-        """The checkpoint that was finished since the last call.
+        """Return the checkpoint that was completed since the last call, if any.
 
         Raises:
             RunError: it could not be written.
@@ -119,35 +122,36 @@ class CheckpointManager:
         return None if self.busy else self.wait()
 
     def wait(self) -> Path | None:
-        """As ``poll``, once nothing is being written any more."""
+        """Wait until nothing is being written; otherwise as ``poll``."""
         if self._writing is None:
             return None
-        writing, self._writing = self._writing, None
+        future, self._writing = self._writing, None
         try:
-            return writing.result()
+            return future.result()
         except OSError as error:
             raise RunError(f"a checkpoint could not be written to {self.run}: {error.strerror}") from error
 
     def close(self) -> None:
+        """End the thread after it has written what was submitted."""
         self._thread.shutdown()
 
     def _write(self, folder: Path, snapshot: Snapshot) -> Path:
         score = snapshot.manifest["score"]
         if not self.first:
-            checkpoint.contribute(folder, snapshot)
+            writing.contribute(folder, snapshot)
             return folder
         if folder not in self.written:
-            checkpoint.write(folder, snapshot)
+            writing.write(folder, snapshot)
             self.written.append(folder)
         elif score is not None:
-            checkpoint.note_score(folder, score)
-        self._score(folder, score)
+            writing.note_score(folder, score)
+        self._remember(folder, score)
         self._prune()
         return folder
 
     # ---- keeping --------------------------------------------------------------------------------------------------
 
-    def _score(self, path: Path, score: float | None) -> None:
+    def _remember(self, path: Path, score: float | None) -> None:
         if score is not None and not math.isnan(score):
             self._scores[path] = score
 
@@ -156,22 +160,22 @@ class CheckpointManager:
         self._point_at(best[0].name if best else None)
         for path in self.written[: -self.cfg.keep_last]:
             if path not in best:
-                checkpoint.remove(path)
+                writing.remove(path)
                 self.written.remove(path)
                 self._scores.pop(path, None)
 
     def _point_at(self, best: str | None) -> None:
-        """``checkpoints/best`` leads to the best one, where the file system has symbolic links."""
-        link = self.run / checkpoint.FOLDER / BEST
+        """Let ``checkpoints/best`` lead to the best checkpoint, where the file system has symbolic links."""
+        link = self.run / FOLDER / BEST
         if best is None:
             link.unlink(missing_ok=True)
         elif not link.is_symlink() or link.readlink() != Path(best):
-            beside = link.with_name(BEST + checkpoint.PARTIAL)
-            beside.unlink(missing_ok=True)
+            partial = link.with_name(BEST + PARTIAL)
+            partial.unlink(missing_ok=True)
             try:
-                beside.symlink_to(best)
+                partial.symlink_to(best)
             except OSError as error:
-                if error.errno not in checkpoint.NO_LINKS:
+                if error.errno not in NO_LINKS:
                     raise
             else:
-                beside.replace(link)
+                partial.replace(link)

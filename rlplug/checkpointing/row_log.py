@@ -1,4 +1,4 @@
-"""Where a buffer keeps its rows between checkpoints: chunks that are written once."""
+"""A buffer's rows on their way into checkpoints: chunks, each of which is written once."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from rlplug.api import RowLog
 from rlplug.types import Batch, Tree
 
 CHUNK = 64 * 2**20
-"""bytes of a file of rows, at most; what is held twice while one is written"""
+"""most bytes of a file of rows, and of the memory that a write needs on top"""
 
 
 @dataclass
 class Chunk:
-    """Rows ``start`` to ``end - 1``: in memory until they are written, a file afterwards."""
+    """Rows ``start`` to ``end - 1``: in memory (``rows``) until they are written, then in a file (``path``)."""
 
     start: int
     end: int
     rows: Batch | None
     path: Path | None = None
     record: dict[str, int | str] | None = None
-    """bytes and checksum of the file"""
+    """size and checksum of the file"""
 
 
 class FileRowLog(RowLog):
-    """``api.RowLog``, one for the whole run.
+    """The ``api.RowLog`` of a whole run.
 
     Args:
-        chunks: what the checkpoint that a run continues from holds.
-        read: gives the rows of a written chunk.
+        chunks: those of the checkpoint that the run continues from.
+        state: the buffer's state in that checkpoint.
+        read: returns the rows of a chunk that lies in a file.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Trees of plain values, arrays and tensors: copied in memory, and as bytes that hold no code."""
+"""Trees of plain values, arrays and tensors: copied to the host, and encoded as bytes that contain no code."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from torch import Tensor
 from rlplug.types import CheckpointError, Tree
 
 PLAIN = (bool, int, float, str, type(None))
-ARRAY, BYTES = "__array__", "__bytes__"  # how NumPy arrays and bytes are written, as tensors
+ARRAY, BYTES = "__array__", "__bytes__"  # keys of dicts that stand for a NumPy array and for bytes
 
 
 def copy_to_host(tree: Tree) -> Tree:
-    """A copy on the host that shares no memory with ``tree``.
+    """Return a copy on the host that shares no memory with ``tree``.
 
     Raises:
-        TypeError: it holds something beside dicts, lists, tuples, numbers, texts, arrays and tensors.
+        TypeError: it holds something other than dicts, lists, tuples, numbers, strings, bytes, arrays and tensors.
     """
     return _mapped(tree, lambda x: x.detach().to("cpu", copy=True), np.copy, lambda x: x)
 
 
 def encode(tree: Tree) -> bytes:
-    """As ``torch.save`` writes it; what ``copy_to_host`` takes."""
+    """Return the bytes of a tree, in the format of ``torch.save``.
+
+    Raises:
+        TypeError: as ``copy_to_host``.
+    """
     file = io.BytesIO()
     tensors = _mapped(
         tree,
@@ -39,15 +43,15 @@ def encode(tree: Tree) -> bytes:
 
 
 def decode(data: bytes) -> Tree:
-    """The tree back, on the host. Executes nothing.
+    """Return the tree that ``encode`` was given, on the host, without executing any code.
 
     Raises:
-        CheckpointError: the bytes are not what ``encode`` wrote.
+        CheckpointError: ``encode`` did not write these bytes.
     """
     try:
         return _unmapped(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
-    except Exception:  # whatever a parser makes of bytes that somebody else wrote
-        raise CheckpointError("it is no tree of numbers and tensors that can be read without executing code") from None
+    except Exception:  # foreign bytes can make the parser raise anything
+        raise CheckpointError("it is not a tree of plain values and tensors") from None
 
 
 def _mapped(
@@ -61,18 +65,18 @@ def _mapped(
         return tensor(tree)
     if isinstance(tree, np.ndarray | np.generic) and tree.dtype.kind in "biufc":
         return array(np.asarray(tree))
-    if type(tree) in PLAIN:  # a subclass would be written by its name, and its code run on reading
+    if type(tree) in PLAIN:  # a subclass would be pickled by name, and reading it would run its code
         return tree
     if type(tree) is bytes:
         return data(tree)
     if isinstance(tree, Mapping):
         if odd := [key for key in tree if type(key) not in PLAIN]:
-            raise TypeError(f"a checkpoint cannot hold a key that is a {type(odd[0]).__name__}, as stands at {path}")
+            raise TypeError(f"a checkpoint cannot hold a key of type {type(odd[0]).__name__}, found at {path}")
         return {key: _mapped(value, tensor, array, data, f"{path}.{key}".lstrip(".")) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         parts = [_mapped(value, tensor, array, data, f"{path}[{i}]") for i, value in enumerate(tree)]
         return parts if isinstance(tree, list) else tuple(parts)
-    raise TypeError(f"a checkpoint cannot hold a {type(tree).__name__}, as stands at {path}")
+    raise TypeError(f"a checkpoint cannot hold a value of type {type(tree).__name__}, found at {path}")
 
 
 def _unmapped(tree: Tree) -> Tree:

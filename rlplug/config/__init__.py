@@ -3,7 +3,7 @@
 from rlplug.config.composition import compose, composed, plain
 from rlplug.config.defaults import default_node, option_names
 from rlplug.config.messages import show
-from rlplug.config.run import Chosen, Core, Preprocess, RunConfig, choose, nested, parse, typed
+from rlplug.config.run import Chosen, Core, Preprocess, RunConfig, choose, migrate, nested, parse, typed
 
 __all__ = [
     "Chosen",
@@ -14,6 +14,7 @@ __all__ = [
     "compose",
     "composed",
     "default_node",
+    "migrate",
     "nested",
     "option_names",
     "parse",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from rlplug import registry
 from rlplug.config.messages import as_one, explain, show, unknown_key
-from rlplug.registry import Component, Kind
+from rlplug.registry import KINDS, Component, Kind
 from rlplug.settings import (
     Nested,
     NonNegativeInt,
@@ -215,6 +215,48 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
         if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool):
             raise ConfigError(f"{key}.{name}" if key else name, f"{show(value)} has the wrong type: should be a number")
     return cfg
+
+
+def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str, Any]:
+    """Return a stored configuration with the settings of each component as its present version declares them.
+
+    A node is passed through the classmethod ``Config.migrate(old) -> dict`` of its component, if there is one, without
+    its ``name``; then the nodes inside it are. A node whose component cannot be imported is left alone: whoever needs
+    that component names it.
+
+    Args:
+        kinds: of the nodes to migrate, whose components are imported.
+
+    Raises:
+        ConfigError: a component's ``migrate`` failed.
+    """
+    migrated = dict(raw)
+    for key, node in raw.items():
+        if (kind := kind_of(str(key))) not in kinds:
+            continue
+        if kind in SEVERAL and isinstance(node, dict):
+            migrated[key] = {name: _migrate(kind, f"{key}.{name}", one) for name, one in node.items()}
+        else:
+            migrated[key] = _migrate(kind, key, node)
+    return migrated
+
+
+def _migrate(kind: Any, key: str, node: Any) -> Any:
+    if not isinstance(node, dict) or not isinstance(name := node.get("name"), str):
+        return node
+    try:
+        config = registry.load(kind, name).Config
+    except (ConfigError, AttributeError):
+        return node
+    if hasattr(config, "migrate"):
+        old = {option: value for option, value in node.items() if option != "name"}
+        try:
+            node = {"name": name} | config.migrate(old)
+        except Exception as error:
+            who = f"{kind} {name!r} of {registry.owner(kind, name)}"
+            raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error
+    inside = {option: kind for option, kind in _nested(config).items() if option in node}
+    return node | {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in inside.items()}
 
 
 def nested(chosen: Chosen) -> Iterator[Chosen]:

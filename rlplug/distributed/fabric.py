@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
+from lightning.fabric import Fabric as Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy

@@ -1,4 +1,4 @@
-"""The generators that belong to nobody: those of Python, NumPy and torch in this process."""
+"""The global generators of this process: those of Python, NumPy and torch. Components draw from ``ctx`` instead."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 
-GLOBAL = (random.seed, np.random.seed, torch.manual_seed)
+_SEEDERS = (random.seed, np.random.seed, torch.manual_seed)
 
 
-def seed_generators(*entropy: int) -> None:
-    """Let the generators that belong to nobody draw what is given by all of ``entropy``."""
-    for seed, number in zip(GLOBAL, np.random.SeedSequence(entropy).generate_state(len(GLOBAL)), strict=True):
-        seed(int(number))
+def seed_global(seed: int) -> None:
+    """Give every global generator the same seed."""
+    for seeder in _SEEDERS:
+        seeder(seed % 2**32)
 
 
-def global_generators(device: torch.device) -> dict[str, Any]:
-    """The state of those that belong to nobody, in a process that computes on ``device``."""
+def seed_global_from(*entropy: int) -> None:
+    """Give every global generator a seed of its own that follows from all of ``entropy``."""
+    for seeder, number in zip(_SEEDERS, np.random.SeedSequence(entropy).generate_state(len(_SEEDERS)), strict=True):
+        seeder(int(number))
+
+
+def global_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of the global generators, CUDA's among them in a process that computes on ``device``."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -27,8 +33,8 @@ def global_generators(device: torch.device) -> dict[str, Any]:
     }
 
 
-def set_global_generators(state: dict[str, Any], device: torch.device) -> list[str]:
-    """What could not be set, in words."""
+def load_global_state(state: dict[str, Any], device: torch.device) -> list[str]:
+    """Set the global generators; return what could not be set, in words."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(torch.as_tensor(state["torch"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import signal
@@ -11,7 +10,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,15 +21,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.envs.env_list import EnvList, rows_of
 from rlplug.envs.spec_json import mismatch
+from rlplug.envs.worker import CALL, FAILED, STEP, columns_of, not_sent, read, send, shared_rows
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree
 
 ALIVE_EVERY = 1.0  # seconds after which a worker that says nothing is looked at
 PATIENCE = 5.0  # seconds in which a worker should end when asked to
-STEP, CALL, DONE, FAILED = b"s", b"c", b"d", b"f"
-HEADER = struct.Struct("<cQ")
-ENTRY = "import sys; sys.path[:] = {path!r}; from rlplug.envs.subprocess import work; work({channel}, {memory})"
+ENTRY = "import sys; sys.path[:] = {path!r}; from rlplug.envs.worker import work; work({channel}, {memory})"
 
 
 class Subprocess:
@@ -68,7 +64,7 @@ class Subprocess:
         try:
             pickle.dumps(make)
         except Exception as error:
-            raise _not_sent(error) from error
+            raise not_sent(error) from error
         memory = _anonymous_file()
         self._workers: list[_Worker] = []
         self._close = weakref.finalize(self, _end, self._workers)
@@ -82,7 +78,7 @@ class Subprocess:
             for worker, spec in zip(self._workers, specs, strict=True):
                 if difference := mismatch(self.spec, spec):
                     raise ConfigError("env", f"environment {worker.env_ids[0]} is not like the first one: {difference}")
-            self._rows = _shared(memory, self.spec, n)
+            self._rows = shared_rows(memory, self.spec, n)
             self._call("place", [(n, worker.columns) for worker in self._workers])
         except BaseException:
             self.close()
@@ -132,7 +128,7 @@ class Subprocess:
         """Replay every column's current episode. Warns where an environment did not do the same again."""
         parts = [
             {key: [state[key][i] for i in worker.columns] for key in ("seeds", "episodes", "actions")}
-            | {"obs": _columns(state["obs"], worker.columns)}
+            | {"obs": columns_of(state["obs"], worker.columns)}
             for worker in self._workers
         ]
         self._tell(self._call("load", parts))
@@ -192,7 +188,7 @@ class _Worker:
         """Have it make a call. If it has died, ``receive`` says so."""
         self.channel.settimeout(None)
         with suppress(OSError):
-            _send(self.channel, CALL, message)
+            send(self.channel, CALL, message)
         self.channel.settimeout(ALIVE_EVERY)
 
     def receive(self) -> Any:
@@ -202,11 +198,11 @@ class _Worker:
             RunError, ConfigError: the error that it met, or it died.
         """
         try:
-            kind = _read(self.channel, 1, self._look)
+            kind = read(self.channel, 1, self._look)
             if kind == STEP:
                 return None
-            (size,) = struct.unpack("<Q", _read(self.channel, 8, self._look))
-            answer = pickle.loads(_read(self.channel, size, self._look))
+            (size,) = struct.unpack("<Q", read(self.channel, 8, self._look))
+            answer = pickle.loads(read(self.channel, size, self._look))
         except (EOFError, ConnectionError):
             raise self._died() from None
         if kind == FAILED:
@@ -241,106 +237,12 @@ class _Worker:
         return RunError(f"the worker process of environments {few} {how}{hint}")
 
 
-def work(channel: int, memory: int) -> None:
-    """What a worker does. It ends when its channel does, and at the latest with the main process."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):  # meant for the main process, sent to its group
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    for descriptor in (channel, memory):
-        os.set_inheritable(descriptor, False)
-    threading.Thread(target=_end_with_main, daemon=True).start()
-    with socket.socket(fileno=channel) as main:
-        try:
-            _serve(main, memory)
-        except (EOFError, ConnectionError):
-            return
-
-
-def _serve(main: socket.socket, memory: int) -> None:
-    try:
-        make, env_ids, options = _receive(main)
-    except (EOFError, ConnectionError):
-        raise
-    except Exception as error:  # what is defined in the main module is not there
-        return _send(main, FAILED, _not_sent(error))
-    try:
-        envs = EnvList([make() for _ in env_ids], env_ids=env_ids, **options)
-    except (ConfigError, RunError) as error:
-        return _send(main, FAILED, error)
-    except Exception as error:
-        what = f"the environment cannot be made in a process ({type(error).__name__}: {error})"
-        return _send(main, FAILED, ConfigError("env", f"{what}; env.vectorization=list shows where it fails"))
-    try:
-        _send(main, DONE, envs.spec)
-        n, columns = _receive(main)[1]
-        rows = _columns(_shared(memory, envs.spec, n), columns)
-        envs.place(rows)
-        _send(main, DONE, None)
-        action = rows["action"]
-        while True:
-            call = None if _read(main, 1) == STEP else _body(main)
-            try:
-                if call is None:
-                    envs.step(action)
-                    main.sendall(STEP)
-                else:
-                    _send(main, DONE, _answer(envs, *call))
-            except RunError as error:
-                _send(main, FAILED, error)
-    finally:
-        envs.close()
-
-
-def _not_sent(error: Exception) -> ConfigError:
-    return ConfigError(
-        "env.vectorization",
-        f"the environment cannot be sent to a process ({type(error).__name__}: {error}); use list, or register it in a"
-        " module: env.id=module:Name-v0",
-    )
-
-
-def _answer(envs: EnvList, name: str, argument: Any) -> Any:
-    if name == "reset":
-        envs.reset(argument)
-        return None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        answer = envs.state() if name == "state" else envs.load(argument)
-    return answer, [str(warning.message) for warning in caught]
-
-
-def _end_with_main() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(1)
-
-
 def _end(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         if worker.channel.fileno() >= 0:
             worker.channel.shutdown(socket.SHUT_RDWR)
     for worker in workers:
         worker.end()
-
-
-def _shared(memory: int, spec: EnvSpec, n: int) -> Batch:
-    """The rows and actions of ``n`` columns in the shared memory; it is made large enough."""
-    space = spec.single_agent.action
-    like = rows_of(spec, n) | {"action": np.zeros((n, *(space.shape or ())), space.dtype)}
-    offset = 0
-
-    def place(x: np.ndarray) -> tuple[int, np.ndarray]:
-        nonlocal offset
-        start, offset = offset, offset + -(-max(x.nbytes, 1) // 64) * 64
-        return start, x
-
-    placed = tree.map(place, like)
-    os.ftruncate(memory, offset)
-    buffer = mmap.mmap(memory, offset)
-    return tree.map(lambda at: np.ndarray(at[1].shape, at[1].dtype, buffer, at[0]), placed)
-
-
-def _columns(batch: Batch, columns: range) -> Batch:
-    return tree.take(batch, slice(columns.start, columns.stop))
 
 
 def _anonymous_file() -> int:
@@ -353,38 +255,3 @@ def _anonymous_file() -> int:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _send(channel: socket.socket, kind: bytes, message: Any) -> None:
-    body = pickle.dumps(message)
-    channel.sendall(HEADER.pack(kind, len(body)) + body)
-
-
-def _receive(channel: socket.socket) -> Any:
-    _read(channel, 1)
-    return _body(channel)
-
-
-def _body(channel: socket.socket) -> Any:
-    (size,) = struct.unpack("<Q", _read(channel, 8))
-    return pickle.loads(_read(channel, size))
-
-
-def _read(channel: socket.socket, size: int, look: Callable[[], None] | None = None) -> bytes:
-    """Exactly so many bytes.
-
-    Args:
-        look: called after every ``ALIVE_EVERY`` seconds without one.
-    """
-    parts = bytearray()
-    while len(parts) < size:
-        try:
-            part = channel.recv(min(size - len(parts), 1 << 20))
-        except TimeoutError:
-            assert look is not None
-            look()
-            continue
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)

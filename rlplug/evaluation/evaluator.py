@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from rlplug.types import RunError
 MOST_COLUMNS = 32
 LONGEST = 27_000  # steps after which an episode is counted as it stands: 30 minutes of Atari, as is usual there
 EVALUATION = 2  # tells evaluation's seeds from training's
+
+
+Played: TypeAlias = list[tuple[float, int]]
+"""return and length of every episode"""
 
 
 class Stopped(KeyboardInterrupt):
@@ -57,11 +61,7 @@ class Evaluator:
             self.env = self.make(self.shard)
         return self.env
 
-    def __call__(self, number: int, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """Mean and standard deviation of the returns, and the mean length; see ``play``."""
-        return summary(self.play(number, stop))
-
-    def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> list[tuple[float, int]]:
+    def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> Played:
         """(return, length) of every episode.
 
         Args:
@@ -73,6 +73,8 @@ class Evaluator:
             RunError: an observation or a reward is NaN or infinite, or an observation lies outside of its space; or
                 environments that are made anew broke off more episodes than there are to play.
         """
+        if not len(self.quota):
+            return []
         env = self.begin()
         entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
         every = entropy.generate_state(self.shard.num_envs)
@@ -80,7 +82,7 @@ class Evaluator:
         self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
         collector = make_collector(env, self.algorithm, self.ctx, self.shard, seeds, keys=(), normalize=self.normalize)
         counted, left = Episodes(len(self.quota)), self.quota.copy()
-        played: list[tuple[float, int]] = []
+        played: Played = []
         while left.any():
             if stop():
                 raise Stopped
@@ -105,8 +107,14 @@ class Evaluator:
             self.env.close()
 
 
+def shares_of(episodes: int, parts: int) -> list[range]:
+    """Share the columns of an evaluation out among ``parts`` that play it together; some may get none."""
+    shares = np.array_split(np.arange(min(episodes, MOST_COLUMNS)), parts)
+    return [range(share[0], share[-1] + 1) if len(share) else range(0) for share in shares]
+
+
 def summary(played: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """What is said of an evaluation with these returns and lengths."""
+    """Return mean and standard deviation of the returns, and the mean length."""
     returns, lengths = zip(*played, strict=True)
     return {
         "eval/return_mean": float(np.mean(returns)),

@@ -31,10 +31,21 @@ def picture(env: Any) -> np.ndarray:
     return np.asarray(shown, np.uint8)
 
 
+def check_pictures(make: Callable[[], VecEnv]) -> None:
+    """Make an environment that renders itself, and look at it.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    with closing(make()) as env:
+        env.reset([0])
+        picture(env)
+
+
 def frames(
     env: VecEnv, algorithm: Algorithm, ctx: RunContext, seed: int, episodes: int, normalize: Callable[[Any], Any] | None
 ) -> list[np.ndarray]:
-    """What the first column looks like, row by row."""
+    """Play greedy episodes, and return the picture ``[H, W, 3]`` of every row."""
     collector = make_collector(env, algorithm, ctx, ALONE, [seed], keys=(), normalize=normalize)
     collector.reset()
     shown: list[np.ndarray] = []
@@ -45,14 +56,23 @@ def frames(
     return shown
 
 
-def record(make: Callable[[], VecEnv], path: Path, **what: Any) -> None:
-    """Play in an environment of its own, and write ``path``, a GIF; for ``what`` see ``frames``."""
+def record(
+    make: Callable[[], VecEnv],
+    path: Path,
+    algorithm: Algorithm,
+    ctx: RunContext,
+    seed: int,
+    episodes: int,
+    normalize: Callable[[Any], Any] | None,
+) -> None:
+    """Play greedy episodes in an environment of their own, and write ``path``, a GIF."""
     from PIL import Image
 
     with closing(make()) as env:
-        pictures, fps = [Image.fromarray(picture) for picture in frames(env, **what)], getattr(env, "render_fps", 30)
+        shown = frames(env, algorithm, ctx, seed, episodes, normalize)
+        first, *others = [Image.fromarray(picture) for picture in shown]
+        fps = getattr(env, "render_fps", 30)
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".partial")
-    first, *others = pictures
     first.save(partial, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
     partial.replace(path)

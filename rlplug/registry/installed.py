@@ -1,4 +1,4 @@
-"""What is installed, and whether that is what a run used, or what its other processes have."""
+"""Versions of what is installed, compared with what a run used and with what its other processes have."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ LIBRARIES = ("rlplug", "torch", "lightning", "gymnasium", "numpy", "hydra-core",
 
 
 def versions() -> dict[str, str]:
-    """Of Python, rlplug and what it is made of."""
+    """Return the versions of Python, rlplug and its main libraries."""
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in LIBRARIES}}
 
 
 def installed() -> dict[str, str]:
-    """``versions``, and those of all plugins."""
+    """Return ``versions()`` and those of all plugins."""
     return versions() | {plugin.distribution: plugin.version for plugin in discovery.plugins()}
 
 
 def check_same(there: Mapping[str, str], who: str) -> None:
-    """Does this process, which is ``who``, have installed what the first rank has?
+    """Compare what is installed here with what the first rank has.
+
+    Args:
+        there: ``installed()`` of the first rank.
+        who: this process, for the error message.
 
     Raises:
-        ConfigError: another version of rlplug, of a library or of a plugin is installed here, or none.
+        ConfigError: rlplug, a library or a plugin has another version here, or is missing.
     """
     here = installed()
     for name in sorted(here.keys() | there.keys()):
@@ -41,16 +45,16 @@ def check_same(there: Mapping[str, str], who: str) -> None:
 
 
 def check_installed(plugins: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Compare a manifest's ``plugins`` with what is installed. Imports manifests only.
+    """Compare the ``plugins`` of a run's manifest with what is installed, without importing any component.
 
     Args:
-        plugins: config key -> ``name``, ``distribution`` and ``version`` of the component that stood there.
+        plugins: config key -> ``kind``, ``name``, ``distribution`` and ``version`` of the component there.
 
     Returns:
-        A line for every distribution that has another version now.
+        A line for each distribution that has another version now.
 
     Raises:
-        CheckpointError: components are missing, or come from somewhere else; a line for each.
+        CheckpointError: components are missing or come from another distribution; a line for each.
     """
     missing = [line for key, origin in plugins.items() if (line := _missing(key, origin))]
     if missing:
@@ -64,7 +68,7 @@ def check_installed(plugins: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def _missing(key: str, origin: Mapping[str, str]) -> str | None:
-    """What is wrong with one component, and what to do about it; None: it is there."""
+    """Return what is wrong with one component and how to repair it; None if it is installed."""
     name, distribution, version = origin["name"], origin["distribution"], origin["version"]
     pip = f"pip install {distribution}=={version}"
     kind: Any = origin["kind"]
@@ -79,7 +83,7 @@ def _missing(key: str, origin: Mapping[str, str]) -> str | None:
     if broken := [plugin for plugin in discovery.broken() if plugin.distribution == distribution]:
         return f"{what}, and {broken[0]} is installed but broken ({broken[0].cause}); {pip}"
     if others:
-        return f"{what}, but that name is of {others[0]} now: pip uninstall {_names(others)}, and {pip}"
+        return f"{what}, but {others[0]} provides that name now: pip uninstall {_names(others)}, and {pip}"
     if (now := _version(distribution)) is not None:
         return f"{what}, and {distribution} {now} has none of that name: {pip}"
     return f"{what}, which is not installed: {pip}"
@@ -90,7 +94,7 @@ def _names(plugins: list[Plugin]) -> str:
 
 
 def _version(distribution: str) -> str | None:
-    """As it is installed now; None: it is not."""
+    """Return the installed version of a distribution; None if there is none."""
     found = [plugin.version for plugin in discovery.plugins() if plugin.distribution == distribution]
     try:
         return found[0] if found else metadata.version(distribution)

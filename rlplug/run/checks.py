@@ -3,70 +3,95 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import psutil
 import torch
 from gymnasium.vector import AutoresetMode
 
-from rlplug.api import Exploration, Plan
-from rlplug.config import RunConfig
-from rlplug.context import needs_of
+from rlplug import registry
+from rlplug.api import Buffer, Collector, Exploration, Plan
+from rlplug.context import ResolvedRun
 from rlplug.plan import require_room
+from rlplug.registry import Kind
 from rlplug.run.describe import size
-from rlplug.trainer.policy import acts
-from rlplug.trainer.trainer import Trainer
-from rlplug.types import ConfigError, EnvSpec
+from rlplug.trainer.policy import changes_actions
+from rlplug.types import ConfigError
 
 
-def cross(config: RunConfig, spec: EnvSpec) -> None:
-    """Do algorithm, buffer and exploration go together on these spaces?"""
-    algo, needs = config.algo.name, needs_of(config.algo, config.models.values(), spec)
-    if config.buffer.cls.off_policy and not needs.off_policy:
+def check(resolved: ResolvedRun) -> None:
+    """Check that the parts of a run go together, and that shares are equal.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    check_components(resolved)
+    if resolved.config.buffer.cls.off_policy:  # otherwise no samples are drawn
+        check_shares(resolved.loop.batch_size, resolved.plan)
+    check_actors(resolved)
+
+
+def check_components(resolved: ResolvedRun) -> None:
+    """Check that algorithm, buffer, exploration and environment go together."""
+    config, needs, spec = resolved.config, resolved.needs, resolved.spec
+    algo, name, buffer = config.algo.name, config.buffer.name, config.buffer.cls
+    if buffer.off_policy and not needs.off_policy:
         raise ConfigError(
-            "buffer",
-            f"{config.buffer.name} keeps data of earlier policies, which {algo} cannot learn from; leave it out",
+            "buffer", f"{name} keeps data of earlier policies, which {algo} cannot learn from; leave it out"
         )
-    if needs.off_policy and not config.buffer.cls.off_policy:
+    if needs.off_policy and not buffer.off_policy:
         raise ConfigError(
-            "buffer",
-            f"{config.buffer.name} gives the last round only, but {algo} learns from samples of a replay; leave it out",
+            "buffer", f"{name} gives the last round only, but {algo} learns from samples of a replay; leave it out"
         )
     if needs.episodes:
         raise ConfigError("algo", f"{algo} needs whole episodes, which nothing here keeps yet")
-    if needs.off_policy and needs.carry_stride and not _sequences(config):
+    if needs.off_policy and needs.carry_stride and not buffer.sequences:
+        others = _options("buffer", lambda cls: cls.sequences)
         raise ConfigError(
             "buffer",
-            f"{config.buffer.name} keeps no recurrent states, which {algo} needs for its recurrent model; take "
-            "buffer=sequence, or a model without a state",
+            f"{name} keeps no recurrent states, which {algo} needs for its recurrent model; take {others}, or a model "
+            "without a state",
         )
-    if _sequences(config) and not needs.carry_stride:
+    if buffer.sequences and not needs.carry_stride:
+        others = _options("buffer", lambda cls: cls.off_policy and not cls.sequences)
+        models = _options("model", lambda cls: cls.recurrent)
         raise ConfigError(
             "buffer",
-            f"{config.buffer.name} keeps recurrent states, and the model has none; take buffer=replay or prioritized, "
-            "or a recurrent model (model=lstm)",
+            f"{name} keeps recurrent states, and the model has none; take {others}, or a recurrent model: {models}",
         )
     if "action_mask" in spec.extras and "action_mask" not in needs.keys:
         raise ConfigError(
             "env.mask_key", f"the environment forbids actions, which {algo} does not heed; null plays without masks"
         )
-    for name, chosen in config.exploration.items():
-        if acts(chosen.cls) and not needs.perturbable:
+    for key, chosen in config.exploration.items():
+        if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(
-                f"exploration.{name}",
+                f"exploration.{key}",
                 f"changes actions after {algo} chose them, which {algo} cannot learn from; leave it out",
             )
-    perturb = [name for name, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
-    for name in perturb[1:]:
-        if config.exploration[name].cls.overrides_action:
+    perturb = [key for key, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
+    for key in perturb[1:]:
+        if config.exploration[key].cls.overrides_action:
             raise ConfigError(
                 "exploration",
-                f"{name} chooses actions anew, so that {perturb[0]} before it does nothing; leave one out, or name"
-                f" {name} first",
+                f"{key} replaces the action, so that {perturb[0]} before it has no effect; leave one out, or name"
+                f" {key} first",
             )
 
 
-def shares(batch_size: int, plan: Plan) -> None:
-    """Does every rank and microbatch get an equal share of a sample?"""
+def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
+    """Return the components of a kind that fit, as one writes them: ``buffer=replay or prioritized``."""
+    found = []
+    for name in registry.names(kind):
+        with suppress(ConfigError):  # what cannot be imported is no way out
+            found += [name] if fits(registry.load(kind, name)) else []
+    return f"{kind}={' or '.join(found)}"
+
+
+def check_shares(batch_size: int, plan: Plan) -> None:
+    """Check that every rank and microbatch gets an equal share of a sample."""
     parts = plan.world_size * plan.microbatches
     if batch_size % parts:
         near = batch_size - batch_size % parts
@@ -78,9 +103,9 @@ def shares(batch_size: int, plan: Plan) -> None:
         )
 
 
-def actors(config: RunConfig, spec: EnvSpec, plan: Plan) -> None:
-    """Does every actor get an equal share of the environments, every rank of the actors, and is there room for them?
-    May the algorithm learn from what they play with older weights?"""
+def check_actors(resolved: ResolvedRun) -> None:
+    """Check that actors and ranks get equal shares, that there is room for them, and that older weights may play."""
+    config, plan = resolved.config, resolved.plan
     cfg, ranks, num_envs = plan.actors, plan.world_size, config.num_envs
     if cfg is None:
         return
@@ -88,8 +113,7 @@ def actors(config: RunConfig, spec: EnvSpec, plan: Plan) -> None:
         "max_requests_in_flight": cfg.max_requests_in_flight > 1,
         "broadcast_interval": cfg.broadcast_interval > 1,
     }
-    off_policy = needs_of(config.algo, config.models.values(), spec).off_policy
-    for option in [option for option, asked in late.items() if asked and not off_policy]:
+    for option in [option for option, asked in late.items() if asked and not resolved.needs.off_policy]:
         raise ConfigError(
             f"hardware.actors.{option}",
             f"lets actors play with older weights, which {config.algo.name} cannot learn from; 1 does not",
@@ -118,40 +142,38 @@ def actors(config: RunConfig, spec: EnvSpec, plan: Plan) -> None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
-def fits(trainer: Trainer) -> None:
-    """Is there time for one round, and memory for the buffer? Do the environments keep in step?"""
-    config, needs = trainer.config, trainer.ctx.needs
-    if needs.off_policy and needs.carry_stride and trainer.collector.autoreset is not AutoresetMode.NEXT_STEP:
+def check_fit(resolved: ResolvedRun, buffer: Buffer, collector: Collector, elsewhere: bool) -> None:
+    """Check that there is time for one round, and memory for the buffer, and that columns keep in step where they must.
+
+    Args:
+        elsewhere: the run's devices belong to other processes, which look at their memory themselves.
+    """
+    config, needs, plan = resolved.config, resolved.needs, resolved.plan
+    if needs.off_policy and needs.carry_stride and collector.autoreset is not AutoresetMode.NEXT_STEP:
         raise ConfigError(
             "env",
             "these environments reset within the step that ends an episode, so that stored columns have gaps, over "
             "which no recurrent state can be kept; env.vectorization=list has none",
         )
-    if config.eval.record:
-        trainer.check_pictures()
-    if config.total_steps < trainer.round_steps:
+    length = resolved.loop.rollout_length
+    if config.total_steps < length * config.num_envs:
         raise ConfigError(
             "total_steps",
-            f"{config.total_steps} is less than one round of collection, {trainer.round_steps} steps "
-            f"(num_envs={config.num_envs} x {trainer.loop.rollout_length} steps of each); raise it, or collect less"
-            " in a round",
+            f"{config.total_steps} is less than one round of collection, {length * config.num_envs} steps "
+            f"(num_envs={config.num_envs} x {length} steps of each); raise it, or collect less in a round",
         )
-    device, ranks = getattr(trainer.buffer, "device", torch.device("cpu")), 1
-    if trainer.plan.accelerator == "cuda" and config.raw["buffer"].get("device") == "learner" and device.type == "cpu":
-        return  # it will be on devices of other processes, which look for themselves
-    if device.type == "cuda":
-        free, where = torch.cuda.mem_get_info(device)[0], f" of {torch.cuda.get_device_name(device)}"
+    if elsewhere and plan.accelerator == "cuda":
+        return
+    if buffer.device.type == "cuda":
+        free, where = torch.cuda.mem_get_info(buffer.device)[0], f" of {torch.cuda.get_device_name(buffer.device)}"
+        ranks = 1
     else:
         free, where = psutil.virtual_memory().available, ""
-        ranks = 1 if trainer.plan.launcher == "ray" else trainer.plan.devices  # Ray places them where there is room
-    needed = trainer.buffer.nbytes(trainer.collector.example()) * ranks
+        ranks = 1 if plan.launcher == "ray" else plan.devices  # Ray places them where there is room
+    needed = buffer.nbytes(collector.example()) * ranks
     if needed > free:
         whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
         raise ConfigError(
-            "buffer.capacity" if "capacity" in config.raw["buffer"] else "buffer",
+            buffer.size_key,
             f"{whose} would need {size(needed)}, but only {size(free)} of memory{where} are free; make it smaller",
         )
-
-
-def _sequences(config: RunConfig) -> bool:
-    return getattr(config.buffer.cls, "sequences", False)

@@ -1,4 +1,4 @@
-"""The run folder: what is known when a run starts and ends. Every file appears whole or not at all."""
+"""The run folder: what is known when a run starts and ends. Every file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
 
 from rlplug import registry
-from rlplug.checkpointing import format as checkpoint
-from rlplug.config import Chosen, RunConfig, nested
+from rlplug.checkpointing import atomic
+from rlplug.checkpointing.format import FORMAT, require_format
+from rlplug.config import Chosen, RunConfig, migrate, nested
+from rlplug.plan import Plan
 from rlplug.registry.installed import versions
 from rlplug.types import CheckpointError, ConfigError
 
-if TYPE_CHECKING:
-    from rlplug.trainer.trainer import Trainer
-
-MANIFEST, SUMMARY, LOCK = "manifest.json", "summary.json", "run.lock"
-ORIGIN = ("name", "distribution", "version")
+CONFIG, MANIFEST, SUMMARY, LOCK = "config.yaml", "manifest.json", "summary.json", "run.lock"
+ORIGIN = ("kind", "name", "distribution", "version")
 
 
 @contextmanager
 def locked(folder: Path, key: str = "") -> Iterator[None]:
-    """Make the folder and be the only process that writes into it. The lock ends with the process, however that ends.
+    """Make the folder and let no other process write into it. The lock ends with the process, however that ends.
 
     Args:
-        key: of the configuration, that says the folder.
+        key: the config key that chose the folder, for error messages.
 
     Raises:
         ConfigError: another process holds it, or the folder cannot be written.
@@ -61,31 +60,35 @@ def locked(folder: Path, key: str = "") -> Iterator[None]:
 
 
 def require_new(folder: Path) -> None:
-    """Raises:
-    ConfigError: the folder holds a run already.
+    """Refuse a folder that holds a run already.
+
+    Raises:
+        ConfigError: it does.
     """
     if (folder / MANIFEST).exists():
         raise ConfigError("hydra.run.dir", f"{folder} holds a run already; choose another folder, or resume it")
 
 
-def create(trainer: Trainer, command: Sequence[str]) -> None:
-    """Write ``config.yaml`` and ``manifest.json``; in this order, so that what has a manifest can be resumed.
+def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
+    """Write ``config.yaml`` and then ``manifest.json``, so that every folder with a manifest can be resumed.
+
+    Args:
+        identity: of the run, repeated in its checkpoints.
+        command: the command line that started it.
 
     Raises:
         ConfigError: the folder holds a run already.
     """
-    folder = trainer.folder
     require_new(folder)
-    write_config(folder, trainer.config.raw)
-    plan = trainer.plan
+    write_config(folder, config.raw)
     write_json(
         folder / MANIFEST,
         {
-            "run": trainer.identity,
-            "format": checkpoint.FORMAT,
+            "run": identity,
+            "format": FORMAT,
             "command": list(command),
             "versions": versions(),
-            "plugins": origins(trainer.config),
+            "plugins": origins(config),
             "git": _git(),
             "hardware": {
                 "machine": platform.machine(),
@@ -99,49 +102,46 @@ def create(trainer: Trainer, command: Sequence[str]) -> None:
 
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
-    write_text(folder / "config.yaml", yaml.safe_dump(raw, sort_keys=False))
+    """Write ``config.yaml``."""
+    write_text(folder / CONFIG, yaml.safe_dump(raw, sort_keys=False))
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Configuration and manifest of a run, as today's format has them.
+    """Return a run's configuration, migrated, and its manifest.
 
     Raises:
-        CheckpointError: the folder holds no run, or one of the two cannot be read.
+        CheckpointError: the folder holds no run, or one of the two files cannot be read or is of another format.
+        ConfigError: a component cannot migrate its settings.
     """
-    if not (folder / MANIFEST).exists() or not (folder / "config.yaml").exists():
+    if not (folder / MANIFEST).exists() or not (folder / CONFIG).exists():
         what = "holds no run" if folder.exists() else "does not exist"
         if (folder / "weights.pt").exists():
             what = "is a checkpoint; resume takes the run folder, and continues its newest one"
         raise CheckpointError(f"{folder} {what}")
     try:
-        raw = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        raw = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        require_format(folder, manifest["format"])
         if not _is_sound(raw, manifest):
-            raise ValueError("something else was expected in them")
+            raise ValueError("they lack something, or have a value of the wrong type")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{folder}: config.yaml and manifest.json cannot be read: {reason}") from None
-    if manifest["format"] > checkpoint.FORMAT:
-        raise CheckpointError(f"{folder} was written by a newer rlplug, in format {manifest['format']}: upgrade rlplug")
-    return checkpoint.migrated("config", raw, manifest["format"]), manifest
+    return migrate(raw), manifest
 
 
 def _is_sound(raw: Any, manifest: Any) -> bool:
-    origins = list(manifest["plugins"].values()) if isinstance(manifest["plugins"], dict) else [None]
     return (
         isinstance(raw, dict)
         and isinstance(manifest["run"], str)
-        and type(manifest["format"]) is int
-        and manifest["format"] > 0
         and isinstance(manifest["resumed"], list)
-        and all(
-            isinstance(origin, dict) and all(isinstance(origin.get(key), str) for key in ORIGIN) for origin in origins
-        )
+        and isinstance(manifest["plugins"], dict)
+        and all(isinstance(origin[key], str) for origin in manifest["plugins"].values() for key in ORIGIN)
     )
 
 
 def finished(folder: Path) -> str | None:
-    """What a finished run came to, in words; None for one that has not finished."""
+    """Return steps and evaluation of a finished run, in words; None for a run that has not finished."""
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         if summary["status"] != "finished":
@@ -151,24 +151,35 @@ def finished(folder: Path) -> str | None:
         return None
 
 
-def note_resumed(trainer: Trainer, manifest: dict[str, Any], changed: Sequence[tuple[str, Any, Any]]) -> None:
-    """Write down that the run goes on, with what was changed; it has no summary until it ends again."""
+def note_resumed(
+    folder: Path,
+    config: RunConfig,
+    manifest: dict[str, Any],
+    env_steps: int,
+    changed: Sequence[tuple[str, Any, Any]],
+) -> None:
+    """Write down that the run continues, and delete its summary.
+
+    Args:
+        manifest: of the run, as ``read`` returns it.
+        env_steps: environment steps that it continues from.
+        changed: (key, old value, new value) of what the command line changed.
+    """
     manifest["resumed"].append(
         {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "env_steps": trainer.progress.env_steps,
+            "env_steps": env_steps,
             "versions": versions(),
             "changed": {key: {"from": old, "to": new} for key, old, new in changed},
         }
     )
-    write_config(trainer.folder, trainer.config.raw)
-    now = {"format": checkpoint.FORMAT, "plugins": origins(trainer.config)}
-    write_json(trainer.folder / MANIFEST, manifest | now)
-    (trainer.folder / SUMMARY).unlink(missing_ok=True)
+    write_config(folder, config.raw)
+    write_json(folder / MANIFEST, manifest | {"plugins": origins(config)})
+    (folder / SUMMARY).unlink(missing_ok=True)
 
 
 def other_versions(manifest: Mapping[str, Any]) -> list[str]:
-    """A line for every library that is not as it was when the run began."""
+    """Return a line for each library whose version has changed since the run began."""
     then = manifest.get("versions")
     return [
         f"{name} was {then[name]} then, and is {now} now"
@@ -178,7 +189,7 @@ def other_versions(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def origins(config: RunConfig) -> dict[str, dict[str, str]]:
-    """Kind, name, distribution and version of every component, by its key in the configuration."""
+    """Return kind, name, distribution and version of every component, by its config key."""
     return {part.key: _origin(part) for chosen in _selected(config) for part in nested(chosen)}
 
 
@@ -199,16 +210,21 @@ def _origin(chosen: Chosen) -> dict[str, str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file, completely or not at all."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole, or not at all."""
-    checkpoint.replace(path, text.encode())
+    """Write a text file, completely or not at all.
+
+    Raises:
+        OSError: the disk refused; the old file is unchanged.
+    """
+    atomic.replace(path, text.encode())
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the checkout that the run was started from, and whether it had changes; None outside of one."""
+    """Return the commit of the working directory's checkout, and whether it has changes; None outside of one."""
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)

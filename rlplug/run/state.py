@@ -4,89 +4,76 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlplug.checkpointing.format import Checkpoint, Snapshot
+from rlplug.checkpointing.reading import Checkpoint
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.checkpointing.serialize import copy_to_host
-from rlplug.distributed.rng import global_generators, set_global_generators
+from rlplug.checkpointing.writing import Snapshot
+from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.run import run_dir as run_folder
+from rlplug.run import run_dir
+from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
 
 if TYPE_CHECKING:
-    from rlplug.trainer.trainer import Trainer
-
+    from rlplug.run.callbacks import Callbacks
 
 MISFITS = (RuntimeError, KeyError, IndexError, ValueError, TypeError, AttributeError)
 """what components raise when they load the state of something else"""
 
 
 def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
-    """A copy of the state in memory; writing it can take its time.
+    """Copy the state of a run in memory; writing it can take its time.
 
     Args:
         score: the evaluation of these very weights, where there is one.
     """
-    rank, collector = trainer.ctx.rank, None
+    callbacks: Callbacks = trainer.reports  # type: ignore[assignment]
+    resolved, ctx, rank = trainer.resolved, trainer.ctx, trainer.ctx.rank
     trees: dict[str, Tree] = {}
     own: dict[str, Tree] = {
-        "device": trainer.ctx.device.type,
-        "generators": {role: generator.get_state() for role, generator in trainer.ctx.generators.items()},
-        "global": global_generators(trainer.ctx.device),
+        "context": ctx.state(),
+        "global": global_state(ctx.device),
+        "normalizer": trainer.policy.normalizer.env_state(),
     }
-    if trainer.normalizer.reward is not None:
-        own["returns"] = trainer.normalizer.returns  # of this rank's environments
-    if rank == 0:
-        trees["weights"] = {
-            "algorithm": trainer.algorithm.state_dict(),
-            "exploration": {name: extra.state_dict() for name, extra in trainer.exploration.items()},
-            "preprocess": trainer.normalizer.state_dict(),
-        }
-        trees["learner"] = {
-            "parts": trainer.learner.state(),
-            "schedules": trainer.ctx.schedules.step,
-            "progress": vars(trainer.progress),
-            "reports": trainer.reports(),
-        }
-    if rank == _keeper_of_data(trainer):
-        collector = trainer.collector.state()
-        trainer.buffer.save(trainer.store)
-        own |= {"collector": collector, "episodes": trainer.episodes.state(), "buffer": trainer.store.state}
-    trees[f"rank{rank}"] = own
     missing = []
-    if collector and collector["env"] is None:
-        missing.append("the environments: their state cannot be read, so new episodes begin")
-    if (cfg := trainer.plan.actors) and max(cfg.max_requests_in_flight, cfg.broadcast_interval) > 1:
+    if rank == 0:
+        trees["weights"] = trainer.policy.state()
+        reports = {"log": callbacks.log.state(), "evaluation": callbacks.evaluation.state()}
+        trees["learner"] = trainer.state() | reports
+    if rank == data_rank(trainer):
+        trainer.buffer.save(callbacks.row_log)
+        own |= trainer.stream_state() | {"buffer": callbacks.row_log.state}
+        if own["collector"]["env"] is None:
+            missing.append("the environments: their state cannot be read, so new episodes begin")
+    if (actors := resolved.plan.actors) and max(actors.max_requests_in_flight, actors.broadcast_interval) > 1:
         missing.append("rounds with older weights: actors play the next ones with the newest")
+    trees[f"rank{rank}"] = own
+    wall = trainer.clock.wall()
     manifest = {
         "rlplug": metadata.version("rlplug"),
-        "run": trainer.identity,
+        "run": callbacks.identity,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         **vars(trainer.progress),
         "score": score,
-        "wall_s": round(trainer.clock.wall(), 3),
+        "wall_s": round(wall, 3),
         "spent": dict(trainer.clock.spent),
-        "since_logged_s": round(trainer.since_logged, 3),
+        "since_logged_s": round(callbacks.log.since(wall), 3),
         "not_restored": missing,
-        "plugins": run_folder.origins(trainer.config),
-        "spec": to_json(trainer.ctx.spec),
+        "plugins": run_dir.origins(trainer.config),
+        "spec": to_json(ctx.spec),
         "rollout_length": trainer.loop.rollout_length,
         "batch_size": trainer.loop.batch_size,
         "config": trainer.config.raw,
     }
-    return Snapshot(
-        manifest,
-        {name: copy_to_host(tree) for name, tree in trees.items()},
-        list(trainer.store.chunks),
-        rank,
-        trainer.plan.world_size,
-    )
+    copies = {name: copy_to_host(tree) for name, tree in trees.items()}
+    return Snapshot(manifest, copies, list(callbacks.row_log.chunks), rank, resolved.plan.world_size)
 
 
-def _keeper_of_data(trainer: Trainer) -> int:
-    """The rank whose stream and buffer this rank's are: its own, or the first one's where all hold the same."""
-    return 0 if trainer.replicated else trainer.ctx.rank
+def data_rank(trainer: Trainer) -> int:
+    """Return the rank that writes this rank's stream and buffer: its own, or the first where all hold the same."""
+    return 0 if trainer.learner.replicated else trainer.ctx.rank
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
@@ -99,7 +86,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         CheckpointError: it is of other spaces or another algorithm, or damaged.
     """
     try:
-        if (then := checkpoint.ranks) != trainer.plan.world_size:
+        if (then := checkpoint.ranks) != trainer.resolved.plan.world_size:
             raise ConfigError(
                 "hardware",
                 f"{checkpoint.path} was written by {then} ranks, and continues on as many: hardware.devices={then}",
@@ -117,34 +104,18 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
 
 
 def _restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
-    manifest, device = checkpoint.manifest, trainer.ctx.device
-    data = _keeper_of_data(trainer)
-    weights, learner, rank = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{data}"))
-    own = rank if data == trainer.ctx.rank else checkpoint.tree(f"rank{trainer.ctx.rank}")
-    trainer.store = FileRowLog(checkpoint.chunks(data), rank["buffer"], checkpoint.rows)
-    trainer.clock.before = manifest["wall_s"]
-    trainer.clock.spent.update(manifest["spent"])
-    vars(trainer.progress).update(learner["progress"])
-    trainer.algorithm.load_state_dict(weights["algorithm"])
-    for name, extra in trainer.exploration.items():
-        extra.load_state_dict(weights["exploration"][name])
-    trainer.normalizer.load_state_dict(weights["preprocess"])
-    if "returns" in own:
-        trainer.normalizer.returns.copy_(own["returns"])
-    trainer.learner.load(learner["parts"])
-    trainer.ctx.schedules.refresh(learner["schedules"])
-    trainer.load_reports(learner["reports"])
-    trainer.since_logged = manifest["since_logged_s"]
-    trainer.collector.load(rank["collector"])
-    trainer.episodes.load(rank["episodes"])
-    if rank["collector"]["env"] is None:
-        trainer.episodes.forget()
-    trainer.buffer.load(trainer.store)
-    missing = manifest["not_restored"] + set_global_generators(own["global"], device)
-    if own["device"] == device.type:
-        for role, generator in trainer.ctx.generators.items():
-            generator.set_state(own["generators"][role])
-        return missing
-    for generator in trainer.ctx.generators.values():
-        generator.manual_seed(generator.initial_seed() + trainer.progress.env_steps)
-    return [*missing, f"random numbers: they were drawn on {own['device']}, and are drawn anew on {device.type}"]
+    callbacks: Callbacks = trainer.reports  # type: ignore[assignment]
+    manifest, owner, rank = checkpoint.manifest, data_rank(trainer), trainer.ctx.rank
+    weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
+    own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
+    trainer.clock.load(manifest["wall_s"], manifest["spent"])
+    trainer.policy.load(weights)
+    trainer.policy.normalizer.load_env_state(own["normalizer"])
+    trainer.load(learner)
+    callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
+    callbacks.evaluation.load(learner["evaluation"])
+    trainer.load_stream(data)
+    callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"], checkpoint.rows)
+    trainer.buffer.load(callbacks.row_log)
+    missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
+    return missing + trainer.ctx.load(own["context"], trainer.progress.env_steps)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from rlplug import tree
-from rlplug.checkpointing.format import FOLDER, Checkpoint, find
+from rlplug.checkpointing.format import FOLDER
 from rlplug.checkpointing.manager import BEST
+from rlplug.checkpointing.reading import Checkpoint, find
 from rlplug.checkpointing.row_log import FileRowLog
-from rlplug.config import parse
-from rlplug.run.launch import build
+from rlplug.config import migrate, parse
+from rlplug.run.build import build
 from rlplug.run.state import restore
 from rlplug.testing.checks.runs import differences, flat
 from rlplug.types import Tree
@@ -68,7 +69,7 @@ def _best(link: Path) -> dict[str, Any]:
 
 def _buffer(checkpoint: Checkpoint) -> Tree:
     """What a buffer saves that has nothing written yet."""
-    with closing(build(parse(checkpoint.manifest["config"]), Path())) as trainer:
+    with closing(build(parse(migrate(checkpoint.manifest["config"])), Path())) as trainer:
         restore(trainer, checkpoint)
         store = FileRowLog()
         trainer.buffer.save(store)

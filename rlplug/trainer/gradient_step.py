@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from rlplug.api import Trainable
 from rlplug.collection.nonfinite import kind
 
 
-class Step(NamedTuple):
+class GradientStep(NamedTuple):
     """A gradient step, and the 0-d numbers that say whether it can be trusted."""
 
     update: int
@@ -23,22 +23,16 @@ class Step(NamedTuple):
     norms: Mapping[str, Sequence[Tensor]]
     """of the gradient, by part; one too large for float32 counts as infinite"""
 
-    def numbers(self) -> list[Tensor]:
-        return [*self.terms.values(), *(norm for norms in self.norms.values() for norm in norms)]
 
-    def names(self) -> Iterator[str]:
-        yield from (f"the loss term {name!r}" for name in self.terms)
-        for part, norms in self.norms.items():
-            yield from (f"the gradient of part {part!r}" for _ in norms)
-
-
-def find_nonfinite(steps: Sequence[Step]) -> str | None:
-    """What the first number is that is not finite, and in which step; None if there is none. Reads once."""
-    numbers = [x for step in steps for x in step.numbers()]
-    read = torch.stack(numbers).tolist() if numbers else []
-    if all(map(math.isfinite, read)):
-        return None
-    named = ((name, step) for step in steps for name in step.names())
-    name, step, x = next((*of, x) for of, x in zip(named, read, strict=True) if not math.isfinite(x))
-    place = f"update {step.update}, environment step {step.env_steps}"
-    return f"{type(step.who).__name__}: {name} is {kind(x)} at {place}"
+def find_nonfinite(steps: Sequence[GradientStep]) -> str | None:
+    """Describe the first number that is not finite; None if there is none. Reads from the device once."""
+    named: list[tuple[Tensor, str, GradientStep]] = []
+    for step in steps:
+        named += [(x, f"the loss term {name!r}", step) for name, x in step.terms.items()]
+        named += [(x, f"the gradient of part {part!r}", step) for part, norms in step.norms.items() for x in norms]
+    values = torch.stack([x for x, _, _ in named]).tolist() if named else []
+    for value, (_, name, step) in zip(values, named, strict=True):
+        if not math.isfinite(value):
+            place = f"update {step.update}, environment step {step.env_steps}"
+            return f"{type(step.who).__name__}: {name} is {kind(value)} at {place}"
+    return None

@@ -1,4 +1,4 @@
-"""What is measured in a run, kept on the device until it is logged."""
+"""What a run measures, kept on the device until it is logged."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ class Clock:
     """Wall seconds, in all and by phase; a continued run counts on from ``before``."""
 
     def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.before = 0.0
+        self.started, self.before, self.startup_s = time.perf_counter(), 0.0, 0.0
         self.spent: dict[str, float] = defaultdict(float)
+
+    def started_up(self) -> None:
+        """The loop begins now."""
+        self.startup_s = self.wall() - self.before
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -28,6 +31,11 @@ class Clock:
             yield
         finally:
             self.spent[name] += time.perf_counter() - start
+
+    def load(self, before: float, spent: Mapping[str, float]) -> None:
+        """Count on from the wall seconds, in all and by phase, of the run that is continued."""
+        self.before = before
+        self.spent.update(spent)
 
     def wall(self) -> float:
         return self.before + time.perf_counter() - self.started

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -11,46 +10,47 @@ import torch
 from gymnasium.spaces import Box, Dict, Space
 from torch import Tensor, nn
 
+from rlplug import tree
 from rlplug.api import Learner
 from rlplug.config import Preprocess as Config
 from rlplug.functional.returns import discounted_sum
 from rlplug.nn.moments import Moments
-from rlplug.types import Batch, ConfigError, EnvSpec
+from rlplug.types import Batch, ConfigError, EnvSpec, Tree
 
 
 class Normalizer(nn.Module):
-    """Normalised observations, and scaled, normalised and clipped rewards.
+    """Normalized observations, and scaled, normalized and clipped rewards.
 
     Args:
-        columns: environments of this process.
+        num_envs: environments of this process.
 
     Raises:
-        ConfigError: there is nothing to normalise.
+        ConfigError: there is nothing to normalize.
     """
 
     returns: Tensor
 
-    def __init__(self, cfg: Config, spec: EnvSpec, columns: int) -> None:
+    def __init__(self, cfg: Config, spec: EnvSpec, num_envs: int) -> None:
         super().__init__()
-        self.cfg = cfg
-        leaves = dict(_vectors(spec.single_agent.obs)) if cfg.normalize_obs else {}
-        if cfg.normalize_obs and not leaves:
+        self.cfg, self._moments = cfg, _moments(spec.single_agent.obs) if cfg.normalize_obs else {}
+        vectors = {path: moments for path, moments in tree.items(self._moments) if moments is not None}
+        if cfg.normalize_obs and not vectors:
             raise ConfigError(
                 "preprocess.normalize_obs",
                 f"there is no vector of numbers in the observations, {spec.single_agent.obs}",
             )
-        self.obs = nn.ModuleDict({name: Moments(shape) for name, shape in leaves.items()})
+        self.obs = nn.ModuleDict({"/".join(("obs", *map(_plain, path))): moments for path, moments in vectors.items()})
         self.reward = Moments() if cfg.normalize_reward else None
         if cfg.normalize_reward:
-            self.register_buffer("returns", torch.zeros(columns))
+            self.register_buffer("returns", torch.zeros(num_envs))
         self.alters_reward = cfg.normalize_reward or cfg.scale_reward != 1.0 or cfg.clip_reward is not None
 
     def forward(self, obs: Any) -> Any:
-        """Observations ``[..., *space]`` as policy and learner see them."""
-        return _mapped(obs, self._normalised) if self.obs else obs
+        """Return observations ``[..., *space]`` as policy and learner see them."""
+        return tree.map(self._normalized, obs, self._moments) if self.obs else obs
 
     def normalized(self, batch: Batch) -> Batch:
-        """A sample as the learner sees it."""
+        """Return a sample, leaves ``[T+1, B, ...]``, as the learner sees it."""
         if not self.obs and not self.alters_reward:
             return batch
         changed = {key: self(batch[key]) for key in ("obs",) if key in batch}
@@ -59,24 +59,28 @@ class Normalizer(nn.Module):
     def observe(self, segment: Batch, learner: Learner) -> None:
         """Count every row of ``segment [T+1, B]`` that was acted on, once."""
         valid = segment["valid"]
-        for name, moments in self._moments():
-            moments.add(_at(segment["obs"], name)[valid], learner.gather)
+        if self.obs:
+            tree.map(lambda m, x: m and m.add(x[valid], learner.gather), self._moments, segment["obs"])
         if self.reward is not None:
             self.reward.add(self._discounted(segment)[valid[:-1]], learner.gather)
             self.reward.commit()  # nobody acted by it
 
     def commit(self) -> None:
-        """Before a round is collected: the observations until now count."""
-        for _, moments in self._moments():
-            moments.commit()
+        """Let the observations until now count; called before a round is collected."""
+        for moments in self.obs.values():
+            moments.commit()  # type: ignore[operator]
 
-    def _moments(self) -> Iterator[tuple[str, Moments]]:
-        yield from self.obs.items()  # type: ignore[misc]
+    def env_state(self) -> Tree:
+        """Return what belongs to this process's environments; the rest is the same on all ranks."""
+        return self.returns if self.cfg.normalize_reward else None
 
-    def _normalised(self, name: str, x: Tensor) -> Tensor:
-        if name not in self.obs:
+    def load_env_state(self, state: Tree) -> None:
+        if state is not None:
+            self.returns.copy_(state)
+
+    def _normalized(self, x: Tensor, moments: Moments | None) -> Tensor:
+        if moments is None:
             return x
-        moments: Any = self.obs[name]
         mean, scale = moments.mean.to(x.device), moments.scale().to(x.device)
         return ((x - mean) * scale).clamp(-self.cfg.clip_obs, self.cfg.clip_obs)
 
@@ -90,35 +94,22 @@ class Normalizer(nn.Module):
         return reward if self.cfg.clip_reward is None else reward.clamp(-self.cfg.clip_reward, self.cfg.clip_reward)
 
     def _discounted(self, segment: Batch) -> Tensor:
-        """``R <- gamma R + r`` along every episode, ``[T, B]``."""
-        rows = [segment[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first")]
-        reward, valid, first = rows
+        """Return ``R <- gamma R + r`` along every episode, ``[T, B]``."""
+        reward, valid, first = (segment[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first"))
         sums = discounted_sum(self.cfg.scale_reward * reward, valid, self.returns, self.cfg.reward_gamma, first)
         self.returns.copy_(sums[-1])
         return sums.to(segment["valid"].device)
 
 
-def _vectors(space: Space[Any], name: str = "obs") -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every part that is a vector of numbers."""
+def _moments(space: Space[Any]) -> Tree:
+    """Return moments for every part of a space that is a vector of numbers; None for the others."""
     if isinstance(space, Dict):
-        for key, sub in space.spaces.items():
-            yield from _vectors(sub, f"{name}/{_plain(key)}")
-    elif isinstance(space, Box) and np.issubdtype(space.dtype, np.floating) and len(space.shape) < 3:
-        yield name, space.shape
-
-
-def _mapped(tree: Any, function: Callable[[str, Tensor], Tensor], name: str = "obs") -> Any:
-    if isinstance(tree, dict):
-        return {key: _mapped(part, function, f"{name}/{_plain(key)}") for key, part in tree.items()}
-    return function(name, tree)
-
-
-def _at(obs: Any, name: str) -> Tensor:
-    for key in name.split("/")[1:]:
-        obs = next(part for own, part in obs.items() if _plain(own) == key)
-    return obs
+        return {key: _moments(part) for key, part in space.spaces.items()}
+    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating) and len(space.shape) < 3:
+        return Moments(space.shape)
+    return None
 
 
 def _plain(key: str) -> str:
-    """A key as part of the name of a module, which has no dots, and of a path."""
+    """Return a key as part of the name of a module, which has no dots, and of a path."""
     return quote(key, safe="").replace(".", "%2E")

@@ -1,9 +1,8 @@
-"""A part of a trainable: one optimizer, and what it needs per step."""
+"""One optimizer of a trainable, and what a gradient step needs of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +12,18 @@ from rlplug.api import Optim
 from rlplug.types import Tree
 
 
-@dataclass
 class OptimizerState:
-    optim: Optim
-    optimizer: Any  # Fabric's
-    params: list[Tensor]
-    calls: int = 0
+    """One part of a trainable.
+
+    Args:
+        optim: as the trainable declares it.
+        optimizer: the same optimizer, set up by Fabric.
+    """
+
+    def __init__(self, optim: Optim, optimizer: Any) -> None:
+        self.optim, self.optimizer, self.calls = optim, optimizer, 0
+        self.params: list[Tensor] = [p for group in optim.optimizer.param_groups for p in group["params"]]
+        self._follow_schedule()
 
     def due(self) -> bool:
         """Count a call; every ``optim.every``-th is due."""
@@ -26,7 +31,7 @@ class OptimizerState:
         return self.calls % self.optim.every == 0
 
     def clip(self) -> Sequence[Tensor]:
-        """As ``torch.nn.utils`` clips, which takes half as long again.
+        """Clip as ``torch.nn.utils`` does, which takes half as long again.
 
         Returns:
             Norms of the gradient before it was clipped, 0-d: one of every tensor, or one of all together.
@@ -56,9 +61,9 @@ class OptimizerState:
     def load(self, state: Tree) -> None:
         self.calls = state["calls"]
         self.optim.optimizer.load_state_dict(state["optimizer"])
-        self.follow_schedule()
+        self._follow_schedule()
 
-    def follow_schedule(self) -> None:
+    def _follow_schedule(self) -> None:
         """Let the optimizer read its step size from the schedule's tensor."""
         if self.optim.lr is not None:
             for group in self.optim.optimizer.param_groups:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlplug.trainer.gradient_step import Step, find_nonfinite
+from rlplug.trainer.gradient_step import GradientStep, find_nonfinite
 from rlplug.types import Tree
 
 LARGEST = 2.0**24
 
 
 class LossScale:
-    """The loss times this number is differentiated: half of it after an overflow, twice after many steps without.
+    """The factor of the loss that is differentiated: halved after an overflow, doubled after many steps without.
 
-    Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2. One for all optimizers, whose losses are differentiated
-    together. All ranks see the same gradients, and so keep the same scale.
+    Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2. One scale serves all optimizers, whose losses are
+    differentiated together. All ranks see the same gradients, and so keep the same scale.
 
     Args:
         start: a power of two, so that gradients divided by it are exact.
@@ -30,12 +30,10 @@ class LossScale:
         if grads:
             torch._foreach_div_(grads, self.value)
 
-    def fits(self, step: Step) -> bool:
-        """Can this step be made? Reads its numbers back, for which an accelerator has to wait.
+    def fits(self, step: GradientStep) -> bool:
+        """Return False after an overflow. Reads the step's numbers, for which an accelerator has to wait.
 
-        Returns:
-            False after an overflow, which the next step has less of. What is not finite for another reason (a loss
-            term, or a gradient at scale 1) is no matter of scale, and is left to whoever looks for it.
+        A number that is not finite for another reason (a loss term, or a gradient at scale 1) is left to others.
         """
         if find_nonfinite([step]) is None:
             self.fine += 1

@@ -13,7 +13,7 @@ import pytest
 from rlplug.actors.cluster import Cluster
 from rlplug.config import compose
 from rlplug.plan import RayCluster
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.checks.runs import flat
 from rlplug.trainer.trainer import Trainer
 
@@ -49,8 +49,8 @@ def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer],
         return flat(
             {
                 "weights": trainer.algorithm.state_dict(),
-                "exploration": {name: extra.state_dict() for name, extra in trainer.exploration.items()},
-                "preprocess": trainer.normalizer.state_dict(),
+                "exploration": {name: extra.state_dict() for name, extra in trainer.policy.exploration.items()},
+                "preprocess": trainer.policy.normalizer.state_dict(),
                 "progress": vars(progress),
                 "finished": trainer.episodes.state()["finished"],
             }

@@ -22,7 +22,7 @@ from rlplug.config import RunConfig, compose
 from rlplug.distributed.rng import global_generators, set_global_generators
 from rlplug.evaluation.evaluator import Stopped
 from rlplug.registry.installed import installed
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.checks.runs import differences
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError

@@ -20,13 +20,14 @@ import torch
 import yaml
 
 import rlplug
-from rlplug.checkpointing.format import FORMAT, checkpoints, find, folder_of
+from rlplug.checkpointing.format import FORMAT, folder_of
+from rlplug.checkpointing.reading import checkpoints, find
 from rlplug.cli import main
 from rlplug.config import default_node
 from rlplug.run import launch
 from tests.checkpointing.runs import OVERRIDES, copy_of, fingerprint, steps, trained
 from tests.installing import Install, install, install_into, site  # noqa: F401  fixtures
-from tests.tools.fuzz import Scene
+from tests.tools.damage import Scene
 
 Capture = pytest.CaptureFixture[str]
 
@@ -83,25 +84,25 @@ def cut(path: Path) -> None:
 
 
 def newer(folder: Path) -> None:
-    Scene(folder, folder, folder, None).forge(folder, lambda manifest: manifest.update(format=99, rlplug="9.9"))  # type: ignore[arg-type]
+    Scene(folder, folder, folder, None).forge(folder, lambda manifest: manifest.update(format=99))  # type: ignore[arg-type]
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (lambda path: cut(path / "weights.pt"), "is damaged or was altered: weights.pt: it has"),
-    "altered": (lambda path: flip(path / "rank0.pt"), "altered: rank0.pt: its checksum is another one"),
+    "altered": (lambda path: flip(path / "rank0.pt"), "altered: rank0.pt: its checksum does not match"),
     "without a file": (lambda path: (path / "learner.pt").unlink(), "altered: learner.pt: it is missing"),
     "with an altered manifest": (lambda path: flip(path / "manifest.json"), "altered: manifest.json: it"),
     "newer": (
         newer,
-        f"was written by a newer rlplug (9.9) in format 99; this one reads formats up to {FORMAT}: upgrade rlplug",
+        f"was written by a newer rlplug, in format 99; this one reads format {FORMAT}: upgrade rlplug",
     ),
     "foreign": (
         lambda path: (path / "manifest.json").write_text('{"name": "a web app"}'),
-        "is no checkpoint of rlplug: its manifest.json is of something else",
+        "is not a checkpoint of rlplug: its manifest.json is of something else",
     ),
     "empty": (
         lambda path: [file.unlink() for file in path.iterdir()],
-        "is no checkpoint of rlplug: it has no manifest",
+        "is not a checkpoint of rlplug: it has no manifest",
     ),
 }
 
@@ -258,7 +259,7 @@ def test_a_path_that_leads_to_something_else(verb: str, name: str, foreign: Path
     elif verb == "resume":
         assert "no run" in message or "cannot be read" in message
     else:
-        assert "is no checkpoint of rlplug" in message or "is damaged or was altered" in message
+        assert "is not a checkpoint of rlplug" in message or "is damaged or was altered" in message
 
 
 def test_resume_of_a_checkpoint_folder(sac: Path, capsys: Capture):

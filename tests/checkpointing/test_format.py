@@ -20,12 +20,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import nn
 
-from rlplug.checkpointing import format as form
-from rlplug.checkpointing import row_log as stores
-from rlplug.checkpointing.format import Checkpoint, Snapshot, find, write
+from rlplug.checkpointing import atomic, row_log, writing
+from rlplug.checkpointing.atomic import NO_LINKS
+from rlplug.checkpointing.format import folder_of
 from rlplug.checkpointing.manager import CheckpointManager
+from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
+from rlplug.checkpointing.writing import Snapshot, note_score, remove, write
 from rlplug.config.run import Checkpoint as Settings
 from rlplug.types import CheckpointError, RunError
 from tests.tools.fuzz import digest
@@ -106,13 +108,13 @@ class Mode(IntEnum):
 @pytest.mark.parametrize(
     ("tree", "place"),
     [
-        ({"a": [{"b": object()}]}, r"a object, as stands at a\[0\]\.b"),
-        ({"a": (1, {2})}, r"a set, as stands at a\[1\]"),
-        ([lambda: 0], r"a function, as stands at \[0\]"),
-        ({"env": torch.Generator()}, "a Generator, as stands at env"),
-        ({"mode": Mode.FAST}, "a Mode, as stands at mode"),
-        ({"per": {Mode.FAST: 1}}, "Mode"),
-        ({"per": {np.int64(3): 1}}, "int64"),
+        ({"a": [{"b": object()}]}, r"a value of type object, found at a\[0\]\.b"),
+        ({"a": (1, {2})}, r"a value of type set, found at a\[1\]"),
+        ([lambda: 0], r"a value of type function, found at \[0\]"),
+        ({"env": torch.Generator()}, "a value of type Generator, found at env"),
+        ({"mode": Mode.FAST}, "a value of type Mode, found at mode"),
+        ({"per": {Mode.FAST: 1}}, "a key of type Mode, found at per"),
+        ({"per": {np.int64(3): 1}}, "a key of type int64, found at per"),
     ],
     ids=["object", "set", "function", "generator", "enum", "enum-key", "numpy-key"],
 )
@@ -152,19 +154,19 @@ def test_rows_are_copied_when_they_are_stored():
     assert store.end == 3
 
 
-def test_pieces_are_no_larger_than_they_may_be(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stores, "CHUNK", 2 * (3 * 4 + 1))  # bytes of two rows
+def test_chunks_are_no_larger_than_they_may_be(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(row_log, "CHUNK", 2 * (3 * 4 + 1))  # bytes of two rows
     store = FileRowLog()
     store.append(10, rows(10, 15))
     assert held(store) == [(10, [10.0, 11.0]), (12, [12.0, 13.0]), (14, [14.0])]
     assert [(chunk.start, chunk.end) for chunk in store.chunks] == [(10, 12), (12, 14), (14, 15)]
-    monkeypatch.setattr(stores, "CHUNK", 1)  # less than a row: one row each
+    monkeypatch.setattr(row_log, "CHUNK", 1)  # less than a row: one row each
     store.append(15, rows(15, 17))
     assert held(store)[3:] == [(15, [15.0]), (16, [16.0])]
     assert store.end == 17
 
 
-def test_pieces_are_forgotten_when_none_of_their_rows_is_needed():
+def test_chunks_are_forgotten_when_none_of_their_rows_is_needed():
     store = FileRowLog()
     for start in (0, 3, 6):
         store.append(start, rows(start, start + 3))
@@ -205,7 +207,7 @@ def snapshot(env_steps: int, store: FileRowLog | None = None, score: float | Non
         "version": 0,
         "score": score,
         "wall_s": 1.5,
-        "rows": 1,
+        "rollout_length": 1,
         "batch_size": 1,
         "spent": {},
         "not_restored": [],
@@ -218,7 +220,7 @@ def snapshot(env_steps: int, store: FileRowLog | None = None, score: float | Non
 
 
 def saved(run: Path, env_steps: int, store: FileRowLog | None = None) -> Path:
-    return write(form.folder_of(run, env_steps), snapshot(env_steps, store))
+    return write(folder_of(run, env_steps), snapshot(env_steps, store))
 
 
 def test_what_is_written_is_found(tmp_path: Path):
@@ -236,8 +238,8 @@ def test_what_is_written_is_found(tmp_path: Path):
 
 def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store, written = FileRowLog(), []
-    plain = form._write
-    monkeypatch.setattr(form, "_write", lambda path, data: written.append((path.name, len(data))) or plain(path, data))
+    plain = atomic.write
+    monkeypatch.setattr(atomic, "write", lambda path, data: written.append((path.name, len(data))) or plain(path, data))
     store.append(0, rows(0, 1000))
     first = saved(tmp_path, 1, store)
     assert all(chunk.rows is None and chunk.path is not None for chunk in store.chunks), "they are still in memory"
@@ -250,7 +252,7 @@ def test_rows_lie_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         *("weights.pt", "learner.pt", "rank0.pt", "rank0_rows_1000_1010.pt", "manifest.json")
     }
     assert sum(size for _, size in written) < (first / shared).stat().st_size
-    form.remove(first)
+    remove(first)
     find(second).verify()
 
 
@@ -271,7 +273,7 @@ def test_rows_stored_again_have_a_file_of_their_own(tmp_path: Path):
 
 def test_without_hard_links_rows_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*paths: Any) -> None:
-        raise OSError(form.NO_LINKS[0], "no links here")
+        raise OSError(NO_LINKS[0], "no links here")
 
     store = FileRowLog()
     store.append(0, rows(0, 5))
@@ -333,13 +335,13 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path):
     seen = []
 
     def check(call: int) -> None:
-        for path in form.checkpoints(tmp_path):
+        for path in checkpoints(tmp_path):
             Checkpoint(path).verify()
         seen.append(find(tmp_path).manifest["env_steps"])
-        form.tidy(tmp_path, None)
+        tidy(tmp_path, None)
         assert not list((tmp_path / "checkpoints").glob("*.partial"))
         if seen[-1] == 2:
-            form.remove(form.folder_of(tmp_path, 2))
+            remove(folder_of(tmp_path, 2))
 
     moments = every_death(lambda: saved(tmp_path, 2, store), check)
     assert moments > 15
@@ -351,18 +353,18 @@ def test_a_deleted_checkpoint_is_gone_or_whole(tmp_path: Path):
     saved(tmp_path, 1)
 
     def check(call: int) -> None:
-        for path in form.checkpoints(tmp_path):
+        for path in checkpoints(tmp_path):
             Checkpoint(path).verify()
         assert find(tmp_path).manifest["env_steps"] == 2
-        form.tidy(tmp_path, None)
+        tidy(tmp_path, None)
 
     def work() -> None:
-        form.remove(form.folder_of(tmp_path, 1))
+        remove(folder_of(tmp_path, 1))
 
     saved(tmp_path, 2)
     moments = 0
     for call in range(1, 50):
-        if not form.folder_of(tmp_path, 1).exists():
+        if not folder_of(tmp_path, 1).exists():
             saved(tmp_path, 1)
         died = killed_at(call, work)
         check(call)
@@ -370,7 +372,7 @@ def test_a_deleted_checkpoint_is_gone_or_whole(tmp_path: Path):
             break
         moments += 1
     assert moments > 4
-    assert [path.name for path in form.checkpoints(tmp_path)] == ["step_000000000002"]
+    assert [path.name for path in checkpoints(tmp_path)] == ["step_000000000002"]
 
 
 def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -395,9 +397,9 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
             failed += 1
         monkeypatch.undo()
         assert not list(tmp_path.rglob("*.partial"))
-        if form.folder_of(tmp_path, 2).exists():  # the last one comes after the rename
+        if folder_of(tmp_path, 2).exists():  # the last one comes after the rename
             find(tmp_path).verify()
-            form.remove(form.folder_of(tmp_path, 2))
+            remove(folder_of(tmp_path, 2))
         assert sorted(path.name for path in tmp_path.rglob("*")) == names
     assert failed >= 5
 
@@ -421,16 +423,16 @@ def keeper(tmp_path: Path):
 
 
 def kept(run: Path) -> list[int]:
-    return [int(path.name.removeprefix("step_")) for path in reversed(form.checkpoints(run))]
+    return [int(path.name.removeprefix("step_")) for path in reversed(checkpoints(run))]
 
 
 def test_the_last_and_the_best_are_kept(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
     one = keeper(keep_last=2, keep_best=2)
     for env_steps, score in [(10, 5.0), (20, 9.0), (30, None), (40, 7.0), (50, None), (60, 1.0)]:
         one.submit(snapshot(env_steps, score=score))
-        assert one.wait() == form.folder_of(tmp_path, env_steps)
+        assert one.wait() == folder_of(tmp_path, env_steps)
     assert kept(tmp_path) == [20, 40, 50, 60]
-    assert one.last == form.folder_of(tmp_path, 60)
+    assert one.last == folder_of(tmp_path, 60)
     best = tmp_path / "checkpoints" / "best"
     assert os.readlink(best) == "step_000000000020"
     assert find(best).manifest["score"] == 9.0
@@ -442,7 +444,7 @@ def test_another_process_keeps_the_same(tmp_path: Path, keeper: Callable[..., Ch
         first.submit(snapshot(env_steps, score=score))
     first.wait()
     second = keeper(env_steps=30)
-    assert second.last == form.folder_of(tmp_path, 30)
+    assert second.last == folder_of(tmp_path, 30)
     assert not second.is_best(4.0)
     assert second.is_best(6.0)
     second.submit(snapshot(40, score=6.0))
@@ -493,14 +495,14 @@ def test_minutes(keeper: Callable[..., CheckpointManager], monkeypatch: pytest.M
 def test_one_that_falls_due_while_another_is_written_waits(
     tmp_path: Path, keeper: Callable[..., CheckpointManager], monkeypatch: pytest.MonkeyPatch
 ):
-    on, plain, began = threading.Event(), form.write, threading.Event()
+    on, plain, began = threading.Event(), writing.write, threading.Event()
 
     def slow(folder: Path, snapshot: Snapshot) -> Path:
         began.set()
         assert on.wait(60)
         return plain(folder, snapshot)
 
-    monkeypatch.setattr(form, "write", slow)
+    monkeypatch.setattr(writing, "write", slow)
     one = keeper()
     one.submit(snapshot(10))
     assert began.wait(60)
@@ -508,7 +510,7 @@ def test_one_that_falls_due_while_another_is_written_waits(
     assert not one.idle
     assert kept(tmp_path) == []
     on.set()
-    assert one.wait() == form.folder_of(tmp_path, 10)
+    assert one.wait() == folder_of(tmp_path, 10)
     assert one.due(21)
     assert one.idle
     assert one.poll() is None, "it was told already"
@@ -521,7 +523,7 @@ def test_a_checkpoint_that_is_there_is_not_written_again(tmp_path: Path, keeper:
     one = keeper()
     one.submit(snapshot(10))
     one.wait()
-    path = form.folder_of(tmp_path, 10)
+    path = folder_of(tmp_path, 10)
     before = {file.name: (file.stat().st_ino, file.read_bytes()) for file in path.iterdir()}
     one.submit(snapshot(10))
     one.wait()
@@ -545,7 +547,7 @@ def test_a_score_is_written_whole_or_not_at_all(tmp_path: Path):
         found.verify()
         seen.append(found.manifest["score"])
 
-    assert every_death(lambda: form.note_score(path, 2.5), check) >= 4
+    assert every_death(lambda: note_score(path, 2.5), check) >= 4
     assert seen[0] is None
     assert seen[-1] == 2.5
     assert sorted(file.name for file in path.iterdir()) == ["learner.pt", "manifest.json", "rank0.pt", "weights.pt"]
@@ -565,9 +567,9 @@ def test_a_disk_that_refuses_stops_the_run(tmp_path: Path, keeper: Callable[...,
 def test_what_is_no_checkpoint_does_not_stop_the_others(tmp_path: Path, keeper: Callable[..., CheckpointManager]):
     for env_steps in (1, 2, 3):
         saved(tmp_path, env_steps)
-    one, two, three = (form.folder_of(tmp_path, env_steps) for env_steps in (1, 2, 3))
+    one, two, three = (folder_of(tmp_path, env_steps) for env_steps in (1, 2, 3))
     (one / "manifest.json").write_text("{")
-    form.remove(two)
+    remove(two)
     two.symlink_to("nowhere")
     keep = keeper(keep_last=1, env_steps=3)
     keep.submit(snapshot(10))

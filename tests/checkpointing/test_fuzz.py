@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from rlplug.checkpointing import format as form
+from rlplug.checkpointing import reading
 from rlplug.run.state import restore
 from tests.checkpointing.runs import fingerprint
 from tests.tools import fuzz
@@ -56,7 +56,7 @@ def cases(fuzzer: fuzz.Fuzzer, number: int = 30) -> None:
 
 
 def test_a_checksum_that_is_not_compared_is_seen(fuzzer: fuzz.Fuzzer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(form.Checkpoint, "_verified", lambda self, name: (self.path / name).read_bytes())
+    monkeypatch.setattr(reading.Checkpoint, "_verified", lambda self, name: (self.path / name).read_bytes())
     with pytest.raises(fuzz.ViolationError, match="case "):
         cases(fuzzer, 200)
 
@@ -74,7 +74,7 @@ def test_a_state_that_is_not_restored_is_seen(fuzzer: fuzz.Fuzzer, monkeypatch: 
 
 
 def test_another_error_is_seen(fuzzer: fuzz.Fuzzer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(form.Checkpoint, "verify", lambda self: 1 / 0)
+    monkeypatch.setattr(reading.Checkpoint, "verify", lambda self: 1 / 0)
     with pytest.raises(fuzz.ViolationError, match="ZeroDivisionError"):
         cases(fuzzer)
 
@@ -92,7 +92,7 @@ def test_code_that_runs_is_seen(fuzzer: fuzz.Fuzzer, monkeypatch: pytest.MonkeyP
         except Exception as error:
             raise CheckpointError(str(error).splitlines()[0]) from None
 
-    monkeypatch.setattr(form, "decode", trusting)
+    monkeypatch.setattr(reading, "decode", trusting)
     monkeypatch.setattr(fuzz, "PLAIN", {"pickle with code": fuzz.SLY["pickle with code"]})
     monkeypatch.setattr(fuzz, "SLY", fuzz.PLAIN)
     monkeypatch.setattr(fuzz, "OWN", fuzz.PLAIN)

@@ -20,7 +20,7 @@ from rlplug.collection.same_step import SameStepCollector
 from rlplug.config import compose
 from rlplug.context import EnvShard
 from rlplug.envs import NativeVector
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.context import context
 
 COLUMNS = 5

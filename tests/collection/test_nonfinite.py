@@ -16,7 +16,8 @@ from rlplug.api import Losses, Optim, Trainable
 from rlplug.collection.nonfinite import check_segment
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
-from rlplug.run.launch import build, train
+from rlplug.run.build import build
+from rlplug.run.launch import train
 from rlplug.settings import NonNegativeInt, PositiveFloat, option, settings
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
@@ -100,6 +101,12 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
+def run(trainer):
+    """To the end, without what is said about it."""
+    trainer.loop.run(trainer)
+    trainer.reports.finish(trainer)
+
+
 # ---- a run -------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +114,7 @@ def rows(folder):
 def test_a_run_stops_and_names_the_term_and_the_step(flawed, tmp_path, flaw):
     trainer = build(compose([*flawed, f"algo.flaw={flaw}"]), tmp_path)
     with pytest.raises(RunError) as stopped:
-        trainer.run()
+        run(trainer)
     steps = trainer.progress.env_steps
     assert str(stopped.value) == f"Flawed: {FLAWS[flaw]} at update 5, environment step {steps}"
     assert 64 < steps <= 80, "nothing is collected with weights that went wrong"
@@ -115,14 +122,14 @@ def test_a_run_stops_and_names_the_term_and_the_step(flawed, tmp_path, flaw):
 
 def test_the_last_update_is_looked_at_too(flawed, tmp_path):
     sound = build(compose([*flawed, "algo.at=0"]), tmp_path)
-    sound.run()
+    run(sound)
     last = sound.progress.updates
     with pytest.raises(RunError, match=f"is NaN at update {last}, environment step"):
-        build(compose([*flawed, f"algo.at={last}"]), tmp_path).run()
+        run(build(compose([*flawed, f"algo.at={last}"]), tmp_path))
 
 
 def test_no_checkpoint_holds_weights_that_went_wrong(flawed, tmp_path):
-    from rlplug.checkpointing.format import checkpoints, find
+    from rlplug.checkpointing.reading import checkpoints, find
 
     folder = tmp_path / "run"
     with pytest.raises(RunError, match="is NaN at update 5, environment step") as stopped:
@@ -140,13 +147,13 @@ def test_a_skipped_step_never_happened(flawed, tmp_path, flaw):
         build(compose([*flawed, *more]), tmp_path)
         for more in (["on_nan=skip", f"algo.flaw={flaw}"], ["algo.flaw=absent"])
     )
-    skips.run()
-    never.run()
+    run(skips)
+    run(never)
     assert skips.progress.updates == never.progress.updates > 5
     assert skips.algorithm.steps == never.algorithm.steps == skips.progress.updates - 1
     for name, value in never.algorithm.state_dict().items():
         assert torch.equal(skips.algorithm.state_dict()[name], value)
-    assert skips.evaluation == never.evaluation
+    assert skips.reports.evaluation.latest == never.reports.evaluation.latest
 
 
 def test_skipped_steps_are_counted_and_leave_the_means_alone(flawed, tmp_path):
@@ -166,7 +173,7 @@ def test_ppo_reads_the_kl_of_skipped_steps(tmp_path):
     options = ["algo.kl_stop=0.5", "algo.kl_coeff=0.2", "algo.sgd_minibatch_size=16", "logger=[]", "on_nan=skip"]
     trainer = build(compose(["algo=ppo", "env=cartpole", *options]), tmp_path)
     trainer.collect()
-    batch = trainer.learner.sample()
+    batch, _ = trainer.learner.sample()
     batch["obs"][3, 2] = torch.nan
     before = {name: value.clone() for name, value in trainer.algorithm.state_dict().items()}
     trainer.update(batch)
@@ -199,7 +206,15 @@ def poisoned(fabric, on_nan, microbatches=1, compile=False):
     bad["returns"][3] = torch.nan
     who = Feeding()
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size)
-    learner = FabricLearner(fabric, ctx, who, None, (), None, microbatches, compile, on_nan)  # type: ignore[arg-type]
+    learner = FabricLearner(
+        fabric=fabric,
+        ctx=ctx,
+        algorithm=who,
+        buffer=None,
+        microbatches=microbatches,
+        compile=compile,
+        on_nan=on_nan,
+    )  # type: ignore[arg-type]
     returned = []
     for x in (batch, bad, batch):
         share = {k: v.chunk(fabric.world_size)[fabric.global_rank] for k, v in x.items()}
@@ -233,7 +248,7 @@ def test_every_rank_stops_with_the_same_words(how):
 
 @pytest.mark.parametrize("how", HOW)
 def test_every_rank_skips_the_same_step(how):
-    learner = FabricLearner(one_rank(), context(), Feeding(), None)  # type: ignore[arg-type]
+    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=Feeding(), buffer=None)  # type: ignore[arg-type]
     for _ in range(2):
         learner.minimize(flat_batch(), learner.algorithm)
     for message, skipped, steps, (feedback, critic), weights in HOW[how]("skip"):
@@ -265,7 +280,7 @@ class Clipped(Trainable):
 def test_gradients_are_looked_at_before_they_are_clipped(by, how):
     def step(on_nan):
         who = Clipped(by)
-        learner = FabricLearner(one_rank(), context(), who, None, on_nan=on_nan)  # type: ignore[arg-type]
+        learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None, on_nan=on_nan)  # type: ignore[arg-type]
         if how == "minimize":
             learner.minimize({}, who)
         else:
@@ -284,7 +299,7 @@ def test_gradients_are_looked_at_before_they_are_clipped(by, how):
 
 def test_where_nobody_asks_the_learner_does():
     who = Feeding()
-    learner = FabricLearner(one_rank(), context(), who, None)  # type: ignore[arg-type]
+    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
     sound, grads = flat_batch(), {}
     for _ in range(MOST_UNREAD + 5):
         learner.apply(grads, who)
@@ -364,7 +379,7 @@ def test_an_environment_that_goes_wrong_ends_the_run(tmp_path, monkeypatch, what
     small = ["algo=ppo", "num_envs=2", "loop.rollout_fragment_length=8", "algo.sgd_minibatch_size=16"]
     trainer = build(compose([*env, *small, "on_nan=skip", "total_steps=64", *QUIET]), tmp_path)
     with pytest.raises(RunError) as stopped:
-        trainer.run()
+        run(trainer)
     assert str(stopped.value) == FAULTS[what].format(part=part)
     assert trainer.progress.env_steps == 16
     assert trainer.progress.updates == 1
@@ -377,7 +392,7 @@ def test_an_evaluation_that_goes_wrong_says_so(tmp_path, monkeypatch, what):
     env = ["env=gymnasium", "env.id=NotFinite-v0", f"+env.kwargs={{what:{what},number:2,at:11}}"]
     trainer = build(compose([*env, "num_envs=1", "algo.sgd_minibatch_size=128", *QUIET]), tmp_path)
     with pytest.raises(RunError, match=r"^(obs|reward) of environment 0 is (NaN|infinite) at environment step 1[01]$"):
-        trainer.evaluator.play(0)
+        trainer.reports.evaluation.evaluator.play(0)
 
 
 def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkeypatch):
@@ -393,7 +408,7 @@ def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkey
 
     monkeypatch.setattr(trainer.algorithm, "act", brittle)
     with pytest.raises(RunError, match=r"^obs of environment 0 is NaN at environment step 11$"):
-        trainer.evaluator.play(0)
+        trainer.reports.evaluation.evaluator.play(0)
 
 
 def test_a_replay_never_stores_what_went_wrong(tmp_path, monkeypatch):
@@ -402,7 +417,7 @@ def test_a_replay_never_stores_what_went_wrong(tmp_path, monkeypatch):
     small = ["algo=sac", "model.hidden=[8]", "loop.num_steps_sampled_before_learning_starts=20"]
     trainer = build(compose([*env, *small, "total_steps=64", *QUIET]), tmp_path)
     with pytest.raises(RunError, match=r"^obs of environment 0 is NaN at environment step 30$"):
-        trainer.run()
+        run(trainer)
     assert trainer.progress.env_steps == 29
     assert all(trainer.buffer.sample()["obs"].isfinite().all() for _ in range(10))
 

@@ -173,7 +173,7 @@ def test_microbatches_change_no_gradient(name):
 def test_r2d2_step_feeds_back_priorities():
     ctx, algorithm, batch = an_r2d2()
     learner = worlds.learner(ctx, algorithm, batch)
-    losses = learner.step()
+    losses = learner.update()
     assert losses.terms["td"].isfinite()
     priority = learner.buffer.received["priority"]
     assert priority.shape == (4,)
@@ -393,7 +393,7 @@ def test_dreamer_step_feeds_back_states():
     ctx, algorithm, batch = a_dreamer()
     learner = worlds.learner(ctx, algorithm, batch)
     spread = algorithm.spread.clone()
-    losses = learner.step()
+    losses = learner.update()
     assert all(term.isfinite() for term in losses.terms.values())
     assert learner.buffer.received.keys() == {"carry"}
     carry = learner.buffer.received["carry"]

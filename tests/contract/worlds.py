@@ -117,7 +117,13 @@ def learner(
     ctx: RunContext, algorithm: Algorithm, batch: Batch | None = None, rollout: bool = False, microbatches: int = 1
 ) -> FabricLearner:
     buffer: Any = Given(batch, rollout) if batch else None
-    return FabricLearner(Fabric(accelerator="cpu", devices=1), ctx, algorithm, buffer, microbatches=microbatches)
+    return FabricLearner(
+        fabric=Fabric(accelerator="cpu", devices=1),
+        ctx=ctx,
+        algorithm=algorithm,
+        buffer=buffer,
+        microbatches=microbatches,
+    )
 
 
 class Driven:
@@ -127,7 +133,7 @@ class Driven:
         self.collector, self.learner, self.progress = source, learner, learner.progress
 
     def update(self, batch: Batch | None = None) -> Losses:
-        return self.learner.step(batch)
+        return self.learner.update(batch)
 
 
 def box(*shape: int) -> spaces.Box:

@@ -17,7 +17,7 @@ import pytest
 
 from rlplug import registry
 from rlplug.config import compose
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.checks.runs import play
 from tests.golden.cases import CASES, UPDATES, overrides
 

@@ -18,7 +18,7 @@ import pytest
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.distributed.fabric import launched_elsewhere
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.comparing import compare_runs
 
 PPO = (

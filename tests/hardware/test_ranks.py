@@ -11,7 +11,7 @@ import torch
 from rlplug.api import Plan
 from rlplug.config import compose, parse
 from rlplug.distributed.fabric import one_rank
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.checks.ranks import distances
 from rlplug.testing.checks.runs import flat
 from rlplug.testing.rank_pool import ranks
@@ -55,8 +55,8 @@ def play(fabric, raw, updates):
         return flat(
             {
                 "weights": trainer.algorithm.state_dict(),
-                "preprocess": everybodys(trainer.normalizer),
-                "exploration": {name: everybodys(extra) for name, extra in trainer.exploration.items()},
+                "preprocess": everybodys(trainer.policy.normalizer),
+                "exploration": {name: everybodys(extra) for name, extra in trainer.policy.exploration.items()},
                 "steps": torch.tensor(float(trainer.progress.env_steps)),
             }
         )

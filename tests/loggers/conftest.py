@@ -32,7 +32,7 @@ class Config:
 class LoggedRun:
     """What loggers read of ``api.Run``, and what the trainer tells them."""
 
-    folder: Path
+    run_dir: Path
     config: Config = field(default_factory=Config)
     progress: Progress = field(default_factory=Progress)
     logged: int = 0

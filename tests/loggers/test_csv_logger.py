@@ -7,12 +7,12 @@ import pytest
 
 
 def rows(run) -> list[dict[str, str]]:
-    with (run.folder / "metrics.csv").open(newline="") as file:
+    with (run.run_dir / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def columns(run) -> list[str]:
-    return (run.folder / "metrics.csv").read_text().splitlines()[0].split(",")
+    return (run.run_dir / "metrics.csv").read_text().splitlines()[0].split(",")
 
 
 def test_columns_stand_in_order_of_appearance_and_are_blank_where_a_row_has_none(run, logger):
@@ -49,7 +49,7 @@ def test_nothing_but_the_table_is_left_in_the_folder(run, logger):
     for step in range(5):
         run.log(step, {f"train/{step}": 1.0})
     run.end()
-    assert [path.name for path in run.folder.iterdir()] == ["metrics.csv"]
+    assert [path.name for path in run.run_dir.iterdir()] == ["metrics.csv"]
 
 
 def test_a_continued_run_drops_what_lies_behind_its_checkpoint_and_a_half_written_line(run, logger):
@@ -57,10 +57,10 @@ def test_a_continued_run_drops_what_lies_behind_its_checkpoint_and_a_half_writte
     for step in (100, 200, 200):
         run.log(step, {"train/critic": step / 10})
     run.log(200, {"eval/return_mean": 1.0})
-    with (run.folder / "metrics.csv").open("a") as file:
+    with (run.run_dir / "metrics.csv").open("a") as file:
         file.write("400,4")
 
-    again = type(run)(run.folder)
+    again = type(run)(run.run_dir)
     again.progress.env_steps, again.logged = 200, 2
     again.start(logger("csv"))
     again.log(300, {"train/critic": 31.0, "train/actor": 1.0})

@@ -63,7 +63,7 @@ def test_a_file_gets_a_line_per_evaluation_and_a_table_at_the_end(run, logger, c
     assert out == ""
     assert "\x1b" not in err
     lines = err.splitlines()
-    assert lines[0] == f"run folder  {run.folder}"
+    assert lines[0] == f"run folder  {run.run_dir}"
     assert re.fullmatch(
         r" 25% · 250/1,000 steps · [\d,]+ steps/s · 0:00:\d\d left · return -1,234\.6 · eval -300\.2 ± 40\.0", lines[1]
     )
@@ -75,7 +75,7 @@ def test_a_file_gets_a_line_per_evaluation_and_a_table_at_the_end(run, logger, c
         "evaluation  -151.3 ± 80.2",
         "steps       1,000 of 1,000",
         "wall time   0:01:35",
-        f"run folder  {run.folder}",
+        f"run folder  {run.run_dir}",
     ]
 
 
@@ -86,7 +86,7 @@ def test_the_table_says_what_can_be_done_next(run, logger, capsys, status, verb)
     run.start(logger("progress"))
     run.end(status, checkpoint="step_000000001000")
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next")]
-    assert said == ([f"next        python -m rlplug {verb} {run.folder}"] if verb else [])
+    assert said == ([f"next        python -m rlplug {verb} {run.run_dir}"] if verb else [])
 
 
 def test_a_file_hears_of_a_run_that_neither_evaluates_nor_ends(run, logger, capsys):
@@ -110,7 +110,7 @@ def test_a_terminal_is_redrawn_in_place(run, logger):
     assert re.fullmatch(r"━+  100%  1,000/1,000 steps  [\d,]+ steps/s  0:00:00 left", lines[view - 1])
     assert len(lines[view - 1]) == 80
     assert lines[view + 1] == "status      finished"
-    assert lines[-2] == f"run folder  {run.folder}"
+    assert lines[-2] == f"run folder  {run.run_dir}"
     hidden, shown = terminal.seen.index("\x1b[?25l"), terminal.seen.index("\x1b[?25h")
     assert hidden < shown < terminal.seen.index("status")  # the cursor
 

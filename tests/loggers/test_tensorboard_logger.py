@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 
 def read(run) -> EventAccumulator:
-    events = EventAccumulator(str(run.folder / "tensorboard"))
+    events = EventAccumulator(str(run.run_dir / "tensorboard"))
     events.Reload()
     return events
 
@@ -40,14 +40,14 @@ def test_a_continued_run_hides_what_lies_behind_its_step(run, logger):
         run.log(step, {"train/critic": step / 100})
     run.end("failed")
 
-    again = type(run)(run.folder)
+    again = type(run)(run.run_dir)
     again.progress.env_steps = 200
     again.start(logger("tensorboard"))
     again.log(250, {"train/critic": 7.0})
     again.end()
     assert scalars(run, "train/critic") == [(100, 1.0), (200, 2.0), (250, 7.0)]
 
-    anew = type(run)(run.folder)  # killed before its first checkpoint
+    anew = type(run)(run.run_dir)  # killed before its first checkpoint
     anew.start(logger("tensorboard"))
     anew.log(100, {"train/critic": 8.0})
     anew.end()

@@ -58,7 +58,7 @@ def play(run, logger, status: str = "finished", **options: Any) -> list[Record]:
     run.log(200, {"train/critic": 0.25, "episode/return": -1200.0})
     run.evaluate(-300.25, 40.0)
     run.end(status, **{"eval/return_mean": -300.25})
-    return read(run.folder)
+    return read(run.run_dir)
 
 
 def test_an_offline_run_holds_the_configuration_and_metrics_at_their_steps(run, logger):
@@ -95,10 +95,10 @@ def test_the_exit_code_says_how_the_run_ended(run, logger, status, code):
 def test_a_continued_run_has_the_same_id(run, logger):
     (first,) = [record.run.run_id for record in play(run, logger) if record.HasField("run")]
     time.sleep(1)  # W&B names its folders by id and second
-    again = type(run)(run.folder)
+    again = type(run)(run.run_dir)
     again.start(logger("wandb"))
     again.end()
-    files = list(run.folder.glob("wandb/offline-run-*/*.wandb"))
+    files = list(run.run_dir.glob("wandb/offline-run-*/*.wandb"))
     assert [file.stem for file in files] == [f"run-{first}"] * 2
 
 
@@ -106,7 +106,7 @@ def test_disabled_writes_nothing(run, logger):
     run.start(logger("wandb", mode="disabled"))
     run.log(100, {"train/critic": 0.5})
     run.end()
-    assert list(run.folder.iterdir()) == []
+    assert list(run.run_dir.iterdir()) == []
 
 
 def test_online_without_credentials_is_refused_before_the_run_and_never_asks(logger):

@@ -17,7 +17,7 @@ from rlplug.nn import (
     TanhGaussianHead,
     head_for,
 )
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.context import context
 from rlplug.types import ConfigError
 

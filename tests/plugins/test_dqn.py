@@ -274,12 +274,12 @@ def test_the_recurrent_state_goes_on_in_every_mode(mode):
 
 
 def learner_of(algorithm: DQN) -> FabricLearner:
-    return FabricLearner(one_rank(), algorithm.ctx, algorithm, again({}))
+    return FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=again({}))
 
 
 def test_target_network_follows_at_its_frequency_counted_in_updates():
     algorithm = make(target_network_update_freq=3, tau=0.5)
-    learner = learner_of(algorithm)
+    learner = algorithm.learner
     before = [p.clone() for p in algorithm.target.parameters()]
     for update in range(7, 9):
         learner.progress.updates = update - 1
@@ -296,14 +296,14 @@ def test_target_network_follows_at_its_frequency_counted_in_updates():
 def test_values_of_a_chain_are_learned(changes):
     """Three states in a row, reward 1 at the end whatever is done: Q is gamma^2, gamma, 1 for all actions."""
     algorithm = make(gamma=0.5, target_network_update_freq=8, lr=1e-2, **changes)
-    learner, states, n = learner_of(algorithm), torch.eye(5)[:3], algorithm.cfg.n_step
+    learner, states, n = algorithm.learner, torch.eye(5)[:3], algorithm.cfg.n_step
     g = torch.Generator().manual_seed(0)
     for _ in range(250):
         at = torch.randint(3, (32,), generator=g) + torch.arange(n + 1)[:, None]
         batch = {"obs": states[at.clamp(max=2)], "action": torch.randint(ACTIONS, at.shape, generator=g)}
         batch |= {"reward": (at == 2).float(), "terminated": at == 2, "valid": at < 3}
         batch["is_first"] = torch.zeros_like(batch["valid"])
-        learner.step(batch | {"index": torch.zeros(32)})
+        learner.update(batch | {"index": torch.zeros(32)})
     q = algorithm.act({"obs": states, "is_first": torch.zeros(3, dtype=torch.bool)}, {}, "greedy")[0]["q"]
     assert_close(q, torch.tensor([0.25, 0.5, 1.0])[:, None].expand(3, ACTIONS), rtol=0, atol=0.06)
 

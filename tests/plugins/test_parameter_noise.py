@@ -126,7 +126,7 @@ def test_a_run_acts_with_noisy_weights_and_keeps_its_own():
     record = play(trainer, 3)
     after = dict(trainer.algorithm.model.named_parameters())
     trainer.close()
-    extra = trainer.exploration["parameter_noise"]
+    extra = trainer.policy.exploration["parameter_noise"]
     assert not differences(before, {name: p.detach() for name, p in after.items()})
     assert extra.rounds > 0
     assert extra.sigma != 0.05

@@ -86,7 +86,7 @@ def test_a_broken_plugin(install: Install):  # noqa: F811
 def test_a_name_that_somebody_else_took(install: Install):  # noqa: F811
     install("rlplug-y", "rlplug_x", plugin(("algo", "x", "a:B")), version="0.1")
     assert refusal({"algo": X}) == [
-        "algo: the run used algo 'x' of rlplug-x 1.2, but that name is of rlplug-y 0.1 now:"
+        "algo: the run used algo 'x' of rlplug-x 1.2, but rlplug-y 0.1 provides that name now:"
         " pip uninstall rlplug-y, and pip install rlplug-x==1.2"
     ]
 

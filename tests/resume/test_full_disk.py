@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlplug.checkpointing.format import Checkpoint, checkpoints
+from rlplug.checkpointing.reading import Checkpoint, checkpoints
 from rlplug.cli import main
 from rlplug.run.run_dir import read
 from rlplug.testing.comparing import differences_of_runs
 from tests.checkpointing.runs import punctual
-from tests.tools.kill import with_usual
+from tests.tools.kill import with_defaults
 
-RUN = with_usual(
+RUN = with_defaults(
     [
         "algo=sac",
         "env=pendulum",

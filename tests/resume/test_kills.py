@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlplug.checkpointing.format import checkpoints
+from rlplug.checkpointing.reading import checkpoints
 from rlplug.cli import main
 from rlplug.testing.checks.runs import differences
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.types import RunError
 from tests.tools import kill
-from tests.tools.kill import Process, continuous, disturbed, undisturbed, warm_up, with_usual
+from tests.tools.kill import Process, continuous, disturbed, undisturbed, warm_up, with_defaults
 
 SMALL = ("model.hidden=[8]", "eval.episodes=2", "log.every=37")  # not at the steps of checkpoints
 ROUNDS = ("loop.rollout_fragment_length=16", *SMALL)
@@ -52,10 +52,10 @@ def length(total_steps: int, every: int) -> tuple[str, ...]:
 
 
 def prove(folder: Path, overrides: Sequence[str], kills: int, while_writing: int) -> None:
-    overrides = with_usual(overrides)
+    overrides = with_defaults(overrides)
     warm_up(overrides)
-    seconds = undisturbed(overrides, folder / "a", warm=True)
-    report = disturbed(overrides, folder / "a", folder / "b", seconds, kills, while_writing, warm=True)
+    seconds = undisturbed(overrides, folder / "a")
+    report = disturbed(overrides, folder / "a", folder / "b", seconds, kills, while_writing)
     assert len(report.kills) >= kills
     assert report.left("writing") >= while_writing
     assert report.differences == []
@@ -75,9 +75,9 @@ def test_killed_five_times(name: str, tmp_path: Path):
 
 @pytest.mark.slow
 def test_200_kills_during_continuous_checkpointing(tmp_path: Path):
-    overrides = with_usual([*CONFIGS["sac"], *length(1500, 1)])
+    overrides = with_defaults([*CONFIGS["sac"], *length(1500, 1)])
     warm_up(overrides)
-    undisturbed(overrides, tmp_path / "a", warm=True)
+    undisturbed(overrides, tmp_path / "a")
     report = continuous(overrides, tmp_path / "a", tmp_path / "b", kills=200)
     assert len(report.kills) == 200
     assert report.left("writing") > 20
@@ -115,21 +115,21 @@ def test_one_bit_makes_a_difference(a: Any, b: Any):
 
 def test_a_kill_that_breaks_a_checkpoint_is_told(tmp_path: Path):
     """As it would be seen if files were not written beside their final name."""
-    overrides = with_usual([*CONFIGS["sac"], *length(5000, 50)])
+    overrides = with_defaults([*CONFIGS["sac"], *length(5000, 50)])
     warm_up(overrides)
-    process = Process(tmp_path / "run", overrides, warm=True)
+    process = Process(tmp_path / "run", overrides)
     assert process.wait(lambda: bool(checkpoints(tmp_path / "run")))
     os.kill(process.pid, signal.SIGSTOP)
     newest = checkpoints(tmp_path / "run")[0]
     with (newest / "weights.pt").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(RunError, match=r"half a checkpoint under a final name: .* is damaged or was altered: weights"):
+    with pytest.raises(RunError, match=r"incomplete checkpoint under a final name: .* was altered: weights"):
         process.kill()
 
 
 def test_a_run_that_fails_is_told(tmp_path: Path):
-    overrides = with_usual([*CONFIGS["sac"], *length(300, 100), "eval.episodes=0"])
-    process = Process(tmp_path / "run", overrides, warm=True)
+    overrides = with_defaults([*CONFIGS["sac"], *length(300, 100), "eval.episodes=0"])
+    process = Process(tmp_path / "run", overrides)
     with pytest.raises(RunError, match=r"ended with exit code 2:\nrlplug: eval\.episodes"):
         process.wait()
 
@@ -139,7 +139,7 @@ def test_a_run_that_fails_is_told(tmp_path: Path):
     [
         (["algo=sax"], "kill: algo"),
         (["--kills", "1", "algo=sac"], "--while-writing is some of --kills"),
-        (["--folder", "{}", "algo=sac", "env=pendulum"], "is there already; choose another folder"),
+        (["--folder", "{}", "algo=sac", "env=pendulum"], "holds runs already; choose another folder"),
     ],
 )
 def test_bad_input_of_the_command(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

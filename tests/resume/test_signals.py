@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from rlplug.cli import main
-from rlplug.run.launch import STOPPING
+from rlplug.run.drive import STOPPING
 from rlplug.testing.comparing import differences_of_runs
-from tests.tools.kill import Process, warm_up, with_usual
+from tests.tools.kill import Process, warm_up, with_defaults
 
-RUN = with_usual(
+RUN = with_defaults(
     [
         "algo=sac",
         "env=pendulum",
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 def at(folder: Path, number: int, step: int, then: Callable[[int], None] = lambda _: None) -> int | None:
     """Start the run, send it a signal when it has logged ``step``, and return its exit code."""
-    process = Process(folder, RUN, warm=True)
+    process = Process(folder, RUN)
     assert process.wait(lambda: step in logged(folder))
     then(process.pid)
     os.kill(process.pid, number)

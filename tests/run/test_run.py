@@ -25,14 +25,15 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 import rlplug
 from rlplug.api import Plan
-from rlplug.checkpointing.format import find
+from rlplug.checkpointing.reading import find
 from rlplug.config import compose, parse
 from rlplug.context import EnvShard, RunContext
-from rlplug.evaluation.evaluator import Evaluator
+from rlplug.evaluation.evaluator import Evaluator, summary
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import hookimpl
 from rlplug.run import checks, launch
-from rlplug.run.launch import build, resume, train
+from rlplug.run.build import build
+from rlplug.run.launch import resume, train
 from rlplug.types import ConfigError, RunError
 from tests.loggers.test_wandb_logger import items, read
 
@@ -117,9 +118,10 @@ def test_evaluation_plays_exactly_its_episodes_and_disturbs_nothing(tmp_path):
     before = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
     evaluator = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=40)
     assert evaluator.quota.sum() == 40
-    first, again, other = evaluator(0), evaluator(0), evaluator(1)
+    first, again, other = evaluator.play(0), evaluator.play(0), evaluator.play(1)
     assert first == again != other
-    assert first["eval/length_mean"] == first["eval/return_mean"] > 1
+    assert len(first) == 40
+    assert summary(first)["eval/length_mean"] == summary(first)["eval/return_mean"] > 1
     after = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
     learner, actor, _ = after[0]
     assert torch.equal(before[0][0], learner)
@@ -187,7 +189,7 @@ def test_noise_reaches_the_executed_actions(tmp_path):
     assert segment["action"].abs().max() <= 1.0
     x = trainer.collector.noise["ornstein_uhlenbeck"]["x"]
     assert x.abs().sum() > 0
-    assert trainer.exploration["ornstein_uhlenbeck"].initial_carry(3)["x"].shape == (3, 1)
+    assert trainer.policy.exploration["ornstein_uhlenbeck"].initial_carry(3)["x"].shape == (3, 1)
 
 
 def test_deterministic_runs_use_deterministic_kernels(tmp_path):
@@ -200,8 +202,8 @@ def test_deterministic_runs_use_deterministic_kernels(tmp_path):
 
 def test_shares_that_do_not_divide_are_refused_with_what_would():
     with pytest.raises(ConfigError, match=r"^loop.train_batch_size: 10 cannot be shared .* 8 or 16 can$"):
-        checks.shares(10, Plan(devices=2, microbatches=4))
-    checks.shares(256, Plan(devices=2, microbatches=4))
+        checks.check_shares(10, Plan(devices=2, microbatches=4))
+    checks.check_shares(256, Plan(devices=2, microbatches=4))
 
 
 def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
@@ -285,10 +287,10 @@ def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path, monkeypatch)
     monkeypatch.setattr("rlplug.evaluation.evaluator.LONGEST", 100)
     endless = ["env=gymnasium", "env.id=Pendulum-v1", "env.max_episode_steps=100000", "total_steps=1024"]
     trainer = build(compose([*endless, "logger=[]"]), tmp_path)
-    evaluated = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=2)(0)
-    assert 100 <= evaluated["eval/length_mean"] < 200
+    played = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=2).play(0)
+    assert all(100 <= length < 200 for _, length in played)
     with pytest.raises(KeyboardInterrupt):
-        trainer.evaluator(0, stop=lambda: True)
+        trainer.reports.evaluation.evaluator.play(0, stop=lambda: True)
 
 
 def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
@@ -297,7 +299,7 @@ def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
     with closing(build(compose([*faulty, "+env.kwargs.raises=0.2"]), tmp_path)) as trainer:
         said = r"^the environments of an evaluation failed in \d+ episodes, and ended \d of 8$"
         with pytest.raises(RunError, match=said):
-            trainer.evaluator.play(0)
+            trainer.reports.evaluation.evaluator.play(0)
 
 
 def test_one_update_a_round_from_a_replay(tmp_path):
@@ -346,7 +348,7 @@ def test_loggers_hear_of_the_end_although_the_summary_cannot_be_written(tmp_path
 
         @hookimpl
         def rlplug_started(self, run):
-            (run.folder / "summary.json").mkdir()
+            (run.run_dir / "summary.json").mkdir()
 
         @hookimpl
         def rlplug_ended(self, run, summary):

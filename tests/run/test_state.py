@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from rlplug.api import Plan
-from rlplug.checkpointing.format import Checkpoint, contribute, folder_of, write
+from rlplug.checkpointing.format import folder_of
+from rlplug.checkpointing.reading import Checkpoint
+from rlplug.checkpointing.writing import contribute, write
 from rlplug.config import compose, parse
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.run.state import capture, restore
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case
@@ -40,12 +42,14 @@ def saved(tmp_path):
 
 def test_another_kind_of_device_draws_anew_and_says_so(saved, tmp_path):
     before, snapshot, written = saved
-    snapshot.trees["rank0"]["device"] = "cuda"
-    snapshot.trees["rank0"]["generators"] = {role: torch.zeros(16, dtype=torch.uint8) for role in before.ctx.generators}
+    snapshot.trees["rank0"]["context"]["device"] = "cuda"
+    snapshot.trees["rank0"]["context"]["generators"] = {
+        role: torch.zeros(16, dtype=torch.uint8) for role in before.ctx.generators
+    }
     with closing(build(compose(SMALL), tmp_path)) as trainer:
         fresh = {role: generator.get_state() for role, generator in trainer.ctx.generators.items()}
         assert restore(trainer, written()) == [
-            "random numbers: they were drawn on cuda, and are drawn anew on cpu",
+            "random numbers: cuda drew them before, and cpu draws others",
         ]
         assert not any(torch.equal(fresh[role], g.get_state()) for role, g in trainer.ctx.generators.items())
         trainer.collect()
@@ -103,7 +107,7 @@ def through_a_checkpoint(fabric, raw, folder):
         (contribute if fabric.global_rank else write)(path, capture(before))
     with closing(build(parse(raw), Path(folder), fabric, plan)) as after:
         restore(after, Checkpoint(path))
-    return before.preprocess.returns, after.preprocess.returns
+    return before.policy.normalizer.returns, after.policy.normalizer.returns
 
 
 def test_every_rank_goes_on_with_the_returns_of_its_own_environments(tmp_path):

@@ -1,4 +1,4 @@
-"""What can happen to a run folder: bytes, names and values, by accident or on purpose."""
+"""Ways to damage a run folder, by accident or on purpose: its bytes, its names and its values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from typing import Any
 import torch
 import yaml
 
-from rlplug.checkpointing import format as form
-from rlplug.checkpointing.format import MANIFEST
+from rlplug.checkpointing.atomic import delete
+from rlplug.checkpointing.format import FOLDER, MANIFEST, folder_of
+from rlplug.checkpointing.reading import checkpoints
 from rlplug.checkpointing.serialize import encode
 from rlplug.run import run_dir as run_folder
 
 OWN_FILES = ("config.yaml", run_folder.MANIFEST, run_folder.SUMMARY, run_folder.LOCK, "metrics.csv")
-"""what stands in a run folder beside its checkpoints"""
+"""files of a run folder beside its checkpoints"""
 NONSENSE: tuple[Any, ...] = (
     *(None, True, -1, 0, 10**18, 10**30, 1.5, 1e308, float("nan"), float("inf"), "", "x", "\x00", "\ud800"),
     *("../../../etc/passwd", "/etc/passwd", "step_000000000001", [], {}, [1, "a"], {"a": 1}, [[[]]], {"name": {}}),
@@ -36,34 +37,34 @@ NESTED = b"[" * 100_000
 
 @dataclass
 class Scene:
-    """A copy of a run: what is altered is its own, the rest are hard links."""
+    """A copy of a run, in which unaltered files are hard links to the original."""
 
     run: Path
     other: Path
-    """another run of the same configuration, which nobody alters"""
+    """another run of the same configuration, which is only read"""
     marker: Path
-    """would be made by code that stands in a file"""
+    """a folder that exists only if code in a file was executed"""
     rng: Random
 
     def checkpoint(self) -> Path:
-        """One of them, the newest more often than not."""
+        """Choose a checkpoint, the newest more often than not."""
         found = [path for path in candidates(self.run) if path.is_dir()]
         if not found:
             raise LookupError
         return found[0] if self.rng.random() < 0.6 else self.rng.choice(found)
 
     def file(self, suffix: str = "") -> Path:
-        """Of a checkpoint."""
+        """Choose a file of a checkpoint."""
         found = sorted(path for path in self.checkpoint().glob(f"*{suffix}") if path.is_file())
         if not found:
             raise LookupError
         return self.rng.choice(found)
 
     def own(self, path: Path) -> Path:
-        """Let go of the original. Checkpoints that share the file still do, as on a real disk."""
+        """Replace links to the original by a copy, which the checkpoints that shared the file go on to share."""
         inode, copy = path.stat().st_ino, self.run / "copy"
         shutil.copyfile(path, copy)
-        for twin in [path, *(self.run / form.FOLDER).glob("*/*")]:
+        for twin in [path, *(self.run / FOLDER).glob("*/*")]:
             if twin.is_file() and twin.stat().st_ino == inode:
                 twin.unlink()
                 os.link(copy, twin)
@@ -71,11 +72,12 @@ class Scene:
         return path
 
     def write(self, path: Path, data: bytes) -> None:
-        remove(path)
+        """Replace a file."""
+        delete(path)
         path.write_bytes(data)
 
     def forge(self, folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-        """Alter a manifest, and make its checksum right again."""
+        """Alter a manifest and correct its checksum."""
         with suppress(ValueError, RecursionError):
             manifest = json.loads((folder / MANIFEST).read_bytes())
             if not isinstance(manifest, dict):
@@ -87,34 +89,27 @@ class Scene:
             self.write(folder / MANIFEST, manifest.encode())
 
     def plant(self, path: Path, data: bytes) -> None:
-        """Put a file into a checkpoint whose manifest vouches for it."""
+        """Put a file into a checkpoint and its record into the manifest."""
         self.write(path, data)
         record = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
-        def vouch(manifest: dict[str, Any]) -> None:
+        def add(manifest: dict[str, Any]) -> None:
             if isinstance(files := manifest.get("files"), dict):
                 files[path.name] = record
 
-        self.forge(path.parent, vouch)
+        self.forge(path.parent, add)
 
 
 def candidates(run: Path) -> list[Path]:
-    """What bears the name of a checkpoint, the newest first."""
-    return sorted((path for path in (run / form.FOLDER).glob("step_*") if not path.suffix), reverse=True)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    """Return what has the name of a checkpoint, the newest first."""
+    return sorted((path for path in (run / FOLDER).glob("step_*") if not path.suffix), reverse=True)
 
 
 def copied(run: Path, to: Path) -> Path:
-    """A copy whose checkpoints are hard links, and whose other files are not."""
+    """Copy a run; files of checkpoints become hard links, other files are copied."""
     to.mkdir()
     for path in run.iterdir():
-        if path.name == form.FOLDER:
+        if path.name == FOLDER:
             shutil.copytree(path, to / path.name, symlinks=True, copy_function=os.link)
         elif path.is_file():
             shutil.copyfile(path, to / path.name)
@@ -149,7 +144,7 @@ def _bytes(scene: Scene, path: Path, how: str) -> None:
 
 def _entry(scene: Scene, path: Path, how: str) -> None:
     """Put something else in the place of a file or a folder."""
-    remove(path)
+    delete(path)
     if how == "a folder":
         path.mkdir()
         (path / "x").write_bytes(b"x")
@@ -170,34 +165,34 @@ def _swap(scene: Scene, one: Path, two: Path) -> None:
 
 
 def _of_another_run(scene: Scene, path: Path) -> None:
-    found = sorted((scene.other / form.FOLDER).glob(f"step_*/{path.name}")) or sorted(
-        (scene.other / form.FOLDER).glob(f"step_*/*{path.suffix}")
+    found = sorted((scene.other / FOLDER).glob(f"step_*/{path.name}")) or sorted(
+        (scene.other / FOLDER).glob(f"step_*/*{path.suffix}")
     )
     scene.write(path, scene.rng.choice(found).read_bytes())
 
 
 def _checkpoint_of_another_run(scene: Scene) -> None:
     path = scene.checkpoint()
-    remove(path)
-    shutil.copytree(scene.rng.choice(form.checkpoints(scene.other)), path)
+    delete(path)
+    shutil.copytree(scene.rng.choice(checkpoints(scene.other)), path)
 
 
 def _renamed(scene: Scene) -> None:
     path = scene.checkpoint()
-    name = scene.rng.choice([form.folder_of(scene.run, scene.rng.randrange(10**6)).name, "step_x", "step_", "old"])
+    name = scene.rng.choice([folder_of(scene.run, scene.rng.randrange(10**6)).name, "step_x", "step_", "old"])
     if not path.with_name(name).exists():
         path.rename(path.with_name(name))
 
 
 def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where values stand in nested dicts and lists."""
+    """Yield the path of every value in nested dicts and lists."""
     for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
         yield (*path, key)
         yield from places(value, (*path, key))
 
 
 def garbled(node: Any, rng: Random) -> Any:
-    """A value is replaced, taken out or renamed somewhere; shallow ones as often as deep ones."""
+    """Replace, delete or rename one value; each depth is equally likely."""
     found = list(places(node))
     if not found or rng.random() < 0.02:
         return rng.choice(NONSENSE)
@@ -238,7 +233,7 @@ def _forged(scene: Scene, times: int = 1) -> None:
 
 
 class Planted:
-    """Unpickled, it makes a file."""
+    """Makes a folder when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -248,7 +243,7 @@ class Planted:
 
 
 def _pickle(scene: Scene) -> None:
-    """A file whose unpickling runs code, as torch's archive or bare; its size and checksum are right."""
+    """Plant a file whose unpickling runs code, as torch's archive or bare, with the right size and checksum."""
     path = scene.file(".pt")
     data = pickle.dumps({"algorithm": Planted(scene.marker)}, protocol=scene.rng.randrange(6))
     if scene.rng.random() < 0.5:
@@ -258,7 +253,7 @@ def _pickle(scene: Scene) -> None:
 
 
 def _foreign_tree(scene: Scene) -> None:
-    """A file that can be read, and holds something else; its size and checksum are right."""
+    """Plant a file that can be read and holds something else, with the right size and checksum."""
     path = scene.file(".pt")
     siblings = sorted(file for file in path.parent.glob("*.pt") if file.stem.split("_")[0] != path.stem.split("_")[0])
     trees = [None, 5, "x", [], {}, {"algorithm": 5}, torch.zeros(2), {"policy": torch.zeros(3)}, [[1, 2], {"a": None}]]
@@ -281,7 +276,7 @@ PLAIN: dict[str, Callable[[Scene], None]] = {
     "file of another run": lambda scene: _of_another_run(scene, scene.file(".pt")),
     "manifest garbled": lambda scene: _garbled_json(scene, scene.checkpoint() / MANIFEST),
 }
-"""what checksums show: the newest checkpoint that it left alone must be loaded"""
+"""damage that checksums show: the newest undamaged checkpoint must be loaded"""
 
 SLY: dict[str, Callable[[Scene], None]] = {
     "checkpoints swapped": lambda scene: _swap(scene, scene.checkpoint(), scene.checkpoint()),
@@ -292,7 +287,7 @@ SLY: dict[str, Callable[[Scene], None]] = {
     "pickle with code": _pickle,
     "foreign tree": _foreign_tree,
 }
-"""what has right checksums: one of the run's states, or a refusal"""
+"""damage with right checksums: one of the run's states must be loaded, or the run refused"""
 
 OWN: dict[str, Callable[[Scene], None]] = {
     **{
@@ -302,7 +297,7 @@ OWN: dict[str, Callable[[Scene], None]] = {
     },
     **{
         f"{name}: {how}": lambda scene, name=name, how=how: _entry(scene, scene.run / name, how)
-        for name in (*OWN_FILES, form.FOLDER)
+        for name in (*OWN_FILES, FOLDER)
         for how in PLACE
     },
     "config.yaml garbled": _garbled_config,
@@ -310,4 +305,4 @@ OWN: dict[str, Callable[[Scene], None]] = {
     "summary.json garbled": lambda scene: _garbled_json(scene, scene.run / run_folder.SUMMARY),
     "metrics.csv: a file": lambda scene: _entry(scene, scene.run / "metrics.csv", "a file"),
 }
-"""beside the checkpoints"""
+"""damage beside the checkpoints"""

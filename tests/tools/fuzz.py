@@ -1,9 +1,9 @@
-"""Damages checkpoints at random, and sees that nothing wrong is ever loaded: ``python -m tests.tools.fuzz <run>``.
+"""Damage checkpoints at random and check that nothing wrong is ever loaded: ``python -m tests.tools.fuzz <run>``.
 
-Each case copies a run folder, damages the copy, and loads it as ``resume`` does. There are two ways for that to end:
-the state of one of the run's own checkpoints, bit for bit, or one error of few lines. After damage that
-checksums show it has to be the newest checkpoint that was not touched. Anything else is a violation: another
-exception, another state, or code that ran because it stood in a file. The run folder itself is only read.
+Each case copies a run folder, damages the copy, and loads it as ``resume`` does. That may end in two ways: with the
+state of one of the run's own checkpoints, bit for bit, or with one error of few lines. After damage that checksums show
+it has to be the newest undamaged checkpoint. Anything else is a violation: another exception, another state, or code in
+a file that was executed. The run folder itself is only read.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ import torch
 import yaml
 from torch import Tensor
 
-from rlplug.checkpointing import format as form
-from rlplug.checkpointing.format import Checkpoint
+from rlplug.checkpointing.atomic import delete
+from rlplug.checkpointing.format import folder_of
+from rlplug.checkpointing.reading import Checkpoint, checkpoints, find
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.config import parse
 from rlplug.run import launch
 from rlplug.run import run_dir as run_folder
 from rlplug.run.state import capture, restore
 from rlplug.types import ConfigError, RunError, Tree
-from tests.tools.damage import OWN, PLAIN, SLY, Scene, candidates, copied, remove
+from tests.tools.damage import OWN, PLAIN, SLY, Scene, candidates, copied
 
 MOST_LINES = 40
-"""of a message: one for each key that is wrong, or for each checkpoint"""
+"""of an error message, which has a line for each wrong key or each checkpoint"""
 RESUMED = 10
-"""one case in so many goes through the whole of ``resume``, and those that damage more than checkpoints"""
+"""one case in so many goes through the whole of ``resume``; so do those that damage more than checkpoints"""
 
 
 class ViolationError(AssertionError):
@@ -52,7 +53,7 @@ class ViolationError(AssertionError):
 
 
 def digest(tree: Tree) -> str:
-    """Of every bit of a tree, its types and its structure."""
+    """Return a digest of every bit of a tree, its types and its structure."""
     sha = hashlib.sha256()
 
     def add(node: Tree) -> None:
@@ -77,7 +78,7 @@ def digest(tree: Tree) -> str:
 
 
 def state_of(checkpoint: Checkpoint, config: dict[str, Any]) -> str:
-    """The digest of what a fresh trainer holds that goes on from a checkpoint."""
+    """Return the digest of a new trainer's state after it was restored from a checkpoint."""
     with closing(launch.build(parse(config), Path())) as trainer:
         restore(trainer, checkpoint)
         store = FileRowLog()
@@ -90,64 +91,64 @@ def state_of(checkpoint: Checkpoint, config: dict[str, Any]) -> str:
 
 @dataclass
 class Fuzzer:
-    """Cases on one run folder.
+    """Runs cases on one run folder.
 
     Args:
         run: a run folder with checkpoints; it is only read.
         work: an empty folder.
-        seed: all cases follow from it, each for itself.
+        seed: it determines a case, together with the case's number.
     """
 
     run: Path
     work: Path
     seed: int = 0
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(kind of damage, how it ended) -> cases"""
+    """(kind of damage, how it ended) -> number of cases"""
 
     def __post_init__(self) -> None:
-        """Copy the run, make another one, and learn what each checkpoint holds and leads to."""
+        """Copy the run, train another one, and find out what each checkpoint holds and leads to."""
         raw, _ = run_folder.read(self.run)
-        newest = form.find(self.run).manifest["env_steps"]
+        newest = find(self.run).manifest["env_steps"]
         self.work.mkdir(exist_ok=True)
         self.good = self.work / "good"
         shutil.copytree(self.run, self.good, symlinks=True)
         with closing(launch.build(parse(raw), Path())) as trainer:
-            self.total = newest + 2 * trainer.round_steps
-        # short, and nothing that a clock decides
+            self.total = newest + 2 * trainer.loop.rollout_length * trainer.config.num_envs
+        # short, and without anything that depends on time
         raw |= {"total_steps": self.total, "logger": {"csv": {"name": "csv"}}}
         raw |= {"eval": {"every": 0, "episodes": 1, "record": 0}, "checkpoint": raw["checkpoint"] | {"every": 0}}
         self.config = raw
         run_folder.write_config(self.good, raw)
         self.other = self.work / "other"
         launch.train(parse({**raw, "seed": raw["seed"] + 1, "total_steps": min(newest, 2000)}), self.other)
-        found = [Checkpoint(path) for path in form.checkpoints(self.good)]
+        found = [Checkpoint(path) for path in checkpoints(self.good)]
         self.names = {state_of(one, raw): one.path.name for one in found}
         self.ends = {one.path.name: self._end_from(one.path) for one in found}
 
     def _end_from(self, path: Path) -> tuple[str, list[str]]:
-        """What a resume from a checkpoint that nothing happened to comes to."""
+        """Return the end of a run that is resumed from an undamaged checkpoint."""
         run = copied(self.good, self.work / "end")
-        for newer in form.checkpoints(run):
+        for newer in checkpoints(run):
             if newer.name > path.name:
-                remove(newer)
+                delete(newer)
         launch.resume(run, tell=lambda _: None)
         end = self._end(run)
         shutil.rmtree(run)
         return end
 
     def _end(self, run: Path) -> tuple[str, list[str]]:
-        """The last state, and the steps of the rows of metrics."""
+        """Return the last state, and the steps of the rows of metrics."""
         rows = (run / "metrics.csv").read_text(encoding="utf-8").splitlines()[1:]
-        return state_of(form.find(run), self.config), [row.partition(",")[0] for row in rows]
+        return state_of(find(run), self.config), [row.partition(",")[0] for row in rows]
 
     def case(self, number: int) -> str:
-        """One case.
+        """Run one case.
 
         Returns:
             How it ended.
 
         Raises:
-            ViolationError: it ended otherwise.
+            ViolationError: it ended in a way that it must not.
         """
         rng = Random(f"{self.seed} {number}")
         run = copied(self.good, self.work / f"case{number}")
@@ -157,7 +158,7 @@ class Fuzzer:
         for kind in kinds:
             name = rng.choice(list(kind))
             done.append((kind, name))
-            with suppress(LookupError, OSError):  # nothing is left that it could damage
+            with suppress(LookupError, OSError):  # earlier damage left nothing for it
                 kind[name](scene)
         names = [name for _, name in done]
         whole = number % RESUMED == 0 or any(kind is OWN for kind in kinds)
@@ -168,9 +169,9 @@ class Fuzzer:
             if ended == "finished" and expected:
                 raise ViolationError(f"it did not go on from {expected}")
             if ended == "from the beginning" and any_left:
-                raise ViolationError("it began anew beside checkpoints")
+                raise ViolationError("it began from the start although there are checkpoints")
             if scene.marker.exists():
-                raise ViolationError("code ran that stands in a file")
+                raise ViolationError("code in a file was executed")
         except ViolationError as error:
             shutil.rmtree(self.work / "violation", ignore_errors=True)
             run.rename(self.work / "violation")
@@ -181,21 +182,21 @@ class Fuzzer:
         return ended
 
     def _newest_whole(self, run: Path) -> str:
-        """The original that the first candidate holds to which nothing happened; empty: there is none."""
+        """Return the name of the newest undamaged checkpoint; "" if there is none."""
         for path in candidates(run):
-            for original in form.checkpoints(self.good):
+            for original in checkpoints(self.good):
                 with suppress(OSError):
                     if all((path / file.name).read_bytes() == file.read_bytes() for file in original.iterdir()):
                         return original.name
         return ""
 
     def _loaded(self, run: Path, names: list[str], expected: str | None) -> str:
-        """As ``resume`` finds and restores, and no further."""
+        """Find and restore a checkpoint as ``resume`` does."""
         try:
             _, manifest = run_folder.read(run)
-            if not form.checkpoints(run):
+            if not checkpoints(run):
                 return "from the beginning"
-            checkpoint = form.find(run)
+            checkpoint = find(run)
             launch._check_own(checkpoint, manifest["run"], parse(self.config))
             state = state_of(checkpoint, self.config)
         except ConfigError as error:
@@ -207,7 +208,7 @@ class Fuzzer:
         return self._right(self.names[state], expected)
 
     def _resumed(self, run: Path, names: list[str], expected: str | None) -> str:
-        """All of ``resume``, to the end of the run."""
+        """Resume to the end of the run."""
         said: list[str] = []
         try:
             with warnings.catch_warnings():
@@ -215,7 +216,7 @@ class Fuzzer:
                 launch.resume(run, self._short(run), tell=said.append)
         except ConfigError as error:
             return self._refused(error, expected)
-        except RunError as error:  # something stands where the run has to write
+        except RunError as error:  # the run cannot write
             self._refused(error, expected)
             return "stopped"
         except Exception as error:
@@ -225,7 +226,7 @@ class Fuzzer:
         (start,) = [line.removeprefix("continuing from ") for line in said if line.startswith("continuing from ")]
         if start.startswith("the beginning"):
             return "from the beginning"
-        name = form.folder_of(run, int(start.removeprefix("step ").replace(",", ""))).name
+        name = folder_of(run, int(start.removeprefix("step ").replace(",", ""))).name
         if name not in self.ends:
             raise ViolationError(f"it went on from {name}, which was never written")
         state, steps = self._end(run)
@@ -238,7 +239,7 @@ class Fuzzer:
         return self._right(name, expected)
 
     def _short(self, run: Path) -> list[str]:
-        """A configuration that was damaged might run for days."""
+        """Return overrides that keep a run with a damaged configuration short."""
         try:
             raw = yaml.safe_load((run / "config.yaml").read_bytes())
             if {key: raw[key] for key in ("total_steps", "eval")} == {
@@ -263,7 +264,7 @@ class Fuzzer:
         return "newest" if name == max(self.ends) else "older"
 
     def table(self) -> str:
-        """Outcomes by kind of damage."""
+        """Return a table of outcomes by kind of damage."""
         ways = ("newest", "older", "refused", "stopped", "from the beginning", "finished")
         lines = [f"{'damage':36}" + "".join(f"{way:>20}" for way in ways)]
         for kind in (PLAIN, SLY, OWN):
@@ -276,13 +277,13 @@ class Fuzzer:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns: 0; 1 after a violation."""
+    """Run the command and return its exit code: 1 after a violation, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.fuzz", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("run", type=Path, help="a run folder; it is only read")
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="one case, by its number; its folder is kept")
-    parser.add_argument("--keep-going", action="store_true", help="report every violation, and not the first alone")
+    parser.add_argument("--keep-going", action="store_true", help="report every violation, not only the first")
     options = parser.parse_args(argv)
     work = Path(tempfile.mkdtemp(prefix="rlplug-fuzz-"))
     try:

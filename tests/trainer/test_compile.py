@@ -50,7 +50,9 @@ def test_forward_backward_and_optimizer_are_one_graph():
 def test_compiled_learner_equals_the_eager_one():
     eager, compiled = test_sac.make(), test_sac.make()
     learners = [
-        FabricLearner(one_rank(), algorithm.ctx, algorithm, None, compile=algorithm is compiled)
+        FabricLearner(
+            fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None, compile=algorithm is compiled
+        )
         for algorithm in (eager, compiled)
     ]
     batch = eager.prepare(test_sac.sample(eager))
@@ -71,7 +73,7 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
 
     algorithm = test_sac.make()
     algorithm.__class__ = Untraceable
-    learner = FabricLearner(one_rank(), algorithm.ctx, algorithm, None, compile=True)
+    learner = FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None, compile=True)
     with pytest.warns(UserWarning, match="Untraceable could not be compiled"):
         losses = learner.minimize(algorithm.prepare(test_sac.sample(algorithm)), algorithm)
     assert losses.terms.keys() == set(PARTS)

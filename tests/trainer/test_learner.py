@@ -90,7 +90,9 @@ def three_steps(fabric: Fabric, case: str, microbatches: int = 1, scaled: bool =
     who, batch = make(), batch_of()
     share = {k: v.chunk(fabric.world_size, axis)[fabric.global_rank] for k, v in batch.items()}
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size)
-    learner = FabricLearner(fabric, ctx, who, None, microbatches=microbatches, scaled=scaled)  # type: ignore[arg-type]
+    learner = FabricLearner(
+        fabric=fabric, ctx=ctx, algorithm=who, buffer=None, microbatches=microbatches, scale_losses=scaled
+    )  # type: ignore[arg-type]
     gradients = learner.gradients(share, who)
     for _ in range(3):
         losses = learner.minimize(share, who)
@@ -118,7 +120,7 @@ def test_two_ranks_equal_one(case):
 
 def test_means_count_valid_rows_only():
     batch = flat_batch()
-    learner = FabricLearner(one_rank(), context(), NoisyActor(), None)  # type: ignore[arg-type]
+    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=NoisyActor(), buffer=None)  # type: ignore[arg-type]
     losses = learner.minimize(batch, learner.algorithm)
     rows = NoisyActor().forward(batch, ("actor", "critic")).terms["critic"]
     torch.testing.assert_close(losses.terms["critic"], rows[batch["valid"]].mean().detach())
@@ -136,7 +138,7 @@ class Delayed(NoisyActor):
 
 def test_a_part_that_is_not_due_is_neither_computed_nor_moved():
     who = Delayed()
-    learner = FabricLearner(one_rank(), context(), who, None)  # type: ignore[arg-type]
+    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
     moved = []
     for _ in range(4):
         before = {k: v.clone() for k, v in who.state_dict().items()}
@@ -163,14 +165,14 @@ def test_clipping(by, expected):
             return Losses({"loss": -(3.0 * self.a.sum() + 4.0 * self.b.sum())})
 
     who = Two()
-    FabricLearner(one_rank(), context(), who, None).minimize({}, who)  # type: ignore[arg-type]
+    FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None).minimize({}, who)  # type: ignore[arg-type]
     torch.testing.assert_close(torch.cat([who.a, who.b]).detach(), torch.tensor(expected), atol=1e-5, rtol=0)
 
 
 def shares(fabric: Fabric):
     """Row minibatches of a segment, as global row numbers."""
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size, seed=3)
-    learner = FabricLearner(fabric, ctx, NoisyActor(), None)  # type: ignore[arg-type]
+    learner = FabricLearner(fabric=fabric, ctx=ctx, algorithm=NoisyActor(), buffer=None)  # type: ignore[arg-type]
     number = torch.arange((T + 1) * B).view(T + 1, B)
     batch = {"valid": segment()["valid"], "number": number}
     batch = {k: v.chunk(fabric.world_size, 1)[fabric.global_rank] for k, v in batch.items()}
@@ -192,7 +194,7 @@ def test_minibatches_and_statistics_are_those_of_one_rank():
 
 def test_a_call_in_which_no_part_is_due_does_nothing():
     who = Delayed()
-    learner = FabricLearner(one_rank(), context(), who, None)  # type: ignore[arg-type]
+    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
     before = {k: v.clone() for k, v in who.state_dict().items()}
     assert learner.minimize(flat_batch(), who, ["actor"]).terms == {}
     assert all(torch.equal(v, before[k]) for k, v in who.state_dict().items())
@@ -207,4 +209,4 @@ def test_terms_of_other_shapes_are_refused(valid):
 
     batch = flat_batch() if valid else {k: v for k, v in flat_batch().items() if k != "valid"}
     with pytest.raises(ValueError, match="Wrong"):
-        FabricLearner(one_rank(), context(), Wrong(), None).minimize(batch, Wrong())  # type: ignore[arg-type]
+        FabricLearner(fabric=one_rank(), ctx=context(), algorithm=Wrong(), buffer=None).minimize(batch, Wrong())  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from rlplug.agent import evaluate
 from rlplug.config import Preprocess as Config
 from rlplug.config import compose
 from rlplug.run import launch
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.context import spec
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import ConfigError
@@ -151,7 +151,7 @@ def test_a_rollout_is_learnt_from_with_the_moments_it_was_acted_with():
     for _ in range(3):
         run.collect()
         assert float(run.update().metrics["kl"]) == pytest.approx(0.0, abs=1e-6)
-    assert run.preprocess.obs["obs"].mean.abs().max() > 0.01
+    assert run.policy.normalizer.obs["obs"].mean.abs().max() > 0.01
     run.close()
 
 
@@ -160,7 +160,7 @@ def test_the_buffer_keeps_what_the_environment_said():
     run, kept = trainer(*words), []
     for _ in range(40):
         run.collect("random")
-    raw, seen = run.buffer.sample(), run.learner.sample()
+    raw, (seen, _) = run.buffer.sample(), run.learner.sample()
     for x in (raw["reward"], seen["reward"]):
         kept.append(float(x[0].mean()))
     assert kept[0] < -0.5 < kept[1] < 0  # Pendulum's are between -16 and 0
@@ -173,13 +173,13 @@ def test_evaluation_leaves_the_moments_alone_and_a_loaded_agent_has_them(tmp_pat
     words = ["algo=ppo", "env=pendulum", "num_envs=4", "loop.rollout_fragment_length=64", "total_steps=1024"]
     launch.train(compose([*WORDS, *words, "logger=[]"]), tmp_path / "run")
     agent = rlplug.load(tmp_path / "run")
-    assert agent._see.obs["obs"].seen[0] == 1024  # and none of the evaluation's
+    assert agent._normalize.obs["obs"].seen[0] == 1024  # and none of the evaluation's
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert evaluate(tmp_path / "run")["eval/return_mean"] == summary["eval/return_mean"]
     env = gymnasium.make("Pendulum-v1")
     obs, _ = env.reset(seed=3)
     said = agent.act(obs)
-    agent._see.obs["obs"].mean += 1.0
+    agent._normalize.obs["obs"].mean += 1.0
     assert not np.array_equal(agent.act(obs), said)
 
 

@@ -25,7 +25,7 @@ def test_answers_and_a_failure():
     with pytest.raises(RuntimeError, match=r"rank 1 of 2 failed:(.|\n)*ValueError: this rank has no share"):
         ranks(fails_on_the_last)
     for process in ranks.processes:
-        process.set_rank_env(10)
+        process.join(10)
         assert process.exitcode is not None
 
 
@@ -34,5 +34,5 @@ def test_a_rank_that_never_answers_is_given_up():
     with pytest.raises(RuntimeError, match=r"only the ranks \[\] of 2 answered"):
         ranks(total, 1.0)
     for process in ranks.processes:
-        process.set_rank_env(10)
+        process.join(10)
         assert process.exitcode is not None

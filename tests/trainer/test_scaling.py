@@ -9,7 +9,7 @@ from torch import nn
 from rlplug.api import Losses, Optim, Plan, Trainable
 from rlplug.config import compose
 from rlplug.distributed.fabric import fabric_of, one_rank
-from rlplug.run.launch import build
+from rlplug.run.build import build
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import FabricLearner
@@ -22,6 +22,12 @@ SAC = ["algo=sac", "env=pendulum", "total_steps=120", "loop.num_steps_sampled_be
 QUIET = ["logger=[]", "eval.every=0", "eval.episodes=1"]
 
 
+def run(trainer):
+    """To the end, without what is said about it."""
+    trainer.loop.run(trainer)
+    trainer.reports.finish(trainer)
+
+
 def moved(folder, words, **plan):
     """How far the weights of a run go."""
     plan = Plan(**plan)
@@ -29,7 +35,7 @@ def moved(folder, words, **plan):
     before = nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach().clone()
     if trainer.learner.scale is not None:
         trainer.learner.scale.value.fill_(1024.0)  # nothing overflows
-    trainer.run()
+    run(trainer)
     trainer.close()
     return nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach() - before
 
@@ -64,7 +70,7 @@ class Steep(Trainable):
 
 
 def learner_of(who, **options):
-    return FabricLearner(one_rank(), context(), who, None, scaled=True, **options)  # type: ignore[arg-type]
+    return FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None, scale_losses=True, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])

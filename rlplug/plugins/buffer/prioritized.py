@@ -34,6 +34,7 @@ class Prioritized:
 
     off_policy: ClassVar[bool] = True
     sequences: ClassVar[bool] = False
+    size_key: ClassVar[str] = "buffer.capacity"
 
     @settings
     class Config(Priorities):
@@ -137,6 +138,10 @@ class Prioritized:
         if here.any():
             self.max_priority = max(self.max_priority, float(priority[here].max()))
             self._tree.set(leaves[here], proportional(priority[here], self.cfg.alpha, self.cfg.epsilon))
+
+    @property
+    def device(self) -> torch.device:
+        return self.ring.device
 
     def nbytes(self, row: Batch) -> int:
         return self.ring.nbytes(row) + SumTree.nbytes(self.slots * self.columns)

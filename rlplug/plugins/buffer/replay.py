@@ -24,6 +24,7 @@ class Replay:
 
     off_policy: ClassVar[bool] = True
     sequences: ClassVar[bool] = False
+    size_key: ClassVar[str] = "buffer.capacity"
 
     @settings
     class Config(Storage):

@@ -19,13 +19,14 @@ class Rollout:
 
     off_policy: ClassVar[bool] = False
     sequences: ClassVar[bool] = False
+    size_key: ClassVar[str] = "loop.rollout_fragment_length"
 
     @settings
     class Config:
         pass
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        self.rows = ctx.rollout_length
+        self.rows, self.device = ctx.rollout_length, torch.device("cpu")
         self._segments: list[Batch] = []
 
     def add(self, segment: Batch) -> None:

@@ -36,7 +36,7 @@ class CSV:
 
     @hookimpl
     def rlplug_started(self, run: Run) -> None:
-        self._path = run.folder / "metrics.csv"
+        self._path = run.run_dir / "metrics.csv"
         rows: list[dict[str, str]] = []
         if self._path.exists():
             columns, rows = _read(self._path)

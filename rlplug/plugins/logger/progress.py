@@ -46,7 +46,7 @@ class ProgressLine:
         console = Console(stderr=True, highlight=False, markup=False)
         state = State(run)
         live = self.cfg.live and sys.stderr.isatty() and not console.is_dumb_terminal
-        console.print(f"run folder  {run.folder}", soft_wrap=True)
+        console.print(f"run folder  {run.run_dir}", soft_wrap=True)
         self._view = _Live(console, state, self.cfg.refresh) if live else _Plain(console, state, self.cfg.every)
 
     @hookimpl
@@ -156,10 +156,10 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
         "evaluation": _evaluation(summary) or "none",
         "steps": f"{steps:,} of {run.config.total_steps:,}",
         "wall time": f"{_clock(wall)}",
-        "run folder": str(run.folder),
+        "run folder": str(run.run_dir),
     }
     if summary.get("checkpoint") and (verb := NEXT.get(summary["status"])):
-        rows["next"] = f"python -m rlplug {verb} {run.folder}"
+        rows["next"] = f"python -m rlplug {verb} {run.run_dir}"
     return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
 

@@ -28,7 +28,7 @@ class TensorBoard:
     def rlplug_started(self, run: Run) -> None:
         steps = run.progress.env_steps
         self._writer = SummaryWriter(
-            str(run.folder / "tensorboard"),
+            str(run.run_dir / "tensorboard"),
             purge_step=steps + 1 if steps else 0,  # hides what a run that is continued had logged behind that step
             max_queue=1000,  # of scalars; a full queue makes the run wait for the disk, and the default is 10
             flush_secs=self.cfg.flush_secs,

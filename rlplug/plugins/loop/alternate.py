@@ -23,6 +23,7 @@ class Alternate:
 
     def run(self, run: Run) -> None:
         while not run.done:
+            run.report()
             warm = run.progress.env_steps >= self.cfg.num_steps_sampled_before_learning_starts
             run.collect("explore" if warm else "random")
             if self.cfg.replay_ratio is None:

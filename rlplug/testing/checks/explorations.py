@@ -20,7 +20,6 @@ from rlplug.testing.checks.runs import (
     asking,
     differences,
     episodes,
-    learner_of,
     play,
     require,
     some,
@@ -72,7 +71,7 @@ def check_exploration(case: Case, name: str) -> None:
             trainer.collect()
         runs.append(({"weights": weights, "obs": trainer.collector.state()["open"]["obs"]}, record.losses))
         if word != "exploration=[]":
-            _check_module(trainer, trainer.exploration[name])
+            _check_module(trainer, trainer.policy.exploration[name])
         trainer.close()
     names = differences(runs[0], runs[1])
     require(not names, f"two runs with seed 0 differ in {some(names)}: draw with ctx.randn, ctx.rand and ctx.randint")
@@ -81,7 +80,7 @@ def check_exploration(case: Case, name: str) -> None:
         trainer = case.build(f"exploration=[{name}]", "algo.n_step=3")
         watch(trainer)
         play(trainer)
-        _check_reward(trainer, trainer.exploration[name])
+        _check_reward(trainer, trainer.policy.exploration[name])
         trainer.close()
 
 
@@ -89,8 +88,8 @@ def _check_module(trainer: Trainer, extra: Exploration) -> None:
     _check_perturb(trainer, extra)
     _check_weights(trainer, extra)
     _check_reward(trainer, extra)
-    learns = trainables(learner_of(trainer), extra).values()
-    owned = {id(p) for who in learns for part in learner_of(trainer).parts(who).values() for p in part.params}
+    learns = trainables(trainer.learner, extra).values()
+    owned = {id(p) for who in learns for part in trainer.learner.parts(who).values() for p in part.params}
     lost = [name for name, p in extra.named_parameters() if p.requires_grad and id(p) not in owned]
     require(not lost, f"no optimizer has the parameter {some(lost)}: add it to a part, or call requires_grad_(False)")
 

@@ -18,8 +18,8 @@ from rlplug.api import Exploration
 from rlplug.config import RunConfig, compose, parse
 from rlplug.config.run import SEVERAL
 from rlplug.registry import KINDS, Kind, load
-from rlplug.run.launch import build
-from rlplug.testing.checks.runs import CPU, learner_of, node_of, option_of, play, require, trainables
+from rlplug.run.build import build
+from rlplug.testing.checks.runs import CPU, callbacks_of, node_of, option_of, play, require, trainables
 from rlplug.testing.worlds import ACTIONS, OBSERVATIONS
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
@@ -229,8 +229,8 @@ def check_cell(cell: Cell, *words: str) -> None:
 
 
 def _check_run(trainer: Trainer) -> None:
-    learner, before = learner_of(trainer), {}
-    for root in (trainer.algorithm, *trainer.exploration.values()):
+    learner, before = trainer.learner, {}
+    for root in (trainer.algorithm, *trainer.policy.exploration.values()):
         for name, who in trainables(learner, root).items():
             for part, of in learner.parts(who).items():
                 label = f"{type(root).__name__} {name} {part}"
@@ -242,6 +242,6 @@ def _check_run(trainer: Trainer) -> None:
     for part, (now, then) in before.items():
         require(any(not torch.equal(a, b) for a, b in zip(now, then, strict=True)), f"{part} has moved no parameter")
         require(all(torch.isfinite(p).all() for p in now), f"{part} has a parameter that is not finite")
-    trainer.asked = 0
-    for name, value in trainer.evaluate().items():
+    trainer.request_stop(0)
+    for name, value in callbacks_of(trainer).evaluate(trainer).items():
         require(math.isfinite(value), f"{name} is not a number")

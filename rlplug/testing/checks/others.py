@@ -12,7 +12,8 @@ import pluggy
 from rlplug.api import Plan
 from rlplug.config import RunConfig, choose, compose
 from rlplug.registry import Events, load
-from rlplug.run.launch import build, resume, train
+from rlplug.run.build import build
+from rlplug.run.launch import resume, train
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import CPU, Case, node_of, options, require
 from rlplug.types import ConfigError

@@ -70,10 +70,12 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
     algorithm.load_state_dict(question["state"])
     share = columns_of(question["sample"], rank, world)
     progress = dataclasses.replace(question["progress"])
-    learner = FabricLearner(fabric, ctx, algorithm, again(share), progress=progress, microbatches=microbatches)
+    learner = FabricLearner(
+        fabric=fabric, ctx=ctx, algorithm=algorithm, buffer=again(share), progress=progress, microbatches=microbatches
+    )
     ctx.schedules.refresh(learner.progress.env_steps)
     algorithm.observe(share, learner)
-    losses = learner.step()
+    losses = learner.update()
     return flat({"weights": algorithm.state_dict(), "logged": losses.terms | losses.metrics})
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.checkpointing import format as checkpoint
+from rlplug.checkpointing.format import folder_of
+from rlplug.checkpointing.reading import Checkpoint
 from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.writing import write
 from rlplug.run.state import capture, restore
-from rlplug.testing.checks.runs import Case, differences, play, require, some
+from rlplug.testing.checks.runs import Case, callbacks_of, differences, play, require, some
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Tree
 
@@ -29,10 +31,10 @@ def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
     first = case.build(*overrides)
     play(first, updates)
     with tempfile.TemporaryDirectory() as folder:
-        path = checkpoint.write(checkpoint.folder_of(Path(folder), 1), capture(first))
+        path = write(folder_of(Path(folder), 1), capture(first))
         first.close()
         resumed = case.build(*overrides)
-        restore(resumed, checkpoint.Checkpoint(path))
+        restore(resumed, Checkpoint(path))
         play(resumed, updates)
         undisturbed = case.build(*overrides)
         play(undisturbed, resumed.progress.updates)
@@ -44,7 +46,7 @@ def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
 
 def whole(trainer: Trainer) -> Tree:
     """Everything that a checkpoint of this moment holds, the buffer's rows by their number."""
-    return capture(trainer).trees | {"rows": stored(trainer.store)}
+    return capture(trainer).trees | {"rows": stored(callbacks_of(trainer).row_log)}
 
 
 def stored(store: FileRowLog) -> Tree:

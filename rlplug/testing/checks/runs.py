@@ -20,7 +20,8 @@ from rlplug.api import Algorithm, Losses, Trainable
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
-from rlplug.run.launch import build
+from rlplug.run.build import build
+from rlplug.run.callbacks import Callbacks
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
@@ -116,7 +117,7 @@ class Record:
     @hookimpl
     def rlplug_updated(self, run: Any, losses: Losses) -> None:
         self.losses.append({name: value.clone() for name, value in (losses.terms | losses.metrics).items()})
-        run.asked = int(len(self.losses) >= self.updates)
+        run.request_stop(int(len(self.losses) >= self.updates))
 
 
 def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
@@ -129,7 +130,7 @@ def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
     for hook in (also, record):
         if hook is not None:
             trainer.hooks.register(hook)
-    trainer.asked = 0
+    trainer.request_stop(0)
     trainer.loop.run(trainer)
     for hook in (also, record):
         if hook is not None:
@@ -142,10 +143,10 @@ def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
     return record
 
 
-def learner_of(trainer: Trainer) -> FabricLearner:
-    """A run's learner, by its own type."""
-    learner: Any = trainer.learner
-    return learner
+def callbacks_of(trainer: Trainer) -> Callbacks:
+    """What a run reports with, by its own type."""
+    callbacks: Any = trainer.reports
+    return callbacks
 
 
 Look = Callable[["Watching", Trainable, Batch, Sequence[str]], None]
@@ -157,10 +158,10 @@ class Watching(FabricLearner):
     look: Look | None = None
     sampled: Batch
 
-    def sample(self) -> Batch:
-        batch = super().sample()
+    def sample(self) -> tuple[Batch, dict[str, Tensor]]:
+        batch, bonuses = super().sample()
         self.sampled = tree.map(torch.clone, batch)
-        return batch
+        return batch, bonuses
 
     def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
         if self.look is not None:
@@ -170,9 +171,15 @@ class Watching(FabricLearner):
 
 def watch(trainer: Trainer, look: Look | None = None) -> Watching:
     """Replace a run's learner by a watching one; before its first update."""
-    old = learner_of(trainer)
+    old = trainer.learner
     new = Watching(
-        old.fabric, old.ctx, old.algorithm, old.buffer, old.exploration, old.progress, preprocess=old.normalizer
+        fabric=old.fabric,
+        ctx=old.ctx,
+        algorithm=old.algorithm,
+        buffer=old.buffer,
+        exploration=old.exploration,
+        progress=old.progress,
+        normalizer=old.normalizer,
     )
     new.look = look
     trainer.learner = new

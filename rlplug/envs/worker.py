@@ -1,0 +1,152 @@
+"""The other side of ``envs.subprocess``: what a worker process does, and how both sides talk."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlplug import tree
+from rlplug.envs.env_list import EnvList, rows_of
+from rlplug.types import Batch, ConfigError, EnvSpec, RunError
+
+STEP, CALL, DONE, FAILED = b"s", b"c", b"d", b"f"
+HEADER = struct.Struct("<cQ")
+
+
+def work(channel: int, memory: int) -> None:
+    """What a worker does. It ends when its channel does, and at the latest with the main process."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):  # meant for the main process, sent to its group
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for descriptor in (channel, memory):
+        os.set_inheritable(descriptor, False)
+    threading.Thread(target=_end_with_main, daemon=True).start()
+    with socket.socket(fileno=channel) as main:
+        try:
+            _serve(main, memory)
+        except (EOFError, ConnectionError):
+            return
+
+
+def _serve(main: socket.socket, memory: int) -> None:
+    try:
+        make, env_ids, options = receive(main)
+    except (EOFError, ConnectionError):
+        raise
+    except Exception as error:  # what is defined in the main module is not there
+        return send(main, FAILED, not_sent(error))
+    try:
+        envs = EnvList([make() for _ in env_ids], env_ids=env_ids, **options)
+    except (ConfigError, RunError) as error:
+        return send(main, FAILED, error)
+    except Exception as error:
+        what = f"the environment cannot be made in a process ({type(error).__name__}: {error})"
+        return send(main, FAILED, ConfigError("env", f"{what}; env.vectorization=list shows where it fails"))
+    try:
+        send(main, DONE, envs.spec)
+        n, columns = receive(main)[1]
+        rows = columns_of(shared_rows(memory, envs.spec, n), columns)
+        envs.place(rows)
+        send(main, DONE, None)
+        action = rows["action"]
+        while True:
+            call = None if read(main, 1) == STEP else body(main)
+            try:
+                if call is None:
+                    envs.step(action)
+                    main.sendall(STEP)
+                else:
+                    send(main, DONE, _answer(envs, *call))
+            except RunError as error:
+                send(main, FAILED, error)
+    finally:
+        envs.close()
+
+
+def not_sent(error: Exception) -> ConfigError:
+    return ConfigError(
+        "env.vectorization",
+        f"the environment cannot be sent to a process ({type(error).__name__}: {error}); use list, or register it in a"
+        " module: env.id=module:Name-v0",
+    )
+
+
+def _answer(envs: EnvList, name: str, argument: Any) -> Any:
+    if name == "reset":
+        envs.reset(argument)
+        return None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        answer = envs.state() if name == "state" else envs.load(argument)
+    return answer, [str(warning.message) for warning in caught]
+
+
+def _end_with_main() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def shared_rows(memory: int, spec: EnvSpec, n: int) -> Batch:
+    """The rows and actions of ``n`` columns in the shared memory; it is made large enough."""
+    space = spec.single_agent.action
+    like = rows_of(spec, n) | {"action": np.zeros((n, *(space.shape or ())), space.dtype)}
+    offset = 0
+
+    def place(x: np.ndarray) -> tuple[int, np.ndarray]:
+        nonlocal offset
+        start, offset = offset, offset + -(-max(x.nbytes, 1) // 64) * 64
+        return start, x
+
+    placed = tree.map(place, like)
+    os.ftruncate(memory, offset)
+    buffer = mmap.mmap(memory, offset)
+    return tree.map(lambda at: np.ndarray(at[1].shape, at[1].dtype, buffer, at[0]), placed)
+
+
+def columns_of(batch: Batch, columns: range) -> Batch:
+    return tree.take(batch, slice(columns.start, columns.stop))
+
+
+def send(channel: socket.socket, kind: bytes, message: Any) -> None:
+    body = pickle.dumps(message)
+    channel.sendall(HEADER.pack(kind, len(body)) + body)
+
+
+def receive(channel: socket.socket) -> Any:
+    read(channel, 1)
+    return body(channel)
+
+
+def body(channel: socket.socket) -> Any:
+    (size,) = struct.unpack("<Q", read(channel, 8))
+    return pickle.loads(read(channel, size))
+
+
+def read(channel: socket.socket, size: int, look: Callable[[], None] | None = None) -> bytes:
+    """Exactly so many bytes.
+
+    Args:
+        look: called after every ``ALIVE_EVERY`` seconds without one.
+    """
+    parts = bytearray()
+    while len(parts) < size:
+        try:
+            part = channel.recv(min(size - len(parts), 1 << 20))
+        except TimeoutError:
+            assert look is not None
+            look()
+            continue
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)

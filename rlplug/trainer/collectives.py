@@ -1,0 +1,80 @@
+"""Exchanges between ranks: the only collectives of the project. One rank alone gets back what it gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, distributed
+
+from rlplug.api import Reduction
+
+T = TypeVar("T")
+
+
+class Collectives:
+    """Collectives over the ranks of ``fabric``. Every rank has to make the same calls in the same order."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric, self.rank, self.world_size = fabric, fabric.global_rank, fabric.world_size
+
+    def broadcast(self, x: T) -> T:
+        """Return the first rank's ``x``, which can be pickled, on every rank."""
+        return x if self.world_size == 1 else self.fabric.broadcast(x)
+
+    def exchange(self, x: T) -> list[T]:
+        """Return what every rank gave, in the order of ranks; ``x`` can be pickled."""
+        if self.world_size == 1:
+            return [x]
+        given: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(given, x)
+        return given
+
+    def sums(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sum of each number over all ranks."""
+        every = torch.tensor(numbers, dtype=torch.float64, device=self.fabric.device)
+        return self.all_reduce(every, "sum").int().tolist()
+
+    def counts(self, n: int) -> list[int]:
+        """Return the ``n`` of every rank."""
+        if self.world_size == 1:
+            return [n]
+        return cast(Tensor, self.fabric.all_gather(torch.tensor(n, device=self.fabric.device))).tolist()
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return ``x [n, ...]`` of all ranks one behind another; ``n`` may differ between them."""
+        if self.world_size == 1:
+            return x
+        counts = self.counts(len(x))
+        padded = torch.cat([x, x.new_zeros(max(counts) - len(x), *x.shape[1:])])
+        gathered = cast(Tensor, self.fabric.all_gather(padded))
+        return torch.cat([y[:n] for y, n in zip(gathered, counts, strict=True)])
+
+    def gather_columns(self, x: Tensor) -> Tensor:
+        """Return ``[B]`` or ``[T, B, ...]`` of all ranks side by side."""
+        return self.gather(x) if x.ndim == 1 else self.gather(x.transpose(0, 1)).transpose(0, 1)
+
+    def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
+        """Reduce all elements of ``x [...]`` of all ranks to one number, 0-d; see ``api.Learner.reduce``."""
+        x = (x if where is None else x[where]).detach().reshape(-1)
+        if self.world_size == 1:
+            if op == "std":
+                return x.std(correction=0)
+            return {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin}[op]()
+        if op in ("max", "min"):
+            nothing = x.new_tensor(-torch.inf if op == "max" else torch.inf)
+            own = {"max": x.amax, "min": x.amin}[op]() if len(x) else nothing
+            return self.all_reduce(own, op)
+        sums = self.all_reduce(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]).double(), "sum")
+        if op == "sum":
+            return sums[1].to(x.dtype)
+        mean = sums[1] / sums[0]
+        return (mean if op == "mean" else (sums[2] / sums[0] - mean.square()).clamp(min=0).sqrt()).to(x.dtype)
+
+    def all_reduce(self, x: Tensor, op: Literal["sum", "max", "min"]) -> Tensor:
+        """Reduce every element of ``x [...]`` over ranks, in place, without the barrier that Fabric's puts first."""
+        if self.world_size > 1:
+            distributed.all_reduce(x, getattr(distributed.ReduceOp, op.upper()))
+        return x
