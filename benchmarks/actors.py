@@ -31,6 +31,7 @@ import numpy as np
 import psutil
 import torch
 
+from rlplug import tree
 from rlplug.actors.actor import Actor
 from rlplug.api import Plan
 from rlplug.collection.segment import on_host
@@ -108,22 +109,14 @@ def bare(raw: Any, spec: bytes, env_ids: range, rows: int, name: str, begin: Any
     while True:
         begin.acquire()
         segment, _ = actor.collect(rows, "explore", statistics_, None)
-        for leaf, place in zip(walk(segment), places(segment, memory), strict=True):
+        for leaf, place in zip(tree.leaves(segment), places(segment, memory), strict=True):
             np.copyto(place, leaf)
         done.release()
 
 
-def walk(batch: Batch) -> Iterator[np.ndarray]:
-    for leaf in batch.values():
-        if isinstance(leaf, dict):
-            yield from walk(leaf)
-        else:
-            yield leaf
-
-
 def places(like: Batch, memory: shared_memory.SharedMemory) -> Iterator[np.ndarray]:
     offset = 0
-    for leaf in walk(like):
+    for leaf in tree.leaves(like):
         yield np.ndarray(leaf.shape, leaf.dtype, memory.buf, offset)
         offset += -(-leaf.nbytes // 64) * 64
 
@@ -136,7 +129,7 @@ class Bare:
         spec = pickle.dumps(trainer.resolved.spec)
         self.whole: Batch = on_host(next(iter(trainer.collector.collect(rows))))
         self.like = {key: leaf[:, :half].copy() for key, leaf in self.whole.items()}
-        size = sum(-(-leaf.nbytes // 64) * 64 for leaf in walk(self.like))
+        size = sum(-(-leaf.nbytes // 64) * 64 for leaf in tree.leaves(self.like))
         self.memory = [shared_memory.SharedMemory(create=True, size=size) for _ in range(2)]
         self.begins, self.dones = [spawn.Semaphore(0) for _ in range(2)], [spawn.Semaphore(0) for _ in range(2)]
         self.processes = [
@@ -165,8 +158,8 @@ class Bare:
             begin.release()
         for i, done in enumerate(self.dones):
             done.acquire()
-            half = next(walk(self.like)).shape[1]
-            for whole, part in zip(walk(self.whole), places(self.like, self.memory[i]), strict=True):
+            half = next(tree.leaves(self.like)).shape[1]
+            for whole, part in zip(tree.leaves(self.whole), places(self.like, self.memory[i]), strict=True):
                 whole[:, i * half : (i + 1) * half] = part
 
     def close(self) -> None:
