@@ -1,11 +1,11 @@
-"""What Ray actors give and cost. Results go to ``results/actors.json``.
+"""Measure Ray actors: their speed, their cost, and runs in which they fail. Results go to ``results/actors.json``.
 
     python benchmarks/actors.py scaling    # environments that sleep 5 ms a step, played by 1, 2, 4 and 8 actors
     python benchmarks/actors.py cost       # CartPole, by 2 actors and by the same samplers as bare processes
     python benchmarks/actors.py weights    # 1, 10 and 100 MB to 8 actors
     python benchmarks/actors.py faults     # PPO while actors are killed and hang, and environments raise
 
-What is compared takes turns in one run; medians are printed.
+Samplers that are compared take turns in one run; medians are printed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import platform
 import random
 import statistics
@@ -30,12 +31,13 @@ import numpy as np
 import psutil
 import torch
 
+from rlplug import tree
 from rlplug.actors.actor import Actor
 from rlplug.api import Plan
 from rlplug.collection.segment import on_host
 from rlplug.config import compose
 from rlplug.registry.installed import installed
-from rlplug.run.build import build
+from rlplug.run.build import build, start
 from rlplug.run.launch import train
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
@@ -46,24 +48,24 @@ QUIET = ("hardware=cpu", "logger=[]")
 
 
 def actors(count: int) -> tuple[str, ...]:
-    return f"hardware.actors.count={count}", "hardware.actors.num_cpus=0.1"  # more of them than cores, for a while
+    return f"hardware.actors.count={count}", "hardware.actors.num_cpus=0.1"  # there may be more actors than cores
 
 
 def started(stack: ExitStack, words: tuple[str, ...]) -> Trainer:
     trainer = stack.enter_context(closing(build(compose(words), Path())))
-    trainer.start()
+    start(trainer)
     return trainer
 
 
 def rate(collect: Callable[[], Any], steps: int) -> float:
-    """Environment steps per second."""
+    """Return environment steps per second."""
     began = time.perf_counter()
     collect()
     return steps / (time.perf_counter() - began)
 
 
 def turns(samplers: Mapping[Any, Callable[[], float]], rounds: int) -> dict[Any, float]:
-    """The median of what each gives, asked in turns."""
+    """Return the median of each sampler; they take turns."""
     seen: dict[Any, list[float]] = {name: [] for name in samplers}
     for _ in range(rounds):
         for name, sample in samplers.items():
@@ -72,7 +74,7 @@ def turns(samplers: Mapping[Any, Callable[[], float]], rounds: int) -> dict[Any,
 
 
 def scaling(rounds: int) -> dict[str, Any]:
-    """32 environments, shared out, and 8: one to each of eight actors; 128 rows a round, as PPO has them."""
+    """32 environments, and 8, one for each of eight actors; 128 rows a round, as in PPO."""
     return {str(envs): scaled(envs, rounds) for envs in (32, 8)}
 
 
@@ -98,49 +100,50 @@ def scaled(envs: int, rounds: int, rows: int = 128) -> dict[str, Any]:
 # ---- the same samplers without Ray --------------------------------------------------------------------------------
 
 
-def bare(raw: Any, env_ids: range, rows: int, name: str, start: Any, done: Any) -> None:
-    """A process that collects into shared memory whenever it is told to."""
+def bare(raw: Any, spec: bytes, env_ids: range, rows: int, name: str, begin: Any, done: Any) -> None:
+    """Collect into shared memory whenever ``begin`` is released; the main function of a process."""
     actor, memory = Actor(), shared_memory.SharedMemory(name)
-    actor.build(raw, env_ids, Plan(), sys.path, installed())
+    actor.build(raw, spec, env_ids, Plan(), sys.path, installed())
     statistics_ = actor.policy.statistics() | {"env_steps": 0}
     done.release()
     while True:
-        start.acquire()
+        begin.acquire()
         segment, _ = actor.collect(rows, "explore", statistics_, None)
-        for leaf, place in zip(walk(segment), places(segment, memory), strict=True):
+        for leaf, place in zip(tree.leaves(segment), places(segment, memory), strict=True):
             np.copyto(place, leaf)
         done.release()
 
 
-def walk(batch: Batch) -> Iterator[np.ndarray]:
-    for leaf in batch.values():
-        if isinstance(leaf, dict):
-            yield from walk(leaf)
-        else:
-            yield leaf
-
-
 def places(like: Batch, memory: shared_memory.SharedMemory) -> Iterator[np.ndarray]:
     offset = 0
-    for leaf in walk(like):
+    for leaf in tree.leaves(like):
         yield np.ndarray(leaf.shape, leaf.dtype, memory.buf, offset)
         offset += -(-leaf.nbytes // 64) * 64
 
 
 class Bare:
-    """Two such processes; ``collect`` puts what they have beside one another, as a learner needs it."""
+    """Two such processes; ``collect`` concatenates their segments, as a learner needs them."""
 
     def __init__(self, trainer: Trainer, rows: int) -> None:
         raw, half, spawn = trainer.config.raw, trainer.config.num_envs // 2, get_context("spawn")
+        spec = pickle.dumps(trainer.resolved.spec)
         self.whole: Batch = on_host(next(iter(trainer.collector.collect(rows))))
         self.like = {key: leaf[:, :half].copy() for key, leaf in self.whole.items()}
-        size = sum(-(-leaf.nbytes // 64) * 64 for leaf in walk(self.like))
+        size = sum(-(-leaf.nbytes // 64) * 64 for leaf in tree.leaves(self.like))
         self.memory = [shared_memory.SharedMemory(create=True, size=size) for _ in range(2)]
-        self.starts, self.dones = [spawn.Semaphore(0) for _ in range(2)], [spawn.Semaphore(0) for _ in range(2)]
+        self.begins, self.dones = [spawn.Semaphore(0) for _ in range(2)], [spawn.Semaphore(0) for _ in range(2)]
         self.processes = [
             spawn.Process(
                 target=bare,
-                args=(raw, range(i * half, (i + 1) * half), rows, self.memory[i].name, self.starts[i], self.dones[i]),
+                args=(
+                    raw,
+                    spec,
+                    range(i * half, (i + 1) * half),
+                    rows,
+                    self.memory[i].name,
+                    self.begins[i],
+                    self.dones[i],
+                ),
                 daemon=True,
             )
             for i in range(2)
@@ -151,12 +154,12 @@ class Bare:
             done.acquire()
 
     def collect(self) -> None:
-        for start in self.starts:
-            start.release()
+        for begin in self.begins:
+            begin.release()
         for i, done in enumerate(self.dones):
             done.acquire()
-            half = next(walk(self.like)).shape[1]
-            for whole, part in zip(walk(self.whole), places(self.like, self.memory[i]), strict=True):
+            half = next(tree.leaves(self.like)).shape[1]
+            for whole, part in zip(tree.leaves(self.whole), places(self.like, self.memory[i]), strict=True):
                 whole[:, i * half : (i + 1) * half] = part
 
     def close(self) -> None:
@@ -167,7 +170,7 @@ class Bare:
 
 
 def cost(rounds: int) -> dict[str, Any]:
-    """CartPole's native vector, 64 environments, 128 rows a round."""
+    """Compare on CartPole's native vector, 64 environments, 128 rows a round."""
     rows, envs = 128, 64
     words = (*QUIET, "algo=ppo", "env=cartpole", f"num_envs={envs}", f"loop.rollout_fragment_length={rows}")
     with ExitStack() as stack:
@@ -185,7 +188,7 @@ def cost(rounds: int) -> dict[str, Any]:
 
 
 class Receiver:
-    """Copies weights into a network's memory, as an actor does."""
+    """Copy weights into a network's memory, as an actor does."""
 
     def __init__(self) -> None:
         self.own: dict[str, torch.Tensor] = {}
@@ -198,7 +201,7 @@ class Receiver:
 
 
 def weights(rounds: int) -> dict[str, Any]:
-    """Put once, loaded by eight."""
+    """Put weights once, and load them in eight actors."""
     from rlplug.actors.cluster import Cluster
     from rlplug.plan import RayCluster
 
@@ -230,7 +233,7 @@ def weights(rounds: int) -> dict[str, Any]:
 
 
 def kill_now_and_then(seconds: float, over: threading.Event, killed: list[int]) -> None:
-    """SIGKILL to one of this process's actors."""
+    """Send SIGKILL to one of this process's actors every ``seconds``."""
     while not over.wait(seconds):
         mine = psutil.Process().children(recursive=True)
         found = [p for p in mine if p.is_running() and p.cmdline() and p.cmdline()[0].startswith("ray::Actor")]
@@ -241,7 +244,7 @@ def kill_now_and_then(seconds: float, over: threading.Event, killed: list[int]) 
 
 
 def faults(rounds: int, total_steps: int = 200_000, seconds: float = 10.0) -> dict[str, Any]:
-    """PPO on CartPole that raises once in 2,000 steps; one actor hangs; every ten seconds one is killed."""
+    """Train PPO on CartPole that raises once in 2,000 steps; one actor hangs; every ten seconds one is killed."""
     over, killed = threading.Event(), []
     killer = threading.Thread(target=kill_now_and_then, args=(seconds, over, killed), daemon=True)
     with tempfile.TemporaryDirectory() as work:
@@ -272,10 +275,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["scaling", "cost", "weights", "faults"])
     parser.add_argument("--rounds", type=int, default=15)
-    asked = parser.parse_args()
-    found = {"machine": platform.machine(), "cores": os.cpu_count()} | globals()[asked.what](asked.rounds)
+    options = parser.parse_args()
+    found = {"machine": platform.machine(), "cores": os.cpu_count()} | globals()[options.what](options.rounds)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(known | {asked.what: found}, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(known | {options.what: found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@
         gamma: UnitFloat = option("Discount factor.")
         lr: Scheduled[PositiveFloat] = option("Step size of Adam.")
 
-The class holds types, ranges and one doc line a field, and no defaults: those stand in the
-component's YAML, where a person reads them. Validation is pydantic's.
+The class gives types, ranges and one line of documentation per option; defaults are in the component's YAML.
 """
 
 from __future__ import annotations
@@ -33,12 +32,11 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-C = TypeVar("C", bound=type[Any])
 
 
 @plain_dataclass(frozen=True)
 class Nested:
-    """Marks an option that holds a component: in YAML a mapping with ``name`` and that component's settings."""
+    """Mark an option that holds a component: in YAML a mapping with ``name`` and that component's settings."""
 
     kind: Literal["model"]
 
@@ -47,27 +45,24 @@ ModelNode: TypeAlias = Annotated[Any, Nested("model")]
 """A model inside a component, built by ``ctx.build(cfg.<option>, space)``."""
 
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
-"""A float in [0, 1]."""
 
 
 def _in_order(points: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
     if not points or any(later < earlier for (earlier, _), (later, _) in pairwise(points)):
-        raise PydanticCustomError("schedule", "points whose steps do not fall, as in [[0, 1.0], [1000, 0.5]]")
+        raise PydanticCustomError("schedule", "points in the order of their steps, as in [[0, 1.0], [1000, 0.5]]")
     return points
 
 
-Points: TypeAlias = Annotated[list[tuple[NonNegativeInt, T]], AfterValidator(_in_order)]
-
-Scheduled: TypeAlias = T | Points[T]
+Scheduled: TypeAlias = T | Annotated[list[tuple[NonNegativeInt, T]], AfterValidator(_in_order)]
 """A number, or ``[[env_step, value], ...]``: linear in between, constant before and after."""
 
 
 def option(doc: str) -> Any:
-    """A required field with its doc line."""
+    """Declare a required field with its line of documentation."""
     return Field(description=doc)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
-def settings(cls: C) -> C:
-    """Class decorator: a frozen, validated, keyword-only dataclass that refuses unknown fields."""
+def settings(cls: type[T]) -> type[T]:
+    """Make the class a frozen, validated, keyword-only dataclass that refuses unknown fields."""
     return dataclass(kw_only=True, frozen=True, config=ConfigDict(extra="forbid"))(cls)  # type: ignore[return-value]

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from rlplug.types import Tree
 
@@ -73,5 +75,5 @@ def put(tree: Tree, index: Any, values: Tree) -> None:
 
 
 def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:
-    """Concatenate tensors leaf by leaf along ``axis``."""
-    return map(lambda *parts: torch.cat(parts, axis), *trees)
+    """Concatenate leaf by leaf along ``axis``."""
+    return map(lambda *parts: (torch.cat if isinstance(parts[0], Tensor) else np.concatenate)(parts, axis), *trees)

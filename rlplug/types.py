@@ -9,8 +9,8 @@ The stream rule
     reopens the next segment.
 
 Shapes use ``T`` for time, ``B`` for columns (environments, or samples of a batch), ``A`` for the
-size of an action. With agents, ``is_first, valid, truncated, env_id, version, index, prob, state`` and
-``task`` have no agent axis and stay at the top level; every other key has one, or stands in its group.
+size of an action. With agents, ``is_first, valid, truncated, index, sample_prob, state`` and ``task``
+have no agent axis and stay at the top level; every other key has one, or stands in its group.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ KEYS: Mapping[str, Key] = {
     "carry": Key("[T+1, B, ...]", "float32", "recurrent state before the row; in a sample [1, B, ...], before row 0"),
     "prev_reward": Key("[T+1, B]", "float32", "reward of the row before; 0 where is_first"),
     "prev_action": Key("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
-    "version": Key("[T+1, B]", "int64", "number of the weights that acted"),
-    "env_id": Key("[T+1, B]", "int64", "global number of the environment that the column belongs to"),
     "index": Key("[B]", "int64", "insertion id of the sample in its buffer"),
     "priority": Key("[B]", "float32", "new priority of a sample (feedback), or first one of a row (postprocess)"),
     "sample_prob": Key("[B]", "float32", "probability with which the buffer drew the sample"),

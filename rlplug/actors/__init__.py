@@ -1,4 +1,4 @@
-"""Collection by Ray: the only part of rlplug that knows it, which is loaded where a run has actors and has to start."""
+"""Ray actors: the only part of rlplug that knows Ray. It is loaded when a run that has actors starts."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from rlplug.types import ConfigError
 if TYPE_CHECKING:
     from rlplug.actors.cluster import Cluster
 
-AUTHENTICATION = "RAY_AUTH_MODE"
+AUTH_MODE = "RAY_AUTH_MODE"
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # those of segments that nobody waits for any more
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of segments that are not needed any more
 }
 
-# Ray reads these when it is loaded
+# Ray reads these when it is imported
 os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
-if (Path.home() / ".ray" / "auth_token").exists():  # as Ray decides where it finds a cluster by itself
-    os.environ.setdefault(AUTHENTICATION, "token")
+if (Path.home() / ".ray" / "auth_token").exists():  # Ray decides the same way when it finds a cluster by itself
+    os.environ.setdefault(AUTH_MODE, "token")
 
 
-def join(plan: Plan, first: bool, plays: bool, broadcast: Callable[[Any], Any]) -> Cluster | None:
-    """This rank's connection to the Ray that all ranks share.
+def connect(plan: Plan, first: bool, has_actors: bool, broadcast: Callable[[Any], Any]) -> Cluster | None:
+    """Connect this rank to the Ray cluster that all ranks share.
 
     Args:
-        first: whether this is the first rank, which starts it where there is none.
-        plays: whether this rank has actors.
-        broadcast: gives every rank what the first one has.
+        first: whether this is the first rank, which starts the cluster if there is none.
+        has_actors: whether this rank has actors.
+        broadcast: gives every rank the first rank's value.
+
+    Returns:
+        The connection; None for a rank that needs none.
 
     Raises:
-        ConfigError: it cannot be joined, or is too small.
+        ConfigError: the cluster does not answer, or is too small.
     """
     assert plan.ray is not None
     cluster, invitation = None, None
@@ -50,7 +53,7 @@ def join(plan: Plan, first: bool, plays: bool, broadcast: Callable[[Any], Any]) 
             raise
         invitation = cluster.invitation
     address, environment = broadcast(invitation)
-    if not first and plays:
+    if not first and has_actors:
         os.environ.update(environment)
         from rlplug.actors.cluster import Cluster
 

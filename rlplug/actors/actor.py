@@ -1,4 +1,4 @@
-"""What runs in the processes of Ray: collection for one actor, and putting segments together."""
+"""What runs inside Ray's processes: collection, evaluation, and concatenation of segments. Nothing here knows Ray."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlplug import tree
 from rlplug.api import Plan
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.nonfinite import blame_nonfinite
@@ -25,14 +26,14 @@ from rlplug.trainer.policy import TRAINING, Policy
 from rlplug.types import Batch, Mode, Tree
 
 
-class Copy:
-    """A copy of the policy in a process of its own. Ray makes it; nothing in it knows Ray.
+class RemotePolicy:
+    """A copy of the policy in a process of its own.
 
-    One call follows another, but for ``word``, which is answered meanwhile.
+    Its methods are called one after another, except ``heartbeat``, which is answered while another one runs.
     """
 
     def __init__(self) -> None:
-        self._row, self._rows, self._moved = 0, 0, time.monotonic()
+        self._row, self._rows, self._last_step = 0, 0, time.monotonic()
 
     def build(
         self,
@@ -43,71 +44,71 @@ class Copy:
         path: list[str],
         versions: Mapping[str, str],
     ) -> Tree:
-        """Make everything that ``collect`` needs.
+        """Build everything that ``collect`` needs.
 
         Args:
             raw: the resolved configuration.
             spec: the environment's spaces, pickled.
-            env_ids: the environments that are played here.
-            path: where the learner finds modules.
-            versions: what it has installed.
+            env_ids: the environments that this process plays.
+            path: the learner's ``sys.path``.
+            versions: the versions that the learner has installed.
 
         Returns:
-            Where the stream stands.
+            The state before the first segment.
 
         Raises:
-            ConfigError: something else is installed here.
+            ConfigError: other versions are installed here.
         """
         sys.path.extend(folder for folder in path if folder not in sys.path)
         check_same(versions, "an actor")
         config = parse(dict(raw))
         set_up_torch(plan, config.deterministic)
-        device = device_of(plan)
         resolved = ResolvedRun.read(config, plan, pickle.loads(spec))
-        self.policy = Policy(config, resolved.context(device, env_ids), acts_only=True)
+        self.policy = Policy(config, resolved.context(actor_device(plan), env_ids), acts_only=True)
         return self._begin(env_ids)
 
     def _begin(self, env_ids: Sequence[int]) -> Tree:
         raise NotImplementedError
 
-    def _follow(self, rows: int, statistics: Tree, weights: dict[str, np.ndarray] | None) -> None:
-        """Act as the learner does now; ``weights`` None: those of the last call."""
-        self._row, self._rows, self._moved = 0, rows, time.monotonic()
+    def _update(self, rows: int, statistics: Tree, weights: dict[str, np.ndarray] | None) -> None:
+        """Load what the learner acts with now; ``weights`` is None where they have not changed."""
+        self._row, self._rows, self._last_step = 0, rows, time.monotonic()
         self.policy.load_statistics(statistics)
         if weights is not None:
             self.policy.load_acting_weights(weights)
 
-    def word(self) -> tuple[int, int, float]:
-        """Row that is being played, of how many, and for how many seconds."""
-        return self._row, self._rows, time.monotonic() - self._moved
+    def heartbeat(self) -> tuple[int, int, float]:
+        """Return the current row, the number of rows, and the seconds since the last environment step."""
+        return self._row, self._rows, time.monotonic() - self._last_step
 
-    def _tick(self) -> bool:
+    def _count_row(self) -> bool:
+        """Count a row; passed as ``stop``, so it returns False."""
         self._row += 1
-        self._moved = time.monotonic()
+        self._last_step = time.monotonic()
         return False
 
 
-class Actor(Copy):
+class Actor(RemotePolicy):
     """Plays some of the run's environments."""
 
     def _begin(self, env_ids: Sequence[int]) -> Tree:
-        seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # other actors draw other numbers
+        seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # every actor draws other numbers
         self.collector = self.policy.collector(env_ids)
         self.collector.reset()
         return self._state(self.policy.statistics())
 
-    def load(self, state: Tree, anew: int = 0) -> None:
-        """Go on where ``state`` says.
+    def load(self, state: Tree, new_episodes: int = 0) -> None:
+        """Continue from ``state``.
 
         Args:
-            anew: 0, or leave its episodes, and begin others; each number gives others.
+            new_episodes: above 0, begin new episodes instead of continuing; each number begins different ones.
         """
         collector = state["collector"]
-        if anew:
-            collector = collector | {"env": None, "cuts": collector["cuts"] + anew - 1}
+        if new_episodes:
+            collector = collector | {"env": None, "cuts": collector["cuts"] + new_episodes - 1}
         self.collector.load(collector)
         generator = self.policy.ctx.generators["actor"]
-        if len(state["generator"]) == len(generator.get_state()):  # else it drew on another kind of device
+        if len(state["generator"]) == len(generator.get_state()):  # else it is of another kind of device
             generator.set_state(torch.tensor(state["generator"]))
         if "global" in state:
             load_global_state(state["global"], self.policy.ctx.device)
@@ -115,18 +116,19 @@ class Actor(Copy):
     def collect(
         self, rows: int, mode: Mode, statistics: Tree, weights: dict[str, np.ndarray] | None
     ) -> tuple[Batch, bytes]:
-        """A segment, as arrays, and where the stream stands behind it, pickled: Ray takes longer for small arrays.
+        """Collect one segment.
 
-        Args:
-            weights: None: those of the last call.
+        Returns:
+            The segment as arrays ``[T+1, b, ...]``, and the state after it. The state is pickled here because Ray is
+            slow with many small arrays.
         """
-        self._follow(rows, statistics, weights)
+        self._update(rows, statistics, weights)
         with blame_nonfinite(self.collector, rows, statistics["env_steps"], self.collector.shard.env_ids):
-            (segment,) = self.collector.collect(rows, stop=self._tick, mode=mode)
+            (segment,) = self.collector.collect(rows, stop=self._count_row, mode=mode)
         return on_host(segment), pickle.dumps(self._state(statistics))
 
     def _state(self, statistics: Tree) -> Tree:
-        """On the host: who keeps it has no such device, maybe."""
+        """Return the state on the host: the learner may not have this device."""
         return {
             "collector": copy_to_host(self.collector.state()),
             "generator": self.policy.ctx.generators["actor"].get_state().numpy(),
@@ -135,8 +137,8 @@ class Actor(Copy):
         }
 
 
-class Examiner(Copy):
-    """Plays some columns of evaluations."""
+class EvalActor(RemotePolicy):
+    """Plays some columns of every evaluation."""
 
     def _begin(self, env_ids: Sequence[int]) -> Tree:
         policy = self.policy
@@ -147,36 +149,27 @@ class Examiner(Copy):
         self.evaluator.begin()
         return {}
 
-    def load(self, state: Tree, anew: int = 0) -> None:
-        """Every evaluation begins anew."""
+    def load(self, state: Tree, new_episodes: int = 0) -> None:
+        """Load nothing: every evaluation starts from its number alone."""
 
     def collect(
         self, number: int, mode: Mode, statistics: Tree, weights: dict[str, np.ndarray] | None
     ) -> tuple[list[tuple[float, int]], bytes]:
-        """(return, length) of the episodes of evaluation ``number``."""
-        self._follow(0, statistics, weights)
+        """Return (return, length) of the episodes of evaluation ``number``, and an empty state."""
+        self._update(0, statistics, weights)
         seed_global_from(self.policy.config.seed, EVALUATION, number, self.evaluator.shard.env_ids[0])
-        return self.evaluator.play(number, self._tick), pickle.dumps({})
+        return self.evaluator.play(number, self._count_row), pickle.dumps({})
 
 
-def device_of(plan: Plan) -> torch.device:
-    """Where an actor acts: one that was given no GPU is shown those of its machine all the same."""
-    given = plan.actors is not None and plan.actors.num_gpus > 0
-    return torch.device("cuda" if given and torch.cuda.is_available() else "cpu")
+def actor_device(plan: Plan) -> torch.device:
+    """Return the device of an actor. Ray shows the machine's GPUs also to an actor that was given none."""
+    has_gpu = plan.actors is not None and plan.actors.num_gpus > 0
+    return torch.device("cuda" if has_gpu and torch.cuda.is_available() else "cpu")
 
 
 class Aggregator:
-    """Puts the segments of several actors side by side."""
+    """Concatenates the segments of several actors before the learner fetches them."""
 
-    def beside(self, *segments: Batch) -> Batch:
-        return beside(segments)
-
-
-def beside(parts: Sequence[Batch]) -> Batch:
-    """Segments of the same rows with other columns, leaves ``[T+1, b, ...]``, as one of all columns."""
-    return {
-        key: beside([part[key] for part in parts])
-        if isinstance(leaf, dict)
-        else np.concatenate([part[key] for part in parts], 1)
-        for key, leaf in parts[0].items()
-    }
+    def concatenate(self, *segments: Batch) -> Batch:
+        """Return segments with leaves ``[T+1, b, ...]`` as one with the columns of all of them."""
+        return tree.cat(segments, 1)

@@ -1,8 +1,8 @@
-"""Collection by Ray actors, as one collector."""
+"""Collection by Ray actors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,21 @@ from rlplug.trainer.policy import Policy
 from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights
 
 if TYPE_CHECKING:
-    from rlplug.actors.pool import Crew, Member, Request
+    from rlplug.actors.handle import ActorHandle, Request
+    from rlplug.actors.pool import ActorPool
     from rlplug.envs.checking import Bounds
 
 
 class RayCollector(Collector):
-    """The segments of this rank's actors, put side by side: what one process would have collected.
+    """Collects with this rank's actors, and returns the segment that one process would have collected.
 
-    The tensors of a segment are this collector's own memory, valid until the next ``collect``.
+    The tensors of a segment belong to this collector and are valid until the next ``collect``.
 
     Args:
         policy: the learner's.
         env_ids: the environments of this rank.
-        count: actors that share them, equally.
-        first: number of the first of these actors in the whole run.
+        count: number of actors, which share the environments equally.
+        first: number of the first of them in the whole run.
     """
 
     def __init__(
@@ -47,12 +48,13 @@ class RayCollector(Collector):
         share = len(env_ids) // count
         self.env_ids, self.first = env_ids, first
         self.shares = [env_ids[i * share : (i + 1) * share] for i in range(count)]
-        self.crew: Crew | None = None
-        self._rows: dict[int, Batch] = {}
-        self._last: Tree = None
+        self.pool: ActorPool | None = None
+        self._buffers: dict[int, Batch] = {}  # one segment for each number of rows
+        self._last_row: Tree = None
+        self._requested = 0  # rounds that were requested and not gathered yet
         self._weights: Any = None
-        self._version, self._rounds, self._steps = -1, 0, 0
-        self._asked = 0
+        self._version = -1  # of the weights that were last broadcast
+        self._rounds, self._steps = 0, 0  # since that broadcast; steps of one actor
         self._loaded: list[Tree] | None = None
         with closing(policy.collector(env_ids[:1])) as probe:
             self.bounds: Bounds | None = probe.bounds
@@ -67,23 +69,19 @@ class RayCollector(Collector):
         return self._row
 
     def raw_segment(self, rows: int) -> Batch:
-        return {}  # actors look for themselves
+        return {}  # actors check their own segments
 
     def start(self) -> None:
-        """Make the actors; Ray is there.
+        """Start the actors on the cluster that this process is connected to.
 
         Raises:
-            ConfigError: they cannot be made.
+            ConfigError: the actors cannot run as configured.
         """
-        from rlplug.actors.pool import Crew  # Ray is loaded once it is known how its cluster is spoken to
+        from rlplug.actors.pool import ActorPool  # imports Ray, which reads the environment then
 
-        self.crew = Crew(self.cfg, self.shares, self.resolved, self.first)
+        self.pool = ActorPool(self.cfg, self.shares, self.resolved, self.first)
         if self._loaded is not None:
-            self._give(self.crew, self._loaded)
-
-    def _give(self, crew: Crew, states: Sequence[Tree]) -> None:
-        for member, state in zip(crew.members, states, strict=True):
-            crew.load(member, state)
+            self.pool.load(self._loaded)
 
     def collect(
         self,
@@ -94,80 +92,86 @@ class RayCollector(Collector):
         mode: Mode = "explore",
         further: int = 0,
     ) -> Iterator[Batch]:
-        assert self.crew is not None
+        assert self.pool is not None
         ahead = min(self.cfg.max_requests_in_flight - 1, further) if mode == "explore" else 0
-        while self._asked < 1 + ahead:
-            self.crew.ask(self._request(rows, mode))
-            self._asked += 1
-        segment = self._together(rows, self.crew.gather())
-        self._asked -= 1
-        self.policy.merge_exploration([member.state for member in self.crew.members if not member.lost])
+        while self._requested < 1 + ahead:
+            self.pool.request(self._request(self.pool, rows, mode))
+            self._requested += 1
+        segment = self._gather(self.pool, rows)
+        self._requested -= 1
+        self.policy.merge_exploration([handle.state for handle in self.pool.alive])
         yield segment
 
-    def _request(self, rows: int, mode: Mode) -> Request:
-        """A round with the newest weights, or with those of the last broadcast if that is recent enough."""
+    def _request(self, pool: ActorPool, rows: int, mode: Mode) -> Request:
+        """Return a round with the newest weights, or with those of the last broadcast while they are recent enough."""
+        from rlplug.actors.handle import Request
+
         self._rounds, self._steps = self._rounds + 1, self._steps + rows * len(self.shares[0])
         delay = self.cfg.max_weight_sync_delay
         due = self._rounds >= self.cfg.broadcast_interval or (delay is not None and self._steps >= delay)
         if self._weights is None or (due and self._version != self.progress.updates):
-            assert self.crew is not None
-            self._weights = self.crew.put(self.policy.acting_weights())
+            self._weights = pool.put(self.policy.acting_weights())
             self._version, self._rounds, self._steps = self.progress.updates, 0, 0
-        from rlplug.actors.pool import Request
-
         statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
         return Request(rows, mode, statistics, self._version, self._weights)
 
-    def _together(self, rows: int, pieces: Iterable[tuple[Sequence[Member], Batch]]) -> Batch:
-        """One segment of all columns. Those of lost actors hold nothing that is valid."""
-        if rows not in self._rows:
-            self._rows[rows] = tree.map(lambda x: x.repeat(rows + 1, *(1 for _ in x.shape)), self._row)
-        segment, start, seen = self._rows[rows], self.env_ids[0], np.zeros(len(self.env_ids), np.bool_)
-        for members, part in pieces:
-            columns = np.concatenate([np.asarray(member.env_ids) for member in members]) - start
-            seen[columns] = True
-            whole = slice(columns[0], columns[-1] + 1) if columns[-1] - columns[0] < len(columns) else columns
-            _put(segment, whole, part)
-            del part  # Ray can take its room for the next one
-        if not seen.all():
-            if self._last is not None:  # row 0 is what the last step before led to
-                _put(segment, ~seen, tree.map(lambda x: x[None, ~seen], self._last))
+    def _gather(self, pool: ActorPool, rows: int) -> Batch:
+        """Return one segment ``[T+1, B]`` with the columns of all actors; those of lost actors have no valid rows."""
+        if rows not in self._buffers:
+            self._buffers[rows] = tree.map(lambda x: x.repeat(rows + 1, *(1 for _ in x.shape)), self._row)
+        segment, missing = self._buffers[rows], np.ones(len(self.env_ids), np.bool_)
+        for handles, part in pool.gather():
+            columns = self._columns(handles)
+            missing[columns] = False
+            _write(segment, columns, part)
+            del part  # so that Ray can reuse its memory for the next one
+        if missing.any():
+            if self._last_row is not None:  # row 0 is the observation after the last step
+                _write(segment, missing, tree.map(lambda x: x[None, missing], self._last_row))
             for key in ("valid", "is_first", "terminated", "truncated", "reward"):
-                segment[key][:, torch.from_numpy(~seen)] = 0
+                segment[key][:, torch.from_numpy(missing)] = 0
         if self.cfg.on_failure == "ignore":
-            self._last = tree.map(lambda x: x[-1].numpy().copy(), segment)
+            self._last_row = tree.map(lambda x: x[-1].numpy().copy(), segment)
         return segment
 
+    def _columns(self, handles: Sequence[ActorHandle]) -> Any:
+        """Return the columns of some actors: a slice where they are contiguous, which is faster to write."""
+        columns = np.concatenate([np.asarray(handle.env_ids) for handle in handles]) - self.env_ids[0]
+        contiguous = columns[-1] - columns[0] < len(columns)
+        return slice(columns[0], columns[-1] + 1) if contiguous else columns
+
     def state(self) -> Tree:
-        """Every actor's, behind the last segment; ``env`` is None where environments cannot say theirs."""
-        states = [member.state for member in self.crew.members] if self.crew else self._loaded or []
-        known = all(state["collector"]["env"] is not None for state in states)
-        return {"actors": states, "env": "actors" if known else None}
+        """Return the state of every actor after the last segment; ``env`` is None if environments cannot be saved."""
+        states = [handle.state for handle in self.pool.handles] if self.pool else self._loaded or []
+        saved = all(state["collector"]["env"] is not None for state in states)
+        return {"actors": states, "env": "actors" if saved else None}
 
     def load(self, state: Tree) -> None:
-        """Raises:
-        ConfigError: it is of other actors.
+        """Continue from ``state``.
+
+        Raises:
+            ConfigError: it has another number of actors.
         """
         states = state.get("actors", [])
         if len(states) != len(self.shares):
-            there = f"{len(states)} actors to a rank" if states else "none"
+            count = f"{len(states)} actors per rank" if states else "no actors"
             raise ConfigError(
                 "hardware.actors.count",
-                f"the run was collected by {there}, and continues with as many; here are {len(self.shares)}",
+                f"the run has been collected with {count} and has to continue so; now it has {len(self.shares)}",
             )
         self._loaded = states
-        if self.crew is not None:
-            self._give(self.crew, states)
+        if self.pool is not None:
+            self.pool.load(states)
 
     def close(self) -> None:
-        if self.crew is not None:
-            self.crew.close()
+        if self.pool is not None:
+            self.pool.close()
 
 
-def _put(segment: Batch, columns: Any, part: Batch) -> None:
-    """Write arrays ``[T+1, b, ...]`` into the columns of ``segment``."""
-    for key, leaf in segment.items():
-        if isinstance(leaf, dict):
-            _put(leaf, columns, part[key])
-        else:
-            leaf.numpy()[:, columns] = part[key]
+def _write(segment: Batch, columns: Any, part: Batch) -> None:
+    """Write arrays ``[T+1, b, ...]`` into some columns of ``segment [T+1, B, ...]``."""
+
+    def write(leaf: torch.Tensor, values: np.ndarray) -> None:
+        leaf.numpy()[:, columns] = values
+
+    tree.map(write, segment, part)

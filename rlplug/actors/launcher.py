@@ -1,4 +1,4 @@
-"""Ranks that Ray places on the machines of a cluster."""
+"""Ranks on the machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,51 +14,54 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.util import get_node_ip_address, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlplug.actors.cluster import Cluster, say
+from rlplug.actors.cluster import Cluster, warn
 from rlplug.api import Plan
 from rlplug.distributed.fabric import fabric_of, free_port, set_rank_env
-from rlplug.distributed.signals import handling
-from rlplug.distributed.spawn import GRACE, RankError
+from rlplug.distributed.signals import handle_signals
+from rlplug.distributed.spawn import GRACE_S, RankError
 from rlplug.types import ConfigError, RunError
 
-ROOM = 60.0
-"""seconds in which a cluster has to have room for all ranks at once"""
+PLACEMENT_S = 60.0
+"""seconds in which the cluster has to have room for all ranks at the same time"""
 
 
 def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callable[[str], None] = print) -> Any:
     """Run ``function(fabric, tell, *args)`` on every rank, in processes of Ray.
 
-    As with ``spawn_ranks``, Ctrl-C and SIGTERM reach all of them, and when one fails, all end.
+    As with ``spawn_ranks``, Ctrl-C and SIGTERM are passed on to all ranks, and when one fails, all end.
+
+    Returns:
+        What the first rank returned.
 
     Raises:
-        ConfigError: the cluster does not answer, or has no room for them.
-        RunError, KeyboardInterrupt, RankError: as ``spawn_ranks``.
+        ConfigError: the cluster does not answer, or has no room for the ranks.
+        RunError, KeyboardInterrupt, RankError: as in ``spawn_ranks``.
     """
     assert plan.ray is not None
-    with closing(Cluster(plan.ray)) as cluster, _placed(plan, cluster) as group:
+    with closing(Cluster(plan.ray)) as cluster, _place(plan, cluster) as group:
         places = [
             {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)}
             | {"num_cpus": plan.ray.num_cpus, "num_gpus": plan.ray.num_gpus}
             for rank in range(plan.world_size)
         ]
-        # a process of its own for each: it leaves a process group behind
+        # max_calls=1 gives every rank a new process: a rank leaves a process group behind
         task: Any = ray.remote(max_calls=1, max_retries=0)
-        address, port = ray.get(task(_meeting_point).options(**places[0]).remote())
-        question = (plan, address, port, os.getcwd(), list(sys.path), function, args)
+        address, port = ray.get(task(_first_address).options(**places[0]).remote())
+        work = (plan, address, port, os.getcwd(), list(sys.path), function, args)
         refs = [
-            task(_work).options(name=f"rank {rank}", **place).remote(rank, *question)
+            task(_run_rank).options(name=f"rank {rank}", **place).remote(rank, *work)
             for rank, place in enumerate(places)
         ]
-        with _passing_on_signals(refs) as asked:
-            return _listen(refs, asked)
+        with _pass_on_signals(refs) as signals:
+            return _outcome(refs, signals)
 
 
 @contextmanager
-def _placed(plan: Plan, cluster: Cluster) -> Iterator[Any]:
-    """Room for all ranks at once.
+def _place(plan: Plan, cluster: Cluster) -> Iterator[Any]:
+    """Reserve room for all ranks.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the cluster has none.
     """
     assert plan.ray is not None
     each = {"CPU": plan.ray.num_cpus, "GPU": plan.ray.num_gpus}
@@ -66,11 +69,11 @@ def _placed(plan: Plan, cluster: Cluster) -> Iterator[Any]:
     needed = {key: n for key, n in each.items() if n} or {"CPU": 0.001}
     group = placement_group([needed] * plan.world_size, strategy=plan.ray.placement_strategy)
     try:
-        if not group.wait(ROOM):
+        if not group.wait(PLACEMENT_S):
             raise ConfigError(
                 "hardware.ray.placement_strategy",
-                f"the cluster has no room for {plan.world_size} ranks with {needed} each by"
-                f" {plan.ray.placement_strategy}, within {ROOM:g} s: other programs have it, or machines are too few",
+                f"within {PLACEMENT_S:g} s the cluster had no room for {plan.world_size} ranks with {needed} each by"
+                f" {plan.ray.placement_strategy}: other programs use it, or it has too few machines",
             )
         yield group
     finally:
@@ -78,40 +81,40 @@ def _placed(plan: Plan, cluster: Cluster) -> Iterator[Any]:
             remove_placement_group(group)
 
 
-def _meeting_point() -> tuple[str, int]:
-    """Where the first rank listens."""
+def _first_address() -> tuple[str, int]:
+    """Return where the first rank listens; called on its machine."""
     return get_node_ip_address(), free_port()
 
 
-def _work(
+def _run_rank(
     rank: int, plan: Plan, address: str, port: int, cwd: str, path: list[str], function: Any, args: tuple[Any, ...]
 ) -> Any:
-    """One rank. Its device is the first one that it sees: Ray shows it no others."""
-    with suppress(OSError):  # another machine need not have it
+    """Run one rank. Its device is the first one it sees: Ray hides the others."""
+    with suppress(OSError):  # another machine may not have this folder
         os.chdir(cwd)
     sys.path.extend(folder for folder in path if folder not in sys.path)
     set_rank_env(rank, plan.world_size, port, address, alone=True)
     return function(fabric_of(replace(plan, devices=1, num_nodes=plan.world_size)), print, *args)
 
 
-def _listen(refs: list[Any], asked: list[int]) -> Any:
-    """The first rank's value, or what went wrong."""
-    waiting, wrong = list(refs), dict[Any, RayError]()
-    while waiting and (not wrong or len(asked) == 1):  # those that were asked to stop end by themselves
+def _outcome(refs: list[Any], signals: list[int]) -> Any:
+    """Wait for the ranks; return the first one's value, or raise what failed first."""
+    waiting, failed = list(refs), dict[Any, RayError]()
+    while waiting and (not failed or len(signals) == 1):  # after one signal the ranks end by themselves
         done, waiting = ray.wait(waiting, timeout=1.0)
-        wrong |= _errors(done)
-    if not wrong:
+        failed |= _errors(done)
+    if not failed:
         return ray.get(refs[0])
-    wrong |= _errors(_end(waiting))
-    if asked:
-        raise KeyboardInterrupt(asked[0])
-    # whose process is gone is why others failed, whoever was heard of first
-    ref = min(wrong, key=lambda ref: (isinstance(wrong[ref], RayTaskError), refs.index(ref)))
-    raise _said(refs.index(ref), len(refs), wrong[ref])
+    failed |= _errors(_end(waiting))
+    if signals:
+        raise KeyboardInterrupt(signals[0])
+    # the error of a rank may only follow from another rank's lost process, or from an earlier error
+    ref = min(failed, key=lambda ref: isinstance(failed[ref], RayTaskError))
+    raise _rank_error(refs.index(ref), len(refs), failed[ref])
 
 
 def _errors(refs: list[Any]) -> dict[Any, RayError]:
-    """What those failed of that did."""
+    """Return the errors of the ranks that failed."""
     errors = dict[Any, RayError]()
     for ref in refs:
         try:
@@ -121,8 +124,8 @@ def _errors(refs: list[Any]) -> dict[Any, RayError]:
     return errors
 
 
-def _said(rank: int, ranks: int, error: RayError) -> Exception:
-    """What a rank failed of."""
+def _rank_error(rank: int, ranks: int, error: RayError) -> Exception:
+    """Return what to raise for a rank's error."""
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, ConfigError | RunError):
             return error.cause
@@ -131,10 +134,10 @@ def _said(rank: int, ranks: int, error: RayError) -> Exception:
 
 
 def _end(refs: list[Any]) -> list[Any]:
-    """End ranks that wait for somebody who is gone; those are returned that had a last word."""
+    """Return the ranks that end by themselves within seconds, and end the others, which wait for one that is gone."""
     if not refs:
         return []
-    done, waiting = ray.wait(refs, num_returns=len(refs), timeout=GRACE)
+    done, waiting = ray.wait(refs, num_returns=len(refs), timeout=GRACE_S)
     for ref in waiting:
         with suppress(RayError, TaskCancelledError, ValueError):
             ray.cancel(ref, force=True)
@@ -142,16 +145,20 @@ def _end(refs: list[Any]) -> list[Any]:
 
 
 @contextmanager
-def _passing_on_signals(refs: list[Any]) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM ask all ranks to end after their round; the second one ends them. Yields what came."""
-    asked: list[int] = []
+def _pass_on_signals(refs: list[Any]) -> Iterator[list[int]]:
+    """Pass Ctrl-C and SIGTERM on to all ranks, which end after their round; a second one ends them at once.
+
+    Yields:
+        The signals that arrived.
+    """
+    signals: list[int] = []
 
     def pass_on(number: int, frame: Any) -> None:
-        asked.append(number)
+        signals.append(number)
         for ref in refs:
-            ray.cancel(ref, force=len(asked) > 1, recursive=False)
-        if len(asked) == 1:
-            say("stopping after this round, with a checkpoint; Ctrl-C again: at once, without one")
+            ray.cancel(ref, force=len(signals) > 1, recursive=False)
+        if len(signals) == 1:
+            warn("stopping after this round, with a checkpoint; Ctrl-C again: at once, without one")
 
-    with handling(pass_on):
-        yield asked
+    with handle_signals(pass_on):
+        yield signals

@@ -16,7 +16,7 @@ VERBS = ("train", "resume", "evaluate", "check", "plugins")
 """each is a module of this package with a function ``main(arguments) -> exit code``"""
 
 PRINT = ("check", "plugins")
-"""those that print something and do nothing else"""
+"""verbs that only print something"""
 
 FAILED = 1
 BAD_INPUT = 2
@@ -38,16 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError("", f"unknown verb {verb!r}; {unknown(verb, VERBS)}. Settings are written key=value")
         run = importlib.import_module(f"rlplug.cli.{verb}").main
         return _printed(run, arguments) if verb in PRINT else run(arguments)
-    except ConfigError as error:
-        return refuse(error)
-    except RunError as error:
+    except (ConfigError, RunError) as error:
         return refuse(error)
     except KeyboardInterrupt as end:
         return 128 + (end.args[0] if end.args else signal.SIGINT)
 
 
 def tell(line: str) -> None:
-    """What a person should know, beside what a run prints."""
+    """Print a line for the user on stderr."""
     print(f"rlplug: {line}", file=sys.stderr)
 
 
@@ -58,7 +56,7 @@ def refuse(error: ConfigError | RunError) -> int:
 
 
 def _printed(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """``run(arguments)``, unless whoever reads it (``| head``) has read enough."""
+    """Return ``run(arguments)``, or an exit code when the reader of its output (``| head``) closes it."""
     try:
         code = run(arguments)
         sys.stdout.flush()
@@ -69,5 +67,5 @@ def _printed(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> i
 
 
 def _is_word(argument: str) -> bool:
-    """Neither a flag (``-m``) nor an override (``algo=sac``, ``+x=1``, ``~x``)."""
+    """Return whether it is neither a flag (``-m``) nor an override (``algo=sac``, ``+x=1``, ``~x``)."""
     return "=" not in argument and not argument.startswith(("-", "+", "~"))

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """Evaluate one checkpoint.
 
     Raises:
-        ConfigError: there is none, or it cannot be used here, or not so.
+        ConfigError: there is no checkpoint, it cannot be used here, or the overrides are wrong.
     """
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """What ``evaluate`` found, for a person."""
+    """Return the result of an evaluation as text."""
     spread = f"min {result['eval/return_min']:,.2f}, max {result['eval/return_max']:,.2f}"
     rows = {
         "checkpoint": result["checkpoint"],

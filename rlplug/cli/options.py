@@ -23,11 +23,11 @@ class Option(NamedTuple):
 
 
 def options(config: Any, defaults: Mapping[str, Any]) -> list[Option]:
-    """The options of a component.
+    """Return the options of a component.
 
     Args:
         config: its ``Config``, made by ``rlplug.settings.settings``.
-        defaults: its node of the YAML; what it lacks is shown without a default.
+        defaults: its node of the YAML; an option that is missing there has no default.
     """
     rows: list[Option] = []
     for name, field in config.__pydantic_fields__.items():
@@ -42,7 +42,7 @@ def options(config: Any, defaults: Mapping[str, Any]) -> list[Option]:
 
 
 def type_text(annotation: Any) -> str:
-    """``float``, ``float or schedule``, ``int or null``, ``'relu' or 'tanh'``, ``list[int]``."""
+    """Return the type as text: ``float or schedule``, ``int or null``, ``'relu' or 'tanh'``, ``list[int]``."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join("schedule" if _is_schedule(member) else type_text(member) for member in arguments)
@@ -56,7 +56,7 @@ def type_text(annotation: Any) -> str:
 
 
 def range_text(annotation: Any) -> str:
-    """``>= 0, <= 1``: of the value itself, of the values of a schedule, of the items of a list."""
+    """Return the range as text, ``>= 0, <= 1``: of the value, of a schedule's values or of a list's items."""
     found: list[str] = []
     for member in get_args(annotation) if get_origin(annotation) is not Literal else ():
         if not _is_schedule(member):
@@ -71,7 +71,7 @@ def _bounds(bound: Any, name: str) -> bool:
 
 
 def _is_schedule(annotation: Any) -> bool:
-    """``[[env_step, value], ...]``, the second form of ``Scheduled``."""
+    """Return whether it is ``[[env_step, value], ...]``, the second form of ``Scheduled``."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     (item,) = get_args(annotation) if get_origin(annotation) is list else (None,)

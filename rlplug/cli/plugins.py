@@ -61,7 +61,7 @@ def _options(kind: Kind, name: str) -> list[str]:
 
 
 def _defaults(kind: Kind, name: str) -> dict[str, Any]:
-    """The component's node in its YAML: of the file with its name, or of the first one that selects it."""
+    """Return the component's node from the YAML file with its name, or from the first one that selects it."""
     from rlplug.config import default_node, option_names
 
     for option in sorted(option_names(kind), key=lambda option: (option != name, option)):

@@ -19,8 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     """Resume one run.
 
     Raises:
-        ConfigError: it cannot be continued, or not so.
-        RunError: it could not go on.
+        ConfigError: it cannot be continued, or not with these overrides.
+        RunError: the run had to stop.
     """
     if {"-h", "--help"} & set(arguments):
         print(USAGE)

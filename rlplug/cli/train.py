@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rlplug.config import composed, parse, plain
+from rlplug.config import compose, composed, parse, plain
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, RunError
 
@@ -29,7 +29,6 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.config.hydra_errors import explain
     from rlplug.config.session import PRIMARY, VERSION_BASE
-    from rlplug.config.sweeps import check_sweep
     from rlplug.registry import search_path
 
     warn_broken()
@@ -70,7 +69,7 @@ def train(overrides: Sequence[str] = ()) -> float:
 
 
 def job(config: DictConfig) -> float:
-    """One run of Hydra, maybe of many and in a process of its own. Returns the score that a sweeper maximises."""
+    """Train one job of Hydra, which can be one of many and in another process. Return the score of a sweep."""
     from hydra.core.hydra_config import HydraConfig
 
     from rlplug.cli import refuse, tell
@@ -91,11 +90,36 @@ def job(config: DictConfig) -> float:
         raise
 
 
-def _flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line as Hydra reads it.
+def check_sweep(overrides: Sequence[str]) -> None:
+    """Check a sweep before its first job: every value of every swept key, each with the first values of the others.
+
+    Ranges from which a sweeper draws (``interval``) and values that do not fit together are left to the jobs.
 
     Raises:
-        ConfigError: for a flag that does not exist.
+        ConfigError: a value is wrong.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from rlplug.config.hydra_errors import explained
+    from rlplug.config.session import session
+
+    with session() as loader, explained(overrides):
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+        discrete = [o for o in parsed if o.is_discrete_sweep()]
+        swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in discrete]
+    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
+    firsts = [values[0] for values in swept]
+    compose([*fixed, *firsts])
+    for i, values in enumerate(swept):
+        for value in values[1:]:
+            compose([*fixed, *firsts[:i], value, *firsts[i + 1 :]])
+
+
+def _flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line as Hydra does.
+
+    Raises:
+        ConfigError: a flag does not exist.
     """
     from hydra._internal.utils import get_args_parser  # the only one that knows Hydra's flags
 
@@ -112,7 +136,7 @@ def _command(overrides: Sequence[str]) -> list[str]:
 
 
 def _remove_empty(folder: Path, sweep: Path) -> None:
-    """Hydra makes the folder before the job is checked. A refused job leaves none, nor empty ones above it."""
+    """Remove the folder that Hydra makes before the job is checked, and the empty folders above it."""
     above = [parent for parent in folder.parents if Path.cwd() in parent.parents]
     with suppress(OSError):
         for empty in (folder, *above):
@@ -122,7 +146,7 @@ def _remove_empty(folder: Path, sweep: Path) -> None:
 
 
 def _from_hydra(error: Exception, modules: tuple[str, ...] = ("hydra.", "omegaconf.", "yaml.")) -> bool:
-    """Did Hydra refuse the command line? Not so when the error comes from inside a job."""
+    """Return whether Hydra refused the command line; an error from inside a job is not from Hydra."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     thrower = frames[-1].f_globals.get("__name__", "")
     return thrower.startswith(modules) and job.__code__ not in [f.f_code for f in frames]
@@ -130,7 +154,7 @@ def _from_hydra(error: Exception, modules: tuple[str, ...] = ("hydra.", "omegaco
 
 @contextmanager
 def _hydra_program(arguments: Sequence[str]) -> Iterator[None]:
-    """Hydra reads ``sys.argv``; asked for full errors, it raises them instead of printing them."""
+    """Set what Hydra reads: ``sys.argv``, and the variable that makes it raise errors instead of printing them."""
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["rlplug", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"

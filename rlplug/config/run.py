@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
-from rlplug.config.messages import as_one, explain, show, unknown_key
-from rlplug.registry import KINDS, Component, Kind
-from rlplug.settings import (
-    Nested,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    UnitFloat,
-    option,
-    settings,
-)
+from rlplug.config.messages import dotted, explain, join_errors, show, unknown_key
+from rlplug.registry import KINDS, Kind
+from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
 
 T = TypeVar("T")
 
 SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")
-"""kinds of which a run has exactly one"""
+"""kinds with exactly one component per run"""
 SEVERAL: tuple[Kind, ...] = ("exploration", "logger")
-"""kinds of which a run has any number, by name"""
+"""kinds with any number of components per run, by name"""
 
 
 @dataclass(frozen=True)
@@ -38,15 +31,14 @@ class Chosen:
 
     kind: Kind
     key: str
-    """where its node stands: ``algo``, ``exploration.gaussian``, ``critic_model``"""
+    """the key of its node: ``algo``, ``exploration.gaussian``, ``critic_model``"""
     name: str
-    component: Component
     cls: type[Any]
     cfg: Any
     """an instance of ``cls.Config``"""
 
     def build(self, ctx: Any) -> Any:
-        """Make the component for a ``Context``."""
+        """Build the component for a ``Context``."""
         return self.cls(self.cfg, ctx)
 
 
@@ -58,9 +50,8 @@ class Eval:
 
 
 def _interval(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?min", value) and float(value[:-3]) > 0:
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    minutes = isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?min", value) and float(value[:-3]) > 0
+    if minutes or (type(value) is int and value >= 0):
         return value
     raise PydanticCustomError("interval_type", "environment steps, or minutes such as 5min")
 
@@ -82,7 +73,7 @@ class Log:
 @settings
 class Preprocess:
     normalize_obs: bool = option("Subtract the running mean of vector observations, divide by their deviation.")
-    clip_obs: PositiveFloat = option("Normalised observations are clipped to +- this.")
+    clip_obs: PositiveFloat = option("Normalized observations are clipped to +- this.")
     scale_reward: PositiveFloat = option("Factor of the environment's rewards.")
     normalize_reward: bool = option("Divide rewards by the running deviation of the discounted return.")
     reward_gamma: UnitFloat = option("Discount of that return.")
@@ -134,42 +125,31 @@ def parse(raw: dict[str, Any]) -> RunConfig:
         ConfigError: with one line for each mistake.
     """
     errors: list[ConfigError] = []
+    chosen = partial(_collect, errors, choose)
+    core = {key: raw[key] for key in CORE if key in raw}
+    _collect(errors, typed, Core, core)
     slots = ["model", *(key for key in raw if key.endswith("_model"))]
     known = [*CORE, *SINGLE, *SEVERAL, *slots]
     errors += [unknown_key(key, known) for key in raw if key not in known]
-
-    def chosen(kind: Kind, key: str, node: Any) -> Chosen | None:
-        try:
-            return choose(kind, key, node)
-        except ConfigError as error:
-            errors.append(error)
-            return None
-
     components: dict[str, Any] = {kind: chosen(kind, kind, raw.get(kind)) for kind in SINGLE}
     for kind in SEVERAL:
         nodes = raw.get(kind) or {}
-        if not isinstance(nodes, dict):
+        if isinstance(nodes, dict):
+            components[kind] = {name: chosen(kind, f"{kind}.{name}", node) for name, node in nodes.items()}
+        else:
             errors.append(ConfigError(kind, f"{show(nodes)} has the wrong type: should map names to settings"))
-            continue
-        components[kind] = {name: chosen(kind, f"{kind}.{name}", node) for name, node in nodes.items()}
     models = {slot: chosen("model", slot, raw.get(slot)) for slot in slots if slot == "model" or raw[slot] is not None}
-    components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
-
-    core = {key: raw[key] for key in CORE if key in raw}
-    try:
-        typed(Core, core)
-    except ConfigError as error:
-        errors.insert(0, error)
     if errors:
-        raise as_one(errors)
+        raise join_errors(errors)
+    components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
     return RunConfig(**core, **components, raw=raw)
 
 
 def choose(kind: Kind, key: str, node: Any) -> Chosen:
-    """The component that a node selects: ``name`` says which, the other keys are its settings.
+    """Return the component that a node selects: ``name`` selects it, the other keys are its settings.
 
     Raises:
-        ConfigError: no such component, it cannot be imported, or its settings are wrong.
+        ConfigError: there is no such component, it cannot be imported, or its settings are wrong.
     """
     if node is None:
         raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(registry.names(kind))}")
@@ -182,108 +162,89 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     cls = registry.load(kind, name, f"{key}.name")
     if not hasattr(cls, "Config"):
         raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
-    cfg = typed(cls.Config, {option: value for option, value in node.items() if option != "name"}, key)
-    return Chosen(kind, key, name, registry.get(kind, name), cls, cfg)
+    return Chosen(kind, key, name, cls, typed(cls.Config, _settings(node), key))
 
 
 def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
-    """Validate a node.
-
-    Args:
-        config: a class made by ``rlplug.settings.settings``.
-        key: where the node stands.
+    """Validate the node at ``key`` against a class made by ``rlplug.settings.settings``.
 
     Raises:
         ConfigError: with one line for each mistake.
     """
-    inside, wrong = {}, []
-    for name, kind in _nested(config).items():
-        if name in node:
-            try:
-                inside[name] = choose(kind, f"{key}.{name}", node[name])
-            except ConfigError as error:
-                wrong.append(error)
-                inside[name] = None
+    errors: list[ConfigError] = []
+    inside = {name: _collect(errors, choose, kind, f"{key}.{name}", node[name]) for name, kind in _nested(config, node)}
     try:
         cfg = config(**node | inside)
     except ValidationError as error:
-        raise as_one([*explain(error, node, config, key), *wrong]) from None
-    if wrong:
-        raise as_one(wrong)
+        raise join_errors([*explain(error, node, config, key), *errors]) from None
     for name, value in node.items():
-        # pydantic takes true for the number 1
+        # pydantic accepts true as the number 1
         if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool):
-            raise ConfigError(f"{key}.{name}" if key else name, f"{show(value)} has the wrong type: should be a number")
+            errors.append(ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number"))
+    if errors:
+        raise join_errors(errors)
     return cfg
 
 
-def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str, Any]:
-    """Return a stored configuration with the settings of each component as its present version declares them.
+def _collect(errors: list[ConfigError], function: Callable[..., T], *args: Any) -> T | None:
+    """Return ``function(*args)``; append a ``ConfigError`` to ``errors`` instead of raising it."""
+    try:
+        return function(*args)
+    except ConfigError as error:
+        errors.append(error)
 
-    A node is passed through the classmethod ``Config.migrate(old) -> dict`` of its component, if there is one, without
-    its ``name``; then the nodes inside it are. A node whose component cannot be imported is left alone: whoever needs
-    that component names it.
+
+def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str, Any]:
+    """Return a stored configuration with the settings of each component as its installed version declares them.
+
+    The node of a component, without ``name``, is passed through its classmethod ``Config.migrate(old) -> dict`` if it
+    has one; then the nodes inside it are migrated. A node whose component cannot be imported is not changed.
 
     Args:
-        kinds: of the nodes to migrate, whose components are imported.
+        kinds: the kinds whose nodes are migrated and whose components are imported.
 
     Raises:
         ConfigError: a component's ``migrate`` failed.
     """
-    migrated = dict(raw)
-    for key, node in raw.items():
-        if (kind := kind_of(str(key))) not in kinds:
-            continue
-        if kind in SEVERAL and isinstance(node, dict):
-            migrated[key] = {name: _migrate(kind, f"{key}.{name}", one) for name, one in node.items()}
-        else:
-            migrated[key] = _migrate(kind, key, node)
-    return migrated
+    return {key: _migrate(kind, key, node) if (kind := kind_of(key)) in kinds else node for key, node in raw.items()}
 
 
 def _migrate(kind: Any, key: str, node: Any) -> Any:
-    if not isinstance(node, dict) or not isinstance(name := node.get("name"), str):
+    if not isinstance(node, dict):
         return node
+    if not isinstance(name := node.get("name"), str):  # several components
+        return {option: _migrate(kind, f"{key}.{option}", inner) for option, inner in node.items()}
     try:
         config = registry.load(kind, name).Config
     except (ConfigError, AttributeError):
         return node
     if hasattr(config, "migrate"):
-        old = {option: value for option, value in node.items() if option != "name"}
         try:
-            node = {"name": name} | config.migrate(old)
+            node = {"name": name} | config.migrate(_settings(node))
         except Exception as error:
             who = f"{kind} {name!r} of {registry.owner(kind, name)}"
             raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error
-    inside = {option: kind for option, kind in _nested(config).items() if option in node}
-    return node | {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in inside.items()}
+    return node | {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in _nested(config, node)}
+
+
+def _settings(node: dict[str, Any]) -> dict[str, Any]:
+    return {option: value for option, value in node.items() if option != "name"}
 
 
 def nested(chosen: Chosen) -> Iterator[Chosen]:
-    """A component, and those inside it."""
+    """Yield a component and those inside it."""
     yield chosen
-    for name in _nested(type(chosen.cfg)):
+    for name, _ in _nested(type(chosen.cfg), vars(chosen.cfg)):
         yield from nested(getattr(chosen.cfg, name))
 
 
-def _nested(config: Any) -> dict[str, Kind]:
-    """The options that hold a component, and of which kind."""
-    return {
-        name: mark.kind
-        for name, field in config.__pydantic_fields__.items()
-        for mark in field.metadata
-        if isinstance(mark, Nested)
-    }
-
-
-def chosen_name(raw: Any, key: str) -> str | None:
-    """The name of the component that a configuration has at a key; None: it has none there."""
-    for part in (*key.split("."), "name"):
-        raw = raw.get(part) if isinstance(raw, Mapping) else None
-    return raw
+def _nested(config: Any, node: Mapping[str, Any]) -> list[tuple[str, Kind]]:
+    """Return the options in a node that hold a component, with its kind."""
+    marks = [(name, mark) for name, field in config.__pydantic_fields__.items() for mark in field.metadata]
+    return [(name, mark.kind) for name, mark in marks if isinstance(mark, Nested) and name in node]
 
 
 def kind_of(key: str) -> str:
-    """The kind that a config key is about: ``model`` for ``critic_model.torso``, ``logger`` for ``logger.csv``."""
-    root = key.partition(".")[0]
+    """Return the kind of a config key: ``model`` for ``critic_model.torso``, ``logger`` for ``logger.csv``."""
+    root = str(key).partition(".")[0]
     return "model" if root.endswith("_model") else root

@@ -1,9 +1,10 @@
-"""Fabric of a rank, and what lets Fabric recognise it as one of several."""
+"""Fabric on one rank, and the environment variables by which Fabric recognizes a rank."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import warnings
 from datetime import timedelta
@@ -14,57 +15,63 @@ from lightning.fabric import Fabric as Fabric
 from lightning.fabric.plugins import MixedPrecision, Precision
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
+from torch import distributed
 
 from rlplug.plan import Plan
 from rlplug.types import ConfigError
 
-PATIENCE = timedelta(hours=2)
-"""for which ranks wait for one another: the first one evaluates alone"""
+TIMEOUT = timedelta(hours=2)
+"""of collectives: one rank may collect, restart its actors or record a video while the others wait for it"""
 
 
 def launched_elsewhere() -> bool:
-    """Is this process one of several that torchrun or srun started?"""
+    """Return whether torchrun or srun started this process as one of several."""
     return TorchElasticEnvironment.detect() or _started_by_srun()
 
 
 def _started_by_srun() -> bool:
-    """A batch script of a job with several tasks is none of them, and neither is what is typed into a shell."""
-    typed = "SLURM_PTY_PORT" in os.environ or os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1" and not typed
+    """Return whether srun started it; the batch script or the shell of a job with several tasks is no task itself."""
+    shell = "SLURM_PTY_PORT" in os.environ or os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1" and not shell
 
 
 def require_started(plan: Plan) -> None:
-    """Raises:
-    ConfigError: torchrun or srun started another number of processes than there are to be ranks, which would learn
-        each for itself or wait for one another; or the ranks are not theirs to start again.
+    """Check that torchrun or srun, if one of them started this process, started as many as the plan has ranks.
+
+    Raises:
+        ConfigError: they are more or fewer, and would train separately or wait for ranks that do not exist; or the
+            plan restarts ranks, which rlplug can only do with processes of its own.
     """
     if not launched_elsewhere():
         return
-    who, name = ("torchrun", "WORLD_SIZE") if TorchElasticEnvironment.detect() else ("srun", "SLURM_NTASKS")
-    if (started := int(os.environ[name])) != plan.world_size:
+    launcher, variable = ("torchrun", "WORLD_SIZE") if TorchElasticEnvironment.detect() else ("srun", "SLURM_NTASKS")
+    if (started := int(os.environ[variable])) != plan.world_size:
         raise ConfigError(
             "hardware",
-            f"{who} started {started} processes, and this is for {plan.world_size}, hardware.devices={plan.devices} on"
-            f" each of hardware.num_nodes={plan.num_nodes}",
+            f"{launcher} started {started} processes, but the run has {plan.world_size} ranks:"
+            f" hardware.devices={plan.devices} on each of hardware.num_nodes={plan.num_nodes} machines",
         )
     if plan.max_restarts:
         raise ConfigError(
-            "hardware.max_restarts", f"is for processes that rlplug starts itself, and {who} started these; 0 is right"
+            "hardware.max_restarts",
+            f"works only for processes that rlplug starts; {launcher} started these: set it to 0",
         )
 
 
 def fabric_of(plan: Plan) -> Fabric:
-    """Fabric of this rank, which has met the others.
+    """Return the Fabric of this rank, connected to the other ranks.
 
     Raises:
-        ConfigError: it was started as one of another number of ranks.
+        ConfigError: the processes were started for another number of ranks.
     """
     for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # they would say that ranks are there
+        logging.getLogger(name).setLevel(logging.WARNING)  # they announce every rank
     warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_gather is deprecated")  # Fabric calls it
-    strategy: Any = DDPStrategy(timeout=PATIENCE) if plan.world_size > 1 else "auto"  # wraps nothing: see learner
+    strategy: Any = DDPStrategy(timeout=TIMEOUT) if plan.world_size > 1 else "auto"  # the learner wraps no module in it
     if _started_by_srun():
-        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(plan.devices))  # Fabric asks for it, srun -n leaves it out
+        os.environ.setdefault(
+            "SLURM_NTASKS_PER_NODE", str(plan.devices)
+        )  # Fabric needs it, and srun -n does not set it
     try:
         fabric = Fabric(
             accelerator=plan.accelerator,
@@ -80,7 +87,7 @@ def fabric_of(plan: Plan) -> Fabric:
 
 
 def precision_of(plan: Plan) -> Precision:
-    """What Fabric computes in. Losses are scaled by the learner, whose gradients are clipped and summed over ranks."""
+    """Return Fabric's precision plugin, without its scaling of losses: the learner scales them itself."""
     if plan.precision == "32-true":
         return Precision()
     unused = torch.amp.GradScaler(plan.accelerator, enabled=False) if plan.precision == "16-mixed" else None
@@ -88,15 +95,16 @@ def precision_of(plan: Plan) -> Precision:
 
 
 def one_rank() -> Fabric:
+    """Return the Fabric of a process that is the only rank, on the processor."""
     return Fabric(accelerator="cpu", devices=1, plugins=LightningEnvironment())
 
 
 def set_rank_env(rank: int, ranks: int, port: int, address: str = "127.0.0.1", alone: bool = False) -> None:
-    """Let Fabric recognise this process as one of several.
+    """Set the environment variables by which Fabric recognizes this process as one of several ranks.
 
     Args:
-        address, port: where the first one listens.
-        alone: it is treated as the only one of its machine, else all are on this one.
+        address, port: where the first rank listens.
+        alone: treat it as the only rank of its machine; otherwise all ranks are on this machine.
     """
     local = (0, rank, 1) if alone else (rank, 0, ranks)
     names = ("LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
@@ -105,7 +113,18 @@ def set_rank_env(rank: int, ranks: int, port: int, address: str = "127.0.0.1", a
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port on which nothing listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def explain_collective(error: Exception) -> str | None:
+    """Return why a collective failed, if another rank or the network broke it; None: ``error`` is something else."""
+    text = str(error)
+    if not isinstance(error, distributed.DistNetworkError) and not re.search(r"gloo/transport|ncclRemoteError", text):
+        return None
+    if "Timed out waiting" in text:
+        return f"another rank did not answer within {TIMEOUT}: it hangs, or its machine is lost"
+    peer = re.search(r"\[([\d.]+|[\da-f:]+)\]:\d+", text)
+    return f"a rank{f' on {peer[1]}' if peer else ''} has ended, or the network to it is down"

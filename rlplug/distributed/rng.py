@@ -1,4 +1,4 @@
-"""The global generators of this process: those of Python, NumPy and torch. Components draw from ``ctx`` instead."""
+"""The global generators of Python, NumPy and torch in this process. Components draw from ``ctx`` instead."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def seed_global(seed: int) -> None:
 
 
 def seed_global_from(*entropy: int) -> None:
-    """Give every global generator a seed of its own that follows from all of ``entropy``."""
+    """Give every global generator a different seed, derived from all of ``entropy``."""
     for seeder, number in zip(_SEEDERS, np.random.SeedSequence(entropy).generate_state(len(_SEEDERS)), strict=True):
         seeder(int(number))
 
 
 def global_state(device: torch.device) -> dict[str, Any]:
-    """Return the state of the global generators, CUDA's among them in a process that computes on ``device``."""
+    """Return the state of the global generators; those of CUDA are included if ``device`` is a CUDA device."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -34,13 +34,18 @@ def global_state(device: torch.device) -> dict[str, Any]:
 
 
 def load_global_state(state: dict[str, Any], device: torch.device) -> list[str]:
-    """Set the global generators; return what could not be set, in words."""
+    """Set the global generators.
+
+    Returns:
+        What could not be restored, in words.
+    """
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(torch.as_tensor(state["torch"]))
     if device.type != "cuda":
         return []
     if len(state["cuda"]) != torch.cuda.device_count():
-        return [f"CUDA's own generators: there were {len(state['cuda'])} devices then, now {torch.cuda.device_count()}"]
+        found = torch.cuda.device_count()
+        return [f"CUDA's global generators: the checkpoint has {len(state['cuda'])} devices, this machine {found}"]
     torch.cuda.set_rng_state_all(state["cuda"])
     return []

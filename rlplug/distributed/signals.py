@@ -1,4 +1,4 @@
-"""Handlers of Ctrl-C and SIGTERM, for a while."""
+"""Temporary handlers of Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 @contextmanager
-def masking(how: int) -> Iterator[None]:
-    """Block or unblock Ctrl-C and SIGTERM for a while."""
+def mask_signals(how: int) -> Iterator[None]:
+    """Block (``SIG_BLOCK``) or unblock (``SIG_UNBLOCK``) Ctrl-C and SIGTERM in this thread."""
     before = signal.pthread_sigmask(how, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
@@ -19,8 +19,8 @@ def masking(how: int) -> Iterator[None]:
 
 
 @contextmanager
-def handling(handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call ``handler``; outside of the main thread signals are somebody else's."""
+def handle_signals(handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
+    """Handle Ctrl-C and SIGTERM with ``handler``; do nothing outside of the main thread, where Python forbids it."""
     try:
         before = {number: signal.signal(number, handler) for number in numbers}
     except ValueError:
@@ -29,5 +29,5 @@ def handling(handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, s
     try:
         yield
     finally:
-        for number, then in before.items():
-            signal.signal(number, then)
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -1,4 +1,4 @@
-"""What a run decides about torch in its process."""
+"""Settings of torch that hold for a whole process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlplug.plan import Plan
 
 
 def set_up_torch(plan: Plan, deterministic: bool) -> None:
-    """Set threads, precision and determinism of this process."""
+    """Set the threads, the matrix-product precision and the determinism of this process."""
     torch.set_num_threads(plan.threads)
     torch.set_float32_matmul_precision(plan.float32_matmul_precision)
     if deterministic:
@@ -22,10 +22,10 @@ def set_up_torch(plan: Plan, deterministic: bool) -> None:
 
 @contextmanager
 def denormals_flushed() -> Iterator[None]:
-    """Count numbers below 1e-38 as zero in this thread, and in those that it starts.
+    """Treat numbers below 1e-38 as zero in this thread and in those that it starts.
 
-    The optimizer's moments of weights without gradients decay into such numbers, and processors take some twenty times
-    as long for each.
+    The optimizer's moments of weights without gradients decay to such numbers, which slow a processor down some twenty
+    times.
     """
     flushed = (torch.full((1,), 1e-39) * 1).item() == 0
     torch.set_flush_denormal(True)

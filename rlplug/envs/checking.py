@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
-from rlplug.envs.spaces import inside_obs, write
+from rlplug import tree
+from rlplug.envs.spaces import inside_obs
 
 ROUNDING = 1e-5
 """so far, relative to a bound, an observation may lie beyond it"""
@@ -98,7 +99,7 @@ def writer(space: Space[Any], out: Any) -> Callable[[int, Any], None]:
     """
     read = reader(space)
     if not isinstance(space, Box):
-        return lambda i, obs: write(out, i, read(obs))
+        return lambda i, obs: tree.put(out, i, read(obs))
     shape, dtype, array = space.shape, out.dtype, np.ndarray
 
     def put(i: int, obs: Any) -> None:

@@ -13,9 +13,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from rlplug import tree
 from rlplug.envs.checking import MisfitError, writer
 from rlplug.envs.masks import find_masks, late
-from rlplug.envs.spaces import allocate, copy, equal, execute, single_agent
+from rlplug.envs.spaces import allocate, equal, execute, single_agent
 from rlplug.types import Batch, EnvSpec, RunError, Tree
 
 RETRIES = 3
@@ -151,7 +152,7 @@ class EnvList:
             "seeds": list(self._seeds),
             "episodes": list(self._episodes),
             "actions": [np.array(log, space.dtype).reshape(len(log), *(space.shape or ())) for log in self._actions],
-            "obs": copy(self._obs),
+            "obs": tree.map(np.array, self._obs),
         }
 
     def load(self, state: Tree) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from rlplug import tree
 from rlplug.envs.checking import MisfitError, reader
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.snapshot import restore, snapshot
-from rlplug.envs.spaces import copy, execute, single_agent, write
+from rlplug.envs.spaces import execute, single_agent
 from rlplug.envs.wrapping import has_mask, view
 from rlplug.types import Batch, ConfigError, RunError, Tree
 
@@ -153,7 +154,7 @@ class NativeVector:
 
     def _restarted(self, batch: Batch, obs: Any, info: Any, ended: np.ndarray) -> tuple[Batch, Any, Any]:
         """``batch`` with the final rows of the columns that ended, and what is said of the rows after them."""
-        batch = copy(batch | {"final_obs": self._observe(obs)})  # a reset may write into these
+        batch = tree.map(np.array, batch | {"final_obs": self._observe(obs)})  # a reset may write into these
         key = self._masks.key if self._masks else ""
         if self._mode is AutoresetMode.DISABLED:
             masks = [_of(self._info(obs, info), key, i) for i in range(self.num_envs)]
@@ -161,7 +162,7 @@ class NativeVector:
             masks: list[Any] = [None] * self.num_envs
             for i in map(int, np.flatnonzero(ended)):
                 last = _row(info["final_obs"], i)
-                write(batch["final_obs"], i, self._read_one(self._view(last)))
+                tree.put(batch["final_obs"], i, self._read_one(self._view(last)))
                 masks[i] = last[key] if self._in_obs else _of(info.get("final_info", {}), key, i)
         if self._masks is not None:
             batch["final_action_mask"] = self._allowed({key: masks}, batch["terminated"], batch["truncated"], ended)

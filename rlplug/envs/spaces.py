@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
+from rlplug import tree
 from rlplug.types import ConfigError, EnvSpec, Group
 
 
@@ -180,27 +181,10 @@ def allocate(space: Space[Any], n: int) -> Any:
     return np.zeros((n, *space.shape), space.dtype)
 
 
-def write(out: Any, i: int, obs: Any) -> None:
-    """Put one inside observation into row ``i`` of a batch."""
-    if isinstance(out, dict):
-        for key, part in out.items():
-            write(part, i, obs[key])
-    else:
-        out[i] = obs
-
-
-def row(obs: Any, i: Any) -> Any:
-    """Row ``i`` of a batch of observations."""
-    return {key: row(part, i) for key, part in obs.items()} if isinstance(obs, dict) else obs[i]
-
-
-def copy(obs: Any) -> Any:
-    """A batch of observations in memory of its own."""
-    return {key: copy(part) for key, part in obs.items()} if isinstance(obs, dict) else np.array(obs)
-
-
 def equal(a: Any, b: Any) -> bool:
-    """Are two batches of observations the same, bit for bit (NaN equals NaN)?"""
-    if isinstance(a, dict):
-        return all(equal(part, b[key]) for key, part in a.items())
-    return np.array_equal(a, b, equal_nan=np.issubdtype(np.asarray(a).dtype, np.floating))
+    """Return whether two batches of observations are the same, bit for bit (NaN equals NaN)."""
+
+    def same(x: Any, y: Any) -> bool:
+        return np.array_equal(x, y, equal_nan=np.issubdtype(np.asarray(x).dtype, np.floating))
+
+    return all(tree.leaves(tree.map(same, a, b)))

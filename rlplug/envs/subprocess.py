@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rlplug.envs.spaces import copy
+from rlplug import tree
 from rlplug.envs.spec_json import mismatch
 from rlplug.envs.worker import CALL, FAILED, STEP, columns_of, not_sent, read, send, shared_rows
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree
@@ -122,13 +122,13 @@ class Subprocess:
         if any(state is None for state in states):
             return None
         joined = {key: [x for state in states for x in state[key]] for key in ("seeds", "episodes", "actions")}
-        return joined | {"obs": copy(self._rows["obs"])}
+        return joined | {"obs": tree.map(np.array, self._rows["obs"])}
 
     def load(self, state: Tree) -> None:
         """Replay every column's current episode. Warns where an environment did not do the same again."""
         parts = [
             {key: [state[key][i] for i in worker.columns] for key in ("seeds", "episodes", "actions")}
-            | {"obs": columns_of({"obs": state["obs"]}, worker.columns)["obs"]}
+            | {"obs": columns_of(state["obs"], worker.columns)}
             for worker in self._workers
         ]
         self._tell(self._call("load", parts))

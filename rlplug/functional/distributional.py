@@ -29,7 +29,7 @@ def project(prob: Tensor, atoms: Tensor, support: Tensor) -> Tensor:
 
 
 def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """``KL(target || softmax(logits))``, the loss of Rainbow: Hessel et al. 2018 (arXiv:1710.02298), section 3.
+    """Return ``KL(target || softmax(logits))``, Rainbow's loss: Hessel et al. 2018 (arXiv:1710.02298), section 3.
 
     Its gradient is that of C51's cross-entropy, and it is zero where the target is met.
 

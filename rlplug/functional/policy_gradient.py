@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
-    """PPO's objective, to be maximised: Schulman et al. 2017 (arXiv:1707.06347), equation 7.
+    """Compute PPO's objective, which is maximized: Schulman et al. 2017 (arXiv:1707.06347), equation 7.
 
     Args:
         ratio: ``[...]``, new over old probability of the action.
@@ -24,7 +24,7 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float | Tensor) ->
 
 
 def clipped_value_loss(value: Tensor, old_value: Tensor, ret: Tensor, clip: float | None) -> Tensor:
-    """Squared error of a value that is to stay near the old one, as in the code of arXiv:1707.06347.
+    """Compute the squared error of a value that is to stay near the old one, as in the code of arXiv:1707.06347.
 
     Args:
         value: ``[...]``, prediction.

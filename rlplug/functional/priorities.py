@@ -13,12 +13,12 @@ WIDTH = 64
 
 
 def proportional(error: Any, alpha: float, epsilon: float) -> Any:
-    """What a transition is drawn in proportion to: ``(|error| + epsilon)^alpha``, section 3.3."""
+    """Return what a transition is drawn in proportion to: ``(|error| + epsilon)^alpha``, section 3.3."""
     return (abs(error) + epsilon) ** alpha
 
 
 def importance_weights(prob: Tensor, count: int, beta: Tensor | float) -> Tensor:
-    """``(N P(i))^-beta``, section 3.4, not yet divided by the largest one.
+    """Return ``(N P(i))^-beta``, section 3.4, not yet divided by the largest one.
 
     Args:
         prob: with what probability each transition of the batch was drawn, ``[B]``.
@@ -58,7 +58,7 @@ class SumTree:
 
     @staticmethod
     def nbytes(size: int) -> int:
-        """Bytes that a tree of ``size`` items takes."""
+        """Return the bytes that a tree of ``size`` items takes."""
         return sum(8 * WIDTH * blocks for blocks in _blocks(size))
 
     @property
@@ -76,7 +76,7 @@ class SumTree:
             above.reshape(-1)[index] = level[index].cumsum(-1)[:, -1]
 
     def draw(self, share: Any) -> Any:
-        """The items under ``share [n]``, in [0, 1], of the total. Never one of weight 0.
+        """Return the items ``[n]`` under ``share [n]``, in [0, 1], of the total. None of them has weight 0.
 
         Where the total is 0 there is nothing to draw, and the result means nothing.
         """

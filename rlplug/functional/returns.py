@@ -29,7 +29,7 @@ def reverse_scan(decay: Tensor, x: Tensor) -> Tensor:
 def discounted_sum(
     reward: Tensor, valid: Tensor, before: Tensor, gamma: float, is_first: Tensor | None = None
 ) -> Tensor:
-    """``R_t = gamma R_{t-1} + r_t`` in time order: the filter whose deviation rewards are divided by.
+    """Compute ``R_t = gamma R_{t-1} + r_t`` in time order: the filter whose deviation rewards are divided by.
 
     RND runs it across ends of episodes (Burda et al. 2018, arXiv:1810.12894, section 2.4).
 
@@ -54,7 +54,7 @@ def discounted_sum(
 def gae(
     reward: Tensor, value: Tensor, terminated: Tensor, valid: Tensor, gamma: float, lambda_: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation, Schulman et al. 2016 (arXiv:1506.02438), equations 11, 12 and 16.
+    """Estimate generalized advantages: Schulman et al. 2016 (arXiv:1506.02438), equations 11, 12 and 16.
 
     ``delta_t = r_t + gamma * V_{t+1} - V_t`` and ``A_t = delta_t + gamma * lambda * A_{t+1}``, where both
     ``t + 1`` terms vanish after termination. There is no argument for truncation: the row behind a

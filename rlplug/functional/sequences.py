@@ -44,7 +44,7 @@ def chunks(batch: Batch, length: int) -> Batch:
 def n_step_rows(
     reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float, n: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``n_step`` from every row of a sequence behind which ``n`` rows follow.
+    """Compute ``n_step`` from every row of a sequence behind which ``n`` rows follow.
 
     Args:
         reward: ``[L+n, B]``; rows that are not valid are ignored.

@@ -11,7 +11,7 @@ Parameters: TypeAlias = nn.Module | list[Tensor]
 
 
 def polyak_(target: Parameters, source: Parameters, tau: float) -> None:
-    """``target <- (1 - tau) * target + tau * source``, in place: Lillicrap et al. 2016 (arXiv:1509.02971), algorithm 1.
+    """Move ``target`` to ``(1 - tau) * target + tau * source``: Lillicrap et al. 2016 (arXiv:1509.02971), algorithm 1.
 
     Args:
         target: parameters that follow, or a module; collecting a module's parameters may take

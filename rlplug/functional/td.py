@@ -9,13 +9,16 @@ from rlplug.functional.returns import reverse_scan
 
 
 def huber(error: Tensor, delta: float = 1.0) -> Tensor:
-    """``error^2 / 2`` up to ``delta``, linear beyond: Huber 1964; what Mnih et al. 2015 call clipping the error."""
+    """Return ``error^2 / 2`` of ``error [...]`` up to ``delta``, linear beyond: Huber 1964.
+
+    Mnih et al. 2015 call it clipping the error.
+    """
     small = error.abs().clamp(max=delta)
     return small * (error.abs() - 0.5 * small)
 
 
 def dueling(value: Tensor, advantage: Tensor, dim: int = -1) -> Tensor:
-    """``Q = V + A - mean(A)``: Wang et al. 2016 (arXiv:1511.06581), equation 9.
+    """Compute ``Q = V + A - mean(A)``: Wang et al. 2016 (arXiv:1511.06581), equation 9.
 
     Args:
         value: as ``advantage``, with size 1 along ``dim``.
@@ -26,7 +29,7 @@ def dueling(value: Tensor, advantage: Tensor, dim: int = -1) -> Tensor:
 
 
 def greedy(q: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The best action, among those that are allowed.
+    """Return the best action, among those that are allowed.
 
     Args:
         q: ``[..., A]``.
@@ -45,17 +48,20 @@ def gather_action(q: Tensor, action: Tensor) -> Tensor:
 
 
 def forbid(q: Tensor, mask: Tensor | None) -> Tensor:
-    """``q [..., A]`` with the least finite number where ``mask`` does not allow the action; None: all are allowed."""
+    """Return ``q [..., A]``, but the least finite number where ``mask [..., A]`` forbids an action; None allows all."""
     return q if mask is None else q.masked_fill(~mask, torch.finfo(q.dtype).min)
 
 
 def rescale(x: Tensor, eps: float) -> Tensor:
-    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x``: Pohlen et al. 2018 (arXiv:1805.11593), proposition A.2."""
+    """Return ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x`` of ``x [...]``.
+
+    Source: Pohlen et al. 2018 (arXiv:1805.11593), proposition A.2.
+    """
     return x / ((x.abs() + 1.0).sqrt() + 1.0) + eps * x  # without the difference of two almost equal numbers
 
 
 def inverse_rescale(x: Tensor, eps: float) -> Tensor:
-    """The inverse of ``rescale``, with the same ``eps``."""
+    """Invert ``rescale`` of ``x [...]``, with the same ``eps``."""
     root = (1.0 + 4.0 * eps * (x.abs() + 1.0 + eps)).sqrt()
     return x.sign() * ((2.0 * (x.abs() + 1.0 + eps) / (root + 1.0)).square() - 1.0)
 
@@ -63,7 +69,7 @@ def inverse_rescale(x: Tensor, eps: float) -> Tensor:
 def retrace(
     reward: Tensor, q: Tensor, expected: Tensor, trace: Tensor, terminated: Tensor, valid: Tensor, gamma: float
 ) -> Tensor:
-    """Retrace's targets of action values, Munos et al. 2016 (arXiv:1606.02647), equation 4, over stream rows.
+    """Compute Retrace's targets of action values: Munos et al. 2016 (arXiv:1606.02647), equation 4, over stream rows.
 
     ``G_t = r_t + gamma (E_{t+1} + c_{t+1} (G_{t+1} - Q_{t+1}))``, where what stands in the outer parentheses
     vanishes after termination, and ``c`` beyond the last valid row of an episode.

@@ -19,7 +19,7 @@ Filter: TypeAlias = tuple[int, int, int]
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """A Box with 3 axes, of which the first or the last one is the smallest and the others have 4 pixels or more."""
+    """Return whether it is a Box of 3 axes: the first or the last is the smallest, the others have 4 pixels or more."""
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and sorted(_sizes(space.shape)[1:])[0] >= 4
 
 
@@ -104,7 +104,7 @@ class CNN(nn.Module):
         self.out_dim = self.head.out_dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[n, C, H, W] -> [n, out_dim]``."""
+        """Map ``[n, C, H, W] -> [n, out_dim]``."""
         activate = ACTIVATIONS[self.activation]
         for i, conv in enumerate(self.convs):
             x = conv(x)
@@ -145,7 +145,7 @@ class ResidualCNN(nn.Module):
         self.out_dim = self.head.out_dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[n, C, H, W] -> [n, out_dim]``."""
+        """Map ``[n, C, H, W] -> [n, out_dim]``."""
         x = self.sections(x)
         return self.head(F.relu(x if self.norm is None else self.norm(x)).flatten(1))
 

@@ -27,27 +27,27 @@ class Distribution(Protocol):
         ...
 
     def rebuild(self, params: Tensor) -> Self:
-        """The distribution of the same kind with these parameters."""
+        """Build the distribution of the same kind with these parameters."""
         ...
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Action ``[..., *event]`` from noise ``[..., noise_size]``."""
+        """Return the action ``[..., *event]`` from noise ``[..., noise_size]``."""
         ...
 
     def mode(self) -> Tensor:
-        """The most probable action, ``[..., *event]``."""
+        """Return the most probable action, ``[..., *event]``."""
         ...
 
     def logp(self, action: Tensor) -> Tensor:
-        """Log-probability or log-density, ``[...]``."""
+        """Return the log-probability or log-density, ``[...]``."""
         ...
 
     def entropy(self) -> Tensor:
-        """``[...]``."""
+        """Return the entropy, ``[...]``."""
         ...
 
     def kl_from(self, params: Tensor) -> Tensor:
-        """``KL(old || self)`` where ``params`` are those of the old distribution, ``[...]``."""
+        """Return ``KL(old || self)`` where ``params`` are those of the old distribution, ``[...]``."""
         ...
 
 
@@ -96,7 +96,7 @@ class Categorical:
         return Categorical(params)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Action ``[...]`` int64 from uniform noise ``[..., 1]``."""
+        """Return the action ``[...]`` int64 from uniform noise ``[..., 1]``."""
         return _inverse_cdf(self.params, noise).squeeze(-1)
 
     def mode(self) -> Tensor:
@@ -142,7 +142,7 @@ class MultiCategorical:
         return MultiCategorical(params.unflatten(-1, self.log_probs.shape[-2:]), None, self.event)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Action ``[..., *event]`` int64 from uniform noise ``[..., A]``."""
+        """Return the action ``[..., *event]`` int64 from uniform noise ``[..., A]``."""
         return _event(_inverse_cdf(self.log_probs, noise.unsqueeze(-1)).squeeze(-1), self.event)
 
     def mode(self) -> Tensor:
@@ -174,7 +174,7 @@ class Bernoulli:
         return Bernoulli(params, self.event)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Action ``[..., *event]`` int64 from uniform noise ``[..., A]``."""
+        """Return the action ``[..., *event]`` int64 from uniform noise ``[..., A]``."""
         return _event((noise < self.params.sigmoid()).long(), self.event)
 
     def mode(self) -> Tensor:
@@ -211,7 +211,7 @@ class DiagGaussian:
         return type(self)(mean, log_std, self.event)
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Action ``[..., *event]``, differentiable in the parameters, from normal noise ``[..., A]``."""
+        """Return the action ``[..., *event]``, differentiable in the parameters, from normal noise ``[..., A]``."""
         return _event(self._sample(noise), self.event)
 
     def mode(self) -> Tensor:
@@ -249,21 +249,21 @@ class TanhGaussian(DiagGaussian):
         return _event(self._sample(noise).tanh(), self.event)
 
     def sample_and_logp(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Action ``[..., *event]`` and its log-density ``[...]``, exact even where ``a`` rounds to 1."""
+        """Return the action ``[..., *event]`` and its log-density ``[...]``, exact even where ``a`` rounds to 1."""
         u = self._sample(noise)
         return _event(u.tanh(), self.event), self._logp(noise) - _log_tanh_slope(u).sum(-1)
 
     def mode(self) -> Tensor:
-        """The action of the mean, which is the median (the density has its peak elsewhere)."""
+        """Return the action ``[..., *event]`` of the mean, which is the median; the density has its peak elsewhere."""
         return _event(self.mean.tanh(), self.event)
 
     def logp(self, action: Tensor) -> Tensor:
-        """Log-density of actions in [-1, 1]; those beyond ``1 - 1e-6`` count as lying there."""
+        """Return the log-density ``[...]`` of actions in [-1, 1]; those beyond ``1 - 1e-6`` count as lying there."""
         u = _flat(action, self.event).clamp(-ATANH_BOUND, ATANH_BOUND).atanh()
         return self._logp((u - self.mean) * (-self.log_std).exp()) - _log_tanh_slope(u).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Not known in closed form: estimate it by ``-logp`` of samples."""
+        """Raise: it is not known in closed form; estimate it ``[...]`` by ``-logp`` of samples."""
         raise TypeError("a tanh-Gaussian has no entropy in closed form; use minus the logp of a sample")
 
 

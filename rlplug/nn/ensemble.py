@@ -24,7 +24,7 @@ class Ensemble(nn.Module):
         self.out_dim: int = self.members[0].out_dim  # type: ignore[assignment]
 
     def initial_carry(self, n: int) -> Batch:
-        """Recurrent state of ``n`` columns; empty if the members have none."""
+        """Return the recurrent state of ``n`` columns; empty if the members have none."""
         carries: dict[str, Any] = {str(i): member.initial_carry(n) for i, member in enumerate(self.members)}  # type: ignore[operator]
         return {name: carry for name, carry in carries.items() if carry}
 

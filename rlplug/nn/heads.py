@@ -16,7 +16,7 @@ from rlplug.types import ConfigError
 
 
 class Draws(Protocol):
-    """The part of ``rlplug.api.Context`` that a head draws its noise from."""
+    """The part of ``rlplug.api.Context`` that a head draws its noise ``[*shape]`` from."""
 
     def randn(self, *shape: int) -> Tensor: ...
 
@@ -30,11 +30,11 @@ class Head(nn.Module):
     noise_size: int
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
-        """Distribution of ``features [..., F]``; ``action_mask`` as ``rlplug.types.KEYS`` has it."""
+        """Return the distribution of ``features [..., F]``; ``mask`` is ``action_mask`` of ``rlplug.types.KEYS``."""
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def noise(self, ctx: Draws, n: int) -> Tensor:
-        """What ``sample`` needs for ``n`` rows: ``[n, noise_size]``."""
+        """Draw what ``sample`` needs for ``n`` rows: ``[n, noise_size]``."""
         return (ctx.rand if self.noise_kind == "uniform" else ctx.randn)(n, self.noise_size)
 
 
@@ -49,7 +49,7 @@ class CategoricalHead(Head):
         self.linear = Linear(features, n, gain=gain)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Categorical:
-        """``mask [..., n]``: the allowed actions."""
+        """Return the distribution; ``mask [..., n]`` has the allowed actions."""
         return Categorical(precise(self.linear, features), mask)
 
 
@@ -75,7 +75,7 @@ class MultiCategoricalHead(Head):
         self.linear = Linear(features, exists.numel(), gain=gain)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> MultiCategorical:
-        """``mask [..., sum(sizes)]``: the allowed ones, choice by choice."""
+        """Return the distribution; ``mask [..., sum(sizes)]`` has the allowed ones, choice by choice."""
         logits = precise(self.linear, features).unflatten(-1, self.exists.shape)
         allowed = self.exists if self.padded else None
         if mask is not None:
@@ -156,7 +156,7 @@ class TanhGaussianHead(Head):
 def head_for(
     space: spaces.Space[Any], features: int, *, gain: float | None = 0.01, initial_log_std: float = 0.0
 ) -> Head:
-    """The policy head of an action space.
+    """Build the policy head of an action space.
 
     Args:
         features: size of its input.

@@ -58,7 +58,7 @@ class Linear(nn.Module):
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., in] -> [..., out]``; of an ensemble ``[E, ..., in] -> [E, ..., out]``; ``[B, in]`` goes to all."""
+        """Map ``[..., in] -> [..., out]``; an ensemble ``[E, ..., in] -> [E, ..., out]``: ``[B, in]`` goes to all."""
         if self.ensemble_size == 1:
             return F.linear(x, self.weight, self.bias)
         if self.weight.shape[2] == 1:  # a batched product with one column is several times slower than this
@@ -75,8 +75,11 @@ class Linear(nn.Module):
 
 
 def precise(layer: nn.Module, x: Any, *args: Any) -> Tensor:
-    """``layer(x, *args)`` in float32, under autocast as well. For output layers: ratios, temporal differences and
-    prediction errors are differences of what they say, and 8 bits of bfloat16 leave little of those."""
+    """Compute ``layer(x, *args)``, ``[..., in] -> [..., out]``, in float32, under autocast as well.
+
+    For output layers: ratios, temporal differences and prediction errors are differences of their outputs, and the 8
+    bits of bfloat16 leave little of those.
+    """
     if not torch.is_autocast_enabled(x.device.type):
         return layer(x, *args)
     with torch.autocast(x.device.type, enabled=False):
@@ -136,7 +139,7 @@ class MLP(nn.Module):
         self.norms = nn.ModuleList(LayerNorm(m, ensemble_size=ensemble_size) for m in hidden) if layer_norm else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., in] -> [..., out]``, of an ensemble ``[E, ..., out]``."""
+        """Map ``[..., in] -> [..., out]``, of an ensemble ``[E, ..., out]``."""
         if self.ensemble_size == 1:
             return self._layers(x)
         lead = x.shape[:-1]

@@ -53,12 +53,12 @@ class Moments(nn.Module):
         self.seen.copy_(torch.cat([whole, old_mean + shift * count / whole, m2]))
 
     def commit(self) -> None:
-        """From now on, what was seen until now counts."""
+        """Let all that was added until now count from now on."""
         count, mean, m2 = self.seen.split([1, self.size, self.size])
         if count > 1:
             self.mean.copy_(mean.view(self.mean.shape))
             self.var.copy_((m2 / count).view(self.var.shape))
 
     def scale(self) -> Tensor:
-        """One over the standard deviation."""
+        """Return one over the standard deviation, ``[*shape]``."""
         return (self.var + EPSILON).rsqrt()

@@ -14,7 +14,7 @@ from rlplug.nn.mlp import Linear, precise
 
 
 class Draw(Protocol):
-    """``rlplug.api.Context.randn``."""
+    """``rlplug.api.Context.randn``: normal noise ``[*shape]``."""
 
     def __call__(self, *shape: int, rows: bool) -> Tensor: ...
 
@@ -42,7 +42,7 @@ class NoisyLinear(Linear):
         self.register_buffer("noise_out", torch.zeros(out_features), persistent=False)
 
     def forward(self, x: Tensor, noisy: bool = True) -> Tensor:
-        """``[..., in] -> [..., out]``; without noise by the mean weights."""
+        """Map ``[..., in] -> [..., out]``; without noise by the mean weights."""
         if not noisy:
             return super().forward(x)
         weight = torch.addcmul(self.weight, self.sigma_weight, self.noise_out[:, None] * self.noise_in)
@@ -64,7 +64,7 @@ class Stream(nn.Module):
         )
 
     def forward(self, x: Tensor, noisy: bool) -> Tensor:
-        """``[..., sizes[0]] -> [..., sizes[-1]]``; without noise by the mean weights."""
+        """Map ``[..., in] -> [..., out]``, the first and the last of ``sizes``; without noise by the mean weights."""
         for i, layer in enumerate(self.layers, 1):
             args = (noisy,) if isinstance(layer, NoisyLinear) else ()
             x = torch.relu(layer(x, *args)) if i < len(self.layers) else precise(layer, x, *args)
@@ -72,7 +72,7 @@ class Stream(nn.Module):
 
 
 def redraw(layers: Sequence[NoisyLinear], draw: Draw) -> None:
-    """New noise for all layers, by one draw that is the same on all ranks."""
+    """Draw new noise for all layers, by one draw that is the same on all ranks."""
     noise = [buffer for layer in layers for buffer in (layer.noise_in, layer.noise_out)]
     if noise:
         x = draw(sum(len(buffer) for buffer in noise), rows=False)

@@ -62,11 +62,11 @@ class Recurrent(nn.Module):
                     nn.init.orthogonal_(gate)
 
     def initial_carry(self, n: int) -> Batch:
-        """Zeros; leaves ``[n, hidden]``."""
+        """Return zeros; leaves ``[n, hidden]``."""
         return {key: self.weight_hh.new_zeros(n, self.hidden) for key in self.states}
 
     def forward(self, x: Tensor, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
-        """``[B, in]`` or ``[T, B, in]`` to ``[..., hidden]``, and the carry after the last row.
+        """Map ``[B, in]`` or ``[T, B, in]`` to ``[..., hidden]``, and to the carry after the last row.
 
         Args:
             carry: the state before the first row, leaves ``[B, hidden]``; empty means zeros.
@@ -192,8 +192,8 @@ def unroll(torso: Callable[..., tuple[Tensor, Batch]], rows: Batch, carry: Batch
     """
     rows = {"obs": rows["obs"], "is_first": rows["is_first"]}
     if burn_in:
-        warm = tree.map(lambda x: x[:burn_in], rows)
-        rows = tree.map(lambda x: x[burn_in:], rows)
+        warm = tree.take(rows, slice(burn_in))
+        rows = tree.take(rows, slice(burn_in, None))
         with torch.no_grad():
             _, carry = torso(warm["obs"], carry, warm["is_first"])
     features, _ = torso(rows["obs"], carry, rows["is_first"])

@@ -72,7 +72,7 @@ class Flatten:
 
 
 def choices_of(space: spaces.Space[Any]) -> list[int] | None:
-    """How many ways each part of an action of ``space`` has to be chosen; None where actions are not discrete."""
+    """Count the choices of each part of an action of ``space``; None where actions are not discrete."""
     match space:
         case spaces.Discrete():
             return [int(space.n)]
@@ -84,7 +84,7 @@ def choices_of(space: spaces.Space[Any]) -> list[int] | None:
 
 
 def flat_size(space: spaces.Space[Any]) -> int:
-    """Length of the vector that ``flatten`` makes of one element.
+    """Return the length of the vector that ``flatten`` makes of one element.
 
     Raises:
         ConfigError: as ``Flatten``.
@@ -93,5 +93,5 @@ def flat_size(space: spaces.Space[Any]) -> int:
 
 
 def flatten(space: spaces.Space[Any], x: Any) -> Tensor:
-    """``Flatten(space)(x)``, for once; a network keeps a ``Flatten``."""
+    """Return ``Flatten(space)(x)``, ``[..., size]``, for once; a network keeps a ``Flatten``."""
     return Flatten(space)(x)

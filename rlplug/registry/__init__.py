@@ -1,8 +1,7 @@
-"""Finding plugins. Imports pluggy, importlib and Hydra's plugin API; never torch."""
+"""Find plugins. Imports pluggy, importlib and Hydra's plugin API; never torch."""
 
 from rlplug.registry.component import KINDS, Component, Kind
 from rlplug.registry.discovery import (
-    Plugin,
     broken,
     conf_folder,
     get,
@@ -12,10 +11,10 @@ from rlplug.registry.discovery import (
     owners,
     plugins,
     refresh,
+    unknown,
     warn_broken,
 )
-from rlplug.registry.hookspecs import Events, Manifest, hookimpl, hookspec
-from rlplug.registry.suggest import unknown
+from rlplug.registry.hookspecs import Events, Manifest, hookimpl
 
 __all__ = [
     "KINDS",
@@ -23,12 +22,10 @@ __all__ = [
     "Events",
     "Kind",
     "Manifest",
-    "Plugin",
     "broken",
     "conf_folder",
     "get",
     "hookimpl",
-    "hookspec",
     "load",
     "names",
     "owner",

@@ -1,10 +1,9 @@
-"""A component: a name that a config may select, and where its class lives."""
+"""A component: a name that a configuration can select, and where its class is."""
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -12,15 +11,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Component:
-    """One line of a plugin's manifest. Names only: making one imports nothing.
+    """Declare one component in a plugin's manifest, without importing it.
 
     Args:
-        kind: what it is; one of ``KINDS``.
-        name: what a config writes into ``name:``.
-        target: ``"package.module:Class"``, imported when a config selects the component.
+        kind: one of ``KINDS``.
+        name: the value of ``name:`` in a configuration.
+        target: ``"package.module:Class"``, imported when a configuration selects the component.
 
     Raises:
-        ValueError: no such kind, or the target has another form.
+        ValueError: the kind is unknown, or the target is malformed.
     """
 
     kind: Kind
@@ -33,12 +32,3 @@ class Component:
         module, _, attribute = self.target.partition(":")
         if not module or not attribute.isidentifier():
             raise ValueError(f"{self.kind} {self.name!r}: target {self.target!r} is not 'package.module:Class'")
-
-    def load(self) -> type[Any]:
-        """Import the class.
-
-        Raises:
-            ImportError, AttributeError: the plugin's module is broken or lacks the class.
-        """
-        module, _, attribute = self.target.partition(":")
-        return getattr(importlib.import_module(module), attribute)

@@ -1,15 +1,15 @@
-"""Entry points -> manifests -> the table of components.
-
-Every process discovers for itself: nothing depends on what a parent process imported.
-"""
+"""Entry points -> manifests -> the table of components. Every process discovers plugins for itself."""
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import pluggy
 
 from rlplug.registry.component import KINDS, Component, Kind
 from rlplug.registry.hookspecs import Manifest
-from rlplug.registry.suggest import unknown
 from rlplug.types import ConfigError
 
 GROUP = "rlplug"
@@ -26,16 +25,16 @@ GROUP = "rlplug"
 
 @dataclass(frozen=True)
 class Plugin:
-    """One entry point of the group ``rlplug``, read."""
+    """What one entry point of the group ``rlplug`` declares."""
 
     name: str
     distribution: str
     version: str
-    components: tuple[Component, ...] = ()
+    components: Mapping[tuple[Kind, str], Component] = field(default_factory=dict[tuple[Kind, str], Component])
     conf: Path | None = None
     """folder of its YAML groups"""
     cause: str | None = None
-    """why it is skipped; None for a sound plugin"""
+    """why it is broken and skipped; None if it is not"""
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
@@ -43,57 +42,51 @@ class Plugin:
 
 @cache
 def plugins() -> tuple[Plugin, ...]:
-    """Every installed plugin, rlplug's own first, then by distribution. Imports manifests only."""
+    """Return every installed plugin, rlplug's own first, then by distribution. Imports manifests only."""
     found = [_read(point) for point in entry_points(group=GROUP)]
     return tuple(sorted(found, key=lambda plugin: (plugin.distribution != GROUP, plugin.distribution, plugin.name)))
 
 
 def refresh() -> None:
-    """Look again: a plugin was installed into the running process."""
+    """Discover again, after a plugin was installed into the running process."""
     importlib.invalidate_caches()
     for cached in (plugins, owners, warn_broken):
         cached.cache_clear()
 
 
 def broken() -> list[Plugin]:
-    """Installed plugins that are skipped; their ``cause`` says why."""
+    """Return the installed plugins that are skipped; their ``cause`` gives the reason."""
     return [plugin for plugin in plugins() if plugin.cause]
 
 
 @cache
 def warn_broken() -> None:
-    """One line on stderr for each broken plugin, once a process."""
+    """Print one line on stderr for each broken plugin, once per process."""
     for plugin in broken():
         print(f"rlplug: skipping the broken plugin {plugin}: {plugin.cause}", file=sys.stderr)
 
 
 @cache
 def owners() -> dict[tuple[Kind, str], tuple[Plugin, ...]]:
-    """Who brings a component, by kind and name, in the order of ``KINDS`` and then of names.
+    """Return the plugins that declare each (kind, name), in the order of ``KINDS`` and then of names.
 
-    More than one owner is a clash, which is an error when the name is chosen.
+    More than one owner is a clash, which is an error when the name is selected.
     """
-    table: dict[tuple[Kind, str], tuple[Plugin, ...]] = {}
-    for plugin in plugins():
-        for component in plugin.components:
-            key = (component.kind, component.name)
-            table[key] = (*table.get(key, ()), plugin)
-    return dict(sorted(table.items(), key=lambda item: (KINDS.index(item[0][0]), item[0][1])))
+    keys = {key for plugin in plugins() for key in plugin.components}
+    ordered = sorted(keys, key=lambda key: (KINDS.index(key[0]), key[1]))
+    return {key: tuple(plugin for plugin in plugins() if key in plugin.components) for key in ordered}
 
 
 def names(kind: Kind) -> list[str]:
-    """Names of the components of a kind."""
+    """Return the names of the components of a kind."""
     return [name for of_kind, name in owners() if of_kind == kind]
 
 
 def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
-    """The plugin that a component comes from.
-
-    Args:
-        key: the config key to blame; by default ``<kind>.name``.
+    """Return the plugin that declares a component. An error names the config key ``key``, by default ``<kind>.name``.
 
     Raises:
-        ConfigError: there is no such component, or several distributions claim it.
+        ConfigError: no distribution declares it, or several do.
     """
     key = key or f"{kind}.name"
     found = owners().get((kind, name))
@@ -108,58 +101,72 @@ def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
 
 
 def get(kind: Kind, name: str, key: str | None = None) -> Component:
-    """The component of that kind and name.
-
-    Raises:
-        ConfigError: as ``owner``.
-    """
-    return next(c for c in owner(kind, name, key).components if (c.kind, c.name) == (kind, name))
+    """Return the component of that kind and name; ``key`` and errors as in ``owner``."""
+    return owner(kind, name, key).components[kind, name]
 
 
 def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
-    """Import a component's class.
+    """Import a component's class; ``key`` as in ``owner``.
 
     Raises:
-        ConfigError: as ``owner``; or the import fails, which names the distribution.
+        ConfigError: as ``owner``; or the import fails, and the message names the distribution.
     """
-    component = get(kind, name, key)
+    target = get(kind, name, key).target
     try:
-        return component.load()
+        return pkgutil.resolve_name(target)
     except Exception as error:
-        plugin = owner(kind, name)
-        message = f"{component.target} of {plugin} cannot be imported: {_cause(error)}"
+        message = f"{target} of {owner(kind, name)} cannot be imported: {_cause(error)}"
         raise ConfigError(key or f"{kind}.name", message) from error
 
 
-def conf_folder(package: str) -> Path:
-    """The folder of YAML groups that a manifest's ``rlplug_conf`` names.
+def unknown(name: str, known: Iterable[str], parent: str = "") -> str:
+    """Suggest the nearest of the ``known`` names, as a full key below ``parent``, and list them all.
 
-    A package called ``conf`` is that folder, with or without an ``__init__.py``. Of any other package it is
-    ``conf`` inside (an installed wheel) or beside it (a checkout that keeps ``conf/`` at its top).
+    >>> unknown("sca", ["sac", "ppo"])
+    'did you mean sac? There are: ppo, sac'
+    """
+    names = sorted(set(known))
+    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    start = f"did you mean {parent and parent + '.'}{nearest[0]}? There" if nearest else "there"
+    return f"{start} are: {', '.join(names)}" if names else "there are none"
+
+
+def conf_folder(package: str) -> Path:
+    """Find the folder of YAML groups of a package that ``rlplug_conf`` names.
+
+    If the package is called ``conf``, it is that folder, with or without an ``__init__.py``. If not, the folder is
+    ``conf`` inside it (an installed wheel) or beside it (a checkout with ``conf/`` at its top).
 
     Raises:
-        FileNotFoundError: no such package, or no such folder.
+        FileNotFoundError: there is no such package or folder.
     """
     spec = find_spec(package)
     for location in spec.submodule_search_locations or () if spec else ():
         root = Path(location)
-        folders = [root] if root.name == "conf" else [root / "conf", root.parent / "conf"]
-        for folder in folders:
+        for folder in [root] if root.name == "conf" else [root / "conf", root.parent / "conf"]:
             if folder.is_dir():
                 return folder
     raise FileNotFoundError(f"rlplug_conf names {package!r}, which has no folder of YAML groups")
 
 
 def _read(point: EntryPoint) -> Plugin:
-    """Import one manifest. Whatever is wrong with it becomes ``cause``: it must not stop the program."""
-    distribution, version = _identity(point.dist)
+    """Import one manifest. Whatever is wrong with it becomes ``cause``, so that the program goes on without it."""
+    fields = point.dist.metadata.json if point.dist else {}
+    distribution = str(fields.get("name", "a distribution without a name"))
+    version = str(fields.get("version", "of unknown version"))
     try:
         manager = pluggy.PluginManager(GROUP)
         manager.add_hookspecs(Manifest)
         manager.register(point.load(), name=point.name)
         manager.check_pending()
-        components = _components(manager)
-        (conf,) = manager.hook.rlplug_conf() or [None]
+        components: dict[tuple[Kind, str], Component] = {}
+        for component in manager.hook.rlplug_components() or ():
+            if not isinstance(component, Component):
+                raise TypeError(f"rlplug_components gives {component!r}, which is not a Component")
+            if (component.kind, component.name) in components:
+                raise ValueError(f"rlplug_components names {component.kind} {component.name!r} twice")
+            components[component.kind, component.name] = component
+        conf = manager.hook.rlplug_conf()
         if not components and conf is None:
             raise ValueError(f"{point.value} implements neither rlplug_components nor rlplug_conf")
         return Plugin(point.name, distribution, version, components, conf_folder(conf) if conf else None)
@@ -167,23 +174,6 @@ def _read(point: EntryPoint) -> Plugin:
         return Plugin(point.name, distribution, version, cause=_cause(error))
 
 
-def _components(manager: pluggy.PluginManager) -> tuple[Component, ...]:
-    components: list[Any] = [c for answer in manager.hook.rlplug_components() for c in answer]
-    for component in components:
-        if not isinstance(component, Component):
-            raise TypeError(f"rlplug_components gives {component!r}, which is not a Component")
-    claims = [(component.kind, component.name) for component in components]
-    for kind, name in claims:
-        if claims.count((kind, name)) > 1:
-            raise ValueError(f"rlplug_components names {kind} {name!r} twice")
-    return tuple(components)
-
-
-def _identity(distribution: Distribution | None) -> tuple[str, str]:
-    fields = distribution.metadata.json if distribution else {}
-    return str(fields.get("name", "a distribution without a name")), str(fields.get("version", "of unknown version"))
-
-
 def _cause(error: BaseException) -> str:
-    """One line: ``ImportError: No module named 'x'``."""
+    """Return one line such as ``ImportError: No module named 'x'``."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,4 +1,4 @@
-"""Every hook that a plugin may implement: the manifest's two, and the events of a run."""
+"""Every hook that a plugin can implement: the manifest's two, and the events of a run."""
 
 from __future__ import annotations
 
@@ -18,23 +18,19 @@ hookimpl = pluggy.HookimplMarker("rlplug")
 
 
 class Manifest:
-    """Read when plugins are discovered. Implementations name things and import nothing heavy."""
+    """Called when plugins are discovered. Implementations name things and import nothing heavy."""
 
-    @hookspec
+    @hookspec(firstresult=True)
     def rlplug_components(self) -> list[Component]:  # type: ignore[empty-body]
-        """The components that this distribution brings."""
+        """Return the components of this distribution."""
 
-    @hookspec
+    @hookspec(firstresult=True)
     def rlplug_conf(self) -> str:  # type: ignore[empty-body]
-        """The importable package whose folder holds this distribution's YAML groups (``algo/``, ``env/`` ...)."""
+        """Return the importable package whose folder holds this distribution's YAML groups, ``algo/``, ``env/`` ...."""
 
 
 class Events:
-    """What happens in a run, on rank 0. Loggers and a user's callbacks implement the ones they want.
-
-    A hook call costs a microsecond or two: they are made per collection, per update and rarer,
-    never per environment step.
-    """
+    """Called on rank 0 during a run: per collection, per update or more rarely, never per environment step."""
 
     @hookspec
     def rlplug_started(self, run: Run) -> None:
@@ -42,11 +38,11 @@ class Events:
 
     @hookspec
     def rlplug_collected(self, run: Run, segment: Batch) -> None:
-        """A segment ``[T+1, B]`` arrived, and has been counted and stored."""
+        """A segment ``[T+1, B]`` has been collected, counted and stored."""
 
     @hookspec
     def rlplug_updated(self, run: Run, losses: Losses) -> None:
-        """The learner made one step. The tensors may still live on the accelerator: do not read them here."""
+        """The learner made one step. The tensors may still be on the accelerator: do not read them here."""
 
     @hookspec
     def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
@@ -62,4 +58,4 @@ class Events:
 
     @hookspec
     def rlplug_ended(self, run: Run, summary: Mapping[str, Any]) -> None:
-        """The run is over, whatever the reason: ``summary["status"]`` says which."""
+        """The run is over; ``summary["status"]`` gives the reason."""

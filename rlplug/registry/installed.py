@@ -1,4 +1,4 @@
-"""Versions of what is installed, compared with what a run used and with what its other processes have."""
+"""Compare installed versions with those that a run used, and with those of its other processes."""
 
 from __future__ import annotations
 
@@ -25,23 +25,17 @@ def installed() -> dict[str, str]:
 
 
 def check_same(there: Mapping[str, str], who: str) -> None:
-    """Compare what is installed here with what the first rank has.
-
-    Args:
-        there: ``installed()`` of the first rank.
-        who: this process, for the error message.
+    """Compare what is installed for this process, ``who``, with ``installed()`` of the first rank.
 
     Raises:
-        ConfigError: rlplug, a library or a plugin has another version here, or is missing.
+        ConfigError: the version of rlplug, a library or a plugin differs, or it is missing on one side.
     """
     here = installed()
     for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            raise ConfigError(
-                "hardware",
-                f"{who}, on {platform.node()}, has {name} {here.get(name, 'not at all')}, and the first rank has "
-                f"{there.get(name, 'it not at all')}: install the same on both",
-            )
+        mine, first = (side.get(name, "not installed") for side in (here, there))
+        if mine != first:
+            where = f"for {who}, on {platform.node()}, and {first} for the first rank"
+            raise ConfigError("hardware", f"{name} is {mine} {where}: install the same version on both")
 
 
 def check_installed(plugins: Mapping[str, Mapping[str, str]], libraries: Mapping[str, str] | None = None) -> list[str]:
@@ -59,16 +53,13 @@ def check_installed(plugins: Mapping[str, Mapping[str, str]], libraries: Mapping
     then = {**(libraries or {}), **{origin["distribution"]: origin["version"] for origin in plugins.values()}}
     here = installed()
     return [
-        f"{name} was {version} then, and is {here[name]} now"
-        for name, version in then.items()
-        if here.get(name, version) != version
+        f"{name} was {old} then, and is {here[name]} now" for name, old in then.items() if here.get(name, old) != old
     ]
 
 
-def _missing(key: str, origin: Mapping[str, str]) -> str | None:
+def _missing(key: str, origin: Mapping[str, Any]) -> str | None:
     """Return what is wrong with one component and how to repair it; None if it is installed."""
-    name, distribution, version = origin["name"], origin["distribution"], origin["version"]
-    kind: Any = origin["kind"]
+    kind, name, distribution, version = (origin[field] for field in ("kind", "name", "distribution", "version"))
     what = f"{key}: the run used {kind} {name!r} of {distribution} {version}"
     install = f"pip install {distribution}=={version}"
     owners = discovery.owners().get((kind, name), ())

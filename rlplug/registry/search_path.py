@@ -1,4 +1,4 @@
-"""How the YAML groups of every plugin reach Hydra."""
+"""Put the YAML groups of every plugin on Hydra's search path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlplug.registry.discovery import plugins
 
 
 class PluginConfigs(SearchPathPlugin):
-    """Adds each plugin's folder; rlplug's own comes first, so nobody replaces its ``config.yaml``."""
+    """Append each plugin's folder; rlplug's own is first, so no other plugin can replace its ``config.yaml``."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for plugin in plugins():
@@ -19,5 +19,5 @@ class PluginConfigs(SearchPathPlugin):
 
 
 def register() -> None:
-    """Make Hydra ask ``PluginConfigs``, in this process only. May be called again."""
+    """Register ``PluginConfigs`` with Hydra, in this process only. Can be called again."""
     Plugins.instance().register(PluginConfigs)

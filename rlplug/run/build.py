@@ -103,9 +103,9 @@ def start(trainer: Trainer) -> None:
     plan, ranks = trainer.resolved.plan, trainer.learner.collectives
     first = ranks.rank == 0
     if plan.actors is not None:
-        from rlplug.actors import join
+        from rlplug.actors import connect
 
-        cluster = join(plan, first, first or not trainer.learner.replicated, ranks.broadcast)
+        cluster = connect(plan, first, first or not trainer.learner.replicated, ranks.broadcast)
         if cluster is not None:
             trainer.close_with(cluster)
         if first and plan.actors.evaluation:

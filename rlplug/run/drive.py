@@ -13,10 +13,10 @@ from typing import Any
 
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.checkpointing.reading import checkpoints
-from rlplug.distributed.signals import handling
-from rlplug.distributed.spawn import RankError
+from rlplug.distributed.fabric import explain_collective
+from rlplug.distributed.keepalive import watch_ranks
+from rlplug.distributed.signals import handle_signals
 from rlplug.distributed.torch_setup import denormals_flushed
-from rlplug.distributed.wires import listening
 from rlplug.evaluation.evaluator import Stopped
 from rlplug.run import run_dir
 from rlplug.run.state import callbacks_of
@@ -41,7 +41,7 @@ def drive(trainer: Trainer) -> float:
     callbacks, status = callbacks_of(trainer), "failed"
     manager = callbacks.open(trainer)
     try:
-        with disk_errors(trainer.run_dir), _stop_on_signal(trainer), denormals_flushed(), _machines_heard(trainer):
+        with disk_errors(trainer.run_dir), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
             with suppress(Stopped):
@@ -56,6 +56,8 @@ def drive(trainer: Trainer) -> float:
     except RunError as error:
         raise RunError(_way_back(error, manager)) from error.__cause__
     except Exception as error:
+        if (reason := explain_collective(error)) is not None:
+            raise RunError(_way_back(reason, manager)) from None
         error.add_note(_way_back("", manager))
         raise
     finally:
@@ -100,22 +102,22 @@ def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
             os.write(2, STOPPING)  # print may be what was interrupted
         trainer.request_stop(number)
 
-    return handling(request)
+    return handle_signals(request)
 
 
-def _machines_heard(trainer: Trainer) -> AbstractContextManager[None]:
-    """Where there are several machines, end the run once one is gone."""
+def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
+    """On several machines, end the run when one is lost."""
     if trainer.resolved.plan.num_nodes == 1:
         return nullcontext()
     fabric = trainer.learner.fabric
 
-    def end(what: str) -> None:
+    def end(reason: str) -> None:
         if fabric.local_rank == 0:
-            said = with_way_back(RankError(what), trainer.run_dir, next(iter(checkpoints(trainer.run_dir)), None))
-            os.write(2, f"rlplug: {said}\n".encode())
-        os._exit(1)  # the main thread may wait inside of a collective
+            message = with_way_back(RunError(reason), trainer.run_dir, next(iter(checkpoints(trainer.run_dir)), None))
+            os.write(2, f"rlplug: {message}\n".encode())
+        os._exit(1)  # the main thread may be waiting in a collective
 
-    return listening(fabric, end)
+    return watch_ranks(fabric, end)
 
 
 @contextmanager
@@ -133,7 +135,8 @@ def _way_back(error: object, manager: CheckpointManager) -> str:
     """Wait for a checkpoint that is being written, and return ``with_way_back``."""
     with suppress(RunError):
         manager.wait()
-    return with_way_back(error, manager.run, manager.last)
+    # the managers of other ranks than the first do not know
+    return with_way_back(error, manager.run, manager.last or next(iter(checkpoints(manager.run)), None))
 
 
 def with_way_back(error: object, folder: Path, last: Path | None) -> str:

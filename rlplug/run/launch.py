@@ -10,8 +10,8 @@ from typing import Any
 from rlplug.api import Plan
 from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
 from rlplug.config import RunConfig, choose, migrate, parse, show
+from rlplug.config.messages import value_at
 from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
-from rlplug.config.run import chosen_name
 from rlplug.distributed.fabric import Fabric, fabric_of, launched_elsewhere, require_started
 from rlplug.distributed.spawn import RankError, spawn_ranks
 from rlplug.registry.installed import check_installed, check_same, installed
@@ -157,7 +157,9 @@ def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[
     """Return a run's configuration with the overrides and without, its manifest, and notes on changed plugins."""
     before, manifest = run_dir.read(folder)
     raw = change(before, overrides, RESUMABLE, WHY)
-    kept = {key: origin for key, origin in manifest["plugins"].items() if chosen_name(raw, key) == origin["name"]}
+    kept = {
+        key: origin for key, origin in manifest["plugins"].items() if value_at(raw, f"{key}.name") == origin["name"]
+    }
     return raw, before, manifest, check_installed(kept, manifest["versions"])
 
 

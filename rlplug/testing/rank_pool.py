@@ -1,4 +1,4 @@
-"""A few ranks that are kept, to be asked many times."""
+"""Ranks that stay alive, so that many tests can use them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from rlplug.plan import Plan
 
 
 class Ranks:
-    """``ranks(function, *args)`` is what ``function(fabric, *args)`` returns on each of them.
+    """Several ranks on processors: ``ranks(function, *args)`` runs ``function(fabric, *args)`` on each of them.
 
-    Functions are pickled by name: they live in importable modules. Starting costs seconds, a call milliseconds.
+    Functions are pickled by name, so they have to be in importable modules. Starting costs seconds, a call
+    milliseconds.
 
     Args:
-        n: how many.
-        patience: seconds after which a rank that does not answer is given up.
+        n: number of ranks.
+        patience: seconds after which a call fails.
     """
 
     def __init__(self, n: int, patience: float = 300.0) -> None:
@@ -41,8 +42,10 @@ class Ranks:
             process.start()
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Raises:
-        RuntimeError: a rank raised, with its traceback; the ranks are ended, for the others would wait for it.
+        """Return what ``function`` returns on each rank.
+
+        Raises:
+            RuntimeError: a rank raised (the traceback is in the message) or did not answer; all ranks are ended then.
         """
         for end in self.ends:
             end.send_bytes(pickle.dumps((list(sys.path), function, args)))
@@ -51,14 +54,14 @@ class Ranks:
         while len(answers) < len(self.ends):
             for rank, end in enumerate(self.ends):
                 if rank not in answers and end.poll(0.01):
-                    fine, answer = self._receive(end)
-                    if not fine:
+                    succeeded, answer = self._receive(end)
+                    if not succeeded:
                         self.close()
                         raise RuntimeError(f"rank {rank} of {len(self.ends)} failed:\n{answer}")
                     answers[rank] = answer
             if time.monotonic() > deadline:
                 self.close()
-                raise RuntimeError(f"only the ranks {sorted(answers)} of {len(self.ends)} answered: the others wait")
+                raise RuntimeError(f"only the ranks {sorted(answers)} of {len(self.ends)} answered")
         return [answers[rank] for rank in range(len(self.ends))]
 
     def _receive(self, end: Connection) -> tuple[bool, Any]:
@@ -75,7 +78,7 @@ class Ranks:
 
 @cache
 def ranks(n: int) -> Ranks:
-    """The ranks of this process, kept until it ends."""
+    """Return ``n`` ranks, which live as long as this process."""
     return Ranks(n)
 
 
@@ -85,11 +88,11 @@ def _serve(rank: int, n: int, port: int, end: Connection) -> None:
     fabric = fabric_of(Plan("cpu", n))
     while True:
         try:
-            question = end.recv_bytes()
-        except EOFError:  # who asked is gone
+            call = end.recv_bytes()
+        except EOFError:  # the parent is gone
             return
         try:
-            sys.path[:], function, args = pickle.loads(question)
+            sys.path[:], function, args = pickle.loads(call)
             answer = True, function(fabric, *args)
         except Exception:
             answer = False, traceback.format_exc()

@@ -1,4 +1,4 @@
-"""One Ray for all tests of a process, and trainers that are driven by hand."""
+"""One Ray cluster for all tests of a process, and trainers that are driven step by step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from rlplug.actors.cluster import Cluster
 from rlplug.config import compose
 from rlplug.plan import RayCluster
-from rlplug.run.build import build
+from rlplug.run.build import build, start
 from rlplug.testing.checks.runs import flat
 from rlplug.trainer.trainer import Trainer
 
@@ -23,19 +23,19 @@ TWO = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5", "hardware.acto
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """A Ray that was there before, as in a notebook: runs join it, and leave it."""
+    """A Ray cluster that exists before the runs, as in a notebook: they join it and leave it running."""
     with closing(Cluster(RayCluster(**NEW))):
         yield
 
 
 def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer], None] | None = None) -> dict[str, Any]:
-    """Weights, statistics and counters of a run after so many updates.
+    """Return weights, statistics and counters of a run after ``updates`` updates.
 
     Args:
-        disturb: called in front of every round.
+        disturb: called before every round.
     """
     with closing(build(compose(words), Path())) as trainer:
-        trainer.start()
+        start(trainer)
         loop, progress, rounds = trainer.loop, trainer.progress, 0
         while progress.updates < updates:
             warm = progress.env_steps >= loop.cfg.num_steps_sampled_before_learning_starts
@@ -58,10 +58,10 @@ def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer],
 
 
 def processes(kind: str = "Actor") -> list[psutil.Process]:
-    """Those of this process's actors, in the order in which they were started."""
+    """Return the processes of this program's actors, in the order in which they were started."""
     found: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it may end meanwhile
+        with suppress(psutil.Error):  # it may end now
             if f"ray::{kind}" in " ".join(process.cmdline()[:1]):
                 found.append(process)
     return sorted(found, key=lambda process: process.create_time())

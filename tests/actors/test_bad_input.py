@@ -1,4 +1,4 @@
-"""What cannot be is said in one message, before anything is started or written."""
+"""Impossible settings are refused with one message, before anything is started or written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = {
         (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0", "hardware.actors.num_gpus=0.5"),
         "2 actors with 0.5 CUDA devices each need more than the 0 of this machine; hardware.actors.num_gpus=0 needs",
     ),
-    "older weights for who cannot learn from them": (
+    "older weights for an algorithm that cannot learn from them": (
         (*PPO, "hardware.actors.count=2", "hardware.actors.max_requests_in_flight=2"),
         "hardware.actors.max_requests_in_flight: lets actors play with older weights, which ppo cannot learn from",
     ),
@@ -43,21 +43,21 @@ CASES = {
         (*PPO, "hardware.actors.count=2", "hardware.actors.broadcast_interval=4"),
         "hardware.actors.broadcast_interval: lets actors play with older weights",
     ),
-    "examiners without actors": (
+    "evaluation actors without actors": (
         (*PPO, "hardware.actors.evaluation=1"),
         "hardware.actors.evaluation: needs actors that collect as well: hardware.actors.count=1",
     ),
-    "actors beside ranks that have all cores": (
+    "actors and ranks that already have all cores": (
         (*PPO, "hardware=ray", "hardware.devices=1", f"hardware.ray.num_cpus={CORES}", "hardware.actors.count=1"),
         "hardware.actors.count: 1 actors with 1 cores each need more than the 0 of this machine that 1 ranks leave;"
         " hardware.actors.num_cpus=0 needs none",
     ),
-    "a precision that processors of a cluster lack": (
+    "a precision that the processors of a cluster lack": (
         (*PPO, "hardware=ray", "hardware.precision=16-mixed"),
         "hardware.precision: processors do not",
     ),
-    "an option that there is not": ((*PPO, "+hardware.actors.counts=2"), "hardware.actors.counts"),
-    "a choice that there is not": ((*PPO, "hardware.actors.on_failure=retry"), "hardware.actors.on_failure: 'retry'"),
+    "an unknown option": ((*PPO, "+hardware.actors.counts=2"), "hardware.actors.counts"),
+    "an unknown choice": ((*PPO, "hardware.actors.on_failure=retry"), "hardware.actors.on_failure: 'retry'"),
     "a precision that processors lack": (
         (*PPO, "hardware.precision=16-mixed"),
         "hardware.precision: processors do not",
@@ -72,7 +72,7 @@ def test_refused(words: tuple[str, ...], message: str):
 
 
 def refused(tmp_path: Path, address: str) -> str:
-    """What is said, in seconds and without a folder."""
+    """Return the message of a refused run, which writes no folder."""
     words = (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0", f"hardware.ray.address={address}")
     with pytest.raises(ConfigError) as error:
         launch.train(compose(words), tmp_path / "run")
@@ -80,27 +80,27 @@ def refused(tmp_path: Path, address: str) -> str:
     return str(error.value)
 
 
-def test_an_address_where_nobody_answers(tmp_path: Path):
+def test_an_address_where_nothing_answers(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    said = refused(tmp_path, f"127.0.0.1:{port}")
-    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (Connection refused)" in said
+    message = refused(tmp_path, f"127.0.0.1:{port}")
+    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (Connection refused)" in message
 
 
-def test_an_address_where_somebody_else_answers(tmp_path: Path):
+def test_an_address_where_another_program_answers(tmp_path: Path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        said = refused(tmp_path, f"127.0.0.1:{port}")
-    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (timed out)" in said
+        message = refused(tmp_path, f"127.0.0.1:{port}")
+    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (timed out)" in message
 
 
 def test_no_address(tmp_path: Path):
-    assert "hardware.ray.address: 'there' is no host:port" in refused(tmp_path, "there")
+    assert "hardware.ray.address: 'there' is not host:port" in refused(tmp_path, "there")
 
 
 def test_ray_leaves_sigterm_alone(cluster: None):
-    """It puts a handler of its own in its place."""
+    """Ray would replace its handler."""
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""Runs with actors as a user starts, kills, continues and sweeps them."""
+"""Runs with actors as a user starts, kills and resumes them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PPO = (
 
 
 def rlplug(*words: str) -> subprocess.Popen[str]:
-    """A Ray that the environment names, but the run does not, is not joined: here it could not be."""
+    """Start a run. It must not join the cluster of RAY_ADDRESS, which does not exist: the configuration names none."""
     env = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}
     return subprocess.Popen([sys.executable, "-m", "rlplug", *words], stderr=subprocess.PIPE, text=True, env=env)
 
 
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path):
-    """The whole program is killed; continued, it ends as the one that was left alone."""
+    """A killed run that is resumed ends exactly as an undisturbed one."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert rlplug(*PPO, f"hydra.run.dir={whole}").wait() == 0
     program = rlplug(*PPO, f"hydra.run.dir={killed}")
@@ -40,28 +40,28 @@ def test_killed_and_resumed(tmp_path: Path):
     program.communicate()
     assert not (killed / "summary.json").exists()
     resumed = rlplug("resume", str(killed))
-    _, said = resumed.communicate()
-    assert resumed.returncode == 0, said
+    _, printed = resumed.communicate()
+    assert resumed.returncode == 0, printed
     assert differences_of_runs(whole, killed) == []
 
 
-def test_other_actors_than_it_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_resumed_with_another_number_of_actors(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     words = (*PPO, "total_steps=200", "eval.every=0", f"hydra.run.dir={tmp_path / 'run'}")
     assert main([*words, "hardware.actors.count=0"]) == 0
     assert main(["resume", str(tmp_path / "run"), "total_steps=400", "hardware.actors.count=2"]) == 2
-    said = "hardware.actors.count: the run was collected by none, and continues with as many; here are 2"
-    assert said in capsys.readouterr().err
+    message = "hardware.actors.count: the run has been collected with no actors and has to continue so; now it has 2"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "words",
     [("hardware=2cpu",), pytest.param(("hardware.actors.evaluation=1",), marks=pytest.mark.slow)],
-    ids=["two ranks", "evaluation beside"],
+    ids=["two ranks", "evaluation actors"],
 )
 def test_other_shapes_of_the_same_run(tmp_path: Path, words: tuple[str, ...]):
     program = rlplug(*PPO, *words, f"hydra.run.dir={tmp_path / 'run'}")
-    _, said = program.communicate()
-    assert program.returncode == 0, said
+    _, printed = program.communicate()
+    assert program.returncode == 0, printed
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["eval/env_steps"] == summary["env_steps"] > 2300

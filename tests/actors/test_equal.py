@@ -1,4 +1,4 @@
-"""Actors change how fast, never what: a run that collects with two of them is the run of one process."""
+"""Actors change how fast, never what: a run with two actors equals a run in one process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LISTS = ("env=cartpole", "env.vectorization=list", "num_envs=4", "logger=[]", "l
 PPO = (*LISTS, "algo=ppo", "algo.sgd_minibatch_size=16", "algo.num_sgd_iter=2")
 NORMAL = ("preprocess.normalize_obs=true", "preprocess.normalize_reward=true")
 CASES = {
-    "sac, noise with a memory, running moments, n-step": (
+    "sac, correlated noise, running moments, n-step": (
         (*SAC, *NORMAL, "exploration=[ornstein_uhlenbeck]", "algo.n_step=3"),
         12,
     ),
-    "sac, noise in parameters": ((*SAC, "exploration=[parameter_noise]"), 12),
-    "ppo, recurrent, curious": ((*PPO, "model=lstm", "model.hidden=8", "algo.max_seq_len=8", "exploration=[icm]"), 3),
-    "dqn, epsilon that falls, priorities, noisy": (
+    "sac, parameter noise": ((*SAC, "exploration=[parameter_noise]"), 12),
+    "ppo, recurrent, curiosity": ((*PPO, "model=lstm", "model.hidden=8", "algo.max_seq_len=8", "exploration=[icm]"), 3),
+    "dqn, falling epsilon, priorities, noisy": (
         (
             *(*LISTS, "algo=dqn", "model.hidden=[16]", "buffer=prioritized", "algo.noisy=true"),
             *("exploration.epsilon_greedy.epsilon=[[0,1.0],[200,0.1]]", "loop.train_batch_size=16"),
@@ -36,19 +36,19 @@ CASES = {
 @pytest.mark.parametrize(
     ("words", "updates"),
     [
-        pytest.param(*case, marks=pytest.mark.slow if "dqn" in name or "parameters" in name else ())
+        pytest.param(*case, marks=pytest.mark.slow if "dqn" in name or "parameter" in name else ())
         for name, case in CASES.items()
     ],
     ids=CASES.keys(),
 )
-def test_two_actors_are_one_process(words: tuple[str, ...], updates: int):
+def test_two_actors_equal_one_process(words: tuple[str, ...], updates: int):
     assert distances(play(words, updates), play((*words, *TWO), updates)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_aggregated_and_in_processes_of_their_own():
-    """Actors put segments together before the learner gets them; environments live in the actors' own processes."""
+def test_aggregation_and_subprocesses():
+    """Aggregators concatenate segments before the learner fetches them; environments run in subprocesses of actors."""
     more = ("hardware.actors.count=4", "hardware.actors.num_aggregation_workers=2", "env.vectorization=subprocess")
     words = (*PPO, "model.hidden=[16]")
     assert distances(play(words, 3), play((*words, *TWO, *more), 3)) == []

@@ -1,4 +1,4 @@
-"""Actors that are killed, hang and raise: nothing of it is seen in what is learnt."""
+"""Actors that are killed, hang and raise do not change what is learned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlplug.config import compose
-from rlplug.run import launch
+from rlplug.run.build import build, start
 from rlplug.run.state import capture
 from rlplug.testing.checks.ranks import distances
 from rlplug.trainer.trainer import Trainer
@@ -37,7 +37,7 @@ def undisturbed():
 
 
 def kill(*rounds: int) -> Callable[[int, Trainer], None]:
-    """In front of these rounds, one actor and then another."""
+    """Kill an actor before each of these rounds, in turns."""
 
     def disturb(played: int, trainer: Trainer) -> None:
         if played in rounds:
@@ -47,48 +47,47 @@ def kill(*rounds: int) -> Callable[[int, Trainer], None]:
 
 
 def test_killed_hung_and_raising(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    """Actors are killed; an environment hangs once; others raise, and are made anew by themselves. The other actor
-    waits, whoever is made anew goes on at the very row, and the run is that of one process in which nothing hung and
-    nobody was killed."""
+    """Actors are killed; an environment hangs once; others raise and are restarted alone. A restarted actor continues
+    at the very row, and the run equals that of one process in which nothing hung or was killed."""
     words = (*FAULTY, "+env.kwargs.raises=0.01", "+env.kwargs.malformed=0.01", "env.restart_failed=true")
     words = (*words, f"+env.kwargs.hangs={tmp_path / 'hung'}")
     disturbed = play((*words, *TWO, "hardware.actors.timeout_s=3"), 8, kill(4, 5))
     said = capfd.readouterr().err
     assert len(re.findall(r"rlplug: actor \d \(environments \d-\d\): its process died \(process \d+ on", said)) == 2
-    assert re.search(r"did nothing for 3 s; its last word: at row \d+ of 32", said)
-    assert distances(play(words, 8), disturbed) == []  # what hangs once has hung
+    assert re.search(r"no step for 3 s; last seen at row \d+ of 32", said)
+    assert distances(play(words, 8), disturbed) == []  # the environment hangs only once
 
 
 @pytest.mark.slow
 def test_hung(undisturbed, capfd: pytest.CaptureFixture[str]):
-    """One that does nothing is given up, and the line says what it did last."""
+    """An actor that makes no step is restarted, and the line says what it did last."""
 
     def disturb(played: int, trainer: Trainer) -> None:
         if played == 3:
             os.kill(processes()[0].pid, signal.SIGSTOP)
 
     assert distances(undisturbed, play((*PPO, *TWO, "hardware.actors.timeout_s=3"), 8, disturb)) == []
-    assert "did nothing for 3 s; its last word: " in capfd.readouterr().err
+    assert "no step for 3 s; last seen " in capfd.readouterr().err
 
 
 @pytest.mark.slow
 def test_an_environment_hangs(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    """It hangs once: replayed, it does not. Where it hung is said."""
+    """It hangs once, and not when it is replayed. The line says where it hung."""
     words = (*FAULTY, f"+env.kwargs.hangs={tmp_path / 'hung'}", "+env.kwargs.after=70")
     disturbed = play((*words, *TWO, "hardware.actors.timeout_s=3"), 6)
     assert (tmp_path / "hung").exists()
-    assert re.search(r"did nothing for 3 s; its last word: at row \d+ of 32", capfd.readouterr().err)
+    assert re.search(r"no step for 3 s; last seen at row \d+ of 32", capfd.readouterr().err)
     assert distances(play(words, 6), disturbed) == []
 
 
 @pytest.mark.slow
 def test_ignored(undisturbed):
-    """The run goes on with the columns that are left, and counts their steps."""
+    """The run goes on with the columns of the other actor, and counts their steps."""
     words = (*PPO, *TWO, "hardware.actors.on_failure=ignore")
     left = play(words, 8, kill(4))
     whole = {"env_steps": undisturbed["progress.env_steps"]}
     assert 0.6 * whole["env_steps"] < left["progress.env_steps"] < whole["env_steps"]
-    with pytest.raises(RunError, match="no actor is left; the last one, actor"):
+    with pytest.raises(RunError, match="no actor is left; the last one was actor"):
         play(words, 8, kill(2, 3))
 
 
@@ -100,38 +99,38 @@ def test_stopped():
 
 @pytest.mark.slow
 def test_raises_every_time(capfd: pytest.CaptureFixture[str]):
-    """First it goes on at the same row, then with other episodes; in the end its own words come last."""
+    """It is restarted first at the same row, then with other episodes; its first error ends the message."""
     with pytest.raises(RunError) as stopped:
         play((*FAULTY, *TWO, "+env.kwargs.raises=1.0", "hardware.actors.max_restarts=2"), 2)
     message = str(stopped.value)
-    assert "failed 3 times in a row, and first so: environment" in message
+    assert "failed 3 times in a row; the first error: environment" in message
     assert message.endswith("OSError: the pole is stuck")
     assert capfd.readouterr().err.count("raised in step():") >= 3
 
 
-def test_asked_for_more_than_one_round(tmp_path: Path):
-    """Actors play on while the learner learns, with older weights; every step counts once, even of those that die.
+def test_several_rounds_in_flight(tmp_path: Path):
+    """Actors play on with older weights during updates; every step counts once, even if an actor dies.
 
-    A checkpoint says that this is lost in it.
+    A checkpoint notes that it does not hold these rounds.
     """
     words = (
         *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "loop.train_batch_size=16", "logger=[]"),
         *("loop.num_steps_sampled_before_learning_starts=20", "loop.rollout_fragment_length=5", "total_steps=120"),
         *(*TWO, "hardware.actors.max_requests_in_flight=2", "hardware.actors.broadcast_interval=3"),
     )
-    asked: set[tuple[int, int]] = set()
+    requested: set[tuple[int, int]] = set()
 
     def disturb(played: int, trainer: Trainer) -> None:
-        crew = trainer.collector.crew
-        asked.update((trainer.progress.updates, request.version) for request in crew.members[0].asked)
+        handle = trainer.collector.pool.handles[0]
+        requested.update((trainer.progress.updates, request.version) for request in handle.requests)
         if played == 6:
-            (said,) = capture(trainer).manifest["not_restored"]
-            assert said == "rounds with older weights: actors play the next ones with the newest"
+            (note,) = capture(trainer).manifest["not_restored"]
+            assert note == "rounds with older weights: actors play the next ones with the newest"
             processes()[0].kill()
 
     ended = play(words, 100, disturb)
     assert ended["progress.env_steps"] == 120
-    assert max(updates - version for updates, version in asked) == 30
+    assert max(updates - version for updates, version in requested) == 30
 
 
 @pytest.mark.parametrize("vectorization", ["list", "subprocess"])
@@ -146,11 +145,11 @@ def test_environments_are_made_anew(vectorization: str, capfd: pytest.CaptureFix
 
 
 def test_the_row_of_a_failed_step_ends_its_episode(capfd: pytest.CaptureFixture[str]):
-    """It is no step: not valid, though the row before it ended nothing; the next one begins another episode."""
+    """The failed step is not valid, though the row before it ended no episode; the next row begins another one."""
     words = (*FAULTY, "+env.kwargs.raises=0.03", "env.restart_failed=true")
     cut = 0
-    with closing(launch.build(compose(words), Path())) as trainer:
-        before = torch.zeros(4, dtype=torch.bool)  # has the row before ended an episode?
+    with closing(build(compose(words), Path())) as trainer:
+        before = torch.zeros(4, dtype=torch.bool)  # whether the row before ended an episode
         for _ in range(5):
             (segment,) = trainer.collector.collect(32)
             ended = (segment["terminated"] | segment["truncated"])[:-1]
@@ -163,8 +162,8 @@ def test_the_row_of_a_failed_step_ends_its_episode(capfd: pytest.CaptureFixture[
     assert cut == capfd.readouterr().err.count("failed, and is made anew: OSError")
 
 
-def killed_while_it_starts(known: list[int]) -> None:
-    """The next actor that appears beside those whose processes are ``known``, as soon as it does."""
+def kill_next(known: list[int]) -> None:
+    """Kill the next actor process that is not among ``known``, as soon as it appears."""
 
     def watch() -> None:
         while not (new := [process for process in processes() if process.pid not in known]):
@@ -175,13 +174,13 @@ def killed_while_it_starts(known: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_killed_while_it_is_made_anew(undisturbed, capfd: pytest.CaptureFixture[str]):
-    """It did not fail at that place of the run again: it goes on there nevertheless."""
+def test_killed_while_it_restarts(undisturbed, capfd: pytest.CaptureFixture[str]):
+    """It failed while it started, not again at that row: it continues there."""
 
     def disturb(played: int, trainer: Trainer) -> None:
         if played == 4:
             known = [process.pid for process in processes()]
-            killed_while_it_starts(known)
+            kill_next(known)
             processes()[-1].kill()
 
     assert distances(undisturbed, play((*PPO, *TWO), 8, disturb)) == []
@@ -190,17 +189,17 @@ def test_killed_while_it_is_made_anew(undisturbed, capfd: pytest.CaptureFixture[
 
 @pytest.mark.slow
 def test_killed_while_it_starts(undisturbed, capfd: pytest.CaptureFixture[str]):
-    """Who never played is not done without."""
-    killed_while_it_starts([process.pid for process in processes()])
+    """With on_failure=ignore, an actor that never played is restarted all the same."""
+    kill_next([process.pid for process in processes()])
     assert distances(undisturbed, play((*PPO, *TWO, "hardware.actors.on_failure=ignore"), 8)) == []
     assert capfd.readouterr().err.count("its process died") == 1
 
 
-def test_what_the_last_step_of_a_lost_actor_led_to():
-    """A buffer's open row is the first one of the next segment, also where that has nothing else."""
+def test_the_open_row_of_a_lost_actor():
+    """Row 0 is the last observation of the segment before, also if the columns have no other valid row."""
     words = (*PPO, *TWO, "hardware.actors.on_failure=ignore")
-    with closing(launch.build(compose(words), Path())) as trainer:
-        trainer.start()
+    with closing(build(compose(words), Path())) as trainer:
+        start(trainer)
         collect = trainer.collector.collect
         for _ in range(2):
             (segment,) = collect(32)
@@ -212,8 +211,8 @@ def test_what_the_last_step_of_a_lost_actor_led_to():
 
 
 @pytest.mark.slow
-def test_silence_in_which_nobody_looked(capfd: pytest.CaptureFixture[str]):
-    """While the learner is busy nobody hears of the actors, who play on."""
+def test_a_busy_learner_ends_no_actor(capfd: pytest.CaptureFixture[str]):
+    """While the learner is busy it gets no heartbeats, and the actors play on."""
     words = ("algo=dqn", "env=cartpole", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.seconds=0.1")
     words = (*words, "env.vectorization=list", "num_envs=2", "model.hidden=[16]", "logger=[]", "total_steps=10_000")
     words = (*words, "loop.rollout_fragment_length=64", "hardware.actors.max_requests_in_flight=2")
@@ -226,4 +225,4 @@ def test_silence_in_which_nobody_looked(capfd: pytest.CaptureFixture[str]):
         (*words, "loop.num_steps_sampled_before_learning_starts=128", *TWO, "hardware.actors.timeout_s=2"), 64, disturb
     )
     assert counted["progress.env_steps"] > 128
-    assert "did nothing" not in capfd.readouterr().err
+    assert "no step for" not in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""More than Ray's object store holds: it goes over to the disk; where there is none left, the run says so and stops."""
+"""More data than Ray's object store holds: Ray spills to the disk; if that is full, the run says so and stops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEGMENTS = (  # two of 60 MB, and the learner's copy of the last two
 
 
 class Pictures(gymnasium.Env[Any, Any]):
-    """The number of the step as a picture of 120 kB, for 50 steps."""
+    """Observe the number of the step as a picture of 120 kB, for 50 steps."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (3, 200, 200), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)
@@ -36,13 +36,13 @@ class Pictures(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.t = 0
-        return self._seen(), {}
+        return self._picture(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.t += 1
-        return self._seen(), 1.0, self.t == 50, False, {}
+        return self._picture(), 1.0, self.t == 50, False, {}
 
-    def _seen(self) -> Any:
+    def _picture(self) -> Any:
         return np.full((3, 200, 200), self.t, np.uint8)
 
 
@@ -56,7 +56,7 @@ def rlplug(folder: Path, *words: str, **environment: str) -> subprocess.Complete
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [WEIGHTS, SEGMENTS], ids=["weights", "segments"])
-def test_what_does_not_fit_goes_to_the_disk(tmp_path: Path, words: tuple[str, ...]):
+def test_spills_to_the_disk(tmp_path: Path, words: tuple[str, ...]):
     done = rlplug(tmp_path / "run", *words)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
@@ -64,15 +64,15 @@ def test_what_does_not_fit_goes_to_the_disk(tmp_path: Path, words: tuple[str, ..
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [WEIGHTS, SEGMENTS], ids=["weights", "segments"])
-def test_neither_store_nor_disk_has_room(tmp_path: Path, words: tuple[str, ...]):
-    """Ray is told that the disk is full as soon as a thousandth of it is. Then it refuses what is new, or never gives
-    back what it had moved to the disk."""
+def test_store_and_disk_are_full(tmp_path: Path, words: tuple[str, ...]):
+    """Ray is told that the disk is full as soon as a thousandth of it is. Then it refuses new objects, or never returns
+    those that it has spilled."""
     words = (*words, "hardware.actors.timeout_s=15", "hardware.actors.max_restarts=0")
     done = rlplug(tmp_path / "run", *words, RAY_local_fs_capacity_threshold="0.001")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     full = "Ray's object store is full, and so is the disk behind it (Local disk is full)"
-    assert full in last or "its segment was played, but did not come in 15 s" in last
+    assert full in last or "its segment did not arrive within 15 s" in last
     assert "hardware.ray.object_store_memory" in last
     assert "Traceback" not in done.stderr
     assert "Unhandled error" not in done.stderr

@@ -1,5 +1,7 @@
-"""What an actor is given and what it says: devices, states that stay as they were, generators, and what the learner
-makes of the words of several. Nothing here needs Ray."""
+"""What an actor is given and returns: devices, states, generators, and how the learner merges several of them.
+
+Nothing here needs Ray.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from rlplug.actors.actor import Actor, Copy, Examiner, device_of
+from rlplug.actors.actor import Actor, EvalActor, RemotePolicy, actor_device
 from rlplug.api import Plan
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.config import RunConfig, compose
-from rlplug.distributed.rng import global_generators, set_global_generators
-from rlplug.evaluation.evaluator import Stopped
+from rlplug.distributed.rng import global_state, load_global_state
+from rlplug.evaluation.evaluator import Evaluator, Stopped
 from rlplug.registry.installed import installed
 from rlplug.run.build import build
 from rlplug.testing.checks.runs import differences
@@ -31,15 +33,15 @@ from tests.actors.conftest import TWO
 SAC = ("algo=sac", "env=pendulum", "num_envs=4", "logger=[]", "eval.episodes=2")
 CONFIG = compose((*SAC, "model.hidden=[8]", "exploration=[parameter_noise]", "preprocess.normalize_obs=true"))
 CPU = torch.device("cpu")
-Kind = TypeVar("Kind", bound=Copy)
+Kind = TypeVar("Kind", bound=RemotePolicy)
 
 
 @pytest.fixture(autouse=True)
 def generators() -> Iterator[None]:
-    """An actor has its process to itself."""
-    before = global_generators(CPU)
+    """Restore the global generators: an actor has a process of its own."""
+    before = global_state(CPU)
     yield
-    set_global_generators(before, CPU)
+    load_global_state(before, CPU)
 
 
 @pytest.fixture
@@ -48,117 +50,122 @@ def learner() -> Iterator[Trainer]:
         yield trainer
 
 
-def made(kind: type[Kind], env_ids: Sequence[int], config: RunConfig = CONFIG) -> Kind:
-    copy = kind()
-    copy.build(config.raw, env_ids, Plan(), [], installed())
-    return copy
+@pytest.fixture
+def evaluator(learner: Trainer) -> Evaluator:
+    return learner.reports.evaluation.evaluator  # type: ignore[attr-defined]
 
 
-def said(trainer: Trainer) -> dict:
+def make(kind: type[Kind], learner: Trainer, env_ids: Sequence[int], config: RunConfig = CONFIG) -> Kind:
+    actor = kind()
+    actor.build(config.raw, pickle.dumps(learner.resolved.spec), env_ids, Plan(), [], installed())
+    return actor
+
+
+def statistics(trainer: Trainer) -> dict:
     return trainer.policy.statistics() | {"env_steps": 0}
 
 
-def drawn() -> tuple[float, ...]:
+def draw() -> tuple[float, ...]:
     return random.random(), float(np.random.random()), torch.rand(()).item()
 
 
-def test_an_actor_acts_on_a_gpu_only_if_it_was_given_one(monkeypatch: pytest.MonkeyPatch):
-    """Ray hides the GPUs of its machine from nobody who was given none."""
+def test_an_actor_uses_a_gpu_only_if_it_was_given_one(monkeypatch: pytest.MonkeyPatch):
+    """Ray also shows the GPUs of its machine to actors that were given none."""
     plan = compose((*SAC, *TWO)).hardware.build(None).plan()
-    given = replace(plan, actors=replace(plan.actors, num_gpus=0.5))
+    with_gpu = replace(plan, actors=replace(plan.actors, num_gpus=0.5))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [device_of(p).type for p in (plan, given)] == ["cpu", "cuda"]
+    assert [actor_device(p).type for p in (plan, with_gpu)] == ["cpu", "cuda"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_of(given).type == "cpu"
+    assert actor_device(with_gpu).type == "cpu"
 
 
-def test_statistics_that_are_kept_stay_as_they_were(learner: Trainer):
+def test_statistics_are_copies(learner: Trainer):
     kept = learner.policy.statistics()
     before = copy_to_host(kept)
     learner.collect()
     learner.collect()
     assert not differences(kept, before)
     now = learner.policy.statistics()
-    assert {"preprocess", "exploration"} <= {name.partition(".")[0] for name in differences(now, before)}
+    assert {"normalizer", "exploration"} <= {name.partition(".")[0] for name in differences(now, before)}
 
 
-def test_what_actors_collected_does_not_go_on_without_them(learner: Trainer):
-    with pytest.raises(ConfigError, match=r"hardware\.actors\.count: the run was collected by 2 actors to a rank"):
+def test_a_run_with_actors_does_not_continue_without_them(learner: Trainer):
+    with pytest.raises(ConfigError, match=r"hardware\.actors\.count: "):
         learner.collector.load({"actors": [{}, {}], "env": "actors"})
 
 
-# ---- examiners -------------------------------------------------------------------------------------------------------
+# ---- evaluation actors -----------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_stops_at_the_next_row(learner: Trainer):
-    env, rows = learner.evaluator.begin(), []
+def test_an_evaluation_stops_at_the_next_row(evaluator: Evaluator):
+    env, rows = evaluator.begin(), []
     step = env.step
     env.step = lambda action: rows.append(action) or step(action)  # type: ignore[method-assign]
     with pytest.raises(Stopped):
-        learner.evaluator.play(0, stop=lambda: len(rows) >= 5)
+        evaluator.play(0, stop=lambda: len(rows) >= 5)
     assert len(rows) == 5
 
 
-def test_an_examiner_has_its_environments_at_once_and_tells_of_every_row(learner: Trainer):
-    examiner = made(Examiner, range(2))
-    assert examiner.evaluator.env is not None
-    played, _ = examiner.collect(7, "greedy", said(learner), learner.policy.weights())
-    assert played == learner.evaluator.play(7)
-    assert examiner.word()[0] >= max(length for _, length in played) == 200
+def test_an_evaluation_actor_builds_its_environments_at_once_and_counts_rows(learner: Trainer, evaluator: Evaluator):
+    actor = make(EvalActor, learner, range(2))
+    assert actor.evaluator.env is not None
+    played, _ = actor.collect(7, "greedy", statistics(learner), learner.policy.acting_weights())
+    assert played == evaluator.play(7)
+    assert actor.heartbeat()[0] >= max(length for _, length in played) == 200
 
 
 # ---- generators ------------------------------------------------------------------------------------------------------
 
 
-def test_actors_draw_other_numbers_but_each_the_same_again():
-    first, second, again = [(made(Actor, env_ids), drawn())[1] for env_ids in (range(2), range(2, 4), range(2))]
+def test_actors_draw_different_numbers_and_each_one_the_same_again(learner: Trainer):
+    first, second, again = [(make(Actor, learner, env_ids), draw())[1] for env_ids in (range(2), range(2, 4), range(2))]
     assert first == again
     assert not set(first) & set(second)
 
 
-def test_an_actor_made_anew_draws_on(learner: Trainer):
-    actor = made(Actor, range(2))
-    drawn()
-    _, pickled = actor.collect(3, "explore", said(learner), learner.policy.weights())
+def test_a_restarted_actor_continues_its_generators(learner: Trainer):
+    actor = make(Actor, learner, range(2))
+    draw()
+    _, pickled = actor.collect(3, "explore", statistics(learner), learner.policy.acting_weights())
     state = pickle.loads(pickled)
-    expected = drawn()
-    other = made(Actor, range(2))
+    expected = draw()
+    other = make(Actor, learner, range(2))
     other.load(state)
-    assert drawn() == expected
-    del state["global"]  # as of older runs
+    assert draw() == expected
+    del state["global"]  # as in older runs
     other.load(state)
 
 
-def test_an_evaluation_that_is_played_again_draws_the_same(learner: Trainer):
-    examiner = made(Examiner, range(2))
+def test_an_evaluation_that_is_repeated_draws_the_same_numbers(learner: Trainer):
+    actor = make(EvalActor, learner, range(2))
     numbers = []
     for number in (3, 3, 4):
-        examiner.collect(number, "greedy", said(learner), learner.policy.weights())
-        numbers.append(drawn())
+        actor.collect(number, "greedy", statistics(learner), learner.policy.acting_weights())
+        numbers.append(draw())
     assert numbers[0] == numbers[1]
     assert not set(numbers[0]) & set(numbers[2])
 
 
-# ---- what the learner hears ------------------------------------------------------------------------------------------
+# ---- merging ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_all_actors_agree_on_is_not_rounded(learner: Trainer):
+def test_equal_values_of_all_actors_are_not_rounded(learner: Trainer):
     rounded = next(x for x in torch.linspace(0.01, 0.1, 100) if torch.stack([x] * 7).mean() != x)
-    learner.policy.hear([{"exploration": {"parameter_noise": {"sigma": rounded}}}] * 7)
-    assert learner.exploration["parameter_noise"].sigma == rounded
+    learner.policy.merge_exploration([{"exploration": {"parameter_noise": {"sigma": rounded}}}] * 7)
+    assert learner.policy.exploration["parameter_noise"].sigma == rounded
 
 
 def test_the_learner_keeps_what_it_changed_while_actors_played(learner: Trainer):
-    """They were asked before it did."""
-    noise: Any = learner.exploration["parameter_noise"]
-    actors = [made(Actor, ids) for ids in (range(2), range(2, 4))]
-    asked, weights = said(learner), learner.policy.weights()
+    """Their statistics are from before the change."""
+    noise: Any = learner.policy.exploration["parameter_noise"]
+    actors = [make(Actor, learner, ids) for ids in (range(2), range(2, 4))]
+    before, weights = statistics(learner), learner.policy.acting_weights()
     noise.sigma.fill_(0.7)
-    states = [pickle.loads(actor.collect(3, "explore", asked, weights)[1]) for actor in actors]
-    learner.policy.hear(states)
+    states = [pickle.loads(actor.collect(3, "explore", before, weights)[1]) for actor in actors]
+    learner.policy.merge_exploration(states)
     assert noise.sigma == torch.tensor(0.7)
     assert noise.rounds == 1
     assert noise.seed != 0
-    measured: list[Any] = [actor.policy.exploration["parameter_noise"].excess for actor in actors]
-    assert measured[0] != measured[1]
-    assert noise.excess == torch.stack(measured).mean()
+    excess: list[Any] = [actor.policy.exploration["parameter_noise"].excess for actor in actors]
+    assert excess[0] != excess[1]
+    assert noise.excess == torch.stack(excess).mean()

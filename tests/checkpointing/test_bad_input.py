@@ -298,7 +298,7 @@ FORBIDDEN = {
     "--multirun": "no flag --multirun is known here",
     "300": "300: cannot read '300': should be key=value",
     "total_steps=[1": "total_steps: cannot read 'total_steps=[1': should be key=value",
-    "hydra.run.dir=elsewhere": "hydra.run.dir: is about how a run is started, and no part of it",
+    "hydra.run.dir=elsewhere": "hydra.run.dir: belongs to the start of a run and cannot be changed",
 }
 
 

@@ -56,7 +56,7 @@ GOOD: dict[str, Any] = {
         ({"hidden": 64}, "algo.hidden: 64 has the wrong type: should be a valid list"),
         ({"hidden": [64, 0]}, "algo.hidden[1]: 0 is out of range: should be greater than 0"),
         ({"n_step": 1.5}, "algo.n_step: 1.5 has the wrong type: should be a valid integer"),
-        ({"every": 3}, "algo.every: 3 has the wrong type: should be a mapping of keys to values"),
+        ({"every": 3}, "algo.every: 3 has the wrong type: should be a mapping"),
         ({"every": {"steps": -1}}, "algo.every.steps: -1 is out of range: should be greater than or equal to 0"),
         (
             {"every": {"steps": 1, "step": 1}},
@@ -70,8 +70,8 @@ GOOD: dict[str, Any] = {
         (
             {"gamma": 1.5, "lr": -1, "hidden": 64},
             "algo.gamma: 1.5 is out of range: should be less than or equal to 1\n"
-            "algo.hidden: 64 has the wrong type: should be a valid list\n"
-            "algo.lr: -1 is out of range: should be greater than 0",
+            "algo.lr: -1 is out of range: should be greater than 0\n"
+            "algo.hidden: 64 has the wrong type: should be a valid list",
         ),
     ],
 )

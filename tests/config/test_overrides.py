@@ -115,7 +115,7 @@ BAD = {
     "model@critic_model=mlp": f"critic_model: {KEPT}",
     "+env.kwargs.g=9": f"env.kwargs.g: {KEPT}",
     "env.kwargs={g:9}": f"env.kwargs: {KEPT}",
-    "hydra.run.dir=x": "hydra.run.dir: is about how a run is started, and no part of it",
+    "hydra.run.dir=x": "hydra.run.dir: belongs to the start of a run and cannot be changed",
     # not there
     "totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: algo, buffer, ",
     "+totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: algo, buffer, ",
@@ -123,7 +123,7 @@ BAD = {
     "hardware.device=2": "hardware.device: unknown key; did you mean hardware.devices? There are: ",
     "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "eval={episode:3}": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
-    "log.every.x=3": "log.every.x: unknown key: log.every holds one value, and no keys",
+    "log.every.x=3": "log.every.x: unknown key: log.every is a single value and has no keys",
     "logger.wandb.mode=online": "logger.wandb.mode: unknown key; there are none",
     "model@critic=mlp": "critic: unknown key; did you mean critic_model? There are: ",
     "hardware=cpuu": "hardware: unknown option 'cpuu'; did you mean cpu? There are: ",
@@ -133,8 +133,8 @@ BAD = {
     "logger=[wandbb]": "logger: unknown option 'wandbb'; did you mean wandb? There are: ",
     "log.every=${nope}": "log.every: Interpolation key 'nope' not found",
     # not to be read
-    "+log.every=3": "log.every: is there already: write log.every=<value>, without +",
-    "+logger=[wandb]": "logger: is there already: write logger=<value>, without +",
+    "+log.every=3": "log.every: exists already: write log.every=<value>, without +",
+    "+logger=[wandb]": "logger: exists already: write logger=<value>, without +",
     "~logger.csv": "logger.csv: cannot be taken out of a run",
     "~total_steps=3": "total_steps: cannot be taken out of a run",
     "total_steps=1,2": "total_steps: 1,2 is several values: give one, or write a list [a,b]",

@@ -15,13 +15,12 @@ from torch.nn.functional import one_hot
 from rlplug.api import Algorithm, Context, Losses, Model
 from rlplug.config import Chosen
 from rlplug.context import RunContext
-from rlplug.registry import Component
 from rlplug.trainer.learner import FabricLearner
 from rlplug.types import Batch, EnvSpec
 
 
 def chosen(cls: type[Any], cfg: Any = None, kind: Any = "model") -> Chosen:
-    return Chosen(kind, kind, cls.__name__, Component(kind, cls.__name__, f"{cls.__module__}:{cls.__name__}"), cls, cfg)
+    return Chosen(kind, kind, cls.__name__, cls, cfg)
 
 
 def context(spec: EnvSpec, model: type[Model], **options: Any) -> RunContext:

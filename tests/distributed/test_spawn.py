@@ -1,4 +1,4 @@
-"""Ranks of a run: started with a function, not with the command line; ended spawn_ranks."""
+"""Ranks in processes: started with a function, not with the command line; when one fails, all end."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def waits(fabric, tell):
     time.sleep(3600.0)
 
 
-def is_deaf(fabric, tell):
-    """Rank 1, as if it waited inside of a collective; the first one tells that both have begun."""
+def ignores_signals(fabric, tell):
+    """Rank 1 ignores signals, as in a collective; the first one tells that both have begun."""
     if fabric.global_rank == 1:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     fabric.barrier()
     waits(fabric, tell)
 
 
-def test_the_first_rank_answers_and_is_heard():
-    told: list[str] = []
-    assert spawn_ranks(PAIR, total, 3.0, tell=told.append) == 7.0
-    assert told == ["rank 0 of 2"]
+def test_the_first_rank_returns_and_tells():
+    lines: list[str] = []
+    assert spawn_ranks(PAIR, total, 3.0, tell=lines.append) == 7.0
+    assert lines == ["rank 0 of 2"]
 
 
 def test_a_rank_that_is_killed_ends_the_others():
@@ -58,7 +58,7 @@ def test_a_rank_that_is_killed_ends_the_others():
         spawn_ranks(PAIR, dies, signal.SIGKILL)
 
 
-def test_what_a_rank_raises_is_raised():
+def test_the_error_of_a_rank_is_raised():
     with pytest.raises(ConfigError, match=r"^algo\.gamma: is odd$"):
         spawn_ranks(PAIR, raises, ConfigError("algo.gamma", "is odd"))
 
@@ -77,10 +77,10 @@ def test_ctrl_c_reaches_all_ranks():
         spawn_ranks(PAIR, waits, tell=interrupt)
 
 
-def test_a_second_ctrl_c_ends_those_that_do_not_hear_it():
+def test_a_second_ctrl_c_ends_ranks_that_ignore_the_first():
     def interrupt(line: str) -> None:
         for seconds in (0.5, 1.0):
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     with pytest.raises(KeyboardInterrupt):
-        spawn_ranks(PAIR, is_deaf, tell=interrupt)
+        spawn_ranks(PAIR, ignores_signals, tell=interrupt)

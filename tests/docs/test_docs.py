@@ -19,9 +19,9 @@ import rlplug
 from rlplug import registry
 from rlplug.agent import EVALUABLE
 from rlplug.cli import main
+from rlplug.cli.train import check_sweep
 from rlplug.config import parse
 from rlplug.config.overrides import RESUMABLE, change
-from rlplug.config.sweeps import check_sweep
 from rlplug.registry import KINDS, Events, Manifest
 from tests.installing import Install
 

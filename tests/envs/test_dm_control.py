@@ -10,7 +10,6 @@ from gymnasium.spaces import Box
 
 from rlplug import tree
 from rlplug.envs import EnvList, Subprocess
-from rlplug.envs.spaces import copy
 from rlplug.plugins.env.dm_control import _suite
 from rlplug.types import ConfigError
 from tests.envs.test_presets import build, walk
@@ -139,10 +138,10 @@ def test_pixels():
     env = make(pixels=32, camera=1, frame_stack=3)
     assert env.spec.single_agent.obs == Box(0, 255, (9, 32, 32), np.uint8)
     assert env.spec.frame_stack == 3
-    first = copy(env.reset([0, 1])["obs"])
+    first = tree.map(np.array, env.reset([0, 1])["obs"])
     assert first[:, 6:].std() > 10
     assert not first[:, :6].any()
-    second = copy(env.step(np.ones((2, 1), np.float32))["obs"])
+    second = tree.map(np.array, env.step(np.ones((2, 1), np.float32))["obs"])
     assert np.array_equal(second[:, 3:6], first[:, 6:])
     assert make(n=1, pixels=32).spec.single_agent.obs == Box(0, 255, (32, 32, 3), np.uint8)
 

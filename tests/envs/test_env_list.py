@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+from rlplug import tree
 from rlplug.envs import EnvList
-from rlplug.envs.spaces import copy, equal, execute, observe
+from rlplug.envs.spaces import equal, execute, observe
 from tests.envs.walking import Walk, flat, linear_policy, transitions
 
 MAKERS = {
@@ -65,10 +66,10 @@ def test_the_step_after_a_final_row_ignores_its_action(maker):
     def run(other):
         env = make(maker, 1)
         policy = linear_policy(env.spec.single_agent.action)
-        row, rows, final = copy(env.reset([0])), [], False
+        row, rows, final = tree.map(np.array, env.reset([0])), [], False
         for _ in range(80):
             action = policy(row["obs"])
-            row = copy(env.step(np.zeros_like(action) if final and other else action))
+            row = tree.map(np.array, env.step(np.zeros_like(action) if final and other else action))
             rows.append(row)
             if final:
                 assert (row["reward"][0], row["terminated"][0], row["truncated"][0]) == (0.0, False, False)
@@ -85,13 +86,13 @@ def test_a_loaded_state_continues_exactly(maker, before):
     row = one.reset([3, 1, 4])
     for _ in range(before):
         row = one.step(policy(row["obs"]))
-    obs = copy(row["obs"])
+    obs = tree.map(np.array, row["obs"])
     two.load(one.state())
     for _ in range(40):
         action = policy(obs)
         a, b = one.step(action), two.step(action)
         assert equal(a, b)
-        obs = copy(a["obs"])
+        obs = tree.map(np.array, a["obs"])
     assert equal(one.state()["obs"], two.state()["obs"])
     assert one.state()["episodes"] == two.state()["episodes"]
 
@@ -103,7 +104,7 @@ def test_a_state_is_not_touched_by_later_steps():
     env.step(action)
     action[:] = -1
     state = env.state()
-    obs = copy(state["obs"])
+    obs = tree.map(np.array, state["obs"])
     env.step(action)
     assert state["actions"][0].tolist() == [[0.5]]
     assert equal(state["obs"], obs)

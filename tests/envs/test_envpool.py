@@ -6,7 +6,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
-from rlplug.envs.spaces import copy
+from rlplug import tree
 from rlplug.types import ConfigError
 from tests.envs.test_presets import build, episode
 
@@ -78,7 +78,7 @@ def test_cartpole_moves_as_that_of_gymnasium_to_the_very_end():
             reference.unwrapped.state = obs.astype(np.float64)
             balance = int(obs[2] + 0.3 * obs[3] + 0.05 * obs[0] + 0.1 * obs[1] > 0)
             action = balance if k % 3 == 0 else int(rng.integers(2))
-            row = copy(env.step(np.array([action])))
+            row = tree.map(np.array, env.step(np.array([action])))
             obs, reward, terminated, truncated, _ = reference.step(action)
             assert row["obs"][0] == pytest.approx(obs, abs=1e-5)
             assert row["reward"][0] == reward
@@ -123,7 +123,7 @@ def test_seeds_decide_everything(option):
 
 def test_another_reset_with_the_same_seeds_gives_the_same_again():
     env = make("cartpole", 3)
-    first, _ = copy(env.reset([1, 2, 3])["obs"]), env.step(np.zeros(3, np.int64))
+    first, _ = tree.map(np.array, env.reset([1, 2, 3])["obs"]), env.step(np.zeros(3, np.int64))
     assert np.array_equal(env.reset([1, 2, 3])["obs"], first)
     assert not np.array_equal(env.reset([1, 2, 4])["obs"], first)
     assert len(np.unique(first[:, 0])) == 3
@@ -131,9 +131,9 @@ def test_another_reset_with_the_same_seeds_gives_the_same_again():
 
 def test_the_stack_of_a_new_game_holds_its_first_frame_over_and_over():
     env = make("pong", 1, max_episode_steps=6)
-    last = copy(env.reset([0])["obs"])
+    last = tree.map(np.array, env.reset([0])["obs"])
     for t in range(20):
-        obs = copy(env.step(np.array([t % 6]))["obs"])
+        obs = tree.map(np.array, env.step(np.array([t % 6]))["obs"])
         if t % 7 == 6:
             assert all(np.array_equal(obs[0, i], obs[0, 3]) for i in range(3))
         else:

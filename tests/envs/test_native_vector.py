@@ -4,8 +4,9 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorObservationWrapper
 from gymnasium.wrappers.vector import NormalizeObservation
 
+from rlplug import tree
 from rlplug.envs import NativeVector
-from rlplug.envs.spaces import copy, equal
+from rlplug.envs.spaces import equal
 from rlplug.types import ConfigError
 from tests.envs.walking import Walk, linear_policy, transitions
 
@@ -74,11 +75,11 @@ def test_a_loaded_state_continues_exactly(wrap, before):
     row = one.reset([3, 1, 4, 1])
     for _ in range(before):
         row = one.step(policy(row["obs"]))
-    state, obs = one.state(), copy(row["obs"])
+    state, obs = one.state(), tree.map(np.array, row["obs"])
     actions, rows = [], []
     for _ in range(100):
         actions.append(policy(obs))
-        rows.append(copy(one.step(actions[-1])))
+        rows.append(tree.map(np.array, one.step(actions[-1])))
         obs = rows[-1]["obs"]
     assert sum(row["terminated"].sum() for row in rows) > 4
     for _ in range(2):  # the state survives its use
@@ -156,7 +157,7 @@ def test_native_cartpole_ends_and_begins_as_single_ones_do():
     env.reset([0, 1, 2])
     env.env.unwrapped.state[:] = 0
     env.env.unwrapped.steps[:] = [498, 499, 0]
-    one, two = copy(env.step(np.ones(3, np.int64))), copy(env.step(np.ones(3, np.int64)))
+    one, two = tree.map(np.array, env.step(np.ones(3, np.int64))), tree.map(np.array, env.step(np.ones(3, np.int64)))
     assert one["truncated"].tolist() == [False, True, False]
     assert two["truncated"].tolist() == [True, False, False]
     assert two["reward"].tolist() == [1, 0, 1]

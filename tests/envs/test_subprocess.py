@@ -15,8 +15,9 @@ import psutil
 import pytest
 import yaml
 
+from rlplug import tree
 from rlplug.envs import Subprocess, env_list
-from rlplug.envs.spaces import copy, equal
+from rlplug.envs.spaces import equal
 from rlplug.plugins.env.gymnasium import Gymnasium
 from rlplug.types import ConfigError, RunError
 from tests.envs.walking import Bare, Everything, Walk, rows
@@ -61,14 +62,14 @@ def test_rows_are_those_of_the_list(options):
     space = one.spec.single_agent.action
     for _ in range(40):
         action = np.stack([space.sample() for _ in SEEDS])
-        row = copy(one.step(action))
+        row = tree.map(np.array, one.step(action))
         assert all(equal(row, env.step(action.copy())) for env in (two, back, forth))
     for env in (one, two, back, forth):
         env.close()
 
 
 def copy_of(state):
-    return {key: copy(value) if key == "obs" else list(value) for key, value in state.items()}
+    return {key: tree.map(np.array, value) if key == "obs" else list(value) for key, value in state.items()}
 
 
 def equal_trees(a, b):

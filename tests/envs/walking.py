@@ -9,7 +9,6 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.envs.spaces import copy
 
 
 class Walk(gymnasium.Env):
@@ -162,11 +161,11 @@ def transitions(env, seeds, steps):
     """Per column the transitions ``(obs, action, reward, terminated, truncated, next obs)`` of ``steps`` steps."""
     policy = linear_policy(env.spec.single_agent.action)
     columns = [[] for _ in seeds]
-    obs = copy(env.reset(seeds)["obs"])
+    obs = tree.map(np.array, env.reset(seeds)["obs"])
     final = np.zeros(len(seeds), bool)
     for _ in range(steps):
         action = policy(obs)
-        row = copy(env.step(action))
+        row = tree.map(np.array, env.step(action))
         after = flat(row.get("final_obs", row["obs"]))
         ended = row["terminated"] | row["truncated"]
         for i, column in enumerate(columns):

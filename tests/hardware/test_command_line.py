@@ -1,4 +1,4 @@
-"""Runs on two ranks as a user starts, kills, stops and continues them."""
+"""Runs on two ranks as a user starts, kills, stops and resumes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PPO = (
     *("log.every=200", "eval.every=400", "eval.episodes=2", "checkpoint.every=400", "logger=[]"),
     "preprocess.normalize_reward=true",
 )
-"""20 rounds on environments that slept a little, so that there is time to disturb them"""
+"""20 rounds, which leaves time to disturb them"""
 
 
 def start(*words: str) -> subprocess.Popen[str]:
@@ -35,7 +35,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 def rank(program: subprocess.Popen[str], number: int) -> psutil.Process:
-    """The process of a rank; they are started in order."""
+    """Return the process of a rank; they are started in order."""
     ranks = [p for p in psutil.Process(program.pid).children() if "spawn_main" in " ".join(p.cmdline())]
     return sorted(ranks, key=lambda p: p.create_time())[number]
 
@@ -44,14 +44,14 @@ def disturb(run: Path, words: tuple[str, ...], do: Callable[[subprocess.Popen[st
     """Start a run, ``do`` something to it once it has a checkpoint, and wait for its end.
 
     Returns:
-        Exit code, and what it said.
+        The exit code, and what it printed.
     """
     program = start(*words, f"hydra.run.dir={run}")
     while program.poll() is None and not list(run.glob("checkpoints/step_*[0-9]")):
         time.sleep(0.02)
     do(program)
-    _, said = program.communicate(timeout=120)
-    return program.returncode, said
+    _, printed = program.communicate(timeout=120)
+    return program.returncode, printed
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +67,25 @@ def require_equal(one: Path, other: Path) -> None:
     assert {part: names for part, (_, names) in compared.items() if names} == {}
 
 
-def test_a_killed_rank_ends_the_run_which_is_continued_exactly(undisturbed: Path, tmp_path: Path):
+def test_a_killed_rank_ends_the_run_which_resumes_exactly(undisturbed: Path, tmp_path: Path):
     run = tmp_path / "run"
-    code, said = disturb(run, PPO, lambda program: rank(program, 1).kill())
+    code, printed = disturb(run, PPO, lambda program: rank(program, 1).kill())
     assert code == 1
-    assert said.splitlines()[-1].startswith("rlplug: the process of rank 1 of 2 was ended by SIGKILL; the last good ")
-    assert said.splitlines()[-1].endswith(f"continue with: python -m rlplug resume {run}")
+    assert printed.splitlines()[-1].startswith(
+        "rlplug: the process of rank 1 of 2 was ended by SIGKILL; the last good "
+    )
+    assert printed.splitlines()[-1].endswith(f"continue with: python -m rlplug resume {run}")
     subprocess.run([sys.executable, "-m", "rlplug", "resume", run], check=True, capture_output=True)
     require_equal(undisturbed, run)
 
 
 @pytest.mark.slow
-def test_it_continues_by_itself_as_often_as_it_may(undisturbed: Path, tmp_path: Path):
+def test_it_restarts_by_itself(undisturbed: Path, tmp_path: Path):
     run = tmp_path / "run"
-    code, said = disturb(run, (*PPO, "hardware.max_restarts=1"), lambda program: rank(program, 0).kill())
+    code, printed = disturb(run, (*PPO, "hardware.max_restarts=1"), lambda program: rank(program, 0).kill())
     assert code == 0
-    assert "the process of rank 0 of 2 was ended by SIGKILL" in said
-    assert "continuing from step" in said
+    assert "the process of rank 0 of 2 was ended by SIGKILL" in printed
+    assert "continuing from step" in printed
     changed = json.loads((run / "manifest.json").read_text())["resumed"]
     assert len(changed) == 1
     require_equal(undisturbed, run)
@@ -91,11 +93,11 @@ def test_it_continues_by_itself_as_often_as_it_may(undisturbed: Path, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_is_continued_exactly(undisturbed: Path, tmp_path: Path, number: signal.Signals):
+def test_a_stopped_run_resumes_exactly(undisturbed: Path, tmp_path: Path, number: signal.Signals):
     run = tmp_path / "run"
-    code, said = disturb(run, PPO, lambda program: program.send_signal(number))
+    code, printed = disturb(run, PPO, lambda program: program.send_signal(number))
     assert code == 128 + number
-    assert said.count("stopping after this round") == 1
+    assert printed.count("stopping after this round") == 1
     assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
     subprocess.run([sys.executable, "-m", "rlplug", "resume", run], check=True, capture_output=True)
     require_equal(undisturbed, run)
@@ -104,19 +106,19 @@ def test_a_stopped_run_is_continued_exactly(undisturbed: Path, tmp_path: Path, n
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_while_its_ranks_start(tmp_path: Path, number: signal.Signals):
-    """As a terminal and as a batch system do it: all processes get the signal."""
+    """All processes get the signal, as from a terminal or a batch system."""
     words = [sys.executable, "-m", "rlplug", *PPO, f"hydra.run.dir={tmp_path / 'run'}"]
     program = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not psutil.Process(program.pid).children(recursive=True):
         time.sleep(0.005)
     os.killpg(program.pid, number)
-    _, said = program.communicate(timeout=120)
-    assert program.returncode in (128 + number, -number)  # the second one before anybody listens: to a shell the same
-    assert said == ""
+    _, printed = program.communicate(timeout=120)
+    assert program.returncode in (128 + number, -number)  # -number: before the handler is there
+    assert printed == ""
 
 
 @pytest.mark.slow
-def test_nobody_trains_on_when_the_one_who_started_it_is_killed(tmp_path: Path):
+def test_ranks_end_when_their_parent_is_killed(tmp_path: Path):
     children: list[psutil.Process] = []
 
     def kill(program: subprocess.Popen[str]) -> None:
@@ -154,13 +156,13 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_mistakes_are_refused_before_anything_starts(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["algo=sac", *words.split(), f"hydra.run.dir={tmp_path / 'run'}"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"rlplug: {MISTAKES[words]}")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"rlplug: {MISTAKES[words]}")
+    assert printed.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_a_rollout_is_learnt_from_whole_whatever_the_number_of_ranks(tmp_path: Path):
+def test_a_rollout_need_not_divide_by_ranks_and_microbatches(tmp_path: Path):
     with closing(build(compose((*PPO, "hardware.microbatches=7")), tmp_path)) as trainer:
         assert trainer.loop.batch_size % 14
 
@@ -171,26 +173,26 @@ STARTED = {"TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0", "LOCAL_RANK": "0", "LO
     "MASTER_PORT": "1",
 }
 STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "3", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}
-TORCHRUN = "torchrun started 3 processes, and this is for"
+TORCHRUN = "torchrun started 3 processes, but the run has"
 STARTED_ELSEWHERE = {
     "one rank": (
         STARTED,
         ["hardware=cpu"],
-        f"hardware: {TORCHRUN} 1, hardware.devices=1 on each of hardware.num_nodes=1",
+        f"hardware: {TORCHRUN} 1 ranks: hardware.devices=1 on each of hardware.num_nodes=1",
     ),
-    "two ranks": (STARTED, ["hardware=2cpu"], f"hardware: {TORCHRUN} 2, hardware.devices=2 on each of"),
-    "srun": (STEP, ["hardware=cpu"], "hardware: srun started 3 processes, and this is for 1, "),
+    "two ranks": (STARTED, ["hardware=2cpu"], f"hardware: {TORCHRUN} 2 ranks: hardware.devices=2 on each of"),
+    "srun": (STEP, ["hardware=cpu"], "hardware: srun started 3 processes, but the run has 1 ranks: "),
     "restarts": (
         STARTED,
         ["hardware=cpu", "hardware.num_nodes=3", "hardware.max_restarts=1"],
-        "hardware.max_restarts: is for processes that rlplug starts itself, and torchrun started these; 0 is right",
+        "hardware.max_restarts: works only for processes that rlplug starts; torchrun started these: set it to 0",
     ),
 }
 
 
 @pytest.mark.parametrize("case", STARTED_ELSEWHERE)
-def test_processes_that_others_started_have_to_be_the_ranks(case, monkeypatch, tmp_path, capsys):
-    """They would learn each for itself, or wait for those that do not come."""
+def test_torchrun_and_srun_have_to_start_one_process_per_rank(case, monkeypatch, tmp_path, capsys):
+    """They would train separately, or wait for ranks that do not exist."""
     there, words, message = STARTED_ELSEWHERE[case]
     for name, value in there.items():
         monkeypatch.setenv(name, value)
@@ -200,7 +202,7 @@ def test_processes_that_others_started_have_to_be_the_ranks(case, monkeypatch, t
 
 
 @pytest.mark.parametrize("shell", [{"SLURM_JOB_NAME": "interactive"}, {"SLURM_PTY_PORT": "40001"}])
-def test_a_shell_in_a_job_of_several_tasks_starts_its_ranks_itself(shell, monkeypatch):
+def test_a_shell_in_a_job_of_several_tasks_starts_its_own_ranks(shell, monkeypatch):
     for name, value in STEP.items():
         monkeypatch.setenv(name, value)
     assert launched_elsewhere()
@@ -209,7 +211,7 @@ def test_a_shell_in_a_job_of_several_tasks_starts_its_ranks_itself(shell, monkey
     assert not launched_elsewhere()
 
 
-def test_one_process_evaluates_what_two_have_learnt(undisturbed: Path, capsys: pytest.CaptureFixture[str]):
+def test_one_process_evaluates_what_two_ranks_trained(undisturbed: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["evaluate", str(undisturbed)]) == 0
     assert "\nepisodes    2 (seed 0)\n" in capsys.readouterr().out
 

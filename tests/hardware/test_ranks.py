@@ -1,4 +1,4 @@
-"""Hardware changes how fast, never what: whole trainers on several ranks."""
+"""Hardware changes how fast, never what: several ranks equal one."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ PPO = (
 RND = ("exploration=[rnd]", "exploration.rnd.update_proportion=0.5")
 
 
-def everybodys(module):
-    """What does not depend on which environments a rank plays, and whether it plays any."""
+def shared(module):
+    """Return the state that does not depend on the environments of a rank."""
     return {name: x for name, x in module.state_dict().items() if name not in ("returns", "seed", "rounds")}
 
 
 def play(fabric, raw, updates):
-    """Weights and statistics of a run on this rank after so many updates."""
+    """Return weights and statistics of a run on this rank after ``updates`` updates."""
     config = parse(raw)
     with closing(build(config, Path(), fabric, Plan("cpu", fabric.world_size))) as trainer:
         loop, progress = trainer.loop, trainer.progress
@@ -55,8 +55,8 @@ def play(fabric, raw, updates):
         return flat(
             {
                 "weights": trainer.algorithm.state_dict(),
-                "preprocess": everybodys(trainer.policy.normalizer),
-                "exploration": {name: everybodys(extra) for name, extra in trainer.policy.exploration.items()},
+                "preprocess": shared(trainer.policy.normalizer),
+                "exploration": {name: shared(extra) for name, extra in trainer.policy.exploration.items()},
                 "steps": torch.tensor(float(trainer.progress.env_steps)),
             }
         )
@@ -88,7 +88,7 @@ def play(fabric, raw, updates):
     ],
 )
 def test_one_environment_feeds_all_ranks(words: tuple[str, ...], updates: int, n: int):
-    """Where environments do not divide by ranks, the first one collects: several ranks equal one."""
+    """Where environments do not divide by the ranks, the first rank collects for all."""
     raw = compose(words).raw
     alone = play(one_rank(), raw, updates)
     for answer in ranks(n)(play, raw, updates):
@@ -101,7 +101,7 @@ def test_one_environment_feeds_all_ranks(words: tuple[str, ...], updates: int, n
     ids=["ppo", "ppo-normalised"],
 )
 def test_each_rank_has_its_share_of_environments(words: tuple[str, ...]):
-    """An on-policy update of all environments is the same whoever played them."""
+    """An on-policy update does not depend on which rank played which environment."""
     raw = compose(words).raw
     alone = play(one_rank(), raw, 2)
     for answer in ranks(2)(play, raw, 2):

@@ -1,4 +1,4 @@
-"""Ranks that Ray places on a cluster, as a user starts and stops them."""
+"""Ranks on a Ray cluster, as a user starts and stops them."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_stopped_and_continued_it_is_the_run_of_two_processes(tmp_path: Path, undisturbed: Path):
+def test_stopped_and_resumed_it_equals_the_run_of_two_processes(tmp_path: Path, undisturbed: Path):
     run = tmp_path / "run"
-    code, said = disturb(run, ON_RAY, lambda program: program.send_signal(signal.SIGINT))
-    assert code == 130, said
-    assert "stopping after this round, with a checkpoint" in said
+    code, printed = disturb(run, ON_RAY, lambda program: program.send_signal(signal.SIGINT))
+    assert code == 130, printed
+    assert "stopping after this round, with a checkpoint" in printed
     program = start("resume", str(run))
-    _, said = program.communicate(timeout=200)
-    assert program.returncode == 0, said
+    _, printed = program.communicate(timeout=200)
+    assert program.returncode == 0, printed
     require_equal(undisturbed, run)
 
 
 @pytest.mark.slow
-def test_killed_and_continued_by_itself(tmp_path: Path, undisturbed: Path):
+def test_a_killed_rank_is_restarted(tmp_path: Path, undisturbed: Path):
     run = tmp_path / "run"
     words = (*ON_RAY, "hardware.max_restarts=1")
-    code, said = disturb(run, words, lambda program: os.kill(ranks(program)[1].pid, signal.SIGKILL))
-    assert code == 0, said
-    assert "continuing by itself, 0 more times if need be" in said
+    code, printed = disturb(run, words, lambda program: os.kill(ranks(program)[1].pid, signal.SIGKILL))
+    assert code == 0, printed
+    assert "continuing by itself, 0 more times if need be" in printed
     require_equal(undisturbed, run)
 
 
@@ -64,21 +64,23 @@ def test_more_ranks_than_the_cluster_has(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
-def test_machines_are_rays_business():
-    with pytest.raises(ConfigError, match=r"hardware.num_nodes: Ray finds the machines"):
+def test_ray_chooses_the_machines():
+    with pytest.raises(ConfigError, match=r"hardware.num_nodes: is not used with Ray, which chooses the machines"):
         compose((*ON_RAY, "hardware.num_nodes=2")).hardware.build(None).plan()
 
 
-def test_jobs_of_slurm_that_do_not_fit(monkeypatch: pytest.MonkeyPatch):
+def test_slurm_jobs_that_do_not_fit(monkeypatch: pytest.MonkeyPatch):
     chosen = compose((*PPO, "hardware=slurm")).hardware
-    with pytest.raises(ConfigError, match="hardware: no job of SLURM is running here"):
+    with pytest.raises(ConfigError, match="hardware: this process is in no SLURM job"):
         chosen.build(None).plan()
     monkeypatch.setenv("SLURM_NTASKS", "7")
     monkeypatch.setenv("SLURM_NNODES", "2")
-    with pytest.raises(ConfigError, match="hardware: srun has to start the job's 7 tasks; this process is none of"):
+    with pytest.raises(
+        ConfigError, match="hardware: the job has 7 tasks, and this process is none of them: start it with srun"
+    ):
         chosen.build(None).plan()
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    with pytest.raises(ConfigError, match="7 tasks on 2 machines: every machine has to have as many"):
+    with pytest.raises(ConfigError, match="7 tasks on 2 machines: every machine needs the same number"):
         chosen.build(None).plan()
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -86,5 +88,5 @@ def test_jobs_of_slurm_that_do_not_fit(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="2 tasks are on this machine, and each sees one CUDA device instead of all"):
         chosen.build(None).plan()
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3,1")
-    with pytest.raises(ConfigError, match="4 tasks on 2 machines: every machine has to have as many"):
+    with pytest.raises(ConfigError, match="4 tasks on 2 machines: every machine needs the same number"):
         chosen.build(None).plan()

@@ -1,4 +1,4 @@
-"""A job of two machines, both of them this one: torchrun starts the processes, each from the command line."""
+"""Two machines, both of them this one: torchrun starts a process for each from the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PPO = (
 
 
 @pytest.mark.slow
-def test_two_machines_learn_together(tmp_path: Path):
+def test_two_machines_train_together(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -52,12 +52,7 @@ def segment(algorithm: PPO, mask=None):
 
 
 def stacked(rows):
-    return {
-        key: stacked([row[key] for row in rows])
-        if isinstance(rows[0][key], dict)
-        else torch.stack([row[key] for row in rows])
-        for key in rows[0]
-    }
+    return tree.map(lambda *x: torch.stack(x), *rows)
 
 
 def update(algorithm: PPO, batch=None):

@@ -69,7 +69,7 @@ def test_a_broken_plugin_is_reported_and_skipped(case: str, install: Install, ca
     before = registry.owners()
     install("rlplug-broken", "rlplug_broken", {"rlplug_broken/__init__.py": source}, version="0.3")
     (broken,) = registry.broken()
-    assert (broken.distribution, broken.version, broken.components, broken.conf) == ("rlplug-broken", "0.3", (), None)
+    assert (broken.distribution, broken.version, broken.components, broken.conf) == ("rlplug-broken", "0.3", {}, None)
     assert cause in (broken.cause or "")
     assert registry.owners() == before
 

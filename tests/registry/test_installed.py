@@ -3,7 +3,7 @@ import pytest
 from rlplug import compose, registry
 from rlplug.config.run import kind_of
 from rlplug.registry import installed
-from rlplug.types import CheckpointError
+from rlplug.types import CheckpointError, ConfigError
 from tests.installing import Install, install, manifest, site  # noqa: F401  fixtures
 
 
@@ -107,3 +107,14 @@ def test_other_versions_are_noted_once(install: Install):  # noqa: F811
     ]
     (note,) = check_installed({"algo": sac | {"version": "0.0.1"}})
     assert note == f"rlplug was 0.0.1 then, and is {sac['version']} now"
+
+
+def test_another_version_in_another_process():
+    here = installed.installed()
+    installed.check_same(here, "rank 1")
+    missing = {name: version for name, version in here.items() if name != "torch"}
+    for there, first in ((here | {"torch": "1.0"}, "1.0"), (missing, "not installed")):
+        with pytest.raises(ConfigError, match=rf"^hardware: torch is \S+ for rank 1, on .*, and {first} for the first"):
+            installed.check_same(there, "rank 1")
+    with pytest.raises(ConfigError, match=r"^hardware: rlplug-x is not installed for rank 1, .* and 1.2 for the first"):
+        installed.check_same(here | {"rlplug-x": "1.2"}, "rank 1")

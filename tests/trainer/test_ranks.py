@@ -1,4 +1,4 @@
-"""Ranks that are kept: they answer, and one that fails is heard of."""
+"""Ranks that stay alive answer many calls, and report a failure."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Rollout:
         self._segments: list[Batch] = []
 
     def add(self, segment: Batch) -> None:
-        """Keeps a copy: a source writes its next segment into the same memory."""
+        """Keep a copy: a collector writes its next segment into the same memory."""
         self._segments.append(tree.map(torch.clone, segment))
 
     def ready(self) -> bool:
@@ -38,7 +38,7 @@ class Rollout:
 
     def sample(self) -> Batch:
         segments, self._segments = self._segments, []
-        return segments[0] if len(segments) == 1 else _beside(segments)
+        return segments[0] if len(segments) == 1 else tree.cat(segments, 1)
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
         """A rollout is used once: there is nothing to feed back to."""
@@ -52,13 +52,3 @@ class Rollout:
 
     def load(self, log: RowLog) -> None:
         self._segments = log.state or []
-
-
-def _beside(segments: list[Batch]) -> Batch:
-    first = segments[0]
-    return {
-        key: _beside([s[key] for s in segments])
-        if isinstance(leaf, dict)
-        else torch.cat([s[key] for s in segments], dim=1)
-        for key, leaf in first.items()
-    }

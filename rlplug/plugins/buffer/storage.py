@@ -119,7 +119,7 @@ class Ring:
         rows = row + np.arange(length + 1)[:, None]
         batch = self._take(self._leaves, rows % self.rows * self.columns + column)
         for path, images in self._images.items():
-            put(batch, path, self._placed(images.read(rows, column)))
+            set_leaf(batch, path, self._placed(images.read(rows, column)))
         if self._carry:
             batch["carry"] = self._take(
                 self._carry, (row // self.stride % self._states * self.columns + column)[None, :]
@@ -146,10 +146,10 @@ class Ring:
         """Write what is encoded; give the rest."""
         is_first = segment["is_first"]
         for path, images in self._images.items():
-            images.write(self.written, take(segment, path), is_first)
+            images.write(self.written, leaf_at(segment, path), is_first)
             segment = without(segment, path)
         if self._carry:
-            kept = tree.map(lambda x: x[-self.written % self.stride :: self.stride], segment["carry"])
+            kept = tree.take(segment["carry"], slice(-self.written % self.stride, None, self.stride))
             self._put_states(-(-self.written // self.stride), kept)
             segment = without(segment, ("carry",))
         return segment
@@ -158,7 +158,7 @@ class Ring:
         """The states of rows ``number * stride`` and following."""
         count = len(next(tree.leaves(states)))
         skip = max(0, count - self._states)
-        states = tree.map(lambda x: x[skip:], states)
+        states = tree.take(states, slice(skip, None))
         _put_rows(self._carry, states, (number + skip) % self._states, count - skip, self._states)
 
     def _allocate(self, like: Batch) -> None:
@@ -194,7 +194,7 @@ class Ring:
         Args:
             axes: of ``like`` before those of an observation.
         """
-        for path, leaf in paths({"obs": like["obs"]} if "obs" in like else {}):
+        for path, leaf in tree.items({"obs": like["obs"]} if "obs" in like else {}):
             stack = self.stack if path == ("obs",) else 1
             if stack > 1 or (self.cfg.compress and leaf.ndim >= axes + 2 and str(leaf.dtype).endswith("uint8")):
                 yield path, leaf, stack
@@ -214,7 +214,7 @@ class Ring:
             start += length
         log.trim(first // unit)
         rest = self._saved(end, self.written + 1 - end, whole=False)
-        log.state = {"written": self.written, "open": rest if self.stride else tree.map(lambda x: x[0], rest)}
+        log.state = {"written": self.written, "open": rest if self.stride else tree.take(rest, 0)}
         if self._images:
             log.state["images"] = {
                 ".".join(path): {"shape": list(images.shape), "begin": images.pool.begin(self.first)}
@@ -238,23 +238,23 @@ class Ring:
         """
         at = start % self.rows
         if at + length <= self.rows:
-            rows = tree.map(lambda x: x[at : at + length], self._leaves)
+            rows = tree.take(self._leaves, slice(at, at + length))
         else:
             rows = tree.map(lambda x: torch.cat([x[at:], x[: at + length - self.rows]]), self._leaves)
         for path, images in self._images.items():
-            put(rows, path, images.pack(start, length))
+            set_leaf(rows, path, images.pack(start, length))
         if self.stride and whole:
             rows = tree.map(lambda x: x.unflatten(0, (-1, self.stride)), rows)
         if self._carry:
             states = (np.arange(-(-length // self.stride)) + start // self.stride) % self._states
-            rows["carry"] = tree.map(lambda x: x[torch.from_numpy(states).to(x.device)], self._carry)
+            rows["carry"] = tree.take(self._carry, torch.from_numpy(states).to(self.device))
         return rows
 
     def load(self, log: RowLog) -> None:
         """Be as the ring was that saved."""
         state = log.state
         self.written = state["written"]
-        rest = state["open"] if self.stride else tree.map(lambda x: x[None], state["open"])
+        rest = state["open"] if self.stride else tree.take(state["open"], None)
         end = self.written - self.written % (self.stride or 1)
         self._allocate(self._decoded_like(rest, state.get("images", {})))
         for path, images in self._images.items():
@@ -272,10 +272,10 @@ class Ring:
         """Rows as they are written, in shape and type."""
         for name, known in encoded.items():
             path = tuple(name.split("."))
-            saved = take(rows, path)
+            saved = leaf_at(rows, path)
             dtype = saved["frame"].dtype if "frame" in saved else torch.uint8
             rows = without(rows, path)
-            put(rows, path, torch.empty(1, self.columns, *known["shape"], dtype=dtype))
+            set_leaf(rows, path, torch.empty(1, self.columns, *known["shape"], dtype=dtype))
         return rows
 
     def _restore(self, start: int, rows: Batch) -> None:
@@ -287,9 +287,9 @@ class Ring:
         length = len(rows["valid"]) - skip
         if length <= 0:
             return
-        rows = tree.map(lambda x: x[skip:], rows)
+        rows = tree.take(rows, slice(skip, None))
         for path, images in self._images.items():
-            images.unpack(start + skip, take(rows, path))
+            images.unpack(start + skip, leaf_at(rows, path))
             rows = without(rows, path)
         _put_rows(self._leaves, rows, (start + skip) % self.rows, length, self.rows)
 
@@ -314,41 +314,25 @@ def _holds_images(space: Any) -> bool:
 def _put_rows(storage: Batch, rows: Batch, at: int, length: int, size: int) -> None:
     """Write ``length`` rows from place ``at`` on, around the end of the ring."""
     if at + length <= size:
-        _copy(storage, rows, slice(at, at + length))
+        tree.put(storage, slice(at, at + length), rows)
     else:
-        _copy(storage, tree.map(lambda x: x[: size - at], rows), slice(at, size))
-        _copy(storage, tree.map(lambda x: x[size - at :], rows), slice(0, at + length - size))
-
-
-def _copy(storage: Batch, segment: Batch, where: slice) -> None:
-    for key, leaf in segment.items():
-        if isinstance(leaf, dict):
-            _copy(storage[key], leaf, where)
-        else:
-            storage[key][where] = leaf
+        tree.put(storage, slice(at, size), tree.take(rows, slice(size - at)))
+        tree.put(storage, slice(at + length - size), tree.take(rows, slice(size - at, None)))
 
 
 # ---- leaves by their path -----------------------------------------------------------------------------------------
 
 
-def paths(batch: Batch, before: Path = ()) -> Iterator[tuple[Path, Any]]:
-    for key, leaf in batch.items():
-        if isinstance(leaf, dict):
-            yield from paths(leaf, (*before, key))
-        else:
-            yield (*before, key), leaf
-
-
-def take(batch: Batch, path: Path) -> Any:
+def leaf_at(batch: Batch, path: Path) -> Any:
     return reduce(lambda inner, key: inner[key], path, batch)
 
 
-def put(batch: Batch, path: Path, leaf: Any) -> None:
+def set_leaf(batch: Batch, path: Path, leaf: Any) -> None:
     reduce(lambda inner, key: inner.setdefault(key, {}), path[:-1], batch)[path[-1]] = leaf
 
 
 def without(batch: Batch, path: Path) -> Batch:
-    """A copy that lacks one leaf."""
+    """Return a copy that lacks one leaf."""
     key, *inner = path
     if inner:
         return batch | {key: without(batch[key], tuple(inner))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ class Curiosity(Exploration):
         rows = {key: batch[key] for key in ("obs", "action", "weight") if key in batch}
         rows["valid"], size = self.chosen(batch), self.cfg.sgd_minibatch_size
         if size is not None:
-            rows |= {"next_obs": _mapped(lambda x: torch.cat((x[1:], x[-1:])), batch["obs"])}
+            rows |= {"next_obs": tree.map(lambda x: torch.cat((x[1:], x[-1:])), batch["obs"])}
             rows |= {"weight": batch["weight"].expand(rows["valid"].shape)} if "weight" in batch else {}
         losses = Losses({})
         for _ in range(self.cfg.num_sgd_iter):
@@ -62,11 +61,7 @@ class Curiosity(Exploration):
 
 def next_obs(batch: Batch) -> Any:
     """The observations that transitions lead to: of a sample ``[T, B]``, of flat rows ``[B]``."""
-    return batch["next_obs"] if "next_obs" in batch else _mapped(lambda x: x[1:], batch["obs"])
-
-
-def _mapped(function: Callable[[Tensor], Tensor], obs: Any) -> Any:
-    return tree.map(function, {"obs": obs})["obs"]
+    return batch["next_obs"] if "next_obs" in batch else tree.take(batch["obs"], slice(1, None))
 
 
 def network(ctx: Context, node: Any, space: Any, key: str) -> Model:

@@ -1,4 +1,4 @@
-"""Plans for the ranks that learn together: on processors or CUDA devices, of one machine or several."""
+"""Plans for ranks on processors or CUDA devices, of one machine or several."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 
 @settings
 class Config:
-    devices: PositiveInt = option("Ranks on every machine, each with a device of its own.")
+    devices: PositiveInt = option("Ranks on every machine, each with its own device.")
     num_nodes: PositiveInt = option("Machines; torchrun or SLURM starts their processes.")
-    microbatches: PositiveInt = option("Parts of a batch that follow one another, which takes less memory.")
-    precision: Precision = option("Arithmetic of forward and backward; processors have no 16-mixed.")
+    microbatches: PositiveInt = option("Parts into which a batch is split to save memory; gradients are accumulated.")
+    precision: Precision = option("Precision of forward and backward; processors have no 16-mixed.")
     threads: PositiveInt = option("Threads of torch in each process.")
     float32_matmul_precision: MatmulPrecision = option("Precision of float32 matrix products.")
-    max_restarts: NonNegativeInt = option(
-        "How often a run that broke off continues from its last checkpoint by itself."
-    )
+    max_restarts: NonNegativeInt = option("How often a run that failed continues by itself from its last checkpoint.")
     actors: Actors = option("Ray actors, which hold the environments.")
-    ray: RayCluster = option("Where they live.")
+    ray: RayCluster = option("Their Ray cluster.")
 
 
 class Auto:
-    """CUDA devices if there are any, else processors."""
+    """Use CUDA devices if there are any, else processors."""
 
     Config = Config
 
@@ -45,14 +43,14 @@ class Auto:
 
 
 class CPU(Auto):
-    """Ranks on processors, over gloo."""
+    """Use processors, with gloo."""
 
     def plan(self) -> Plan:
         return processors(self.cfg)
 
 
 class GPU(Auto):
-    """Ranks on CUDA devices, over NCCL."""
+    """Use CUDA devices, with NCCL."""
 
     def plan(self) -> Plan:
         if not torch.cuda.is_available():
@@ -61,18 +59,19 @@ class GPU(Auto):
 
 
 class OnRay(Auto):
-    """Ranks that Ray places on the machines of a cluster."""
+    """Use the machines of a Ray cluster; Ray places the ranks."""
 
     def plan(self) -> Plan:
         if self.cfg.num_nodes > 1:
             raise ConfigError(
-                "hardware.num_nodes", "Ray finds the machines: hardware.devices says how many ranks there are in all"
+                "hardware.num_nodes",
+                "is not used with Ray, which chooses the machines: hardware.devices is the number of all ranks",
             )
         if 0 < self.cfg.ray.num_gpus < 1 and self.cfg.devices > 1:
             raise ConfigError(
                 "hardware.ray.num_gpus",
-                f"{self.cfg.ray.num_gpus:g} lets ranks share CUDA devices, which NCCL does not serve; take 1,"
-                " or hardware.devices=1",
+                f"{self.cfg.ray.num_gpus:g} lets ranks share CUDA devices, which NCCL cannot; take 1, or"
+                " hardware.devices=1",
             )
         if not self.cfg.ray.num_gpus:
             _check_precision(self.cfg)
@@ -80,30 +79,36 @@ class OnRay(Auto):
 
 
 class Slurm(Auto):
-    """As many ranks and machines as the job of SLURM has, in which this process was started."""
+    """Use all tasks and machines of the SLURM job in which this process runs."""
 
     def plan(self) -> Plan:
         tasks, nodes = (os.environ.get(name, "") for name in ("SLURM_NTASKS", "SLURM_NNODES"))
         if not tasks.isdigit() or not nodes.isdigit():
-            raise ConfigError("hardware", "no job of SLURM is running here: srun python -m rlplug hardware=slurm ...")
+            raise ConfigError(
+                "hardware", "this process is in no SLURM job: start it with srun python -m rlplug hardware=slurm ..."
+            )
         if int(tasks) > 1 and "SLURM_STEP_ID" not in os.environ:
-            raise ConfigError("hardware", f"srun has to start the job's {tasks} tasks; this process is none of them")
+            raise ConfigError(
+                "hardware", f"the job has {tasks} tasks, and this process is none of them: start it with srun"
+            )
         each = os.environ.get("SLURM_TASKS_PER_NODE", "")
         if int(tasks) % int(nodes) or "," in each:
-            raise ConfigError("hardware", f"{tasks} tasks on {nodes} machines: every machine has to have as many")
+            raise ConfigError("hardware", f"{tasks} tasks on {nodes} machines: every machine needs the same number")
         self.cfg = replace(self.cfg, devices=int(tasks) // int(nodes), num_nodes=int(nodes))
         if self.cfg.devices > 1 and torch.cuda.device_count() == 1:
             raise ConfigError(
                 "hardware",
-                f"{self.cfg.devices} tasks are on this machine, and each sees one CUDA device instead of all: srun"
+                f"{self.cfg.devices} tasks are on this machine, and each sees one CUDA device instead of all: use srun"
                 f" --gpus-per-node {self.cfg.devices} instead of --gpus-per-task 1",
             )
         return super().plan()
 
 
 def processors(cfg: Config) -> Plan:
-    """Raises:
-    ConfigError: there are not as many cores, or they do not compute in this precision.
+    """Return a plan for processors.
+
+    Raises:
+        ConfigError: there are fewer cores than ranks, or they do not support the precision.
     """
     cores = os.cpu_count() or 1
     if cfg.devices > cores:
@@ -118,13 +123,16 @@ def _check_precision(cfg: Config) -> None:
 
 
 def cuda_devices(cfg: Config) -> Plan:
-    """Raises:
-    ConfigError: there are not as many, or they do not compute in this precision.
+    """Return a plan for CUDA devices.
+
+    Raises:
+        ConfigError: there are fewer devices than ranks, or they do not support the precision.
     """
     found = torch.cuda.device_count()
     if cfg.devices > found:
         raise ConfigError(
-            "hardware.devices", f"{cfg.devices} CUDA devices are asked for, and {found} found: hardware.devices={found}"
+            "hardware.devices",
+            f"needs {cfg.devices} CUDA devices, but {found} were found; hardware.devices={found} works",
         )
     if cfg.precision == "bf16-mixed" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(
@@ -134,8 +142,8 @@ def cuda_devices(cfg: Config) -> Plan:
 
 
 def _plan(cfg: Config, accelerator: Literal["cpu", "cuda"]) -> Plan:
-    same: dict[str, Any] = {field.name: getattr(cfg, field.name) for field in fields(Config)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {field.name: getattr(cfg, field.name) for field in fields(Config)}  # type: ignore[arg-type]
     if cfg.actors.evaluation and not cfg.actors.count:
         raise ConfigError("hardware.actors.evaluation", "needs actors that collect as well: hardware.actors.count=1")
-    same["actors"] = cfg.actors if cfg.actors.count else None
-    return Plan(accelerator=accelerator, **same)
+    values["actors"] = cfg.actors if cfg.actors.count else None
+    return Plan(accelerator=accelerator, **values)

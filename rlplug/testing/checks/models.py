@@ -63,22 +63,8 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
 def inputs(space: spaces.Space[Any], rows: int) -> Any:
     """``[rows, B, ...]``."""
     space.seed(0)
-    picks = [[_tensors(space.sample()) for _ in range(B)] for _ in range(rows)]
-    return _stack([_stack(row) for row in picks])
-
-
-def _tensors(x: Any) -> Any:
-    return {key: _tensors(part) for key, part in x.items()} if isinstance(x, dict) else torch.as_tensor(np.asarray(x))
-
-
-def _stack(trees: list[Any]) -> Any:
-    if isinstance(trees[0], dict):
-        return {key: _stack([tree[key] for tree in trees]) for key in trees[0]}
-    return torch.stack(trees)
-
-
-def _row(x: Any, t: Any) -> Any:
-    return tree.map(lambda leaf: leaf[t], x) if isinstance(x, dict) else x[t]
+    picks = [space.sample() for _ in range(rows * B)]
+    return tree.map(lambda *x: torch.as_tensor(np.stack(x)).unflatten(0, (rows, B)), *picks)
 
 
 def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], what: str) -> None:
@@ -93,7 +79,7 @@ def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], w
 
     at, steps = carry, []
     for t in range(T):
-        features, at = model(_row(x, t), at, is_first[t])
+        features, at = model(tree.take(x, t), at, is_first[t])
         _shaped(features, (*lead, B, model.out_dim), f"{what} [B, ...]", lead)
         for key, leaf in flat(at).items():
             wanted = flat(carry)[key]
@@ -107,8 +93,8 @@ def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], w
         require(close, f"row by row the carry {key} ends elsewhere than after [T, B, ...] at once")
     if carry:
         stale = tree.map(lambda leaf: leaf + 1.0, last)
-        fresh, _ = model(_row(x, 0), carry, is_first[0])
-        again, _ = model(_row(x, 0), stale, is_first[0])
+        fresh, _ = model(tree.take(x, 0), carry, is_first[0])
+        again, _ = model(tree.take(x, 0), stale, is_first[0])
         require(torch.equal(fresh, again), "the carry is not cleared where is_first")
         _check_streams(model, lead, x, out, what)
 
@@ -125,7 +111,7 @@ def _check_streams(model: Any, lead: tuple[int, ...], x: Any, out: Tensor, what:
     out = out.movedim(len(lead), 0)
     for start, column in _beginnings().nonzero().tolist():
         end = next((t for t in range(start + 1, T) if _beginnings()[t, column]), T)
-        rows = tree.map(lambda leaf: leaf[start:end], {"x": x})["x"]  # noqa: B023
+        rows = tree.take(x, slice(start, end))
         alone, _ = model(rows, zeros, none[start:end])
         alone = alone.movedim(len(lead), 0)
         _same(
@@ -173,7 +159,7 @@ def _shaped(features: Tensor, shape: tuple[int, ...], what: str, lead: tuple[int
 
 def _check_members(model: Any, space: spaces.Space[Any], what: str) -> None:
     x = inputs(space, 1)
-    out, _ = model(_row(x, 0), model.initial_carry(B), torch.ones(B, dtype=torch.bool))
+    out, _ = model(tree.take(x, 0), model.initial_carry(B), torch.ones(B, dtype=torch.bool))
     same = [i for i in range(1, len(out)) if torch.equal(out[0], out[i])]
     alone = not list(model.parameters())  # nothing to initialise
     require(alone or not same, f"members of ctx.ensemble_size are equal on {what}: initialise each of them by itself")

@@ -28,7 +28,7 @@ class Chosen(Protocol):
     def build(self, ctx: Context) -> Any: ...
 
 
-SHARED = {"is_first", "valid", "truncated", "env_id", "version", "index", "sample_prob", "state", "task"}
+SHARED = {"is_first", "valid", "truncated", "index", "sample_prob", "state", "task"}
 """The keys that have no agent axis; see ``rlplug.types``."""
 
 

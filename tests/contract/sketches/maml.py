@@ -124,13 +124,7 @@ def iteration(run: Run, algorithm: MAML, tasks: Sequence[Any], rows: int) -> Los
 
 def stacked(segments: Sequence[Batch]) -> Batch:
     """Segments ``[T+1, M]`` of K tasks as one batch ``[K, T+1, M]``."""
-    first = segments[0]
-    return {
-        key: stacked([s[key] for s in segments])
-        if isinstance(first[key], dict)
-        else torch.stack([s[key] for s in segments])
-        for key in first
-    }
+    return tree.map(lambda *rows: torch.stack(rows), *segments)
 
 
 PROTOCOLS: Sequence[type[Adaptive]] = (MAML,)  # pyright checks that MAML is one
