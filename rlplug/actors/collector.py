@@ -35,13 +35,7 @@ class RayCollector(Collector):
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        resolved: ResolvedRun,
-        progress: Progress,
-        env_ids: Sequence[int],
-        count: int,
-        first: int,
+        self, policy: Policy, resolved: ResolvedRun, progress: Progress, env_ids: Sequence[int], count: int, first: int
     ) -> None:
         assert resolved.plan.actors is not None
         self.policy, self.resolved, self.cfg, self.progress = policy, resolved, resolved.plan.actors, progress
