@@ -206,7 +206,7 @@ class EnvList:
         if self._remake is None or self._failures[i] > RETRIES:
             raise failure from cause
         last = str(failure).strip().splitlines()[-1]
-        print(f"rlplug: {self._where(i)} failed, and is made anew: {last}", file=sys.stderr, flush=True)
+        print(f"rlplug: {self._where(i)} failed, and is replaced: {last}", file=sys.stderr, flush=True)
         with suppress(Exception):  # it is broken
             self.envs[i].close()
         self.envs[i] = self._remake()

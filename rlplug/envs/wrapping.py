@@ -156,7 +156,7 @@ def _flat(env: Env) -> Env:
 
 
 def _stacked(env: Env, size: int) -> Env:
-    """The last ``size`` images as ``[size, H, W]``, or ``[size * C, H, W]`` where they have colours."""
+    """The last ``size`` images as ``[size, H, W]``, or ``[size * C, H, W]`` where they have colors."""
     space = env.observation_space
     if not isinstance(space, Box) or len(space.shape) not in (2, 3):
         what = "a vector" if isinstance(space, Box) and len(space.shape) == 1 else f"{space}"

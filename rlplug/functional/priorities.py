@@ -1,4 +1,4 @@
-"""Prioritised replay: proportional sampling and its importance weights (Schaul et al. 2016, arXiv:1511.05952)."""
+"""Prioritized replay: proportional sampling and its importance weights (Schaul et al. 2016, arXiv:1511.05952)."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class CNN(nn.Module):
         hidden: sizes of the fully connected layers.
         activation: after every layer.
         init: ``orthogonal`` with gain sqrt(2) and zero bias, or torch's ``default``.
-        layer_norm: normalise before every activation; after a convolution over channels and places together.
+        layer_norm: normalize before every activation; after a convolution over channels and places together.
 
     Raises:
         ValueError: the image is too small for the filters.
@@ -120,7 +120,7 @@ class ResidualCNN(nn.Module):
         channels: of the sections.
         hidden: sizes of the fully connected layers.
         init: see ``CNN``.
-        layer_norm: normalise before every activation.
+        layer_norm: normalize before every activation.
     """
 
     def __init__(

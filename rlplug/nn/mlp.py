@@ -87,7 +87,7 @@ def precise(layer: nn.Module, x: Any, *args: Any) -> Tensor:
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer normalisation (Ba et al. 2016, arXiv:1607.06450) with a gain and bias per member.
+    """Layer normalization (Ba et al. 2016, arXiv:1607.06450) with a gain and bias per member.
 
     Input ``[..., size]``; of an ensemble ``[E, B, size]``.
     """
@@ -113,7 +113,7 @@ class MLP(nn.Module):
         hidden: sizes of the layers.
         activation: after every layer.
         init: ``orthogonal`` with gain sqrt(2) and zero bias, or torch's ``default``.
-        layer_norm: normalise before every activation.
+        layer_norm: normalize before every activation.
         ensemble_size: members of the ensemble; all of them read the same input.
     """
 

@@ -16,7 +16,7 @@ PIECE = 1 << 20
 class Moments(nn.Module):
     """Running mean and variance ``[*shape]``, merged batch by batch (Chan et al. 1979).
 
-    What was seen last counts only after ``commit``: a rollout may be learnt from with the moments that it was acted
+    What was seen last counts only after ``commit``: a rollout may be learned from with the moments that it was acted
     with.
     """
 

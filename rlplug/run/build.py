@@ -15,7 +15,7 @@ from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks
 from rlplug.run.callbacks import Callbacks
 from rlplug.run.resolve import resolve
-from rlplug.run.state import callbacks_of
+from rlplug.run.state import callbacks_of, capture
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
@@ -66,7 +66,7 @@ def build(
         buffer=buffer,
         collector=_collector(resolved, policy, learner),
         learner=learner,
-        reports=Callbacks(policy, plan, identity),
+        reports=Callbacks(policy, plan, identity, capture),
     )
     try:
         if config.eval.record:
@@ -103,7 +103,7 @@ def start(trainer: Trainer) -> None:
     plan, ranks = trainer.resolved.plan, trainer.learner.collectives
     first = ranks.rank == 0
     if plan.actors is not None:
-        from rlplug.actors import connect
+        from rlplug.actors.connect import connect
 
         cluster = connect(plan, first, first or not trainer.learner.replicated, ranks.broadcast)
         if cluster is not None:

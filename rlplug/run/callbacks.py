@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,10 @@ import torch
 from rlplug.api import Plan
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.writing import Snapshot
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Evaluator, Played, Stopped, shares_of, summary
 from rlplug.evaluation.video import ALONE, record
-from rlplug.run.state import capture
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Tree
@@ -141,9 +141,17 @@ class Evaluation:
 
 
 class Callbacks:
-    """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
+    """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due.
 
-    def __init__(self, policy: Policy, plan: Plan, identity: str) -> None:
+    Args:
+        identity: of the run; empty: it is a new one.
+        capture: copies the state of a trainer, with the score of these very weights.
+    """
+
+    def __init__(
+        self, policy: Policy, plan: Plan, identity: str, capture: Callable[[Trainer, float | None], Snapshot]
+    ) -> None:
+        self.capture = capture
         self.identity = identity or uuid4().hex  # of the run, to which alone its checkpoints belong
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async=plan.actors is not None and plan.actors.evaluation > 0)
@@ -191,7 +199,7 @@ class Callbacks:
             if best or (trainer.may_checkpoint and self.manager.due(trainer.progress.env_steps)):
                 if not evaluating:
                     self._poll_eval(trainer, wait=True)
-                self._saved(trainer, self.manager.submit(capture(trainer, score)))
+                self._saved(trainer, self.manager.submit(self.capture(trainer, score)))
 
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
         """Evaluate now, and report the result; raise ``Stopped`` if the run was asked to stop meanwhile."""
@@ -224,7 +232,7 @@ class Callbacks:
         trainer.learner.check_finite()
         self._poll_eval(trainer, wait=True)
         # as it is now, so that a longer run goes on as if there had been no end
-        snapshot = capture(trainer) if self.manager is not None else None
+        snapshot = self.capture(trainer, None) if self.manager is not None else None
         if not trainer.agreed_stop:
             with suppress(Stopped):
                 if trainer.progress.env_steps > self.log.steps:

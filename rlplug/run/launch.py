@@ -29,7 +29,7 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Ca
         tell: is given, line by line, what a person should know.
 
     Returns:
-        The mean return of the final evaluation: the score that sweepers maximise.
+        The mean return of the final evaluation: the score that sweepers maximize.
 
     Raises:
         ConfigError: the run cannot start as configured; nothing was written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from rlplug.checkpointing.reading import Checkpoint
 from rlplug.checkpointing.row_log import FileRowLog
@@ -13,19 +13,17 @@ from rlplug.checkpointing.writing import Snapshot
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.run import run_dir
+from rlplug.run.callbacks import Callbacks
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
 
-if TYPE_CHECKING:
-    from rlplug.run.callbacks import Callbacks
-
-# what components raise when they load the state of something else
 MISFITS = (RuntimeError, KeyError, IndexError, ValueError, TypeError, AttributeError)
+"""what components raise when they load the state of something else"""
 
 
 def callbacks_of(trainer: Trainer) -> Callbacks:
     """Return what ``run.build`` made the trainer report to."""
-    return cast("Callbacks", trainer.reports)
+    return cast(Callbacks, trainer.reports)
 
 
 def capture(trainer: Trainer, score: float | None = None) -> Snapshot:

@@ -32,7 +32,7 @@ def context(of: EnvSpec | None = None, *, overrides: Any = (), **options: Any) -
 
     Args:
         of: the spaces; a vector of 4 and 2 discrete actions if None.
-        options: see ``RunContext``: ``needs``, ``num_envs``, ``rows``, ``batch_size``, ``seed`` ...
+        options: see ``RunContext``: ``needs``, ``num_envs``, ``rollout_length``, ``batch_size``, ``seed`` ...
     """
     from rlplug.config import compose
     from rlplug.context import RunContext  # here: processes of environments import this file, and no torch

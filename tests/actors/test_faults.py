@@ -139,8 +139,8 @@ def test_environments_are_made_anew(vectorization: str, capfd: pytest.CaptureFix
     words = (*FAULTY, "+env.kwargs.raises=0.01", "+env.kwargs.malformed=0.01", "env.restart_failed=true")
     play((*words, f"env.vectorization={vectorization}"), 4)
     said = capfd.readouterr().err
-    assert "failed, and is made anew: OSError: the pole is stuck" in said
-    assert "failed, and is made anew: environment" in said
+    assert "failed, and is replaced: OSError: the pole is stuck" in said
+    assert "failed, and is replaced: environment" in said
     assert "observation has shape [3]; its space says [4]" in said
 
 
@@ -159,7 +159,7 @@ def test_the_row_of_a_failed_step_ends_its_episode(capfd: pytest.CaptureFixture[
             assert not segment["reward"][:-1][broken].any()
             cut, before = cut + int(broken.sum()), ended[-1].clone()
     assert cut > 5
-    assert cut == capfd.readouterr().err.count("failed, and is made anew: OSError")
+    assert cut == capfd.readouterr().err.count("failed, and is replaced: OSError")
 
 
 def kill_next(known: list[int]) -> None:

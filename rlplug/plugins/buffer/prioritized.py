@@ -1,4 +1,4 @@
-"""Prioritised experience replay, proportional (Schaul et al. 2016, arXiv:1511.05952)."""
+"""Prioritized experience replay, proportional (Schaul et al. 2016, arXiv:1511.05952)."""
 
 from __future__ import annotations
 

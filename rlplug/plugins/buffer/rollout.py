@@ -47,7 +47,7 @@ class Rollout:
         return (self.rows + 1) * sum(leaf.nbytes for leaf in tree.leaves(row))
 
     def save(self, log: RowLog) -> None:
-        """What a round has collected and was not learnt from yet; mostly nothing."""
+        """What a round has collected and was not learned from yet; mostly nothing."""
         log.state = self._segments
 
     def load(self, log: RowLog) -> None:

@@ -33,5 +33,5 @@ class Sequence(Prioritized):
         )
 
     def _drawable(self, window: Any) -> Any:
-        learnt = np.arange(self.ctx.needs.burn_in, self.window)
-        return self.ring.valid[(window[:, None] * self.stride + learnt) % self.ring.rows].any(1)
+        learned = np.arange(self.ctx.needs.burn_in, self.window)
+        return self.ring.valid[(window[:, None] * self.stride + learned) % self.ring.rows].any(1)

@@ -29,8 +29,8 @@ class Curiosity(Exploration):
         """Intrinsic reward ``[T, B]`` of a sample's transitions."""
 
     def optimizers(self) -> dict[str, Optim]:
-        learnt = [p for p in self.parameters() if p.requires_grad]
-        return {"predictor": Optim(Adam(learnt, lr=self.lr), lr=self.lr)}
+        learned = [p for p in self.parameters() if p.requires_grad]
+        return {"predictor": Optim(Adam(learned, lr=self.lr), lr=self.lr)}
 
     @torch.no_grad()
     def intrinsic_reward(self, batch: Batch) -> Tensor:

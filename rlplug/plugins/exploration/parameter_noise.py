@@ -14,7 +14,7 @@ from rlplug.types import Batch, Weights
 class ParameterNoise(Exploration):
     """Acts with weights ``w + sigma N(0, 1)``, and adapts ``sigma`` to what that does to the actions.
 
-    Weight matrices and kernels are perturbed; biases, normalisation layers and single parameters are not. The same
+    Weight matrices and kernels are perturbed; biases, normalization layers and single parameters are not. The same
     noise acts in all environments of a run.
     """
 

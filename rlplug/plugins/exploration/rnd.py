@@ -66,7 +66,7 @@ class Whitened(tnn.Module):
 
 
 class RND(Curiosity):
-    """Rewards observations in which a network has not yet learnt to predict another one's random features."""
+    """Rewards observations in which a network has not yet learned to predict another one's random features."""
 
     returns: Tensor
 

@@ -193,8 +193,8 @@ def _check_sample(stream: Stream, sample: Batch, needs: Needs, sequences: bool) 
     valid, number, window = sample["valid"], sample["action"], needs.burn_in + needs.window
     require(valid.ndim == 2, f"a sample's leaves are [T+1, B, ...], but valid has shape {list(valid.shape)}")
     require(len(valid) > window, f"a sample has {len(valid)} rows; a window of {window} transitions needs {window + 1}")
-    learnt = valid[needs.burn_in : -1]
-    require("index" not in sample or learnt.any(0).all(), "a sample has columns that carry no loss: no valid row")
+    learned = valid[needs.burn_in : -1]
+    require("index" not in sample or learned.any(0).all(), "a sample has columns that carry no loss: no valid row")
     truth = tree.map(lambda leaf: leaf.flatten(0, 1), stream.rows)
     t, b = valid[:-1].nonzero().unbind(1)
     now = number[t, b]

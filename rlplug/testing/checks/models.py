@@ -161,5 +161,5 @@ def _check_members(model: Any, space: spaces.Space[Any], what: str) -> None:
     x = inputs(space, 1)
     out, _ = model(tree.take(x, 0), model.initial_carry(B), torch.ones(B, dtype=torch.bool))
     same = [i for i in range(1, len(out)) if torch.equal(out[0], out[i])]
-    alone = not list(model.parameters())  # nothing to initialise
-    require(alone or not same, f"members of ctx.ensemble_size are equal on {what}: initialise each of them by itself")
+    alone = not list(model.parameters())  # nothing to initialize
+    require(alone or not same, f"members of ctx.ensemble_size are equal on {what}: initialize each of them by itself")

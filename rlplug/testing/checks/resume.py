@@ -27,7 +27,7 @@ ADVICE = (
 
 
 def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
-    """Two runs go the same way, one of them through a checkpoint on disk and a trainer made anew."""
+    """Two runs go the same way, one of them through a checkpoint on disk and a new trainer."""
     first = case.build(*overrides)
     play(first, updates)
     with tempfile.TemporaryDirectory() as folder:
