@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rlplug.types import Tree
 
@@ -76,4 +74,8 @@ def put(tree: Tree, index: Any, values: Tree) -> None:
 
 def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:
     """Concatenate leaf by leaf along ``axis``."""
-    return map(lambda *parts: (torch.cat if isinstance(parts[0], Tensor) else np.concatenate)(parts, axis), *trees)
+    if isinstance(next(leaves(trees[0]), None), np.ndarray):
+        return map(lambda *parts: np.concatenate(parts, axis), *trees)
+    import torch  # here: processes of environments import this module, and no torch
+
+    return map(lambda *parts: torch.cat(parts, axis), *trees)

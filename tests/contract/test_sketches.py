@@ -236,7 +236,7 @@ def test_qmix_is_monotonic_and_acts_within_the_mask():
         out, carry = algorithm.act(step, algorithm.initial_carry(4), mode)
         assert step["action_mask"].gather(-1, out["action"][..., None]).all()
         assert carry["h"].shape == (4, 3, 8)
-    assert worlds.learner(ctx, algorithm, batch).step().terms["td"] > 0
+    assert worlds.learner(ctx, algorithm, batch).update().terms["td"] > 0
 
 
 def test_independent_children_update_themselves():
@@ -256,7 +256,7 @@ def test_independent_children_update_themselves():
     assert carry.keys() == {"a", "b", "c"}
     batch |= {key: leaf.expand(9, *leaf.shape) for key, leaf in out.items() if key != "action"}
     before = {key: leaf.clone() for key, leaf in algorithm.state_dict().items()}
-    losses = worlds.learner(ctx, algorithm, batch, rollout=True).step()
+    losses = worlds.learner(ctx, algorithm, batch, rollout=True).update()
     assert losses.terms.keys() == {"a/policy", "a/value", "c/policy", "c/value"}  # b had no rows
     moved = {key.split(".")[0] for key, leaf in algorithm.state_dict().items() if not torch.equal(leaf, before[key])}
     assert moved == {"a", "c"}

@@ -50,7 +50,7 @@ def sample(extra: Any, seed: int = 1) -> dict[str, Any]:
 
 def learner_of(extra: Any, cls: Any = FabricLearner) -> Any:
     ctx = getattr(extra, "ctx", None) or testing.context(num_envs=B)
-    return cls(one_rank(), ctx, extra, None)
+    return cls(fabric=one_rank(), ctx=ctx, algorithm=extra, buffer=None)
 
 
 def by_hand(eta: float = 0.05, beta: float = 0.2) -> tuple[ICM, dict[str, torch.Tensor]]:
@@ -74,7 +74,7 @@ def test_icm_s_loss_by_hand():
     terms = icm.forward(batch, ("predictor",)).terms
     assert_close(terms["inverse"], torch.tensor([[0.8 * math.log(4.0)]]))
     assert_close(terms["forward"], torch.tensor([[0.2 * 2.5]]))
-    losses = icm.learner.minimize(batch, icm)
+    losses = learner_of(icm).minimize(batch, icm)
     assert_close(sum(losses.terms.values()), torch.tensor(1.609035))
 
 
@@ -104,7 +104,7 @@ def test_icm_learns_which_action_was_taken(kind):
     """Actions move the observation; after training the inverse model knows them, and the forward model the outcome."""
     space = testing.spec(3, ACTIONS[kind]).single_agent.action
     icm = make(ICM, ACTIONS[kind], obs=8, lr=3e-3, feature_dim=16)
-    learner, g = icm.learner, torch.Generator().manual_seed(0)
+    learner, g = learner_of(icm), torch.Generator().manual_seed(0)
     move = torch.randn(icm.flatten.size, 8, generator=g)
     space.seed(0)
     found = []
@@ -144,7 +144,7 @@ def test_bounded_actions_are_predicted_as_they_were_executed():
 @pytest.mark.parametrize("cls", [ICM, RND])
 def test_training_makes_a_place_less_rewarding_than_an_unseen_one(cls):
     extra = make(cls, lr=1e-3)
-    seen, unseen, learner = sample(extra), sample(extra, seed=2), extra.learner
+    seen, unseen, learner = sample(extra), sample(extra, seed=2), learner_of(extra)
     unseen["obs"] += 2.0
     extra.observe(seen, learner)
     before = extra.intrinsic_reward(seen).sum()
@@ -180,7 +180,7 @@ def test_epochs_over_the_whole_sample_equal_one_large_minibatch(cls):
     states = []
     for size in (None, 1000):
         extra = make(cls, sgd_minibatch_size=size, num_sgd_iter=3, **({"update_proportion": 1.0} if cls is RND else {}))
-        extra.update(sample(extra) | {"weight": torch.linspace(0.1, 1.0, B)}, extra.learner)
+        extra.update(sample(extra) | {"weight": torch.linspace(0.1, 1.0, B)}, learner_of(extra))
         states.append(extra.state_dict())
     assert_close(states[0], states[1], rtol=1e-3, atol=1e-5)
 
@@ -221,10 +221,10 @@ def test_observations_of_other_spaces(cls, obs):
         return torch.tensor([[space.sample().tolist() for _ in range(B)] for _ in range(T + 1)])
 
     batch = sample(extra) | {"obs": leaf(obs)}
-    extra.observe(batch, extra.learner)
+    extra.observe(batch, learner_of(extra))
     reward = extra.intrinsic_reward(batch)
     assert ((reward > 0) == torch.cat((batch["valid"][:-1], torch.zeros(1, B, dtype=torch.bool)))).all()
-    losses = extra.update(batch, extra.learner)
+    losses = extra.update(batch, learner_of(extra))
     assert all(term > 0 for term in losses.terms.values())
 
 
@@ -233,7 +233,7 @@ def test_observations_of_other_spaces(cls, obs):
 
 def test_rnd_divides_by_the_deviation_of_the_discounted_return():
     rnd = make(RND, gamma=0.9, eta=2.0)
-    learner, returns, sums = rnd.learner, torch.zeros(B), []
+    learner, returns, sums = learner_of(rnd), torch.zeros(B), []
     for seed in (1, 2):
         batch = sample(rnd, seed)
         rnd.observe(batch, learner)
@@ -250,7 +250,7 @@ def test_rnd_whitens_observations_that_transitions_lead_to():
     rnd = make(RND, obs_clip=1.5)
     batch = sample(rnd)
     batch["obs"] = 50.0 + 10.0 * batch["obs"]
-    rnd.observe(batch, rnd.learner)
+    rnd.observe(batch, learner_of(rnd))
     counted = batch["obs"][1:][batch["valid"][:-1]]
     expected = ((batch["obs"] - counted.mean(0)) / counted.std(0, correction=0)).clamp(-1.5, 1.5)
     assert_close(rnd.whitened(batch["obs"]), expected, rtol=1e-4, atol=1e-4)
@@ -259,11 +259,11 @@ def test_rnd_whitens_observations_that_transitions_lead_to():
 
 def test_rnd_measures_replayed_rows_by_frozen_statistics():
     rnd = make(RND)
-    rnd.observe(sample(rnd), rnd.learner)
+    rnd.observe(sample(rnd), learner_of(rnd))
     before = {name: x.clone() for name, x in rnd.named_buffers()}
     other = sample(rnd, seed=3)
     assert torch.equal(rnd.intrinsic_reward(other), rnd.intrinsic_reward(other))
-    rnd.update(other, rnd.learner)
+    rnd.update(other, learner_of(rnd))
     assert_close(dict(rnd.named_buffers()), before, rtol=0.0, atol=0.0)
 
 
@@ -276,7 +276,7 @@ def test_rnd_trains_the_predictor_alone_on_a_share_of_the_rows():
     assert not chosen[-1].any()
     assert 0.22 < chosen[50:].float().mean() < 0.28
     target = {name: p.clone() for name, p in rnd.target.named_parameters()}
-    rnd.update(sample(rnd), rnd.learner)
+    rnd.update(sample(rnd), learner_of(rnd))
     assert_close(dict(rnd.target.named_parameters()), target, rtol=0.0, atol=0.0)
 
 

@@ -152,9 +152,7 @@ def test_rows_of_other_processes_do_not_change_ones_own():
 
 def test_boltzmann_behind_what_it_would_undo_is_refused():
     dqn = Case("dqn", "cartpole")
-    with pytest.raises(
-        ConfigError, match=r"^exploration: boltzmann chooses actions anew, so that epsilon_greedy before"
-    ):
+    with pytest.raises(ConfigError, match=r"^exploration: boltzmann replaces the action of epsilon_greedy"):
         dqn.build("exploration=[epsilon_greedy,boltzmann]")
     for served in ("[boltzmann,epsilon_greedy]", "[parameter_noise,icm,boltzmann]"):
         dqn.build(f"exploration={served}").close()

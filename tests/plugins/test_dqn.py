@@ -279,7 +279,7 @@ def learner_of(algorithm: DQN) -> FabricLearner:
 
 def test_target_network_follows_at_its_frequency_counted_in_updates():
     algorithm = make(target_network_update_freq=3, tau=0.5)
-    learner = algorithm.learner
+    learner = learner_of(algorithm)
     before = [p.clone() for p in algorithm.target.parameters()]
     for update in range(7, 9):
         learner.progress.updates = update - 1
@@ -296,7 +296,7 @@ def test_target_network_follows_at_its_frequency_counted_in_updates():
 def test_values_of_a_chain_are_learned(changes):
     """Three states in a row, reward 1 at the end whatever is done: Q is gamma^2, gamma, 1 for all actions."""
     algorithm = make(gamma=0.5, target_network_update_freq=8, lr=1e-2, **changes)
-    learner, states, n = algorithm.learner, torch.eye(5)[:3], algorithm.cfg.n_step
+    learner, states, n = learner_of(algorithm), torch.eye(5)[:3], algorithm.cfg.n_step
     g = torch.Generator().manual_seed(0)
     for _ in range(250):
         at = torch.randint(3, (32,), generator=g) + torch.arange(n + 1)[:, None]
