@@ -43,6 +43,21 @@ CONFIGS = {
     "ppo-native-vector": (*PPO, "env=cartpole"),
     "ppo-list-of-environments": (*PPO, "env=cartpole", "env.vectorization=list"),
     "ppo-continuous": (*PPO, "env=pendulum", "algo.kl_coeff=0.2"),
+    "ppo-recurrent-normalized": (
+        *(*PPO[: -len(SMALL)], *SMALL[1:], "env=stateless_cartpole"),
+        *("model=lstm", "model.hidden=8", "model.torso.hidden=[8]"),
+        "preprocess.normalize_obs=true",
+        "preprocess.normalize_reward=true",
+    ),
+    "ppo-curious": (*PPO, "env=cartpole", "exploration=[icm,rnd]"),
+    "rainbow": (
+        "algo=dqn",
+        "env=cartpole",
+        "buffer=prioritized",
+        "exploration=[]",
+        *("algo.n_step=3", "algo.double_q=true", "algo.dueling=true", "algo.noisy=true", "algo.num_atoms=11"),
+        *REPLAY,
+    ),
     "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
 }
 
