@@ -47,6 +47,8 @@ def drive(trainer: Trainer) -> float:
             with suppress(Stopped):
                 trainer.loop.run(trainer)
             callbacks.finish(trainer)
+            if trainer.resolved.plan.actors is not None:
+                _close_in_turn(trainer)
         if trainer.agreed_stop:
             raise KeyboardInterrupt(trainer.agreed_stop)
         status = "finished"
@@ -64,6 +66,13 @@ def drive(trainer: Trainer) -> float:
         if trainer.ctx.rank == 0:
             _end(trainer, manager, status)
     return callbacks.evaluation.latest.get("eval/return_mean", math.nan)
+
+
+def _close_in_turn(trainer: Trainer) -> None:
+    """Let the other ranks leave the Ray cluster before the first one, which may have started it, stops it."""
+    if trainer.ctx.rank != 0:
+        trainer.close()
+    trainer.learner.collectives.exchange(None)
 
 
 def _end(trainer: Trainer, manager: CheckpointManager, status: str) -> None:

@@ -194,5 +194,6 @@ class Trainer(Run):
         self._closing.append(resource)
 
     def close(self) -> None:
-        for resource in self._closing:
-            resource.close()
+        """Close everything that the trainer was given; may be called twice."""
+        while self._closing:
+            self._closing.pop(0).close()
