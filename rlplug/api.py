@@ -416,7 +416,8 @@ class VecEnv(Protocol):
     ignores its action. With ``SAME_STEP``, the step that ends an episode also resets its column: it returns the new
     episode's first observation in ``obs``, and the final one in ``final_obs`` (``final_action_mask``) beside it.
 
-    With an attribute ``check_bounds = False`` its observations may lie beyond the bounds of their space.
+    With an attribute ``check_bounds = False`` its observations may lie beyond the bounds of their space. With
+    ``independent = False`` the episodes of a column depend on which other columns there are: one seed serves all.
     """
 
     spec: EnvSpec

@@ -73,7 +73,7 @@ class NativeVector:
         left, _ = view(space, [self._in_obs] if self._in_obs else [], None)
         shown, self._view = view(left, drop, select)
         self._seeds, self._steps, self._mask_key = [0] * n, 0, mask_key
-        self._seed_each = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self.independent = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._masks = None if mask_key is None else find_masks(action_space, mask_key, self._info(*self._reset()))
         mask_size = self._masks.size if self._masks else None
         self.spec = single_agent(shown, action_space, max_episode_steps, frame_stack, mask_size)
@@ -148,7 +148,7 @@ class NativeVector:
         # All that VectorEnv.reset promises to take is one int; 31 bits, because some are C++ inside.
         one = int(np.random.SeedSequence(self._seeds).generate_state(1)[0]) >> 1
         try:
-            return self.env.reset(seed=self._seeds if self._seed_each else one)  # type: ignore[arg-type]
+            return self.env.reset(seed=self._seeds if self.independent else one)  # type: ignore[arg-type]
         except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
 

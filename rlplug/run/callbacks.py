@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -71,12 +71,18 @@ class MetricsLog:
 
 
 class Evaluation:
-    """Evaluations: the ranks share the episodes out, or Ray actors play them beside training (``is_async``)."""
+    """Evaluations: the ranks share the episodes out, or Ray actors play them beside training (``is_async``).
+
+    They are the episodes that one rank would play, so the first rank plays all where environments are not independent.
+    """
 
     def __init__(self, policy: Policy, is_async: bool) -> None:
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
-        ctx, episodes = policy.ctx, self.cfg.episodes
-        columns = shares_of(episodes, ctx.world_size)[ctx.rank]
+        ctx, episodes, parts = policy.ctx, self.cfg.episodes, policy.ctx.world_size
+        if parts > 1:
+            with closing(policy.env(ALONE)) as env:
+                parts = parts if getattr(env, "independent", True) else 1
+        columns = shares_of(episodes, parts)[ctx.rank] if ctx.rank < parts else range(0)
         self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, episodes, policy.normalize, columns)
         self.actors: AsyncEval | None = None  # the first rank's, once they are started
         self.latest: dict[str, float] = {}
