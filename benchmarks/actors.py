@@ -83,7 +83,7 @@ def scaled(envs: int, rounds: int, rows: int = 128) -> dict[str, Any]:
     samplers = {}
     with ExitStack() as stack:
         for count in (1, 2, 4, 8):
-            words = (*QUIET, "algo=ppo", *slow, *actors(count), f"loop.rollout_fragment_length={rows}")
+            words = (*QUIET, "algo=ppo", *slow, *actors(count), f"rollout_fragment_length={rows}")
             trainer = started(stack, words)
 
             def sample(trainer: Trainer = trainer) -> float:
@@ -172,7 +172,7 @@ class Bare:
 def cost(rounds: int) -> dict[str, Any]:
     """Compare on CartPole's native vector, 64 environments, 128 rows a round."""
     rows, envs = 128, 64
-    words = (*QUIET, "algo=ppo", "env=cartpole", f"num_envs={envs}", f"loop.rollout_fragment_length={rows}")
+    words = (*QUIET, "algo=ppo", "env=cartpole", f"num_envs={envs}", f"rollout_fragment_length={rows}")
     with ExitStack() as stack:
         trainer = started(stack, (*words, *actors(2)))
         processes = stack.enter_context(closing(Bare(trainer, rows)))

@@ -30,20 +30,20 @@ STEPS = {"ppo": 60 * 1024, "sac": 3000, "dqn": 30_000}
 OVERRIDES = {
     "ppo": [
         *("algo=ppo", "env=cartpole", "model=mlp", "model.hidden=[64,64]", "model.activation=tanh"),
-        *("num_envs=8", "loop.rollout_fragment_length=128", "algo.num_sgd_iter=4", "algo.sgd_minibatch_size=256"),
+        *("num_envs=8", "rollout_fragment_length=128", "algo.num_sgd_iter=4", "algo.sgd_minibatch_size=256"),
         *("algo.vf_share_layers=false", "algo.lr=3e-4", "log.every=3072"),
     ],
     "sac": [
         *("algo=sac", "env=pendulum", "model=mlp256", "model.hidden=[256,256]", "model.activation=relu"),
-        *("num_envs=1", "loop.rollout_fragment_length=1", "loop.train_batch_size=256", "loop.replay_ratio=1"),
-        *("loop.num_steps_sampled_before_learning_starts=100", "algo.n_step=1"),
+        *("num_envs=1", "rollout_fragment_length=1", "train_batch_size=256", "replay_ratio=1"),
+        *("num_steps_sampled_before_learning_starts=100", "algo.n_step=1"),
         *("algo.actor_lr=3e-4", "algo.critic_lr=3e-4", "algo.alpha_lr=3e-4", "log.every=100"),
     ],
     "dqn": [
         *("algo=dqn", "env=cartpole", "model=mlp", "model.hidden=[64,64]", "model.activation=relu"),
         *("model.layer_norm=false", "algo.hiddens=[]", "algo.double_q=false", "algo.dueling=false", "algo.n_step=1"),
-        *("num_envs=1", "loop.rollout_fragment_length=4", "loop.train_batch_size=32", "loop.replay_ratio=0.25"),
-        *("loop.num_steps_sampled_before_learning_starts=100", "buffer=replay", "buffer.capacity=50_000"),
+        *("num_envs=1", "rollout_fragment_length=4", "train_batch_size=32", "replay_ratio=0.25"),
+        *("num_steps_sampled_before_learning_starts=100", "buffer=replay", "buffer.capacity=50_000"),
         *("exploration=[epsilon_greedy]", "exploration.epsilon_greedy.epsilon=0.1", "algo.td_error_loss_fn=huber"),
         *(
             "algo.lr=1e-4",

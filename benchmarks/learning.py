@@ -80,7 +80,7 @@ PROOFS = {
     "sac_pendulum_2cpu": Proof("sac_pendulum", -180, (*SHAPES["2cpu"], "num_envs=1")),
     "sac_pendulum_actors": Proof("sac_pendulum", -180, (*SHAPES["actors"], "num_envs=2")),
     "sac_pendulum_2cpu_actors": Proof(
-        "sac_pendulum", -180, (*SHAPES["2cpu_actors"], "num_envs=2", "loop.rollout_fragment_length=8")
+        "sac_pendulum", -180, (*SHAPES["2cpu_actors"], "num_envs=2", "rollout_fragment_length=8")
     ),
     "sac_mountaincar_continuous": Proof("sac_mountaincar_continuous", 90),
     "reinforce_cartpole": Proof("reinforce_cartpole", 450),

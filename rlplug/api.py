@@ -89,6 +89,10 @@ class Context(Protocol):
     """transitions per environment of a collected segment"""
     batch_size: int
     """transitions per sample, of the whole run"""
+    replay_ratio: float | None
+    """updates per environment step; None: one a round"""
+    learning_starts: int
+    """environment steps with random actions before the first update"""
     rank: int
     world_size: int
     seed: int
@@ -569,11 +573,6 @@ class Loop(Protocol):
 
     It keeps no state: all that it decides follows from ``run.progress``, so that a continued run goes on in step.
     """
-
-    rollout_length: int
-    """transitions per environment of a collected segment"""
-    batch_size: int
-    """samples per update, of the whole run"""
 
     def updates(self, env_steps: int) -> int:
         """Return how many updates will have been made after so many environment steps."""

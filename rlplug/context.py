@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +44,6 @@ class ResolvedRun:
     plan: Plan
     spec: EnvSpec
     needs: Needs
-    loop: Loop
 
     @staticmethod
     def read(config: RunConfig, plan: Plan, spec: EnvSpec) -> ResolvedRun:
@@ -53,8 +52,11 @@ class ResolvedRun:
         Raises:
             ConfigError: as ``needs_of``.
         """
-        loop = config.loop.build(RunContext(spec=spec, num_envs=config.num_envs))
-        return ResolvedRun(config, plan, spec, needs_of(config.algo, config.models.values(), spec), loop)
+        return ResolvedRun(config, plan, spec, needs_of(config.algo, config.models.values(), spec))
+
+    @cached_property
+    def loop(self) -> Loop:
+        return self.config.loop.build(self.context(torch.device("cpu"), range(self.config.num_envs)))
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return what the run's components are built with in one process."""
@@ -67,8 +69,10 @@ class ResolvedRun:
             num_envs=config.num_envs,
             env_ids=env_ids,
             total_steps=config.total_steps,
-            rollout_length=self.loop.rollout_length,
-            batch_size=self.loop.batch_size,
+            rollout_length=config.rollout_fragment_length,
+            batch_size=config.train_batch_size,
+            replay_ratio=config.replay_ratio,
+            learning_starts=config.num_steps_sampled_before_learning_starts,
             seed=config.seed,
             rank=rank,
             world_size=world_size,
@@ -125,6 +129,8 @@ class RunContext(Context):
         total_steps: int = 0,
         rollout_length: int = 1,
         batch_size: int = 1,
+        replay_ratio: float | None = None,
+        learning_starts: int = 0,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -134,6 +140,7 @@ class RunContext(Context):
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
+        self.replay_ratio, self.learning_starts = replay_ratio, learning_starts
         self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
         self.space: Space[Any] | None = None
         self.ensemble_size, self.render = 1, False

@@ -34,7 +34,7 @@ from tests.installing import Install, install, install_into, manifest, site  # n
 
 SHORT = ["logger=[]", "model.hidden=[8]", "eval.every=0", "eval.episodes=3", "checkpoint.every=200"]
 SAC = ["algo=sac", "env=pendulum", "total_steps=600", *SHORT]
-PPO = ["algo=ppo", "env=cartpole", "total_steps=512", "loop.rollout_fragment_length=64", "num_envs=4", *SHORT]
+PPO = ["algo=ppo", "env=cartpole", "total_steps=512", "rollout_fragment_length=64", "num_envs=4", *SHORT]
 
 
 def trained(folder: Path, *overrides: str) -> Path:
@@ -261,7 +261,7 @@ GONE = {
     "rlplug_gone/conf/hardware/gone.yaml": "defaults: [cpu]\nname: gone\n",
     "rlplug_gone/conf/logger/gone.yaml": "# @package logger.gone\nname: gone\n",
     "rlplug_gone/conf/algo/counting.yaml": "# @package _global_\n"
-    "total_steps: 40\nloop: {rollout_fragment_length: 20, train_batch_size: 20}\nalgo: {name: counting, parts: 1}\n",
+    "total_steps: 40\nrollout_fragment_length: 20\ntrain_batch_size: 20\nalgo: {name: counting, parts: 1}\n",
 }
 
 

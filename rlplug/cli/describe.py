@@ -27,7 +27,7 @@ def describe(trainer: Trainer) -> str:
         parts = module.named_children()
         table += [(f"  {part}", f"{type(inner).__name__}, {_count(inner):,}") for part, inner in parts]
     row = trainer.collector.example()
-    round_steps = trainer.loop.rollout_length * config.num_envs
+    round_steps = config.rollout_fragment_length * config.num_envs
     rounds = config.total_steps // round_steps
     table += [
         ("buffer", f"{config.buffer.name}, {size(trainer.buffer.nbytes(row))}"),
@@ -52,8 +52,8 @@ def _ranks(trainer: Trainer) -> list[tuple[str, str]]:
     envs = f"{len(trainer.ctx.env_ids)} environments"
     if num_envs % ranks:
         envs = f"num_envs={num_envs} does not divide by {ranks}: the first rank collects for all"
-    loop = trainer.loop
-    rows = (loop.batch_size if trainer.buffer.off_policy else loop.rollout_length * num_envs) // ranks
+    ctx = trainer.ctx
+    rows = (ctx.batch_size if trainer.buffer.off_policy else ctx.rollout_length * num_envs) // ranks
     small = "; so few that ranks wait longer for each other than they compute" if rows < SMALL else ""
     return [("  a rank", envs), ("", f"{rows} rows of an update{small}")]
 

@@ -89,6 +89,12 @@ class Core:
     seed: NonNegativeInt = option("Everything random follows from it.")
     total_steps: PositiveInt = option("Environment steps of the whole run.")
     num_envs: PositiveInt = option("Environments of the whole run.")
+    rollout_fragment_length: PositiveInt = option("Environment steps per environment in one round of collection.")
+    train_batch_size: PositiveInt = option("Samples per update from a replay; a rollout is drained whole.")
+    replay_ratio: PositiveFloat | None = option("Updates per environment step; null: one update a round.")
+    num_steps_sampled_before_learning_starts: NonNegativeInt = option(
+        "Environment steps with random actions before the first update."
+    )
     eval: Eval = option("Evaluation during and after training.")
     checkpoint: Checkpoint = option("What the run can be continued from.")
     preprocess: Preprocess = option("What policy and learner see of observations and rewards.")

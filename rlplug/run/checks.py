@@ -55,7 +55,7 @@ def check(resolved: ResolvedRun) -> None:
             way = f"leave one out, or name {key} first"
             raise ConfigError("exploration", f"{key} replaces the action of {perturb[0]}; {way}")
     if buffer.off_policy:  # otherwise no samples are drawn
-        check_shares(resolved.loop.batch_size, resolved.plan)
+        check_shares(resolved.config.train_batch_size, resolved.plan)
     if resolved.plan.actors is not None:
         _check_actors(resolved)
 
@@ -74,7 +74,7 @@ def check_shares(batch_size: int, plan: Plan) -> None:
     parts = plan.world_size * plan.microbatches
     if rest := batch_size % parts:
         near = [n for n in (batch_size - rest, batch_size - rest + parts) if n]
-        raise _uneven("loop.train_batch_size", str(batch_size), f"{parts} ranks and microbatches", near)
+        raise _uneven("train_batch_size", str(batch_size), f"{parts} ranks and microbatches", near)
 
 
 def _uneven(key: str, what: str, whom: str, right: Iterable[int]) -> ConfigError:
@@ -114,7 +114,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
             "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
             " cannot be kept over them; env.vectorization=list leaves none",
         )
-    total, length = config.total_steps, trainer.loop.rollout_length
+    total, length = config.total_steps, trainer.ctx.rollout_length
     if total < (steps := length * config.num_envs):
         each = f"(num_envs={config.num_envs} x {length} steps of each)"
         raise ConfigError(

@@ -58,8 +58,8 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
         "not_restored": missing,
         "plugins": run_dir.origins(trainer.config),
         "spec": to_json(ctx.spec),
-        "rollout_length": trainer.loop.rollout_length,
-        "batch_size": trainer.loop.batch_size,
+        "rollout_length": trainer.ctx.rollout_length,
+        "batch_size": trainer.ctx.batch_size,
         "config": trainer.config.raw,
     }
     copies = {name: copy_to_host(tree) for name, tree in trees.items()}

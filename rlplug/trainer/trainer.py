@@ -116,8 +116,8 @@ class Trainer(Run):
 
     def collect(self, mode: Mode = "explore") -> None:
         self.policy.normalizer.commit()
-        length = min(self.loop.rollout_length, self._steps_left)
-        whole = length == self.loop.rollout_length
+        length = min(self.ctx.rollout_length, self._steps_left)
+        whole = length == self.ctx.rollout_length
         further = (self._steps_left - length) // length if whole else 0
         with (
             self.clock.phase("collect"),

@@ -38,12 +38,12 @@ def play(words: tuple[str, ...], updates: int, disturb: Callable[[int, Trainer],
         start(trainer)
         loop, progress, rounds = trainer.loop, trainer.progress, 0
         while progress.updates < updates:
-            warm = progress.env_steps >= loop.cfg.num_steps_sampled_before_learning_starts
+            warm = progress.env_steps >= loop.learning_starts
             if disturb is not None:
                 disturb(rounds, trainer)
             trainer.collect("explore" if warm else "random")
             rounds += 1
-            due = progress.updates + 1 if loop.cfg.replay_ratio is None else loop.updates(progress.env_steps)
+            due = progress.updates + 1 if loop.replay_ratio is None else loop.updates(progress.env_steps)
             while trainer.ready() and progress.updates < due:
                 trainer.update()
         return flat(

@@ -16,7 +16,7 @@ from rlplug.testing.comparing import differences_of_runs
 
 PPO = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[16]", "logger=[]"),
-    *("total_steps=2400", "loop.rollout_fragment_length=40", "algo.sgd_minibatch_size=40", "algo.num_sgd_iter=2"),
+    *("total_steps=2400", "rollout_fragment_length=40", "algo.sgd_minibatch_size=40", "algo.num_sgd_iter=2"),
     *("log.every=400", "eval.every=800", "eval.episodes=2", "checkpoint.every=800", "hardware=cpu"),
     *("hardware.actors.count=2", "hardware.actors.num_cpus=0.5"),
 )

@@ -8,10 +8,10 @@ from rlplug.testing.checks.ranks import distances
 from tests.actors.conftest import TWO, play
 
 SAC = (
-    *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "loop.train_batch_size=16", "logger=[]"),
-    "loop.num_steps_sampled_before_learning_starts=20",
+    *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "train_batch_size=16", "logger=[]"),
+    "num_steps_sampled_before_learning_starts=20",
 )
-LISTS = ("env=cartpole", "env.vectorization=list", "num_envs=4", "logger=[]", "loop.rollout_fragment_length=16")
+LISTS = ("env=cartpole", "env.vectorization=list", "num_envs=4", "logger=[]", "rollout_fragment_length=16")
 PPO = (*LISTS, "algo=ppo", "algo.sgd_minibatch_size=16", "algo.num_sgd_iter=2")
 NORMAL = ("preprocess.normalize_obs=true", "preprocess.normalize_reward=true")
 CASES = {
@@ -24,8 +24,8 @@ CASES = {
     "dqn, falling epsilon, priorities, noisy": (
         (
             *(*LISTS, "algo=dqn", "model.hidden=[16]", "buffer=prioritized", "algo.noisy=true"),
-            *("exploration.epsilon_greedy.epsilon=[[0,1.0],[200,0.1]]", "loop.train_batch_size=16"),
-            "loop.num_steps_sampled_before_learning_starts=64",
+            *("exploration.epsilon_greedy.epsilon=[[0,1.0],[200,0.1]]", "train_batch_size=16"),
+            "num_steps_sampled_before_learning_starts=64",
         ),
         12,
     ),

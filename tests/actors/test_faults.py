@@ -24,7 +24,7 @@ from tests.actors.conftest import TWO, play, processes
 
 PPO = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[16]", "logger=[]"),
-    *("loop.rollout_fragment_length=32", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=2", "total_steps=100_000"),
+    *("rollout_fragment_length=32", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=2", "total_steps=100_000"),
 )
 FAULTY = (*PPO, "env.id=rlplug.testing.worlds:FaultyCartPole-v0")
 
@@ -114,8 +114,8 @@ def test_several_rounds_in_flight(tmp_path: Path):
     A checkpoint notes that it does not hold these rounds.
     """
     words = (
-        *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "loop.train_batch_size=16", "logger=[]"),
-        *("loop.num_steps_sampled_before_learning_starts=20", "loop.rollout_fragment_length=5", "total_steps=120"),
+        *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "train_batch_size=16", "logger=[]"),
+        *("num_steps_sampled_before_learning_starts=20", "rollout_fragment_length=5", "total_steps=120"),
         *(*TWO, "hardware.actors.max_requests_in_flight=2", "hardware.actors.broadcast_interval=3"),
     )
     requested: set[tuple[int, int]] = set()
@@ -215,14 +215,14 @@ def test_a_busy_learner_ends_no_actor(capfd: pytest.CaptureFixture[str]):
     """While the learner is busy it gets no heartbeats, and the actors play on."""
     words = ("algo=dqn", "env=cartpole", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.seconds=0.1")
     words = (*words, "env.vectorization=list", "num_envs=2", "model.hidden=[16]", "logger=[]", "total_steps=10_000")
-    words = (*words, "loop.rollout_fragment_length=64", "hardware.actors.max_requests_in_flight=2")
+    words = (*words, "rollout_fragment_length=64", "hardware.actors.max_requests_in_flight=2")
 
     def disturb(played: int, trainer: Trainer) -> None:
         if played == 1:
             time.sleep(2.5)
 
     counted = play(
-        (*words, "loop.num_steps_sampled_before_learning_starts=128", *TWO, "hardware.actors.timeout_s=2"), 64, disturb
+        (*words, "num_steps_sampled_before_learning_starts=128", *TWO, "hardware.actors.timeout_s=2"), 64, disturb
     )
     assert counted["progress.env_steps"] > 128
     assert "no step for" not in capfd.readouterr().err

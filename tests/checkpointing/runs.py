@@ -16,9 +16,9 @@ from rlplug.run import launch
 
 SHORT = ("model.hidden=[8]", "eval.every=0", "eval.episodes=1", "hardware=cpu", "logger=[]")
 SAC = (
-    *("algo=sac", "env=pendulum", "total_steps=200", "loop.num_steps_sampled_before_learning_starts=40"),
+    *("algo=sac", "env=pendulum", "total_steps=200", "num_steps_sampled_before_learning_starts=40"),
     *(
-        "loop.train_batch_size=8",
+        "train_batch_size=8",
         "buffer.capacity=170",
         "log.every=40",
         "checkpoint.every=50",
@@ -26,7 +26,7 @@ SAC = (
     ),
 )
 PPO = (
-    *("algo=ppo", "env=cartpole", "total_steps=256", "num_envs=2", "loop.rollout_fragment_length=32"),
+    *("algo=ppo", "env=cartpole", "total_steps=256", "num_envs=2", "rollout_fragment_length=32"),
     *("algo.sgd_minibatch_size=32", "algo.num_sgd_iter=2", "log.every=64", "checkpoint.every=64"),
 )
 OVERRIDES = {"sac": (*SHORT, *SAC), "ppo": (*SHORT, *PPO)}

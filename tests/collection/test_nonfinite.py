@@ -376,7 +376,7 @@ def test_an_environment_that_goes_wrong_ends_the_run(tmp_path, monkeypatch, what
     monkeypatch.setattr(Faulty, "made", itertools.count())
     part = ".speed" if pixels else ""
     env = ["env=gymnasium", "env.id=NotFinite-v0", f"+env.kwargs={{what:{what},number:2,at:11,pixels:{pixels}}}"]
-    small = ["algo=ppo", "num_envs=2", "loop.rollout_fragment_length=8", "algo.sgd_minibatch_size=16"]
+    small = ["algo=ppo", "num_envs=2", "rollout_fragment_length=8", "algo.sgd_minibatch_size=16"]
     trainer = build(compose([*env, *small, "on_nan=skip", "total_steps=64", *QUIET]), tmp_path)
     with pytest.raises(RunError) as stopped:
         run(trainer)
@@ -414,7 +414,7 @@ def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkey
 def test_a_replay_never_stores_what_went_wrong(tmp_path, monkeypatch):
     monkeypatch.setattr(Faulty, "made", itertools.count())
     env = ["env=gymnasium", "env.id=NotFinite-v0", "+env.kwargs={what:undefined,number:1,at:30,discrete:false}"]
-    small = ["algo=sac", "model.hidden=[8]", "loop.num_steps_sampled_before_learning_starts=20"]
+    small = ["algo=sac", "model.hidden=[8]", "num_steps_sampled_before_learning_starts=20"]
     trainer = build(compose([*env, *small, "total_steps=64", *QUIET]), tmp_path)
     with pytest.raises(RunError, match=r"^obs of environment 0 is NaN at environment step 30$"):
         run(trainer)

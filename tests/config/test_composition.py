@@ -13,15 +13,15 @@ from rlplug.config import composed, default_node, parse, plain
 def test_an_algorithm_picks_its_data_plane():
     ppo, sac = compose(["algo=ppo"]), compose(["algo=sac"])
     assert (ppo.buffer.name, sac.buffer.name) == ("rollout", "replay")
-    assert ppo.loop.cfg.replay_ratio is None
-    assert sac.loop.cfg.replay_ratio == 1.0
+    assert ppo.replay_ratio is None
+    assert sac.replay_ratio == 1.0
 
 
 def test_the_command_line_wins_over_the_algorithm():
-    run = compose(["algo=sac", "buffer=rollout", "num_envs=3", "loop.replay_ratio=0.5", "algo.gamma=0.5"])
+    run = compose(["algo=sac", "buffer=rollout", "num_envs=3", "replay_ratio=0.5", "algo.gamma=0.5"])
     assert run.buffer.name == "rollout"
     assert run.num_envs == 3
-    assert run.loop.cfg.replay_ratio == 0.5
+    assert run.replay_ratio == 0.5
     assert run.algo.cfg.gamma == 0.5
 
 
@@ -122,8 +122,8 @@ def test_composing_inside_a_hydra_program_leaves_it_alone():
 
 
 def test_a_components_own_yaml_is_free_of_any_algorithm():
-    assert default_node("loop", "alternate")["rollout_fragment_length"] == 1
-    assert composed(["algo=ppo"]).loop.rollout_fragment_length == 128
+    assert default_node("loop", "alternate") == {"name": "alternate"}
+    assert composed(["algo=ppo"]).rollout_fragment_length == 128
     assert default_node("env", "gymnasium")["id"] == "???"
     assert default_node("exploration", "gaussian", {"std": 2})["std"] == 2
 

@@ -316,9 +316,8 @@ YAML = """# @package _global_
 defaults:
   - override /buffer: rollout
 num_envs: 2
-loop:
-  rollout_fragment_length: 8
-  replay_ratio: null
+rollout_fragment_length: 8
+replay_ratio: null
 algo:
   name: {name}
   lr: 0.01
@@ -334,10 +333,7 @@ OTHERS = {
     ("buffer", "borrowing"): "name: borrowing\n",
     ("exploration", "wild"): "# @package exploration.wild\nname: wild\n",
     ("model", "sticky"): "name: sticky\nsize: 8\n",
-    ("loop", "stubborn"): (
-        "name: stubborn\nrollout_fragment_length: 32\ntrain_batch_size: 8\nreplay_ratio: null\n"
-        "num_steps_sampled_before_learning_starts: 0\n"
-    ),
+    ("loop", "stubborn"): "name: stubborn\n",
     ("env", "precise"): "name: precise\n",
     ("logger", "misspelt"): "# @package logger.misspelt\nname: misspelt\n",
 }

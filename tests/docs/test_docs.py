@@ -55,9 +55,9 @@ def test_every_component_stands_in_a_table():
 @pytest.mark.parametrize(
     ("algo", "overrides"),
     [
-        ("dqn", ["env=cartpole", "total_steps=600", "loop.num_steps_sampled_before_learning_starts=500"]),
+        ("dqn", ["env=cartpole", "total_steps=600", "num_steps_sampled_before_learning_starts=500"]),
         ("ppo", ["env=cartpole", "total_steps=2048", "algo.kl_coeff=0.2", "algo.entropy_coeff=0.01"]),
-        ("sac", ["env=pendulum", "total_steps=600", "loop.num_steps_sampled_before_learning_starts=590"]),
+        ("sac", ["env=pendulum", "total_steps=600", "num_steps_sampled_before_learning_starts=590"]),
     ],
 )
 def test_every_metric_is_explained(algo: str, overrides: list[str], tmp_path: Path):

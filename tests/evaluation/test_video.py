@@ -14,7 +14,7 @@ from rlplug.config import compose
 from rlplug.run import launch
 from rlplug.types import ConfigError
 
-SHORT = ("algo=ppo", "env=cartpole", "total_steps=512", "num_envs=2", "loop.rollout_fragment_length=64", "hardware=cpu",
+SHORT = ("algo=ppo", "env=cartpole", "total_steps=512", "num_envs=2", "rollout_fragment_length=64", "hardware=cpu",
          "algo.sgd_minibatch_size=64", "eval.every=256", "eval.episodes=2", "logger=[]")  # fmt: skip
 
 

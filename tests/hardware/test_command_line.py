@@ -23,7 +23,7 @@ from rlplug.testing.comparing import compare_runs
 
 PPO = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "hardware=2cpu", "model.hidden=[16]"),
-    *("total_steps=1600", "loop.rollout_fragment_length=20", "algo.sgd_minibatch_size=20", "algo.num_sgd_iter=2"),
+    *("total_steps=1600", "rollout_fragment_length=20", "algo.sgd_minibatch_size=20", "algo.num_sgd_iter=2"),
     *("log.every=200", "eval.every=400", "eval.episodes=2", "checkpoint.every=400", "logger=[]"),
     "preprocess.normalize_reward=true",
 )
@@ -144,8 +144,8 @@ def test_a_sweep(tmp_path: Path):
 
 MISTAKES = {
     "hardware=2cpu hardware.devices=4096": "hardware.devices: 4096 ranks are more than the ",
-    "hardware=2cpu loop.train_batch_size=33": "loop.train_batch_size: 33 cannot be shared equally among 2 ",
-    "hardware=cpu hardware.microbatches=7": "loop.train_batch_size: 256 cannot be shared equally among 7 ",
+    "hardware=2cpu train_batch_size=33": "train_batch_size: 33 cannot be shared equally among 2 ",
+    "hardware=cpu hardware.microbatches=7": "train_batch_size: 256 cannot be shared equally among 7 ",
     "hardware=cpu hardware.num_nodes=2": "hardware.num_nodes: 2 machines: start rlplug by torchrun or srun on each",
     "hardware=4gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
     "hardware=cpu hardware.max_restarts=-1": "hardware.max_restarts: -1 is out of range",
@@ -164,7 +164,7 @@ def test_mistakes_are_refused_before_anything_starts(words: str, tmp_path: Path,
 
 def test_a_rollout_need_not_divide_by_ranks_and_microbatches(tmp_path: Path):
     with closing(build(compose((*PPO, "hardware.microbatches=7")), tmp_path)) as trainer:
-        assert trainer.loop.batch_size % 14
+        assert trainer.ctx.batch_size % 14
 
 
 STARTED = {"TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "RANK": "0"} | {

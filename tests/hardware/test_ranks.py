@@ -17,8 +17,8 @@ from rlplug.testing.checks.runs import flat
 from rlplug.testing.rank_pool import ranks
 
 SAC = (
-    *("algo=sac", "env=pendulum", "model.hidden=[32]", "total_steps=10_000", "loop.train_batch_size=64", "logger=[]"),
-    "loop.num_steps_sampled_before_learning_starts=80",
+    *("algo=sac", "env=pendulum", "model.hidden=[32]", "total_steps=10_000", "train_batch_size=64", "logger=[]"),
+    "num_steps_sampled_before_learning_starts=80",
 )
 PPO = (
     *(
@@ -26,7 +26,7 @@ PPO = (
         "env=cartpole",
         "env.vectorization=list",
         "model.hidden=[32]",
-        "loop.rollout_fragment_length=32",
+        "rollout_fragment_length=32",
         "algo.num_sgd_iter=2",
         "algo.sgd_minibatch_size=16",
         "algo.max_seq_len=8",
@@ -47,9 +47,9 @@ def play(fabric, raw, updates):
     with closing(build(config, Path(), fabric, Plan("cpu", fabric.world_size))) as trainer:
         loop, progress = trainer.loop, trainer.progress
         while progress.updates < updates:
-            warm = progress.env_steps >= loop.cfg.num_steps_sampled_before_learning_starts
+            warm = progress.env_steps >= loop.learning_starts
             trainer.collect("explore" if warm else "random")
-            due = progress.updates + 1 if loop.cfg.replay_ratio is None else loop.updates(progress.env_steps)
+            due = progress.updates + 1 if loop.replay_ratio is None else loop.updates(progress.env_steps)
             while trainer.ready() and progress.updates < due:
                 trainer.update()
         return flat(

@@ -22,10 +22,10 @@ from tests.tools import kill
 from tests.tools.kill import Process, continuous, disturbed, undisturbed, warm_up, with_defaults
 
 SMALL = ("model.hidden=[8]", "eval.episodes=2", "log.every=37")  # not at the steps of checkpoints
-ROUNDS = ("loop.rollout_fragment_length=16", *SMALL)
+ROUNDS = ("rollout_fragment_length=16", *SMALL)
 REPLAY = (
-    "loop.num_steps_sampled_before_learning_starts=50",
-    "loop.train_batch_size=16",
+    "num_steps_sampled_before_learning_starts=50",
+    "train_batch_size=16",
     "buffer.capacity=300",  # it wraps
     *SMALL,
 )

@@ -9,8 +9,8 @@ from rlplug.run.launch import resume, train
 from rlplug.testing.comparing import differences_of_runs
 
 SAC = [
-    *("algo=sac", "env=pendulum", "model.hidden=[8]", "buffer.capacity=200", "loop.train_batch_size=8"),
-    *("loop.num_steps_sampled_before_learning_starts=50", "checkpoint.every=110", "checkpoint.keep_best=0"),
+    *("algo=sac", "env=pendulum", "model.hidden=[8]", "buffer.capacity=200", "train_batch_size=8"),
+    *("num_steps_sampled_before_learning_starts=50", "checkpoint.every=110", "checkpoint.keep_best=0"),
     *("log.every=37", "eval.every=90", "eval.episodes=1", "hardware=cpu", "logger=[]"),
 ]
 

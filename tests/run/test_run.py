@@ -158,7 +158,7 @@ def tempo(overrides: list[str], tmp_path: Path) -> list[tuple[str, Any]]:
 def test_replay_ratio_is_exact_and_counted_from_the_learning_start(tmp_path):
     small = ["algo=sac", "env=pendulum", "model@critic_model=mlp", "model.hidden=[8]", "critic_model.hidden=[8]"]
     seen = tempo(
-        [*small, "total_steps=60", "loop.num_steps_sampled_before_learning_starts=20", "loop.replay_ratio=0.3"],
+        [*small, "total_steps=60", "num_steps_sampled_before_learning_starts=20", "replay_ratio=0.3"],
         tmp_path,
     )
     assert sum(kind == "updated" for kind, _ in seen) == 12
@@ -183,7 +183,7 @@ def test_schedules_follow_the_environment_steps(tmp_path):
 
 
 def test_noise_reaches_the_executed_actions(tmp_path):
-    config = compose(["algo=sac", "env=pendulum", "exploration=ornstein_uhlenbeck", "loop.rollout_fragment_length=50"])
+    config = compose(["algo=sac", "env=pendulum", "exploration=ornstein_uhlenbeck", "rollout_fragment_length=50"])
     trainer = build(config, tmp_path)
     (segment,) = trainer.collector.collect(50)
     assert segment["action"].abs().max() <= 1.0
@@ -201,7 +201,7 @@ def test_deterministic_runs_use_deterministic_kernels(tmp_path):
 
 
 def test_shares_that_do_not_divide_are_refused_with_what_would():
-    with pytest.raises(ConfigError, match=r"^loop.train_batch_size: 10 cannot be shared .* 8 or 16 can$"):
+    with pytest.raises(ConfigError, match=r"^train_batch_size: 10 cannot be shared .* 8 or 16 can$"):
         checks.check_shares(10, Plan(devices=2, microbatches=4))
     checks.check_shares(256, Plan(devices=2, microbatches=4))
 
@@ -303,9 +303,9 @@ def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
 
 
 def test_one_update_a_round_from_a_replay(tmp_path):
-    small = ["algo=sac", "env=pendulum", "model.hidden=[8]", "loop.rollout_fragment_length=10"]
-    warm = "loop.num_steps_sampled_before_learning_starts=20"
-    seen = tempo([*small, warm, "total_steps=50", "loop.replay_ratio=null"], tmp_path)
+    small = ["algo=sac", "env=pendulum", "model.hidden=[8]", "rollout_fragment_length=10"]
+    warm = "num_steps_sampled_before_learning_starts=20"
+    seen = tempo([*small, warm, "total_steps=50", "replay_ratio=null"], tmp_path)
     assert [kind for kind, _ in seen] == ["collected"] * 2 + ["collected", "updated"] * 3
 
 

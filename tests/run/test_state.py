@@ -25,7 +25,7 @@ SMALL = [
     "logger=[]",
     "model.hidden=[8]",
     "num_envs=2",
-    "loop.rollout_fragment_length=16",
+    "rollout_fragment_length=16",
     "algo.sgd_minibatch_size=8",
 ]
 
@@ -72,7 +72,7 @@ def test_the_state_of_something_else_is_refused(saved, tmp_path, other, words):
 
 def test_a_schedule_that_is_acted_by_stands_where_it_stood():
     noise = "exploration.gaussian.std=[[0,0.1],[100,0.01]]"  # moved by updates, and read before the next one
-    early = "loop.num_steps_sampled_before_learning_starts=20"
+    early = "num_steps_sampled_before_learning_starts=20"
     check_resumes(Case("sac", "pendulum"), "exploration=[gaussian]", noise, early, "model.hidden=[8]", updates=50)
 
 
@@ -82,7 +82,7 @@ def test_stacks_of_images_and_priorities_resume(compress):
     if compress == "lz4":
         pytest.importorskip("lz4")
     words = ["buffer=prioritized", "buffer.capacity=500", f"buffer.compress={compress}", "algo.n_step=3"]
-    early = ["loop.num_steps_sampled_before_learning_starts=20", "loop.train_batch_size=8"]
+    early = ["num_steps_sampled_before_learning_starts=20", "train_batch_size=8"]
     tiny = ["model=nature_cnn", "model.hidden=[8]", "env.vectorization=list"]
     check_resumes(Case("dqn", "pong"), *words, *early, *tiny, updates=20)
 

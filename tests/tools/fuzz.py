@@ -113,7 +113,7 @@ class Fuzzer:
         self.good = self.work / "good"
         shutil.copytree(self.run, self.good, symlinks=True)
         with closing(launch.build(parse(raw), Path())) as trainer:
-            self.total = newest + 2 * trainer.loop.rollout_length * trainer.config.num_envs
+            self.total = newest + 2 * trainer.ctx.rollout_length * trainer.config.num_envs
         # short, and without anything that depends on time
         raw |= {"total_steps": self.total, "logger": {"csv": {"name": "csv"}}}
         raw |= {"eval": {"every": 0, "episodes": 1, "record": 0}, "checkpoint": raw["checkpoint"] | {"every": 0}}

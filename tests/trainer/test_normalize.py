@@ -146,7 +146,7 @@ def trainer(*words: str):
 
 
 def test_a_rollout_is_learnt_from_with_the_moments_it_was_acted_with():
-    run = trainer("algo=ppo", "env=pendulum", "num_envs=4", "loop.rollout_fragment_length=64", "algo.num_sgd_iter=1",
+    run = trainer("algo=ppo", "env=pendulum", "num_envs=4", "rollout_fragment_length=64", "algo.num_sgd_iter=1",
                   "algo.sgd_minibatch_size=256")  # fmt: skip
     for _ in range(3):
         run.collect()
@@ -170,7 +170,7 @@ def test_the_buffer_keeps_what_the_environment_said():
 
 def test_evaluation_leaves_the_moments_alone_and_a_loaded_agent_has_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["algo=ppo", "env=pendulum", "num_envs=4", "loop.rollout_fragment_length=64", "total_steps=1024"]
+    words = ["algo=ppo", "env=pendulum", "num_envs=4", "rollout_fragment_length=64", "total_steps=1024"]
     launch.train(compose([*WORDS, *words, "logger=[]"]), tmp_path / "run")
     agent = rlplug.load(tmp_path / "run")
     assert agent._normalize.obs["obs"].seen[0] == 1024  # and none of the evaluation's

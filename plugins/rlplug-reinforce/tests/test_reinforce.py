@@ -48,7 +48,7 @@ def test_the_yaml_has_every_option_and_no_other():
 def test_composing_chooses_the_data_plane():
     config = rlplug.compose(["algo=reinforce", "env=pendulum", "algo.gamma=0.9"])
     assert (config.algo.cls, config.algo.cfg.gamma) == (Reinforce, 0.9)
-    assert (config.buffer.name, config.loop.cfg.replay_ratio) == ("rollout", None)
+    assert (config.buffer.name, config.replay_ratio) == ("rollout", None)
 
 
 def test_prepare_gives_the_reward_to_go():

@@ -19,7 +19,7 @@ class Rollout:
 
     off_policy: ClassVar[bool] = False
     sequences: ClassVar[bool] = False
-    size_key: ClassVar[str] = "loop.rollout_fragment_length"
+    size_key: ClassVar[str] = "rollout_fragment_length"
 
     @settings
     class Config:

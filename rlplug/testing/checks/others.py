@@ -52,7 +52,6 @@ def check_loop(name: str, *overrides: str) -> None:
     config = compose([*CPU, f"loop={options('loop', name)[0]}", f"total_steps={STEPS}", *overrides])
     trainer = build(config, Path())
     loop, total = trainer.loop, config.total_steps
-    require(loop.rollout_length > 0 and loop.batch_size > 0, "rollout_length and batch_size are positive")
     foreseen = [loop.updates(steps) for steps in range(0, total + 1, 64)]
     require(foreseen[0] == 0, f"updates(0) is {foreseen[0]}: nothing is learned before anything was collected")
     require(foreseen == sorted(foreseen), "updates() falls with more environment steps")

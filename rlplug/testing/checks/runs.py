@@ -76,10 +76,9 @@ def option_of(kind: Kind, name: str) -> str:
 def _composed(*overrides: str) -> RunConfig:
     """Random steps before learning are as good as none in a short run, and take longer than it."""
     config = compose(overrides)
-    if WARM_UP not in config.raw["loop"] or any(word.startswith(f"loop.{WARM_UP}=") for word in overrides):
+    if any(word.startswith(f"{WARM_UP}=") for word in overrides):
         return config
-    few = min(FEW, config.raw["loop"][WARM_UP])
-    return parse(config.raw | {"loop": config.raw["loop"] | {WARM_UP: few}})
+    return parse(config.raw | {WARM_UP: min(FEW, config.raw[WARM_UP])})
 
 
 @dataclass(frozen=True)
