@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Clip: TypeAlias = Literal["value", "norm", "global_norm"]
 Reduction: TypeAlias = Literal["mean", "std", "sum", "max", "min"]
+Data: TypeAlias = Literal["rollout", "segments", "windows", "episodes"]
+"""What a sample is: the last round, whole and once; segments in the order in which they came, each once; windows of
+``Needs.window`` transitions; whole episodes."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class Needs:
     """transitions in front of the window that only warm up a recurrent state"""
     carry_stride: int = 0
     """rows between two recurrent states that a buffer keeps, where windows begin; 0: there is none"""
-    episodes: bool = False
-    """only whole episodes leave the actor"""
+    data: Data = "rollout"
+    """what it learns from"""
     off_policy: bool = False
     """may learn from data of other policies"""
     perturbable: bool = False
@@ -339,6 +342,29 @@ class Exploration(Trainable):
         return None
 
 
+@dataclass(frozen=True)
+class Rollout:
+    """An order for one segment of a shard."""
+
+    num_steps: int
+    mode: Mode
+    version: int
+    """the weights to play with: the number of updates that they had seen"""
+
+
+@dataclass
+class Segment:
+    """The columns of one shard, which are in step with one another; shards are not."""
+
+    batch: Batch
+    """leaves ``[T+1, b, ...]``"""
+    columns: slice = slice(None)
+    """where they stand among the environments of this rank"""
+    shard: int = 0
+    version: int = 0
+    """of the weights that played it"""
+
+
 class RowLog(Protocol):
     """Where a buffer keeps its content: a part of a checkpoint, written incrementally.
 
@@ -369,8 +395,8 @@ class RowLog(Protocol):
 class Buffer(Protocol):
     """Keeps rows. ``Class(cfg, ctx)`` allocates nothing: leaves are known at the first ``add``."""
 
-    off_policy: ClassVar[bool]
-    """Its samples are windows of ``needs.window`` transitions, of many policies; else the last round, whole."""
+    gives: ClassVar[frozenset[Data]]
+    """What its samples can be: ``needs.data`` has to be among them."""
     sequences: ClassVar[bool]
     """Its windows begin at rows whose recurrent state it keeps."""
     size_key: ClassVar[str]
@@ -381,8 +407,8 @@ class Buffer(Protocol):
         """Where its rows are kept."""
         ...
 
-    def add(self, segment: Batch) -> None:
-        """Store a segment ``[T+1, B]``. Its row 0 is row T of the one before."""
+    def add(self, segment: Segment) -> None:
+        """Store a segment. Its row 0 is row T of the one before of its shard. Reads ``priority [T+1, b]``, if given."""
         ...
 
     def ready(self) -> bool:
@@ -397,7 +423,11 @@ class Buffer(Protocol):
         ...
 
     def feedback(self, index: Tensor, values: Batch) -> None:
-        """Take new priorities or carries; insertion ids that were overwritten meanwhile are ignored."""
+        """Take new ``priority [B]`` or ``carry``; insertion ids that were overwritten meanwhile are ignored.
+
+        Raises:
+            RunError: ``values`` has another key, or one that this buffer does not keep.
+        """
         ...
 
     def nbytes(self, row: Batch) -> int:
