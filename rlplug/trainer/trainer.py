@@ -23,38 +23,19 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Reports(Protocol):
-    """What a run reports between rounds; ``run.callbacks`` has it."""
+    """What a run reports between rounds; see ``run.callbacks``."""
 
     identity: str
 
     @property
-    def logged(self) -> int:
-        """Rows of metrics so far."""
-        ...
-
-    def ready_to_save(self) -> bool:
-        """Return whether a checkpoint may be written after this round, as far as this rank knows."""
-        ...
-
-    def report(self, trainer: Trainer) -> None:
-        """Log, evaluate and write a checkpoint, each where it is due."""
-        ...
-
+    def logged(self) -> int: ...
+    def ready_to_save(self) -> bool: ...
+    def report(self, trainer: Trainer) -> None: ...
     def close(self) -> None: ...
 
 
 class Trainer(Run):
-    """``api.Run``, and nothing else. It is given everything it works with; ``run.build`` makes that.
-
-    Args:
-        resolved: the configuration, and what follows from it.
-        run_dir: where loggers and checkpoints write.
-        policy: what acts and learns.
-        buffer: of this rank.
-        collector: of this rank's environments.
-        learner: trains ``policy`` with samples of ``buffer``.
-        reports: called between rounds.
-    """
+    """``api.Run``, and nothing else. It is given everything it works with; ``run.build`` makes that."""
 
     def __init__(
         self,
@@ -76,12 +57,9 @@ class Trainer(Run):
         self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
-        self.stop_signal = 0
-        """the signal that asked this process to stop; 0: none did"""
-        self.agreed_stop = 0
-        """the signal that ends the run, once all ranks know"""
-        self.may_checkpoint = False
-        """whether the first rank can write a checkpoint after this round"""
+        self.stop_signal = 0  # that asked this process to stop
+        self.agreed_stop = 0  # that ends the run, once all ranks know
+        self.may_checkpoint = False  # the first rank can write a checkpoint after this round
 
     @property
     def logged(self) -> int:
@@ -108,6 +86,15 @@ class Trainer(Run):
     def done(self) -> bool:
         return bool(self.agreed_stop) or self._steps_left <= 0
 
+    def close_with(self, resource: Any) -> None:
+        """Close ``resource`` after everything else, when the trainer is closed."""
+        self._closing.append(resource)
+
+    def close(self) -> None:
+        """Close everything that the trainer was given; may be called twice."""
+        while self._closing:
+            self._closing.pop(0).close()
+
     # ---- what a loop drives ---------------------------------------------------------------------------------------
 
     def report(self) -> None:
@@ -119,22 +106,14 @@ class Trainer(Run):
         length = min(self.ctx.rollout_length, self._steps_left)
         whole = length == self.ctx.rollout_length
         further = (self._steps_left - length) // length if whole else 0
-        with (
-            self.clock.phase("collect"),
-            blame_nonfinite(self.collector, length, self.progress.env_steps, self.ctx.env_ids),
-        ):
+        blame = blame_nonfinite(self.collector, length, self.progress.env_steps, self.ctx.env_ids)
+        with self.clock.phase("collect"), blame:
             for segment in self.collector.collect(length, mode=mode, further=further):
                 self._receive(segment, whole)
 
     def _receive(self, segment: Batch, whole: bool) -> None:
         check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.collector.bounds)
-        normalizer = self.policy.normalizer
-        with self.learner.observing():
-            normalizer.observe(segment, self.learner)
-            self.algorithm.observe(segment, self.learner)
-            normalized = normalizer.normalized(segment)
-            for extra in self.policy.exploration.values():
-                extra.observe(normalized, self.learner)
+        self.learner.observe(segment)
         if whole or self.buffer.off_policy:  # the few rows of a last, short rollout would make a poor gradient
             self.buffer.add(segment)
         self.progress.env_steps += self._sync_ranks(self.episodes.add(segment))
@@ -156,13 +135,11 @@ class Trainer(Run):
         return self.buffer.ready()
 
     def update(self, batch: Batch | None = None) -> Losses:
+        skipped = self.learner.skipped
         with self.clock.phase("update"):
             self.ctx.schedules.refresh(self.progress.env_steps)
-            skipped = self.learner.skipped
             losses = self.learner.update(batch)
-            skipped = self.learner.skipped > skipped
-        self.means.add(losses.terms, finite=skipped)
-        self.means.add(losses.metrics, finite=skipped)
+        self.means.add(losses.terms | losses.metrics, finite=self.learner.skipped > skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)
         return losses
 
@@ -186,14 +163,3 @@ class Trainer(Run):
         self.episodes.load(state["episodes"])
         if state["collector"]["env"] is None:  # new episodes begin
             self.episodes.forget()
-
-    # ---- its end --------------------------------------------------------------------------------------------------
-
-    def close_with(self, resource: Any) -> None:
-        """Close ``resource`` after everything else, when the trainer is closed."""
-        self._closing.append(resource)
-
-    def close(self) -> None:
-        """Close everything that the trainer was given; may be called twice."""
-        while self._closing:
-            self._closing.pop(0).close()
