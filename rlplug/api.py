@@ -225,7 +225,7 @@ class Trainable(nn.Module):
 
     Config: ClassVar[type[Any]]
 
-    def observe(self, segment: Batch, learner: Learner) -> None:
+    def observe(self, segment: Segment, learner: Learner) -> None:
         """See each collected row once, in time order: running statistics.
 
         It may call the learner's collectives, and so is called equally often on every rank.
@@ -483,15 +483,29 @@ class VecEnv(Protocol):
     def close(self) -> None: ...
 
 
-class Collector(Protocol):
-    """Where segments come from: this process or Ray actors."""
+@dataclass(frozen=True)
+class SegmentSpec:
+    """What a collector's segments look like."""
 
-    bounds: Any
-    """limits that the observations of a segment are checked against; None: they have been checked"""
+    row: Batch
+    """one row of all environments of this rank as it will be stored, leaves ``[B, ...]``"""
+    autoreset: AutoresetMode
+    """when the environments reset a column that has ended"""
+    shards: Sequence[slice]
+    """the columns of each shard among the environments of this rank; all have as many"""
+    bounds: Any = None
+    """limits that observations are checked against; None: they have been checked"""
+
+
+class Collector(Protocol):
+    """Where segments come from. An actor is a shard, and so is the process itself."""
 
     @property
-    def autoreset(self) -> AutoresetMode:
-        """When the environments reset a column that has ended."""
+    def spec(self) -> SegmentSpec: ...
+
+    @property
+    def in_flight(self) -> Sequence[int]:
+        """Rollouts of every shard that were ordered and not polled yet."""
         ...
 
     def start(self) -> None:
@@ -502,35 +516,26 @@ class Collector(Protocol):
         """
         ...
 
-    def raw_segment(self, rows: int) -> Batch:
-        """Return all that the last ``collect(rows)`` wrote, to find the number on which it failed; may be empty."""
+    def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
+        """Order a segment of every shard, or of some; each plays its orders one after another.
+
+        It is played with the statistics of now, and with the weights of ``rollout.version``: those of now if no
+        rollout asked for that version before, else those of then.
+        """
         ...
 
-    def example(self) -> Batch:
-        """Return one row ``[B, ...]`` as it will be stored."""
-        ...
+    def poll(self, shards: int | None = None) -> list[Segment]:
+        """Return segments that were ordered, the oldest of their shards, and wait for them.
 
-    def collect(
-        self,
-        rows: int,
-        weights: Mapping[str, Weights] | None = None,
-        tasks: Tree = None,
-        stop: Callable[[], bool] | None = None,
-        mode: Mode = "explore",
-        further: int = 0,
-    ) -> Iterable[Batch]:
-        """Collect segments of ``rows`` transitions a column.
+        The tensors belong to the collector, and are valid until the next ``submit`` or ``poll``.
 
         Args:
-            weights: by name; None: the collector shares the learner's module.
-            tasks: one a column, in force from its next reset; a task may name the weights it is played with.
-            stop: asked between rows; short columns are padded with ``valid=False``.
-            further: so many more calls with the same arguments will follow for certain, unless the run is stopped.
+            shards: those of so many shards that finish first; None: of all, side by side, as one segment.
         """
         ...
 
     def state(self) -> Tree:
-        """Return observations, carries, environments, generators, episode counters."""
+        """Return where every shard stands behind its last polled segment: nothing ordered is lost or played twice."""
         ...
 
     def load(self, state: Tree) -> None: ...
@@ -585,8 +590,13 @@ class Run(Protocol):
         """
         ...
 
-    def collect(self, mode: Mode = "explore") -> None:
-        """Collect one round of segments: observed, counted, stored."""
+    def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
+        """Collect one round of segments: observed, counted, stored.
+
+        Args:
+            shards: of each rank that are waited for, those that finish first; None: all, side by side as one. A loop
+                keeps to one way.
+        """
         ...
 
     def ready(self) -> bool:
@@ -603,6 +613,13 @@ class Loop(Protocol):
 
     It keeps no state: all that it decides follows from ``run.progress``, so that a continued run goes on in step.
     """
+
+    unit: ClassVar[Literal["env_steps", "updates"]]
+    """what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count"""
+    in_flight: int
+    """rollouts that are ordered ahead: above 1, actors play on during updates, with older weights"""
+    broadcast_interval: int
+    """rounds between two versions of the weights that are played with"""
 
     def updates(self, env_steps: int) -> int:
         """Return how many updates will have been made after so many environment steps."""

@@ -14,7 +14,6 @@ import torch
 from rlplug import tree
 from rlplug.api import Plan
 from rlplug.checkpointing.serialize import copy_to_host
-from rlplug.collection.nonfinite import blame_nonfinite
 from rlplug.collection.segment import on_host
 from rlplug.config import parse
 from rlplug.context import ResolvedRun
@@ -93,7 +92,7 @@ class Actor(RemotePolicy):
 
     def _begin(self, env_ids: Sequence[int]) -> Tree:
         seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # every actor draws other numbers
-        self.collector = self.policy.collector(env_ids)
+        self.collector = self.policy.shard(env_ids)
         self.collector.reset()
         return self._state(self.policy.statistics())
 
@@ -123,8 +122,7 @@ class Actor(RemotePolicy):
             slow with many small arrays.
         """
         self._update(rows, statistics, weights)
-        with blame_nonfinite(self.collector, rows, statistics["env_steps"], self.collector.shard.env_ids):
-            (segment,) = self.collector.collect(rows, stop=self._count_row, mode=mode)
+        segment = self.collector.collect(rows, mode, self._count_row, env_steps=statistics["env_steps"])
         return on_host(segment), pickle.dumps(self._state(statistics))
 
     def _state(self, statistics: Tree) -> Tree:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.collection.in_process import CORE, InProcessCollector
+from rlplug.collection.shard import CORE, ShardCollector
 from rlplug.collection.segment import SegmentMemory, copied
 from rlplug.types import Batch, Mode
 
 
-class NextStepCollector(InProcessCollector):
+class NextStepCollector(ShardCollector):
     """Collects one row of every environment with each step: all environments have as many rows."""
 
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:

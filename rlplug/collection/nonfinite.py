@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from rlplug import tree
-from rlplug.api import Collector
 from rlplug.collection.segment import only
 from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, RunError
@@ -56,17 +54,3 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
         found.append((step, f"{place}: {what}; env.check_bounds=false lets it pass"))
     if found:
         raise RunError(min(found)[1])
-
-
-@contextmanager
-def blame_nonfinite(collector: Collector, rows: int, env_steps: int, env_ids: Sequence[int]) -> Iterator[None]:
-    """Name the NaN that an error of ``collector.collect(rows)`` may come from.
-
-    Raises:
-        RunError: see ``check_segment``.
-    """
-    try:
-        yield
-    except Exception:
-        check_segment(collector.raw_segment(rows), env_steps, env_ids, collector.bounds)
-        raise

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from rlplug import tree
-from rlplug.collection.in_process import InProcessCollector
+from rlplug.collection.shard import ShardCollector
 from rlplug.collection.segment import SegmentMemory, copied, only
 from rlplug.types import Batch, Mode, Tree
 
 
-class SameStepCollector(InProcessCollector):
+class SameStepCollector(ShardCollector):
     """Collects two rows from a step that ends an episode: its final observation, and the next episode's first one.
 
     So every environment has a row of its own that is written next. A segment ends when the first environment has all

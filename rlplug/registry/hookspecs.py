@@ -10,8 +10,7 @@ import pluggy
 from rlplug.registry.component import Component
 
 if TYPE_CHECKING:
-    from rlplug.api import Losses, Run
-    from rlplug.types import Batch
+    from rlplug.api import Losses, Run, Segment
 
 hookspec = pluggy.HookspecMarker("rlplug")
 hookimpl = pluggy.HookimplMarker("rlplug")
@@ -37,8 +36,8 @@ class Events:
         """Everything is built; nothing has been collected."""
 
     @hookspec
-    def rlplug_collected(self, run: Run, segment: Batch) -> None:
-        """A segment ``[T+1, B]`` has been collected, counted and stored."""
+    def rlplug_collected(self, run: Run, segment: Segment) -> None:
+        """A segment has been collected, counted and stored."""
 
     @hookspec
     def rlplug_updated(self, run: Run, losses: Losses) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Literal, TypeAlias
 
@@ -22,7 +23,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
 from rlplug import tree
-from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Trainable
+from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
 from rlplug.context import RunContext
 from rlplug.trainer.collectives import Collectives
 from rlplug.trainer.minibatches import Total, add_losses, column_axis, microbatches, minibatches, total_loss
@@ -262,15 +263,16 @@ class FabricLearner:
     def gather(self, x: Tensor) -> Tensor:
         return x if self._observing else self.collectives.gather(x)
 
-    def observe(self, segment: Batch) -> None:
-        """Let the running statistics of all that learns see a collected segment ``[T+1, B]``."""
+    def observe(self, segment: Segment) -> None:
+        """Let the running statistics of all that learns see a collected segment."""
         self._observing = self.replicated  # every rank has the segment, and nothing is to be gathered
         if self.normalizer is not None:
             self.normalizer.observe(segment, self)
         self.algorithm.observe(segment, self)
-        normalized = segment if self.normalizer is None else self.normalizer.normalized(segment)
+        if self.normalizer is not None:
+            segment = replace(segment, batch=self.normalizer.normalized(segment.batch))
         for extra in self.exploration.values():
-            extra.observe(normalized, self)
+            extra.observe(segment, self)
         self._observing = False
 
     # ---- state ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Space
 from torch import Tensor, nn
 
 from rlplug import tree
-from rlplug.api import Learner
+from rlplug.api import Learner, Segment
 from rlplug.config import Preprocess as Config
 from rlplug.functional.returns import discounted_sum
 from rlplug.nn.moments import Moments
@@ -52,17 +52,18 @@ class Normalizer(nn.Module):
         views = {"obs": self, "reward": self._reward}
         return batch | {key: view(batch[key]) for key, view in views.items() if key in batch}
 
-    def observe(self, segment: Batch, learner: Learner) -> None:
-        """Count every row of ``segment [T+1, B]`` that was acted on, once."""
-        valid = segment["valid"]
+    def observe(self, segment: Segment, learner: Learner) -> None:
+        """Count every row of a segment that was acted on, once."""
+        batch, valid = segment.batch, segment.batch["valid"]
         if self.obs:
-            tree.map(lambda m, x: m and m.add(x[valid], learner.gather), self._moments, segment["obs"])
+            tree.map(lambda m, x: m and m.add(x[valid], learner.gather), self._moments, batch["obs"])
         if self.reward is not None:
             keys = ("reward", "valid", "is_first")
-            reward, acted, first = (segment[key][:-1].to(self.returns.device) for key in keys)
+            reward, acted, first = (batch[key][:-1].to(self.returns.device) for key in keys)
             scaled = self.cfg.scale_reward * reward
-            sums = discounted_sum(scaled, acted, self.returns, self.cfg.reward_gamma, first)  # R <- gamma R + r
-            self.returns.copy_(sums[-1])
+            returns = self.returns[segment.columns]
+            sums = discounted_sum(scaled, acted, returns, self.cfg.reward_gamma, first)  # R <- gamma R + r
+            returns.copy_(sums[-1])
             self.reward.add(sums.to(valid.device)[valid[:-1]], learner.gather)
             self.reward.commit()  # nobody acted by it
 

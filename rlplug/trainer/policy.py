@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
-from rlplug.collection.collector import make_collector
-from rlplug.collection.in_process import InProcessCollector
+from rlplug.collection.in_process import make_shard
+from rlplug.collection.shard import ShardCollector
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import seed_global
@@ -48,12 +48,12 @@ class Policy:
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))
 
-    def collector(self, env_ids: Sequence[int]) -> InProcessCollector:
-        """Make a collector that plays some of the training's environments in this process."""
+    def shard(self, env_ids: Sequence[int]) -> ShardCollector:
+        """Make what plays some of the training's environments in this process."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)[[*env_ids]].tolist()
         shard = EnvShard("actor", total, env_ids)
-        return make_collector(
+        return make_shard(
             self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, normalize=self.normalize
         )
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import pluggy
 
-from rlplug.api import Buffer, Collector, Losses, Run
+from rlplug.api import Buffer, Collector, Losses, Rollout, Run, Segment
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.nonfinite import blame_nonfinite, check_segment
+from rlplug.collection.nonfinite import check_segment
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
 from rlplug.trainer.learner import FabricLearner
@@ -57,6 +57,8 @@ class Trainer(Run):
         self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
+        self._round_envs = self.config.num_envs  # of all ranks
+        self._rounds = 0  # that were ordered with the present version of the weights
         self.stop_signal = 0  # that asked this process to stop
         self.agreed_stop = 0  # that ends the run, once all ranks know
         self.may_checkpoint = False  # the first rank can write a checkpoint after this round
@@ -79,8 +81,8 @@ class Trainer(Run):
 
     @property
     def _steps_left(self) -> int:
-        """Steps of every environment until ``total_steps``, which is never exceeded."""
-        return (self.config.total_steps - self.progress.env_steps) // self.config.num_envs
+        """Steps of every environment of a round until ``total_steps``, which is never exceeded."""
+        return (self.config.total_steps - self.progress.env_steps) // self._round_envs
 
     @property
     def done(self) -> bool:
@@ -101,23 +103,51 @@ class Trainer(Run):
         self.learner.check_finite()
         self.reports.report(self)
 
-    def collect(self, mode: Mode = "explore") -> None:
+    def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
         self.policy.normalizer.commit()
-        length = min(self.ctx.rollout_length, self._steps_left)
-        whole = length == self.ctx.rollout_length
-        further = (self._steps_left - length) // length if whole else 0
-        blame = blame_nonfinite(self.collector, length, self.progress.env_steps, self.ctx.env_ids)
-        with self.clock.phase("collect"), blame:
-            for segment in self.collector.collect(length, mode=mode, further=further):
-                self._receive(segment, whole)
+        with self.clock.phase("collect"):
+            self._order(mode, shards)
+            segments = self.collector.poll(shards)
+            steps = [self._receive(segment) for segment in segments]
+            self.progress.env_steps += self._sync_ranks(sum(steps))
+        for segment in segments:
+            self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
-    def _receive(self, segment: Batch, whole: bool) -> None:
-        check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.collector.bounds)
+    def _order(self, mode: Mode, shards: int | None) -> None:
+        """Order rollouts: a round, and what the loop wants ahead of it. All ordered steps fit into ``total_steps``.
+
+        So many shards make a round, and what is ordered always comes out as whole rounds: ranks never wait for each
+        other in vain.
+        """
+        total, length = len(self.collector.spec.shards), self.ctx.rollout_length
+        count = total if shards is None else shards
+        self._round_envs = self.config.num_envs * count // total
+        most = self._steps_left // length * count
+        if not most:
+            most, length = count, self._steps_left
+        for ahead in range(1, 1 + (self.loop.in_flight if mode == "explore" else 1)):
+            in_flight = self.collector.in_flight
+            idle = [shard for shard in range(total) if in_flight[shard] < ahead][: max(0, most - sum(in_flight))]
+            if idle:
+                self.collector.submit(Rollout(length, mode, self._version(length)), idle)
+
+    def _version(self, length: int) -> int:
+        """Return the version of the weights for the next rollouts: the newest, or the last one while it may serve."""
+        self._rounds += 1
+        if self._rounds >= self.loop.broadcast_interval:
+            self.progress.version, self._rounds = self.progress.updates, 0
+        return self.progress.version
+
+    def _receive(self, segment: Segment) -> int:
+        """Take a segment in, and return its environment steps."""
+        spec, steps = self.collector.spec, self.progress.env_steps
+        check_segment(segment.batch, steps, self.ctx.env_ids[segment.columns], spec.bounds)
         self.learner.observe(segment)
-        if whole or self.buffer.off_policy:  # the few rows of a last, short rollout would make a poor gradient
-            self.buffer.add(segment)
-        self.progress.env_steps += self._sync_ranks(self.episodes.add(segment))
-        self.hooks.hook.rlplug_collected(run=self, segment=segment)
+        if len(segment.batch["valid"]) > self.ctx.rollout_length or self.buffer.off_policy:
+            self.buffer.add(segment)  # the few rows of a last, short rollout would make a poor gradient
+        if self.loop.in_flight > 1 or self.loop.broadcast_interval > 1:
+            self.means.add({"staleness": torch.tensor(float(self.progress.updates - segment.version))})
+        return self.episodes.add(segment.batch, segment.columns)
 
     def _sync_ranks(self, steps: int) -> int:
         """Return the environment steps of all ranks; agree on whether to stop and whether to checkpoint."""

@@ -1,0 +1,58 @@
+"""Collection where environments do not divide by ranks: the first rank collects, and all of them hold the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from rlplug.api import Collector, Rollout, Segment, SegmentSpec
+from rlplug.types import Tree
+
+
+class BroadcastCollector(Collector):
+    """Gives the first rank's segments to every rank.
+
+    Args:
+        own: the first rank's collector; None on the others.
+        broadcast: returns the first rank's argument on every rank.
+    """
+
+    def __init__(self, own: Collector | None, broadcast: Callable[[Any], Any]) -> None:
+        self.own, self.broadcast = own, broadcast
+
+    @cached_property
+    def spec(self) -> SegmentSpec:
+        return self.broadcast(self.own.spec if self.own else None)
+
+    @cached_property
+    def in_flight(self) -> list[int]:
+        return self.broadcast([*self.own.in_flight] if self.own else None)
+
+    def start(self) -> None:
+        if self.own:
+            self.own.start()
+
+    def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
+        for shard in range(len(self.in_flight)) if shards is None else shards:
+            self.in_flight[shard] += 1
+        if self.own:
+            self.own.submit(rollout, shards)
+
+    def poll(self, shards: int | None = None) -> list[Segment]:
+        segments = self.broadcast(self.own.poll(shards) if self.own else None)
+        for shard in range(len(self.in_flight)) if shards is None else [segment.shard for segment in segments]:
+            self.in_flight[shard] -= 1
+        return segments
+
+    def state(self) -> Tree:
+        return self.own.state() if self.own else None
+
+    def load(self, state: Tree) -> None:
+        vars(self).pop("in_flight", None)
+        if self.own:
+            self.own.load(state)
+
+    def close(self) -> None:
+        if self.own:
+            self.own.close()
