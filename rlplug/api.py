@@ -6,7 +6,7 @@ Every component of every kind is built in one way, ``Class(cfg, ctx)``: ``cfg`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
@@ -504,8 +504,8 @@ class Collector(Protocol):
     def spec(self) -> SegmentSpec: ...
 
     @property
-    def in_flight(self) -> Sequence[int]:
-        """Rollouts of every shard that were ordered and not polled yet."""
+    def in_flight(self) -> Sequence[int | None]:
+        """Rollouts of every shard that were ordered and not polled yet; None: the shard is lost."""
         ...
 
     def start(self) -> None:
@@ -614,12 +614,14 @@ class Loop(Protocol):
     It keeps no state: all that it decides follows from ``run.progress``, so that a continued run goes on in step.
     """
 
-    unit: ClassVar[Literal["env_steps", "updates"]]
+    unit: ClassVar[Literal["env_steps", "updates"]] = "env_steps"
     """what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count"""
-    in_flight: int
-    """rollouts that are ordered ahead: above 1, actors play on during updates, with older weights"""
-    broadcast_interval: int
-    """rounds between two versions of the weights that are played with"""
+    in_flight: int = 1
+    """rollouts of a shard that are ordered at a time: above 1 it plays on during updates, with older weights"""
+    broadcast_interval: int = 1
+    """rounds that are played with the same weights"""
+    max_weight_sync_delay: int | None = None
+    """steps of a shard after which they are changed in any case"""
 
     def updates(self, env_steps: int) -> int:
         """Return how many updates will have been made after so many environment steps."""

@@ -28,13 +28,6 @@ class Actors:
     )
     max_restarts: NonNegativeInt = option("How often in a row an actor is restarted before the run stops.")
     backoff_s: NonNegativeFloat = option("Seconds before an actor is restarted; doubled each further time.")
-    max_requests_in_flight: PositiveInt = option(
-        "Rounds requested from an actor at a time; above 1 it plays on during updates."
-    )
-    broadcast_interval: PositiveInt = option("Rounds between two broadcasts of the weights.")
-    max_weight_sync_delay: PositiveInt | None = option(
-        "Steps of an actor after which weights are broadcast in any case; null: the interval alone decides."
-    )
     num_aggregation_workers: NonNegativeInt = option("Actors that concatenate segments before a rank fetches them.")
     evaluation: NonNegativeInt = option("Actors that play evaluations while training goes on; 0: the first rank does.")
 

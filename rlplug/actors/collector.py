@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,21 +13,19 @@ import torch
 
 from rlplug import tree
 from rlplug.actors.actor import Actor, EvalActor
+from rlplug.api import Collector, Rollout, Segment, SegmentSpec
 from rlplug.collection.segment import copied
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Played, shares_of
 from rlplug.trainer.policy import Policy
-from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights
+from rlplug.types import Batch, ConfigError, Progress, RunError, Tree
 
 if TYPE_CHECKING:
     from rlplug.actors.pool import ActorPool
 
 
-class RayCollector:
-    """``api.Collector`` over actors that share this rank's environments: a segment is as one process would collect it.
-
-    The tensors of a segment belong to this collector and are valid until the next ``collect``.
-    """
+class RayCollector(Collector):
+    """Actors that share this rank's environments; each is a shard. All of them together are as one process."""
 
     def __init__(self, policy: Policy, resolved: ResolvedRun, progress: Progress) -> None:
         assert resolved.plan.actors is not None
@@ -38,18 +35,17 @@ class RayCollector:
         self.shares = [self.env_ids[i : i + share] for i in range(0, len(self.env_ids), share)]
         self.pool: ActorPool | None = None
         self._loaded: list[Tree] = []
-        self._buffers: dict[int, Batch] = {}  # one segment for each number of rows
+        self._buffers: dict[int, Batch] = {}  # one segment of all environments for each number of rows
         self._last_row: Tree = None
-        self._rounds, self._steps = 0, 0  # since weights were last broadcast; steps of one actor
-        with closing(policy.collector(self.env_ids[:1])) as probe:
-            self.bounds, self.autoreset = probe.bounds, probe.autoreset
-            self._row = tree.cat([probe.example()] * len(self.env_ids))
+        columns = [slice(i, i + share) for i in range(0, len(self.env_ids), share)]
+        with closing(policy.shard(self.env_ids[:1])) as probe:
+            row = tree.cat([probe.example()] * len(self.env_ids))
+            self.spec = SegmentSpec(row, probe.autoreset, columns, probe.bounds)
 
-    def example(self) -> Batch:
-        return self._row
-
-    def raw_segment(self, rows: int) -> Batch:
-        return {}  # actors check their own segments
+    @property
+    def in_flight(self) -> Sequence[int | None]:
+        assert self.pool is not None
+        return [len(handle.requests) if handle in self.pool.alive else None for handle in self.pool.handles]
 
     def start(self) -> None:
         """Start the actors on the cluster that this process is connected to.
@@ -63,38 +59,36 @@ class RayCollector:
         self.pool = ActorPool(self.cfg, self.shares, self.resolved, first, Actor)
         self.pool.load(self._loaded)
 
-    def collect(
-        self,
-        rows: int,
-        weights: Mapping[str, Weights] | None = None,
-        tasks: Tree = None,
-        stop: Callable[[], bool] | None = None,
-        mode: Mode = "explore",
-        further: int = 0,
-    ) -> Iterator[Batch]:
+    def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
         assert self.pool is not None
-        ahead = min(self.cfg.max_requests_in_flight - 1, further) if mode == "explore" else 0
-        while self.pool.in_flight < 1 + ahead:
-            self._broadcast(self.pool, rows)
-            statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
-            self.pool.request(rows, mode, statistics)
-        segment = self._gather(self.pool, rows)
-        self.policy.merge_exploration([handle.state for handle in self.pool.alive])
-        yield segment
+        if self.pool.version != rollout.version:
+            self.pool.broadcast(self.policy.acting_weights(), rollout.version)
+        statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
+        self.pool.request(rollout.num_steps, rollout.mode, statistics, shards)
 
-    def _broadcast(self, pool: ActorPool, rows: int) -> None:
-        """Give the actors the newest weights for the next round, unless those they have are recent enough."""
-        self._rounds, self._steps = self._rounds + 1, self._steps + rows * len(self.shares[0])
-        longest = self.cfg.max_weight_sync_delay or math.inf
-        due = self._rounds >= self.cfg.broadcast_interval or self._steps >= longest
-        if pool.version < 0 or (due and pool.version != self.progress.updates):
-            pool.broadcast(self.policy.acting_weights(), self.progress.updates)
-            self._rounds, self._steps = 0, 0
+    def poll(self, shards: int | None = None) -> list[Segment]:
+        assert self.pool is not None
+        if shards is None:
+            handles, version = self.pool.alive, min(handle.requests[0].version for handle in self.pool.alive)
+            segments = [Segment(self._gather(self.pool), slice(0, len(self.env_ids)), 0, version)]
+        elif shards > len(self.pool.alive):
+            raise RunError(f"the loop waits for {shards} actors at a time, but only {len(self.pool.alive)} are left")
+        else:
+            handles, segments = [], list[Segment]()
+            for _ in range(shards):
+                handle, version, part = self.pool.first()
+                shard = self.pool.handles.index(handle)
+                batch = tree.map(lambda x: torch.from_numpy(x.copy()), part)  # Ray's memory is used again
+                segments.append(Segment(batch, self.spec.shards[shard], shard, version))
+                handles.append(handle)
+        self.policy.merge_exploration([handle.state for handle in handles])
+        return segments
 
-    def _gather(self, pool: ActorPool, rows: int) -> Batch:
+    def _gather(self, pool: ActorPool) -> Batch:
         """Return one segment ``[T+1, B]`` with the columns of all actors; those of lost actors have no valid rows."""
+        rows = pool.alive[0].requests[0].rows
         if rows not in self._buffers:
-            self._buffers[rows] = tree.map(lambda x: torch.stack([x] * (rows + 1)), self._row)
+            self._buffers[rows] = tree.map(lambda x: torch.stack([x] * (rows + 1)), self.spec.row)
         segment, missing = self._buffers[rows], np.ones(len(self.env_ids), np.bool_)
         arrays = tree.map(torch.Tensor.numpy, segment)
         for handles, part in pool.gather():

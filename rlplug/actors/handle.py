@@ -64,7 +64,7 @@ class ActorHandle:
         self.requests: deque[Request] = deque()  # rounds whose segments were not fetched yet, oldest first
         self.last_seen, self.last_status = 0.0, ""  # when it last made a step or got one to make, and what it did then
         self.errors: list[str] = []  # since its last segment
-        self.restart_at = 0.0
+        self.restart_at, self.played_at = 0.0, 0.0
         self._play_errors = 0  # those that happened while it played
         self._process: Any = None
         self._setup: deque[ObjectRef[Any]] = deque()  # calls that have to return before it can play
@@ -135,6 +135,7 @@ class ActorHandle:
         value: Any = ray.get(returned)
         if self.status is Status.PLAYING:
             self._next_state, self.status = pickle.loads(value), Status.PLAYED
+            self.played_at = time.monotonic()
             return
         self._setup.popleft()
         if self.state is None:

@@ -47,7 +47,6 @@ class ActorPool:
         self, cfg: Actors, shares: Sequence[Sequence[int]], resolved: ResolvedRun, first: int, kind: type[RemotePolicy]
     ) -> None:
         self.cfg = cfg
-        self.in_flight = 0  # rounds that were requested and not gathered yet
         self.version = -1  # of the weights that were broadcast last
         self._weights: Any = None
         # heartbeats are answered while a segment is being collected
@@ -93,12 +92,12 @@ class ActorPool:
         except FULL as error:
             raise no_room(error) from None
 
-    def request(self, rows: int, mode: Mode, statistics: Tree) -> None:
-        """Ask every actor for one more round, with the weights that were broadcast last."""
+    def request(self, rows: int, mode: Mode, statistics: Tree, actors: Sequence[int] | None = None) -> None:
+        """Ask all actors, or some, for one more round, with the weights that were broadcast last."""
         request = Request(rows, mode, statistics, self.version, self._weights)
-        self.in_flight += 1
-        for handle in self.alive:
-            handle.request(request)
+        for handle in self.handles if actors is None else [self.handles[i] for i in actors]:
+            if handle.status is not Status.LOST:
+                handle.request(request)
 
     def gather(self) -> Iterator[tuple[Sequence[ActorHandle], Any]]:
         """Yield the segments of the oldest round, each with the actors that collected it.
@@ -125,9 +124,27 @@ class ActorPool:
                     except RayError as error:
                         self._fail(handle, error)
                         self._wait()
-        self.in_flight -= 1
         for handle in self.alive:
             handle.finish_round()
+
+    def first(self) -> tuple[ActorHandle, int, Any]:
+        """Return the segment that was ready first, with its actor and the version of the weights that played it.
+
+        Raises:
+            ConfigError: an actor cannot run as configured.
+            RunError: an actor failed too often, or may not fail.
+        """
+        while True:
+            self._wait(for_all=False)
+            ready = [handle for handle in self.handles if handle.status is Status.PLAYED]
+            handle = min(ready, key=lambda handle: handle.played_at)
+            try:
+                segment, version = self._fetch([handle]), handle.requests[0].version
+            except RayError as error:
+                self._fail(handle, error)
+                continue
+            handle.finish_round()
+            return handle, version, segment
 
     def _fetch(self, group: Sequence[ActorHandle], aggregator: Any = None) -> Any:
         """Return the oldest segments of some actors as one; raise ``RayError`` if it is lost, or does not come."""
@@ -155,11 +172,13 @@ class ActorPool:
         """Look after the actors, and return whether the oldest round can be gathered without waiting."""
         return not self._look_after(0.0)
 
-    def _wait(self) -> None:
-        """Wait until every actor has started and has finished the oldest round that it was asked for."""
+    def _wait(self, for_all: bool = True) -> None:
+        """Wait until every actor has started and has finished the oldest round that it was asked for, or one has."""
         reported = time.monotonic()
-        while waiting := self._look_after(POLL_S):
+        while waiting := self._look_after(POLL_S, for_all):
             now = time.monotonic()
+            if not for_all and any(handle.status is Status.PLAYED for handle in self.handles):
+                return
             if now - reported > REPORT_S:
                 reported = now
                 seen = [f"{handle}, {handle.last_status}, {now - handle.last_seen:.0f} s ago" for handle in waiting]
@@ -167,7 +186,7 @@ class ActorPool:
                 if any(h.status is Status.STARTING for h in waiting) and (short := waiting[0].short_of()):
                     warn(f"the cluster has no {short} free for another actor at the moment")
 
-    def _look_after(self, timeout: float) -> list[ActorHandle]:
+    def _look_after(self, timeout: float, for_all: bool = True) -> list[ActorHandle]:
         """Wait for results; restart and end actors where that is due; return those that are still waited for."""
         for handle in self.handles:
             if handle.status is Status.RESTARTING and time.monotonic() >= handle.restart_at:
@@ -177,7 +196,8 @@ class ActorPool:
         waiting = {ref: handle for handle in self.handles if (ref := handle.pending) is not None}
         if restarting and not waiting:
             time.sleep(timeout)
-        returned = ray.wait(list(waiting), num_returns=len(waiting), timeout=timeout)[0]
+        timeout = 0.0 if not for_all and any(handle.status is Status.PLAYED for handle in self.handles) else timeout
+        returned = ray.wait(list(waiting), num_returns=len(waiting) if for_all else 1, timeout=timeout)[0]
         for ref, handle in waiting.items():
             try:
                 if ref in returned:

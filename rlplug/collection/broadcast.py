@@ -26,7 +26,7 @@ class BroadcastCollector(Collector):
         return self.broadcast(self.own.spec if self.own else None)
 
     @cached_property
-    def in_flight(self) -> list[int]:
+    def in_flight(self) -> list[int | None]:
         return self.broadcast([*self.own.in_flight] if self.own else None)
 
     def start(self) -> None:
@@ -34,16 +34,18 @@ class BroadcastCollector(Collector):
             self.own.start()
 
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
-        for shard in range(len(self.in_flight)) if shards is None else shards:
-            self.in_flight[shard] += 1
         if self.own:
             self.own.submit(rollout, shards)
+        self._count(shards, 1)
 
     def poll(self, shards: int | None = None) -> list[Segment]:
         segments = self.broadcast(self.own.poll(shards) if self.own else None)
-        for shard in range(len(self.in_flight)) if shards is None else [segment.shard for segment in segments]:
-            self.in_flight[shard] -= 1
+        self._count(None if shards is None else [segment.shard for segment in segments], -1)
         return segments
+
+    def _count(self, shards: Sequence[int] | None, change: int) -> None:
+        for shard in range(len(self.in_flight)) if shards is None else shards:
+            self.in_flight[shard] = (self.in_flight[shard] or 0) + change
 
     def state(self) -> Tree:
         return self.own.state() if self.own else None

@@ -39,7 +39,7 @@ class InProcessCollector(Collector):
         return SegmentSpec(row, self.player.autoreset, (columns,), self.player.bounds)
 
     @property
-    def in_flight(self) -> Sequence[int]:
+    def in_flight(self) -> Sequence[int | None]:
         return [len(self._played)]
 
     def start(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.collection.shard import CORE, ShardCollector
 from rlplug.collection.segment import SegmentMemory, copied
+from rlplug.collection.shard import CORE, ShardCollector
 from rlplug.types import Batch, Mode
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from rlplug import tree
-from rlplug.collection.shard import ShardCollector
 from rlplug.collection.segment import SegmentMemory, copied, only
+from rlplug.collection.shard import ShardCollector
 from rlplug.types import Batch, Mode, Tree
 
 

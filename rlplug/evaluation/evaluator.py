@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.in_process import make_shard
 from rlplug.collection.episodes import Episodes
+from rlplug.collection.in_process import make_shard
 from rlplug.collection.nonfinite import check_segment
 from rlplug.context import EnvShard, RunContext
 from rlplug.types import RunError

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlplug.api import Buffer, Collector, Plan
-from rlplug.collection.collector import BroadcastCollector
+from rlplug.collection.broadcast import BroadcastCollector
+from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun
 from rlplug.distributed.fabric import Fabric, fabric_of
@@ -85,7 +86,8 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) ->
         return BroadcastCollector(None, ranks.broadcast)
     own: Collector
     if resolved.plan.actors is None:
-        own = policy.collector(policy.ctx.env_ids)
+        older = resolved.loop.broadcast_interval > 1
+        own = InProcessCollector(policy.shard(policy.ctx.env_ids), learner.progress, keeps_weights=older)
     else:
         from rlplug.actors.collector import RayCollector
 

@@ -56,6 +56,10 @@ def check(resolved: ResolvedRun) -> None:
             raise ConfigError("exploration", f"{key} replaces the action of {perturb[0]}; {way}")
     if buffer.off_policy:  # otherwise no samples are drawn
         check_shares(resolved.config.train_batch_size, resolved.plan)
+    for option in ("in_flight", "broadcast_interval"):
+        if getattr(resolved.loop, option) > 1 and not needs.off_policy:
+            said = f"lets older weights play, which {algo} cannot learn from; take 1"
+            raise ConfigError(f"loop.{option}", said)
     if resolved.plan.actors is not None:
         _check_actors(resolved)
 
@@ -82,13 +86,9 @@ def _uneven(key: str, what: str, whom: str, right: Iterable[int]) -> ConfigError
 
 
 def _check_actors(resolved: ResolvedRun) -> None:
-    """Check that actors and ranks get equal shares, that there is room for them, and that older weights may play."""
+    """Check that actors and ranks get equal shares, and that there is room for them."""
     plan, ranks, num_envs = resolved.plan, resolved.plan.world_size, resolved.config.num_envs
     cfg: Any = plan.actors
-    for option in ("max_requests_in_flight", "broadcast_interval"):
-        if getattr(cfg, option) > 1 and not resolved.needs.off_policy:
-            said = f"lets actors play with older weights, which {resolved.config.algo.name} cannot learn from; take 1"
-            raise ConfigError(f"hardware.actors.{option}", said)
     if num_envs % cfg.count:
         divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
         raise _uneven("hardware.actors.count", f"num_envs={num_envs}", f"{cfg.count} actors", divisors)
@@ -108,7 +108,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     Where the run's devices are ``elsewhere``, in other processes, those check the devices' memory themselves.
     """
     config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
-    if needs.off_policy and needs.carry_stride and trainer.collector.autoreset is not AutoresetMode.NEXT_STEP:
+    if needs.off_policy and needs.carry_stride and trainer.collector.spec.autoreset is not AutoresetMode.NEXT_STEP:
         raise ConfigError(
             "env",
             "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
@@ -127,7 +127,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     else:  # Ray places ranks where there is room
         free, where = psutil.virtual_memory().available, "this machine"
         ranks = 1 if plan.launcher == "ray" else plan.devices
-    needed = buffer.nbytes(trainer.collector.example()) * ranks
+    needed = buffer.nbytes(trainer.collector.spec.row) * ranks
     if needed > free:
         whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
         raise ConfigError(

@@ -43,7 +43,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
         own |= trainer.stream_state() | {"buffer": callbacks.row_log.state}
         if own["collector"]["env"] is None:
             missing.append("the environments: their state cannot be read, so new episodes begin")
-    if plan.actors and max(plan.actors.max_requests_in_flight, plan.actors.broadcast_interval) > 1:
+    if plan.actors and max(trainer.loop.in_flight, trainer.loop.broadcast_interval) > 1:
         missing.append("rounds with older weights: actors play the next ones with the newest")
     wall = clock.wall()
     manifest = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import pluggy
+import torch
 
 from rlplug.api import Buffer, Collector, Losses, Rollout, Run, Segment
 from rlplug.collection.episodes import Episodes
@@ -58,7 +60,7 @@ class Trainer(Run):
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
         self._round_envs = self.config.num_envs  # of all ranks
-        self._rounds = 0  # that were ordered with the present version of the weights
+        self._rounds, self._shard_steps = 0, 0  # that were ordered since the weights' version changed
         self.stop_signal = 0  # that asked this process to stop
         self.agreed_stop = 0  # that ends the run, once all ranks know
         self.may_checkpoint = False  # the first rank can write a checkpoint after this round
@@ -120,22 +122,25 @@ class Trainer(Run):
         other in vain.
         """
         total, length = len(self.collector.spec.shards), self.ctx.rollout_length
+        per_shard = len(self.ctx.env_ids) // total
         count = total if shards is None else shards
         self._round_envs = self.config.num_envs * count // total
+        self._is_async = self.loop.in_flight > 1 or self.loop.broadcast_interval > 1 or count < total
         most = self._steps_left // length * count
         if not most:
             most, length = count, self._steps_left
         for ahead in range(1, 1 + (self.loop.in_flight if mode == "explore" else 1)):
-            in_flight = self.collector.in_flight
-            idle = [shard for shard in range(total) if in_flight[shard] < ahead][: max(0, most - sum(in_flight))]
+            in_flight = {shard: n for shard, n in enumerate(self.collector.in_flight) if n is not None}
+            idle = [shard for shard, n in in_flight.items() if n < ahead][: max(0, most - sum(in_flight.values()))]
             if idle:
-                self.collector.submit(Rollout(length, mode, self._version(length)), idle)
+                self.collector.submit(Rollout(length, mode, self._version(length * per_shard)), idle)
 
-    def _version(self, length: int) -> int:
+    def _version(self, steps: int) -> int:
         """Return the version of the weights for the next rollouts: the newest, or the last one while it may serve."""
-        self._rounds += 1
-        if self._rounds >= self.loop.broadcast_interval:
-            self.progress.version, self._rounds = self.progress.updates, 0
+        loop, self._rounds, self._shard_steps = self.loop, self._rounds + 1, self._shard_steps + steps
+        due = self._rounds >= loop.broadcast_interval or self._shard_steps >= (loop.max_weight_sync_delay or math.inf)
+        if due and self.progress.version != self.progress.updates:
+            self.progress.version, self._rounds, self._shard_steps = self.progress.updates, 0, 0
         return self.progress.version
 
     def _receive(self, segment: Segment) -> int:
@@ -145,7 +150,7 @@ class Trainer(Run):
         self.learner.observe(segment)
         if len(segment.batch["valid"]) > self.ctx.rollout_length or self.buffer.off_policy:
             self.buffer.add(segment)  # the few rows of a last, short rollout would make a poor gradient
-        if self.loop.in_flight > 1 or self.loop.broadcast_interval > 1:
+        if self._is_async:
             self.means.add({"staleness": torch.tensor(float(self.progress.updates - segment.version))})
         return self.episodes.add(segment.batch, segment.columns)
 
@@ -177,11 +182,14 @@ class Trainer(Run):
 
     def state(self) -> Tree:
         """Return what all ranks share beside the weights: optimizers, counters, and means that were not logged yet."""
-        return {"learner": self.learner.state(), "progress": vars(self.progress), "means": self.means.state()}
+        return {"learner": self.learner.state(), "progress": vars(self.progress), "means": self.means.state()} | {
+            "version_age": (self._rounds, self._shard_steps)
+        }
 
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
         vars(self.progress).update(state["progress"])
+        self._rounds, self._shard_steps = state["version_age"]
         self.means.load({name: values.to(self.ctx.device) for name, values in state["means"].items()})
 
     def stream_state(self) -> Tree:
