@@ -13,7 +13,7 @@ import torch
 
 from rlplug import tree
 from rlplug.actors.actor import Actor, EvalActor
-from rlplug.api import Collector, Rollout, Segment, SegmentSpec
+from rlplug.api import Rollout, Segment, SegmentSpec
 from rlplug.collection.segment import copied
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Played, shares_of
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rlplug.actors.pool import ActorPool
 
 
-class RayCollector(Collector):
-    """Actors that share this rank's environments; each is a shard. All of them together are as one process."""
+class RayCollector:
+    """``api.Collector`` over actors that share this rank's environments: each is a shard; together, as one process."""
 
     def __init__(self, policy: Policy, resolved: ResolvedRun, progress: Progress) -> None:
         assert resolved.plan.actors is not None

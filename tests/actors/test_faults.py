@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlplug.api import Rollout
 from rlplug.config import compose
 from rlplug.run.build import build, start
 from rlplug.run.state import capture
 from rlplug.testing.checks.ranks import distances
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import RunError
+from rlplug.types import Batch, RunError
 from tests.actors.conftest import TWO, play, processes
 
 PPO = (
@@ -200,12 +201,16 @@ def test_the_open_row_of_a_lost_actor():
     words = (*PPO, *TWO, "hardware.actors.on_failure=ignore")
     with closing(build(compose(words), Path())) as trainer:
         start(trainer)
-        collect = trainer.collector.collect
+
+        def collect() -> Batch:
+            trainer.collector.submit(Rollout(32, "explore", 0))
+            return trainer.collector.poll()[0].batch
+
         for _ in range(2):
-            (segment,) = collect(32)
+            segment = collect()
         last = segment["obs"][-1].clone()
         processes()[-1].kill()
-        (segment,) = collect(32)
+        segment = collect()
         assert (~segment["valid"]).all(0).sum() == 2
         assert torch.equal(segment["obs"][0], last)
 

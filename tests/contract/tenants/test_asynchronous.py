@@ -59,7 +59,8 @@ def test_four_actors_one_of_them_slow(eager, tmp_path):
         more = ("num_envs=4", "hardware.actors.count=4", "total_steps=12000", "env.seconds=0.004", "replay_ratio=0.002")
         assert main([*DQN, *more, f"loop.shards={shards}", f"hydra.run.dir={run}"]) == 0
         rates[name] = summary(run)["env_steps_per_s"]
-    print(f"steps/s: waiting {rates['all']:.0f}, first ready {rates['first']:.0f}: {rates['first'] / rates['all']:.2f} x")
+    faster = rates["first"] / rates["all"]
+    print(f"steps/s: waiting {rates['all']:.0f}, first ready {rates['first']:.0f}: {faster:.2f} x")
 
 
 def test_killed_and_resumed_no_step_is_lost_or_doubled(eager, tmp_path):
@@ -74,7 +75,8 @@ def test_killed_and_resumed_no_step_is_lost_or_doubled(eager, tmp_path):
     _, printed = program.communicate()
     assert program.returncode == -signal.SIGKILL, printed
     newest = checkpoints(run)[-1]
-    done = subprocess.run([sys.executable, "-m", "rlplug", "resume", str(run)], env=eager, capture_output=True, text=True)
+    again = [sys.executable, "-m", "rlplug", "resume", str(run)]
+    done = subprocess.run(again, env=eager, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     ended = summary(run)
     rows = steps(run)
