@@ -358,7 +358,7 @@ class Segment:
 
     batch: Batch
     """leaves ``[T+1, b, ...]``"""
-    columns: slice = slice(None)
+    columns: slice = field(default_factory=lambda: slice(None))
     """where they stand among the environments of this rank"""
     shard: int = 0
     version: int = 0

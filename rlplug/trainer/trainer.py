@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pluggy
 
-from rlplug.api import Buffer, Collector, Losses, Run
+from rlplug.api import Buffer, Collector, Losses, Run, Segment
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.nonfinite import blame_nonfinite, check_segment
 from rlplug.context import ResolvedRun
@@ -135,8 +135,10 @@ class Trainer(Run):
             normalized = normalizer.normalized(segment)
             for extra in self.policy.exploration.values():
                 extra.observe(normalized, self.learner)
-        if whole or self.buffer.off_policy:  # the few rows of a last, short rollout would make a poor gradient
-            self.buffer.add(segment)
+        if (
+            whole or self.ctx.needs.data != "rollout"
+        ):  # the few rows of a last, short rollout would make a poor gradient
+            self.buffer.add(Segment(segment, version=self.progress.updates))
         self.progress.env_steps += self._sync_ranks(self.episodes.add(segment))
         self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
