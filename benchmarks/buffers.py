@@ -27,7 +27,7 @@ import torch
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
 
-from rlplug.api import Buffer, Needs
+from rlplug.api import Buffer, Needs, Segment
 from rlplug.config import choose, default_node
 from rlplug.testing.context import context, spec
 from rlplug.types import Batch, EnvSpec
@@ -40,9 +40,9 @@ SPEC = EnvSpec(spec(spaces.Box(0, 255, (STACK, SIZE, SIZE), np.uint8), 6).groups
 def make(name: str, capacity: int, batch: int = 32, **changes: Any) -> Buffer:
     sequence = name == "sequence"
     needs = (
-        Needs(window=80, burn_in=40, carry_stride=40, off_policy=True, keys=("obs", "action", "carry"))
+        Needs(window=80, burn_in=40, carry_stride=40, data="windows", off_policy=True, keys=("obs", "action", "carry"))
         if sequence
-        else Needs(window=1, off_policy=True, keys=("obs", "action"))
+        else Needs(window=1, data="windows", off_policy=True, keys=("obs", "action"))
     )
     ctx = context(SPEC, needs=needs, num_envs=COLUMNS, batch_size=batch)
     return choose("buffer", "buffer", default_node("buffer", name) | {"capacity": capacity} | changes).build(ctx)
@@ -97,7 +97,7 @@ def fill(buffer: Buffer, segments: Iterator[Batch], frames: int) -> float:
     for _ in range(-(-frames // COLUMNS)):
         segment = next(segments)
         start = time.perf_counter()
-        buffer.add(segment)
+        buffer.add(Segment(segment))
         spent += time.perf_counter() - start
     return spent / (frames / COLUMNS)
 

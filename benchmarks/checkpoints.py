@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from rlplug import tree
+from rlplug.api import Segment
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.config import compose
 from rlplug.run.build import build
@@ -66,7 +67,7 @@ def fill(trainer: Trainer, rows: int) -> None:
         for key in ("obs", "action", "reward"):
             segment[key].uniform_(-1.0, 1.0)
         segment["valid"][:-1] = True
-        trainer.buffer.add(segment)
+        trainer.buffer.add(Segment(segment))
         trainer.progress.env_steps += SEGMENT
 
 

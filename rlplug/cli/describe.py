@@ -53,7 +53,7 @@ def _ranks(trainer: Trainer) -> list[tuple[str, str]]:
     if num_envs % ranks:
         envs = f"num_envs={num_envs} does not divide by {ranks}: the first rank collects for all"
     ctx = trainer.ctx
-    rows = (ctx.batch_size if trainer.buffer.off_policy else ctx.rollout_length * num_envs) // ranks
+    rows = (ctx.batch_size if ctx.needs.data != "rollout" else ctx.rollout_length * num_envs) // ranks
     small = "; so few that ranks wait longer for each other than they compute" if rows < SMALL else ""
     return [("  a rank", envs), ("", f"{rows} rows of an update{small}")]
 

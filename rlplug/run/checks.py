@@ -12,13 +12,20 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from rlplug import registry
-from rlplug.api import Exploration, Plan
+from rlplug.api import Buffer, Data, Exploration, Needs, Plan
 from rlplug.context import ResolvedRun
 from rlplug.plan import require_room
 from rlplug.registry import Kind
 from rlplug.trainer.policy import changes_actions
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
+
+WHAT: dict[Data, str] = {
+    "rollout": "the last round",
+    "segments": "segments in order",
+    "windows": "windows of older data",
+    "episodes": "whole episodes",
+}
 
 
 def check(resolved: ResolvedRun) -> None:
@@ -29,21 +36,7 @@ def check(resolved: ResolvedRun) -> None:
     """
     config, needs = resolved.config, resolved.needs
     algo, name, buffer = config.algo.name, config.buffer.name, config.buffer.cls
-    if buffer.off_policy and not needs.off_policy:
-        raise ConfigError("buffer", f"{name} keeps older policies' data, which {algo} cannot learn from; leave it out")
-    if needs.off_policy and not buffer.off_policy:
-        raise ConfigError("buffer", f"{name} gives the last round only, but {algo} learns from samples; leave it out")
-    if needs.episodes:
-        raise ConfigError("algo", f"{algo} needs whole episodes, which nothing here keeps yet")
-    if needs.off_policy and needs.carry_stride and not buffer.sequences:
-        ways = _options("buffer", lambda cls: cls.sequences) + ", or a model without a state"
-        raise ConfigError(
-            "buffer", f"{name} keeps no recurrent states, which {algo} needs for its recurrent model; take {ways}"
-        )
-    if buffer.sequences and not needs.carry_stride:
-        ways = _options("buffer", lambda cls: cls.off_policy and not cls.sequences)
-        ways += f", or a recurrent model: {_options('model', lambda cls: cls.recurrent)}"
-        raise ConfigError("buffer", f"{name} keeps recurrent states, and the model has none; take {ways}")
+    _check_buffer(buffer, name, needs, algo)
     if "action_mask" in resolved.spec.extras and "action_mask" not in needs.keys:
         raise ConfigError("env.mask_key", f"{algo} does not heed masks of allowed actions; null plays without them")
     for key, chosen in config.exploration.items():
@@ -54,7 +47,7 @@ def check(resolved: ResolvedRun) -> None:
         if config.exploration[key].cls.overrides_action:
             way = f"leave one out, or name {key} first"
             raise ConfigError("exploration", f"{key} replaces the action of {perturb[0]}; {way}")
-    if buffer.off_policy:  # otherwise no samples are drawn
+    if needs.data != "rollout":  # which is given whole
         check_shares(resolved.config.train_batch_size, resolved.plan)
     for option in ("in_flight", "broadcast_interval"):
         if getattr(resolved.loop, option) > 1 and not needs.off_policy:
@@ -62,6 +55,30 @@ def check(resolved: ResolvedRun) -> None:
             raise ConfigError(f"loop.{option}", said)
     if resolved.plan.actors is not None:
         _check_actors(resolved)
+
+
+def _check_buffer(buffer: type[Buffer], name: str, needs: Needs, algo: str) -> None:
+    """Check that a buffer gives what an algorithm learns from, and keeps recurrent states if they are needed."""
+    if needs.data == "windows" and not needs.off_policy:
+        raise ConfigError("algo", f"{algo} learns from {WHAT[needs.data]}, so its Needs should say off_policy=True")
+    sequences = bool(needs.carry_stride)
+
+    def fits(cls: type[Buffer]) -> bool:
+        return needs.data in cls.gives and (needs.data != "windows" or cls.sequences == sequences)
+
+    if fits(buffer):
+        return
+    ways = _options("buffer", fits)
+    if needs.data not in buffer.gives:
+        given = " or ".join(WHAT[data] for data in sorted(buffer.gives))
+        raise ConfigError("buffer", f"{name} gives {given}, but {algo} learns from {WHAT[needs.data]}; take {ways}")
+    if sequences:
+        why = f"keeps no recurrent states, which {algo} needs for its recurrent model"
+        ways += ", or a model without a state"
+    else:
+        why = "keeps recurrent states, and the model has none"
+        ways += f", or a recurrent model: {_options('model', lambda cls: cls.recurrent)}"
+    raise ConfigError("buffer", f"{name} {why}; take {ways}")
 
 
 def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
@@ -108,7 +125,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     Where the run's devices are ``elsewhere``, in other processes, those check the devices' memory themselves.
     """
     config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
-    if needs.off_policy and needs.carry_stride and trainer.collector.spec.autoreset is not AutoresetMode.NEXT_STEP:
+    if needs.data == "windows" and needs.carry_stride and trainer.collector.spec.autoreset is not AutoresetMode.NEXT_STEP:
         raise ConfigError(
             "env",
             "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"

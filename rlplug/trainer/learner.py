@@ -254,7 +254,7 @@ class FabricLearner:
     # ---- batches and statistics -----------------------------------------------------------------------------------
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
-        same = self.replicated and not self.buffer.off_policy  # a rollout is given whole, to every rank
+        same = self.replicated and self.ctx.needs.data != "windows"  # other samples are whole, on every rank
         return minibatches(batch, size, unit, self.ctx.generators["learner"], self.collectives, same)
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:

@@ -148,7 +148,7 @@ class Trainer(Run):
         spec, steps = self.collector.spec, self.progress.env_steps
         check_segment(segment.batch, steps, self.ctx.env_ids[segment.columns], spec.bounds)
         self.learner.observe(segment)
-        if len(segment.batch["valid"]) > self.ctx.rollout_length or self.buffer.off_policy:
+        if len(segment.batch["valid"]) > self.ctx.rollout_length or self.ctx.needs.data != "rollout":
             self.buffer.add(segment)  # the few rows of a last, short rollout would make a poor gradient
         if self._is_async:
             self.means.add({"staleness": torch.tensor(float(self.progress.updates - segment.version))})

@@ -88,8 +88,8 @@ BAD = {
     "algo=ppo model=lstm model.torso.hiddn=[3]": "model.torso.hiddn: unknown key; did you mean model.torso.hidden",
     "algo=ppo model=nature_cnn": "model: ",
     "algo=ppo env=pendulum exploration=gaussian": "exploration.gaussian: changes actions, which ppo cannot learn from",
-    "algo=sac env=pendulum buffer=rollout": "buffer: rollout gives the last round only, but sac learns from samples",
-    "algo=ppo buffer=replay": "buffer: replay keeps older policies' data, which ppo cannot learn from",
+    "algo=sac env=pendulum buffer=rollout": "buffer: rollout gives the last round, but sac learns from windows",
+    "algo=ppo buffer=replay": "buffer: replay gives windows of older data, but ppo learns from the last round",
     # sizes
     "total_steps=100": "total_steps: 100 is less than one round of collection, 1024 steps",
     "algo.sgd_minibatch_size=2000": "algo.sgd_minibatch_size: 2000 is more than a rollout's 1024 rows",

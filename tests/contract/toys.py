@@ -226,7 +226,7 @@ class Amnesic(Replay):
 
 class Borrowing(Rollout):
     def add(self, segment):
-        self._segments.append(segment)
+        self._segments.append(segment.batch)
 
 
 class Wild(Exploration):

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
 from rlplug import tree
-from rlplug.api import Needs
+from rlplug.api import Needs, Segment
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.config import choose, default_node
 from rlplug.testing.context import context, spec
@@ -24,7 +24,7 @@ from rlplug.types import ConfigError, RunError
 def make(name, needs=None, columns=2, batch=64, of=None, rows=1, **changes):
     ctx = context(
         of,
-        needs=needs or Needs(off_policy=True, keys=("obs", "action")),
+        needs=needs or Needs(data="windows", off_policy=True, keys=("obs", "action")),
         num_envs=columns,
         rollout_length=rows,
         batch_size=batch,
@@ -39,7 +39,8 @@ def segment(start, length=1, columns=2, valid=None, **more):
     flags = {key: torch.zeros(length + 1, columns, dtype=torch.bool) for key in ("terminated", "truncated", "is_first")}
     flags["valid"] = torch.ones(length + 1, columns, dtype=torch.bool) if valid is None else valid.clone()
     flags["valid"][-1] = False
-    return flags | {"obs": number[..., None].float().repeat(1, 1, 4), "action": number, "reward": number.float()} | more
+    obs = number[..., None].float().repeat(1, 1, 4)
+    return Segment(flags | {"obs": obs, "action": number, "reward": number.float()} | more)
 
 
 # ---- priorities ----------------------------------------------------------------------------------------------------
@@ -95,7 +96,11 @@ def test_beta_follows_its_schedule():
 
 def test_only_whole_windows_are_drawn_and_only_those_that_are_still_there():
     buffer = make(
-        "prioritized", Needs(window=3, off_policy=True, keys=("obs", "action")), columns=1, batch=256, capacity=20
+        "prioritized",
+        Needs(window=3, data="windows", off_policy=True, keys=("obs", "action")),
+        columns=1,
+        batch=256,
+        capacity=20,
     )
     buffer.add(segment(0, 1, 1))
     buffer.add(segment(1, 1, 1))
@@ -152,7 +157,7 @@ def test_sequences_against_a_brute_force_stream(burn_in, window, every, length):
     dice = np.random.default_rng(0)
     valid = torch.from_numpy(dice.random((total + 1, columns)) < 0.4)
     valid[50:75, 1] = False
-    needs = Needs(window, burn_in, carry_stride=every, off_policy=True, keys=("obs", "action", "carry"))
+    needs = Needs(window, burn_in, carry_stride=every, data="windows", off_policy=True, keys=("obs", "action", "carry"))
     buffer = make("sequence", needs, columns, 512, rows=length, capacity=capacity, alpha=0.0, beta=1.0)
     ever = set()
     for start in range(0, total - length, length):
@@ -190,7 +195,7 @@ def test_sequences_against_a_brute_force_stream(burn_in, window, every, length):
 
 
 def test_sequences_by_priority():
-    needs = Needs(4, 2, carry_stride=2, off_policy=True, keys=("obs", "action", "carry"))
+    needs = Needs(4, 2, carry_stride=2, data="windows", off_policy=True, keys=("obs", "action", "carry"))
     buffer = make("sequence", needs, 1, 64, alpha=1.0, epsilon=1e-12)
     for start in range(12):
         buffer.add(segment(start, 1, 1, carry={"h": torch.zeros(2, 1, 1)}))
@@ -287,7 +292,7 @@ def test_stacks_come_back_as_they_were(stream, length, compress):
     columns, size = obs.shape[1], obs.shape[-1]
     of, capacity = images(4, (size, size)), columns * 40
     options = {"deduplicate": True, "compress": compress, "compressed_share": 0.9}
-    needs = Needs(window=2, off_policy=True, keys=("obs", "action"))
+    needs = Needs(window=2, data="windows", off_policy=True, keys=("obs", "action"))
     buffer = make("replay", needs, columns, 128, of, length, capacity=capacity, **options)
     for start in range(0, len(obs) - length, length):
         rows = slice(start, start + length + 1)
@@ -360,7 +365,7 @@ def test_colour_frames_stacked_channel_first():
         buffer.add(segment(start, 1, 1, **more))
     sample = buffer.sample()
     assert torch.equal(sample["obs"], torch.from_numpy(obs)[sample["action"], 0])
-    row = {key: leaf[0] for key, leaf in segment(0, 1, 1, obs=torch.from_numpy(obs[:2])).items()}
+    row = {key: leaf[0] for key, leaf in segment(0, 1, 1, obs=torch.from_numpy(obs[:2])).batch.items()}
     plain = make("replay", columns=1, of=images(), deduplicate=False)
     assert buffer.nbytes(row) < 0.65 * plain.nbytes(row)
 

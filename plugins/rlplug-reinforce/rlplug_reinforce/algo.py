@@ -16,7 +16,7 @@ class Reinforce(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        return Needs(keys=("obs", "action", "action_mask"))
+        return Needs(data="rollout", keys=("obs", "action", "action_mask"))
 
     def __init__(self, cfg: Config, ctx: Context):
         super().__init__()

@@ -55,7 +55,7 @@ class PPO(Algorithm):
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         spec.single_agent  # noqa: B018  raises for several agents
-        return Needs(keys=("obs", "action", "logp", "dist", "action_mask"))
+        return Needs(data="rollout", keys=("obs", "action", "logp", "dist", "action_mask"))
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:

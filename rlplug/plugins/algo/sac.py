@@ -73,7 +73,7 @@ class SAC(Algorithm):
             case _:
                 served = "Box, Discrete, MultiDiscrete and MultiBinary"
                 raise ConfigError("algo", f"sac serves {served} actions, but the environment's are {action}")
-        return Needs(window=cfg.n_step, off_policy=True, perturbable=True, keys=keys)
+        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, RowLog
+from rlplug.api import Context, Data, RowLog, Segment
 from rlplug.functional.priorities import SumTree, importance_weights, proportional
 from rlplug.plugins.buffer.storage import Ring, Storage
 from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
@@ -32,7 +32,7 @@ class Prioritized:
     row, are not whole yet, or have lost rows, have weight 0 in the tree.
     """
 
-    off_policy: ClassVar[bool] = True
+    gives: ClassVar[frozenset[Data]] = frozenset({"windows"})
     sequences: ClassVar[bool] = False
     size_key: ClassVar[str] = "buffer.capacity"
 
@@ -65,13 +65,13 @@ class Prioritized:
         """Which of the windows with numbers ``window [n]`` may be drawn, ``[n, B]``."""
         return self.ring.valid[window % self.ring.rows]
 
-    def add(self, segment: Batch) -> None:
+    def add(self, segment: Segment) -> None:
         """Rows 0..T-1 are closed, row T waits for its action at the next ``add``.
 
         Raises:
             RunError: observations are no stacks, though the environment says so.
         """
-        self.ring.write(segment)
+        self.ring.write(segment.batch)
         self._move(proportional(self.max_priority, self.cfg.alpha, self.cfg.epsilon))
 
     def _move(self, weight: Any) -> None:

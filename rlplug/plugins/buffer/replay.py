@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, RowLog
+from rlplug.api import Context, Data, RowLog, Segment
 from rlplug.plugins.buffer.storage import Ring, Storage
 from rlplug.settings import settings
 from rlplug.types import Batch
@@ -22,7 +22,7 @@ class Replay:
     whatever the share of final observations.
     """
 
-    off_policy: ClassVar[bool] = True
+    gives: ClassVar[frozenset[Data]] = frozenset({"windows"})
     sequences: ClassVar[bool] = False
     size_key: ClassVar[str] = "buffer.capacity"
 
@@ -43,7 +43,7 @@ class Replay:
         """Where rows are kept."""
         return self.ring.device
 
-    def add(self, segment: Batch) -> None:
+    def add(self, segment: Segment) -> None:
         """Rows 0..T-1 are closed, row T waits for its action at the next ``add``.
 
         Raises:
@@ -52,8 +52,8 @@ class Replay:
         ring = self.ring
         if not ring:
             self._allocate()
-        valid, written, start = segment["valid"][:-1].numpy(), ring.written, ring.written % ring.rows
-        ring.write(segment)
+        valid, written, start = segment.batch["valid"][:-1].numpy(), ring.written, ring.written % ring.rows
+        ring.write(segment.batch)
         below = self._below[start]
         if len(valid) == 1:  # the usual case off-policy, and it runs once per environment step
             new = valid[0].nonzero()[0]

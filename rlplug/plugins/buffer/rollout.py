@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Context, RowLog
+from rlplug.api import Context, Data, RowLog, Segment
 from rlplug.settings import settings
 from rlplug.types import Batch
 
@@ -17,7 +17,7 @@ from rlplug.types import Batch
 class Rollout:
     """Holds ``[T+1, B]`` segments until they are sampled; side by side if there are several."""
 
-    off_policy: ClassVar[bool] = False
+    gives: ClassVar[frozenset[Data]] = frozenset({"rollout"})
     sequences: ClassVar[bool] = False
     size_key: ClassVar[str] = "rollout_fragment_length"
 
@@ -29,9 +29,9 @@ class Rollout:
         self.rows, self.device = ctx.rollout_length, torch.device("cpu")
         self._segments: list[Batch] = []
 
-    def add(self, segment: Batch) -> None:
+    def add(self, segment: Segment) -> None:
         """Keep a copy: a collector writes its next segment into the same memory."""
-        self._segments.append(tree.map(torch.clone, segment))
+        self._segments.append(tree.map(torch.clone, segment.batch))
 
     def ready(self) -> bool:
         return bool(self._segments)

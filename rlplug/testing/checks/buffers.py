@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Buffer, Needs
+from rlplug.api import Buffer, Data, Needs, Segment
 from rlplug.checkpointing.format import folder_of
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
@@ -106,16 +106,23 @@ class Variant:
 
     def __init__(self, name: str, window: int, stack: int = 0, **changes: Any) -> None:
         self.cls, self.stack = load("buffer", name), stack
-        for key, what in (
-            ("off_policy", "True (windows out of old data) or False (the last round)"),
-            ("sequences", "True (windows begin at rows whose recurrent state is kept) or False"),
-        ):
-            require(isinstance(getattr(self.cls, key, None), bool), f"the class says {key} = {what}")
+        gives: Any = getattr(self.cls, "gives", None)
+        require(
+            isinstance(gives, frozenset) and gives and gives <= set(get_args(Data)),
+            f"the class says gives = frozenset of some of {', '.join(get_args(Data))}",
+        )
+        require(
+            isinstance(getattr(self.cls, "sequences", None), bool),
+            "the class says sequences = True (windows begin at rows whose recurrent state is kept) or False",
+        )
+        self.replays = "windows" in gives
         self.node = node_of("buffer", option_of("buffer", name))
         self.node |= ({"capacity": CAPACITY} if "capacity" in self.node else {}) | changes
-        self.carries = self.cls.sequences or not self.cls.off_policy
+        self.carries = self.cls.sequences or not self.replays
         keys = ("obs", "action", "carry") if self.carries else ("obs", "action")
-        self.needs = Needs(window=window, off_policy=bool(self.cls.off_policy), keys=keys)
+        self.needs = Needs(
+            window=window, data="windows" if self.replays else "rollout", off_policy=self.replays, keys=keys
+        )
         if self.cls.sequences:
             self.needs = replace(self.needs, burn_in=2, carry_stride=3)
 
@@ -160,7 +167,7 @@ def _check_stream(name: str, variant: Variant) -> None:
     require(not buffer.ready(), "an empty buffer says that it is ready")
     drawn, ids, added, was_ready = set[int](), dict[int, int](), list[int](), False
     for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
-        buffer.add(variant.segment(stream, start))
+        buffer.add(Segment(variant.segment(stream, start)))
         added += _numbers(tree.map(lambda leaf: leaf[start : start + ROWS], stream.rows))  # noqa: B023
         require(buffer.ready() or not was_ready, f"{name} was ready, and no longer is after a further segment")
         was_ready = buffer.ready()
@@ -171,8 +178,8 @@ def _check_stream(name: str, variant: Variant) -> None:
         _check_index(sample, ids)
         was_ready = buffer.ready()
         require(
-            was_ready == buffer.off_policy,
-            f"off_policy = {buffer.off_policy}, but after a sample ready() is {was_ready}",
+            was_ready == variant.replays,
+            f"gives = {set(buffer.gives)}, but after a sample ready() is {was_ready}",
         )
         if was_ready:
             _keeps_its_own(buffer, sample)
@@ -259,8 +266,8 @@ def _check_saved(variant: Variant) -> None:
     store, added = Counting(), 0
     with tempfile.TemporaryDirectory() as folder:
         for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
-            twin.add(variant.segment(stream, start))
-            buffer.add(variant.segment(stream, start))
+            twin.add(Segment(variant.segment(stream, start)))
+            buffer.add(Segment(variant.segment(stream, start)))
             added += ROWS
             if turn % 3 == 0:
                 store.appended = 0
@@ -301,8 +308,8 @@ def check_nbytes(name: str, **changes: Any) -> None:
         stream, buffer = Stream(CAPACITY * 2, variant.stack), variant.make()
         said = buffer.nbytes(tree.map(lambda leaf: leaf[0], variant.segment(stream, 0)))
         for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
-            if buffer.off_policy or not buffer.ready():
-                buffer.add(variant.segment(stream, start))
+            if variant.replays or not buffer.ready():
+                buffer.add(Segment(variant.segment(stream, start)))
         kept = sum(_arrays(buffer).values())
         require(kept <= said, f"nbytes() says {said}, but {kept} bytes are kept: count every array {variant}")
         require(said <= 1.1 * kept + 1024, f"nbytes() says {said}, but only {kept} bytes are kept {variant}")

@@ -48,7 +48,7 @@ class AlphaZero(Algorithm):
         if "simulator" not in spec.offers or not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("env", "alphazero needs an environment that can be simulated, with discrete actions")
         return Needs(
-            episodes=True, off_policy=True, keys=("obs", "action_mask", "visits", "returns", "score", "prev_reward")
+            data="episodes", off_policy=True, keys=("obs", "action_mask", "visits", "returns", "score", "prev_reward")
         )
 
     def initial_carry(self, n: int) -> Batch:

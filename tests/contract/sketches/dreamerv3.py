@@ -79,7 +79,7 @@ class DreamerV3(Algorithm):
         if not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("algo.name", "this dreamerv3 needs discrete actions")
         keys = ("obs", "prev_action", "prev_reward", "terminated", "carry")
-        return Needs(window=cfg.window, carry_stride=1, off_policy=True, perturbable=True, keys=keys)
+        return Needs(window=cfg.window, carry_stride=1, data="windows", off_policy=True, perturbable=True, keys=keys)
 
     def initial_carry(self, n: int) -> Batch:
         return {"deter": torch.zeros(n, self.cfg.deter), "stoch": torch.zeros(n, self.cfg.stoch, self.cfg.classes)}

@@ -51,7 +51,7 @@ class ES(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("algo.name", "this es needs discrete actions")
-        return Needs(episodes=True, keys=("return", "length", "seed", "sign"))
+        return Needs(data="episodes", keys=("return", "length", "seed", "sign"))
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         features, carry = self.torso(step["obs"], carry, step["is_first"])

@@ -92,7 +92,7 @@ class QMIX(Algorithm):
         if "state" not in spec.extras:
             raise ConfigError("env", "qmix needs an environment that offers its global state")
         keys = ("obs", "state", "action_mask", "alive", "action", "reward", "terminated")
-        return Needs(episodes=True, off_policy=True, perturbable=True, keys=keys)
+        return Needs(data="episodes", off_policy=True, perturbable=True, keys=keys)
 
     def initial_carry(self, n: int) -> Batch:
         agents = self.online.agents

@@ -86,7 +86,7 @@ class R2D2(Algorithm):
             "carry",
         )
         window = cfg.sequence + cfg.n_step
-        return Needs(window, cfg.burn_in, carry_stride=cfg.stride, off_policy=True, perturbable=True, keys=keys)
+        return Needs(window, cfg.burn_in, cfg.stride, data="windows", off_policy=True, perturbable=True, keys=keys)
 
     def initial_carry(self, n: int) -> Batch:
         return self.online.torso.initial_carry(n)
