@@ -125,7 +125,8 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     Where the run's devices are ``elsewhere``, in other processes, those check the devices' memory themselves.
     """
     config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
-    if needs.data == "windows" and needs.carry_stride and trainer.collector.spec.autoreset is not AutoresetMode.NEXT_STEP:
+    autoreset = trainer.collector.spec.autoreset
+    if needs.data == "windows" and needs.carry_stride and autoreset is not AutoresetMode.NEXT_STEP:
         raise ConfigError(
             "env",
             "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
