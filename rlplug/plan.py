@@ -19,18 +19,14 @@ class Actors:
     count: NonNegativeInt = option("Actors of the whole run; 0: ranks play their environments themselves.")
     num_cpus: NonNegativeFloat = option("Cores of each, or a fraction of one.")
     num_gpus: NonNegativeFloat = option("CUDA devices of each, or a fraction of one.")
-    timeout_s: PositiveFloat = option(
-        "Seconds without an environment step, or without the arrival of a segment, after which an actor is ended."
-    )
+    timeout_s: PositiveFloat = option("Seconds without a step or an arriving segment after which an actor is ended.")
     on_failure: Literal["recreate", "ignore", "stop"] = option(
         "When an actor dies, hangs or raises. recreate: it is restarted where it was; ignore: the run goes on without"
         " its environments; stop: the run stops."
     )
     max_restarts: NonNegativeInt = option("How often in a row an actor is restarted before the run stops.")
     backoff_s: NonNegativeFloat = option("Seconds before an actor is restarted; doubled each further time.")
-    max_requests_in_flight: PositiveInt = option(
-        "Rounds requested from an actor at a time; above 1 it plays on during updates."
-    )
+    max_requests_in_flight: PositiveInt = option("Rounds ordered from an actor; above 1 it plays on during updates.")
     broadcast_interval: PositiveInt = option("Rounds between two broadcasts of the weights.")
     max_weight_sync_delay: PositiveInt | None = option(
         "Steps of an actor after which weights are broadcast in any case; null: the interval alone decides."
@@ -44,9 +40,7 @@ class RayCluster:
     """The Ray cluster of the actors, and of the ranks of ``hardware=ray``."""
 
     address: str | None = option("host:port of a cluster to join; null: one is started on this machine, and stopped.")
-    object_store_memory: PositiveInt | None = option(
-        "Bytes of its shared memory for segments and weights; null: Ray's default."
-    )
+    object_store_memory: PositiveInt | None = option("Bytes for segments and weights; null: Ray's default.")
     num_cpus: NonNegativeFloat = option("Cores of each rank of hardware=ray, or a fraction of one.")
     num_gpus: NonNegativeFloat = option("CUDA devices of each, or a fraction of one; 0: they learn on processors.")
     placement_strategy: Placement = option("How these ranks are placed on the cluster's machines.")
@@ -61,16 +55,12 @@ class Plan:
     num_nodes: int = 1
     precision: str = "32-true"
     microbatches: int = 1
-    threads: int = 1
-    """of torch, in each process"""
+    threads: int = 1  # of torch, in each process
     float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    max_restarts: int = 0
-    """how often a run that failed continues by itself from its last checkpoint"""
-    actors: Actors | None = None
-    """None: every rank plays its own environments"""
+    max_restarts: int = 0  # how often a run that failed continues by itself from its last checkpoint
+    actors: Actors | None = None  # None: every rank plays its own environments
     ray: RayCluster | None = None
-    launcher: Literal["processes", "ray"] = "processes"
-    """what starts the ranks, unless torchrun or srun has: this program, or a Ray cluster"""
+    launcher: Literal["processes", "ray"] = "processes"  # of the ranks, unless torchrun or srun starts them
 
     @property
     def world_size(self) -> int:
@@ -92,13 +82,12 @@ def require_room(plan: Plan, there: Mapping[str, float], where: str) -> None:
     """Check that actors, and ranks that Ray places, fit on a cluster at the same time.
 
     Args:
-        there: the CPUs and GPUs of the cluster.
+        there: its ``CPU`` and ``GPU``.
         where: what it is called in messages.
 
     Raises:
-        ConfigError: they need more than is ``there``.
+        ConfigError: they need more.
     """
-    assert plan.ray is not None
     groups = []
     if plan.launcher == "ray":
         groups.append(("devices", "ranks", "ray", plan.world_size, plan.ray))

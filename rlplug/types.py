@@ -1,16 +1,15 @@
 """The data that flows through rlplug: plain dicts of tensors that obey one rule.
 
 The stream rule
-    A row is one observation. Transition ``t`` is rows ``t`` and ``t + 1`` of one column, always.
-    A segment of ``T`` transitions has leaves ``[T + 1, B]`` (``[T + 1, B, N]`` with ``N`` agents).
-    An episode of ``L`` steps has ``L + 1`` rows; its last row, the final observation, has
-    ``valid=False``: it bootstraps, and carries no loss. ``reward_t``, ``terminated_t`` and
-    ``truncated_t`` result from ``action_t``. Environment steps are ``sum(valid)``. Row ``T``
+    A row is one observation. Transition ``t`` is rows ``t`` and ``t + 1`` of one column, always. A segment of ``T``
+    transitions has leaves ``[T + 1, B]`` (``[T + 1, B, N]`` with ``N`` agents). An episode of ``L`` steps has ``L + 1``
+    rows; its last row, the final observation, has ``valid=False``: it bootstraps, and carries no loss. ``reward_t``,
+    ``terminated_t`` and ``truncated_t`` result from ``action_t``. Environment steps are ``sum(valid)``. Row ``T``
     reopens the next segment.
 
-Shapes use ``T`` for time, ``B`` for columns (environments, or samples of a batch), ``A`` for the
-size of an action. With agents, ``is_first, valid, truncated, index, sample_prob, state`` and ``task``
-have no agent axis and stay at the top level; every other key has one, or stands in its group.
+``T`` is time, ``B`` columns (environments, or samples of a batch), ``A`` the size of an action. With agents,
+``is_first, valid, truncated, index, sample_prob, state`` and ``task`` have no agent axis and stay at the top level;
+every other key has one, or stands in its group.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from torch import Tensor
 
-# A value is a Tensor or again a Batch. ``Any`` because a recursive union would have to be narrowed
-# at every ``batch["obs"]``, which makes algorithms unreadable and finds no bug.
-Batch: TypeAlias = dict[str, Any]
+Batch: TypeAlias = dict[str, Any]  # of tensors and batches: a recursive union would have to be narrowed at every use
 Tree: TypeAlias = Any
 Weights: TypeAlias = dict[str, "Tensor"]
 
@@ -43,11 +40,7 @@ class Key(NamedTuple):
 
 KEYS: Mapping[str, Key] = {
     "obs": Key("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
-    "action": Key(
-        "[T+1, B, ...]",
-        "float32 or int64",
-        "chosen action; bounded Box actions mean [-1, 1], and the environment clips those beyond",
-    ),
+    "action": Key("[T+1, B, ...]", "float32 or int64", "chosen action; of a bounded Box in [-1, 1]; more is clipped"),
     "reward": Key("[T+1, B]", "float32", "reward that followed the row's action"),
     "terminated": Key("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
     "truncated": Key("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
@@ -95,23 +88,20 @@ class EnvSpec:
     extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
     max_episode_steps: int | None = None
     offers: frozenset[str] = frozenset()
-    native_spaces: dict[str, Group] = field(default_factory=dict[str, Group])
-    """the spaces as the environment itself declares them, by group"""
-    frame_stack: int = 1
-    """so many frames, oldest first, are stacked on the first axis of an image observation"""
+    native_spaces: dict[str, Group] = field(default_factory=dict[str, Group])  # as the environment declares them
+    frame_stack: int = 1  # frames, oldest first, on the first axis of an image observation
 
     @property
     def single_agent(self) -> Group:
         """The only group of a single-agent environment.
 
         Raises:
-            ConfigError: the environment has several groups, or agents.
+            ConfigError: it has several groups, or agents.
         """
         (group, *others) = self.groups.values()
         if others or group.agents:
-            raise ConfigError(
-                "env", "this algorithm plays one agent, but the environment has " + ", ".join(self.groups)
-            )
+            names = ", ".join(self.groups)
+            raise ConfigError("env", f"this algorithm plays one agent, but the environment has {names}")
         return group
 
 
@@ -134,12 +124,10 @@ class ConfigError(Exception):
     """
 
     def __init__(self, key: str, message: str) -> None:
-        super().__init__(f"{key}: {message}" if key else message)
-        self.key = key
-        self.message = message
+        self.key, self.message = key, message  # pickle passes what Exception.__new__ has noted: the same arguments
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.key, self.message))
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}" if self.key else self.message
 
 
 class CheckpointError(ConfigError):
@@ -147,9 +135,6 @@ class CheckpointError(ConfigError):
 
     def __init__(self, message: str) -> None:
         super().__init__("", message)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.message,))
 
 
 class RunError(Exception):

@@ -63,7 +63,7 @@ class RemotePolicy:
         check_same(versions, "an actor")
         config = parse(dict(raw))
         set_up_torch(plan, config.deterministic)
-        resolved = ResolvedRun.read(config, plan, pickle.loads(spec))
+        resolved = ResolvedRun(config, plan, pickle.loads(spec))
         self.policy = Policy(config, resolved.context(actor_device(plan), env_ids), acts_only=True)
         return self._begin(env_ids)
 
