@@ -27,10 +27,9 @@ from rlplug.envs.spec_json import from_json, mismatch
 from rlplug.evaluation.evaluator import Evaluator, summary
 from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
-from rlplug.types import Batch, CheckpointError, ConfigError, Mode
+from rlplug.types import CheckpointError, ConfigError, Mode
 
-EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic")
-"""what may change for an evaluation"""
+EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic")  # what may change for an evaluation
 
 
 class Agent:
@@ -64,15 +63,14 @@ class Agent:
             return
         ended = np.asarray(ended)
         if not len(self._first) or ended.shape != self._first.shape or ended.dtype != np.bool_:
-            going = f"[{len(self._first)}] bool, one for each episode"
-            raise ValueError(f"ended should be {going}, and is {ended.shape} {ended.dtype}")
+            raise ValueError(f"ended should be [{len(self._first)}] bool, and is {ended.shape} {ended.dtype}")
         self._first |= ended
 
     def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None) -> Any:
         """Choose one action, or ``[n, ...]``; a recurrent state is kept until the next call.
 
         Args:
-            obs: one observation, or those of ``n`` environments, ``[n, ...]``; of a Dict or Tuple space a dict or tuple.
+            obs: one observation, or those of ``n`` environments, ``[n, ...]``; a dict or tuple as the space is.
             mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training alone).
             reward: of the last action, ``[n]`` for a batch; for a policy that sees it.
             action_mask: the allowed actions, ``[A]`` or ``[n, A]`` bool; for a policy that was trained with masks.

@@ -206,6 +206,10 @@ class Trainable(nn.Module):
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         """Follow a ``minimize`` (not ``Learner.apply``) that moved ``parts``: target networks, coefficients."""
 
+    def initial_carry(self, n: int) -> Batch:
+        """Return the recurrent state with which it acts, or a noise process, of ``n`` columns; leaves ``[n, ...]``."""
+        return {}
+
     def actor_keys(self) -> tuple[str, ...]:
         """Return the names in ``state_dict()`` that an actor needs."""
         return tuple(self.state_dict())
@@ -234,10 +238,6 @@ class Algorithm(Trainable):
         """
         raise ConfigError("model", f"{cls.__name__} cannot learn with a recurrent model; take another model")
 
-    def initial_carry(self, n: int) -> Batch:
-        """Return the recurrent state of ``n`` columns; leaves ``[n, ...]``."""
-        return {}
-
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Act on one row of every column.
 
@@ -264,10 +264,6 @@ class Exploration(Trainable):
     """Changes what is done (``perturb``, ``perturb_weights``) or what is rewarded (``intrinsic_reward``)."""
 
     overrides_action: ClassVar[bool] = False  # ``perturb`` ignores the action that it is given, so it has to come first
-
-    def initial_carry(self, n: int) -> Batch:
-        """Return its own recurrent state, such as the state of a noise process; leaves ``[n, ...]``."""
-        return {}
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         """Change ``out["action"]`` in explore mode; return the new carry second. First called before the run begins.
@@ -339,11 +335,8 @@ class Buffer(Protocol):
         """Return the bytes this buffer will take for rows whose leaves look like those of ``row`` (``[B, ...]``)."""
         ...
 
-    def save(self, log: RowLog) -> None:
-        """Append what is new since the last ``save``, or ``load``."""
-
-    def load(self, log: RowLog) -> None:
-        """Be as the buffer was that saved; called before the first ``add``."""
+    def save(self, log: RowLog) -> None: ...  # append what is new since the last ``save``, or ``load``
+    def load(self, log: RowLog) -> None: ...  # be as the buffer was that saved; called before the first ``add``
 
 
 class VecEnv(Protocol):

@@ -94,17 +94,14 @@ def require_room(plan: Plan, there: Mapping[str, float], where: str) -> None:
     if plan.actors is not None:
         groups.append(("actors.count", "actors", "actors", plan.actors.count + plan.actors.evaluation, plan.actors))
     for resource, what in (("CPU", "cores"), ("GPU", "CUDA devices")):
-        left, taken = there[resource], ""
+        left, taken, name = there[resource], "", f"num_{resource.lower()}s"
         for setting, whose, group, count, cfg in groups:
-            name = f"num_{resource.lower()}s"
             each = getattr(cfg, name)
             if count * each > left + 1e-6:
                 key = f"hardware.{group}.{name}"
                 way = f"{key}={left / count:.2g} shares them" if left else f"{key}=0 needs none"
                 if resource == "GPU" and whose == "ranks" and left:
                     way = f"hardware.devices={left // each:g} can"  # NCCL wants a device for every rank
-                raise ConfigError(
-                    f"hardware.{setting}",
-                    f"{count} {whose} with {each:g} {what} each need more than the {left:g} of {where}{taken}; {way}",
-                )
+                said = f"{count} {whose} with {each:g} {what} each need more than the {left:g} of {where}{taken}; {way}"
+                raise ConfigError(f"hardware.{setting}", said)
             left, taken = left - count * each, f" that {count} {whose} leave"

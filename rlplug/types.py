@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -29,46 +29,37 @@ Weights: TypeAlias = dict[str, "Tensor"]
 Role = Literal["learner", "actor", "eval"]
 Mode = Literal["explore", "greedy", "random"]
 
-
-class Key(NamedTuple):
-    """Shape, dtype and meaning of one key of a batch."""
-
-    shape: str
-    dtype: str
-    meaning: str
-
-
-KEYS: Mapping[str, Key] = {
-    "obs": Key("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
-    "action": Key("[T+1, B, ...]", "float32 or int64", "chosen action; of a bounded Box in [-1, 1]; more is clipped"),
-    "reward": Key("[T+1, B]", "float32", "reward that followed the row's action"),
-    "terminated": Key("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
-    "truncated": Key("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
-    "is_first": Key("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
-    "valid": Key("[T+1, B]", "bool", "the row begins a transition; False on final observations and row T"),
-    "action_mask": Key("[T+1, B, A]", "bool", "actions allowed in the row"),
-    "alive": Key("[T+1, B, N]", "bool", "agents that take part in the row"),
-    "state": Key("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
-    "task": Key("[T+1, B, ...]", "as the space", "task that the episode is played on"),
-    "logp": Key("[T+1, B]", "float32", "log-probability of the action under the policy that acted"),
-    "value": Key("[T+1, B]", "float32", "value estimate of the policy that acted; present on row T too"),
-    "dist": Key("[T+1, B, ...]", "float32", "parameters of the policy that acted, for KL terms"),
-    "carry": Key("[T+1, B, ...]", "float32", "recurrent state before the row; in a sample [1, B, ...], before row 0"),
-    "prev_reward": Key("[T+1, B]", "float32", "reward of the row before; 0 where is_first"),
-    "prev_action": Key("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
-    "index": Key("[B]", "int64", "insertion id of the sample in its buffer"),
-    "priority": Key("[B]", "float32", "new priority of a sample (feedback), or first one of a row (postprocess)"),
-    "sample_prob": Key("[B]", "float32", "probability with which the buffer drew the sample"),
-    "weight": Key("[B]", "float32", "importance weight of a sample drawn by priority, at most 1 over all ranks"),
-    "reward_int": Key("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
-    "advantage": Key("[T+1, B]", "float32", "advantage estimate (prepare)"),
-    "returns": Key("[T+1, B]", "float32", "return estimate, the value's target (prepare)"),
-    "discount": Key("[B]", "float32", "factor of the bootstrap value: gamma^k, 0 after termination (prepare)"),
-    "next_obs": Key("[B, ...]", "as obs", "observation that the n-step target bootstraps from (prepare)"),
-    "noise": Key("[B, A]", "float32", "standard normal noise for the reparameterised action (prepare)"),
-    "next_noise": Key("[B, A]", "float32", "the same for the bootstrap observation (prepare)"),
+KEYS: Mapping[str, tuple[str, str, str]] = {
+    "obs": ("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
+    "action": ("[T+1, B, ...]", "float32 or int64", "chosen action; bounded Box actions mean [-1, 1]; more is clipped"),
+    "reward": ("[T+1, B]", "float32", "reward that followed the row's action"),
+    "terminated": ("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
+    "truncated": ("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
+    "is_first": ("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
+    "valid": ("[T+1, B]", "bool", "the row begins a transition; False on final observations and row T"),
+    "action_mask": ("[T+1, B, A]", "bool", "actions allowed in the row"),
+    "alive": ("[T+1, B, N]", "bool", "agents that take part in the row"),
+    "state": ("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
+    "task": ("[T+1, B, ...]", "as the space", "task that the episode is played on"),
+    "logp": ("[T+1, B]", "float32", "log-probability of the action under the policy that acted"),
+    "value": ("[T+1, B]", "float32", "value estimate of the policy that acted; present on row T too"),
+    "dist": ("[T+1, B, ...]", "float32", "parameters of the policy that acted, for KL terms"),
+    "carry": ("[T+1, B, ...]", "float32", "recurrent state before the row; in a sample [1, B, ...], before row 0"),
+    "prev_reward": ("[T+1, B]", "float32", "reward of the row before; 0 where is_first"),
+    "prev_action": ("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
+    "index": ("[B]", "int64", "insertion id of the sample in its buffer"),
+    "priority": ("[B]", "float32", "new priority of a sample (feedback), or first one of a row (postprocess)"),
+    "sample_prob": ("[B]", "float32", "probability with which the buffer drew the sample"),
+    "weight": ("[B]", "float32", "importance weight of a sample drawn by priority, at most 1 over all ranks"),
+    "reward_int": ("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
+    "advantage": ("[T+1, B]", "float32", "advantage estimate (prepare)"),
+    "returns": ("[T+1, B]", "float32", "return estimate, the value's target (prepare)"),
+    "discount": ("[B]", "float32", "factor of the bootstrap value: gamma^k, 0 after termination (prepare)"),
+    "next_obs": ("[B, ...]", "as obs", "observation that the n-step target bootstraps from (prepare)"),
+    "noise": ("[B, A]", "float32", "standard normal noise for the reparameterised action (prepare)"),
+    "next_noise": ("[B, A]", "float32", "the same for the bootstrap observation (prepare)"),
 }
-"""The one table of batch keys. Plugins add their own keys freely; these names mean this."""
+"""The one table of batch keys: shape, dtype, meaning. Plugins add their own keys freely; these names mean this."""
 
 
 @dataclass(frozen=True)
