@@ -116,8 +116,8 @@ class Context(Protocol):
         """Draw standard normal noise. With ``rows`` the first axis is this process's share of one global draw."""
         ...
 
-    def rand(self, *shape: int, rows: bool = True) -> Tensor: ...  # uniform noise in [0, 1)
-    def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor: ...  # uniform integers in [0, high)
+    def rand(self, *shape: int, rows: bool = True) -> Tensor: ...  # uniform in [0, 1), shared out alike
+    def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor: ...  # uniform in [0, high), too
 
 
 class Simulator(Protocol):
@@ -354,7 +354,7 @@ class VecEnv(Protocol):
     autoreset: AutoresetMode
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin an episode in every column, whose later ones follow from its seed, too; return ``obs`` and extras."""
+        """Begin an episode in every column; later seeds follow from its own. Return ``obs``, extras: ``[B, ...]``."""
         ...
 
     def step(self, action: Any) -> Batch:

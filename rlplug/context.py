@@ -110,7 +110,7 @@ class RunContext(Context):
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
         self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
         self.schedules = Schedules(self.device)
-        self.generators: dict[Role, torch.Generator] = {}
+        self.generators: dict[str, torch.Generator] = {}
         for i, role in enumerate(get_args(Role)):
             (state,) = np.random.SeedSequence([seed, i]).generate_state(1, np.uint64)
             self.generators[role] = torch.Generator(self.device).manual_seed(int(state) >> 1)
