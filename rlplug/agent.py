@@ -19,7 +19,7 @@ from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.reading import Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.overrides import change
-from rlplug.config.run import CORE, kind_of
+from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import batched, execute, observe

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlplug.config.composition import composed, plain
-from rlplug.config.messages import already_there, dotted, no_such_key, show, value_at
-from rlplug.config.run import SEVERAL
+from rlplug.config.errors import already_there, dotted, no_such_key, show, value_at
+from rlplug.config.schema import SEVERAL
 from rlplug.registry import KINDS
 from rlplug.types import ConfigError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
-    from omegaconf import DictConfig
 
 RESUMABLE = ("total_steps", "eval", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
 """what may change when a run is resumed"""
@@ -41,8 +39,9 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-    from rlplug.config.hydra_errors import explained
+    from rlplug.config.composition import composed, explained, plain
 
     if flags := [override for override in overrides if override.startswith("-")]:
         raise ConfigError("", f"no flag {flags[0]} is known here; settings are written key=value")
@@ -50,10 +49,21 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     for override in parsed:
         _check(override, raw, may, why)
-    config: DictConfig = OmegaConf.create(dict(raw))
+    config = OmegaConf.create(dict(raw))
     OmegaConf.set_struct(config, True)
-    for override in sorted(parsed, key=lambda override: not _chooses(override)):
-        _apply(override, config)
+    for override in sorted(parsed, key=_chooses, reverse=True):  # groups first
+        key, value, chooses = _key(override), override.value(), _chooses(override)
+        if override.is_add() and value_at(config, key) is not None and not isinstance(value, dict):
+            raise already_there(key)
+        add = override.is_add() or override.is_force_add()
+        if value_at(config, key, ABSENT) is ABSENT and not add:
+            raise no_such_key(config, key)
+        try:
+            if chooses:  # interpolations in the group's YAML refer to the run, and stay
+                value = OmegaConf.to_container(composed([str(override.input_line), "~algo"])[key], resolve=False)
+            OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
+        except (ConfigKeyError, ConfigAttributeError) as error:
+            raise no_such_key(config, str(error.full_key)) from None
     return plain(config, overrides)
 
 
@@ -92,32 +102,13 @@ def _check(override: Override, raw: Mapping[str, Any], may: Sequence[str], why: 
         raise ConfigError(key, f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
     if _chooses(override) and isinstance(override.value(), list) and override.key_or_group not in SEVERAL:
         raise ConfigError(key, "should be exactly one option")
-    if any(key == one or key.startswith(f"{one}.") for one in may):
+    if f"{key}.".startswith(tuple(f"{one}." for one in may)):
         return
     if key.startswith(("hydra.", "hydra/")):
         raise ConfigError(key, "belongs to the start of a run and cannot be changed")
     if value_at(raw, key, ABSENT) is ABSENT and key not in GROUPS and not (override.is_add() and "." in key):
         raise no_such_key(raw, key)
     raise ConfigError(key, f"cannot be changed: {why}")
-
-
-def _apply(override: Override, config: DictConfig) -> None:
-    """Apply one override as Hydra does, with its meaning of ``+``."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
-
-    key, value, chooses = _key(override), override.value(), _chooses(override)
-    add = override.is_add() or override.is_force_add()
-    if override.is_add() and value_at(config, key) is not None and not isinstance(value, dict):
-        raise already_there(key)
-    if value_at(config, key, ABSENT) is ABSENT and not add:
-        raise no_such_key(config, key)
-    try:
-        if chooses:  # interpolations in the group's YAML refer to the run, and stay
-            value = OmegaConf.to_container(composed([str(override.input_line), "~algo"])[key], resolve=False)
-        OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
-    except (ConfigKeyError, ConfigAttributeError) as error:
-        raise no_such_key(config, str(error.full_key)) from None
 
 
 def _key(override: Override) -> str:

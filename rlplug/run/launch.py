@@ -10,7 +10,7 @@ from typing import Any
 from rlplug.api import Plan
 from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
 from rlplug.config import RunConfig, choose, migrate, parse, show
-from rlplug.config.messages import value_at
+from rlplug.config.errors import value_at
 from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
 from rlplug.distributed.fabric import Fabric, fabric_of, launched_elsewhere, require_started
 from rlplug.distributed.spawn import RankError, spawn_ranks

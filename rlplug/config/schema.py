@@ -12,7 +12,7 @@ from pydantic import PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
-from rlplug.config.messages import dotted, explain, join_errors, show, unknown_key
+from rlplug.config.errors import dotted, joined, mistakes, show, unknown_key
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
@@ -140,7 +140,7 @@ def parse(raw: dict[str, Any]) -> RunConfig:
             errors.append(ConfigError(kind, f"{show(nodes)} has the wrong type: should map names to settings"))
     models = {slot: chosen("model", slot, raw.get(slot)) for slot in slots if slot == "model" or raw[slot] is not None}
     if errors:
-        raise join_errors(errors)
+        raise joined(errors)
     components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
     return RunConfig(**core, **components, raw=raw)
 
@@ -176,13 +176,14 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     try:
         cfg = config(**node | inside)
     except ValidationError as error:
-        raise join_errors([*explain(error, node, config, key), *errors]) from None
-    for name, value in node.items():
-        # pydantic accepts true as the number 1
-        if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool):
-            errors.append(ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number"))
+        raise joined([*mistakes(error, node, config, key), *errors]) from None
+    errors += [
+        ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number")
+        for name, value in node.items()
+        if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool)  # pydantic takes true for 1
+    ]
     if errors:
-        raise join_errors(errors)
+        raise joined(errors)
     return cfg
 
 
@@ -197,8 +198,8 @@ def _collect(errors: list[ConfigError], function: Callable[..., T], *args: Any) 
 def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str, Any]:
     """Return a stored configuration with the settings of each component as its installed version declares them.
 
-    The node of a component, without ``name``, is passed through its classmethod ``Config.migrate(old) -> dict`` if it
-    has one; then the nodes inside it are migrated. A node whose component cannot be imported is not changed.
+    A node's settings pass through the classmethod ``Config.migrate(old) -> dict`` of its component if it has one, then
+    those of the nodes inside it. A node whose component cannot be imported is not changed.
 
     Args:
         kinds: the kinds whose nodes are migrated and whose components are imported.
