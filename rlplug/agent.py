@@ -18,7 +18,6 @@ from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.reading import Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
-from rlplug.config.overrides import change
 from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.torch_setup import set_up_torch
@@ -177,6 +176,8 @@ def evaluate(
     Raises:
         ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
     """
+    from rlplug.config.composition import change  # here: it imports Hydra
+
     checkpoint = find(Path(path), ("weights",), tell)
     manifest = checkpoint.manifest
     raw = change(migrate(manifest["config"], ("env", "hardware")), overrides, EVALUABLE, WHY)

@@ -12,20 +12,23 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from rlplug.config.errors import already_there, no_such_key
+from rlplug.config.errors import already_there, no_such_key, value_at
 from rlplug.config.schema import SEVERAL, RunConfig, parse
-from rlplug.registry import Kind, plugins, warn_broken
+from rlplug.registry import KINDS, Kind, plugins, warn_broken
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
 PRIMARY = "config"
 VERSION_BASE = "1.3"
+GROUPS = (*KINDS, "experiment")
+ABSENT = object()
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
@@ -71,6 +74,42 @@ def plain(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return raw
 
 
+def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str], why: str) -> dict[str, Any]:
+    """Apply a command line as it would be applied on training. The result is not validated; ``parse`` does that.
+
+    Nothing is composed again, because defaults may have changed since; only a group that the command line chooses is
+    read from its YAML.
+
+    Args:
+        may: the keys that may change, with all keys below them.
+        why: no other key may change, for the error message.
+
+    Raises:
+        ConfigError: a key does not exist or may not change, or the command line cannot be read.
+    """
+    if flags := [override for override in overrides if override.startswith("-")]:
+        raise ConfigError("", f"no flag {flags[0]} is known here; settings are written key=value")
+    with explained(overrides):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    config = OmegaConf.create(dict(raw), flags={"struct": True})
+    for override in sorted(parsed, key=_chooses, reverse=True):
+        key = override.package or override.key_or_group  # critic_model for model@critic_model=mlp
+        _check(override, key, raw, may, why)
+        value, chooses = override.value(), _chooses(override)
+        if override.is_add() and value_at(config, key) is not None and not isinstance(value, dict):
+            raise already_there(key)
+        add = override.is_add() or override.is_force_add()
+        if value_at(config, key, ABSENT) is ABSENT and not add:
+            raise no_such_key(config, key)
+        try:
+            if chooses:  # interpolations in the group's YAML refer to the run, and stay
+                value = OmegaConf.to_container(composed([str(override.input_line), "~algo"])[key], resolve=False)
+            OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
+        except (ConfigKeyError, ConfigAttributeError) as error:
+            raise no_such_key(config, str(error.full_key)) from None
+    return plain(config, overrides)
+
+
 def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the node of ``conf/<kind>/<option>.yaml``, as it is before an algorithm or a command line changes it.
 
@@ -85,8 +124,7 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
     node = config[kind][option] if kind in SEVERAL else config[kind]
     with open_dict(node):
         node.update(changes or {})
-    OmegaConf.resolve(node)
-    return OmegaConf.to_container(node)  # type: ignore[return-value]
+    return OmegaConf.to_container(node, resolve=True)  # type: ignore[return-value]
 
 
 def option_names(group: str, overrides: Sequence[str] = ()) -> list[str]:
@@ -129,10 +167,7 @@ def explained(overrides: Sequence[str] = ()) -> Iterator[None]:
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Return an error of Hydra or OmegaConf with the key, what is wrong and what would be right.
 
-    Hydra's exceptions carry little but text, so the text is read; text that is not recognized is passed on.
-
-    Args:
-        overrides: the command line that was refused. Flags are ignored.
+    Their exceptions carry little but text, so the text is read; text that is not recognized is passed on.
     """
     if isinstance(error, ConfigError):
         return error
@@ -168,6 +203,30 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         if isinstance(known, OmegaConfBaseException):
             return ConfigError(str(known.full_key or ""), str(known).splitlines()[0])
     return ConfigError("", " ".join(text.partition("Config search path:")[0].split()) or type(error).__name__)
+
+
+def _check(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> None:
+    """Refuse what cannot be read and what may not change."""
+    if not key:
+        raise ConfigError("", f"cannot read {override.input_line!r}: should be key=value")
+    if override.is_delete():
+        raise ConfigError(key, f"cannot be taken out of a run; {override.input_line} works when a run is started")
+    if override.is_sweep_override():
+        raise ConfigError(key, f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
+    if _chooses(override) and isinstance(override.value(), list) and override.key_or_group not in SEVERAL:
+        raise ConfigError(key, "should be exactly one option")
+    if f"{key}.".startswith(tuple(f"{one}." for one in may)):
+        return
+    if key.startswith(("hydra.", "hydra/")):
+        raise ConfigError(key, "belongs to the start of a run and cannot be changed")
+    if value_at(raw, key, ABSENT) is ABSENT and key not in GROUPS and not (override.is_add() and "." in key):
+        raise no_such_key(raw, key)
+    raise ConfigError(key, f"cannot be changed: {why}")
+
+
+def _chooses(override: Override) -> bool:
+    """Return whether it chooses options of a group; if not, it sets a value."""
+    return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
 
 
 def _unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:

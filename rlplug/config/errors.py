@@ -1,4 +1,4 @@
-"""Mistakes in a configuration as messages with the full key, what is wrong and what would be right."""
+"""What a user is told about a configuration: mistakes, with the full key and what would be right, and changes."""
 
 from __future__ import annotations
 
@@ -76,6 +76,30 @@ def dotted(key: str, *path: str | int) -> str:
 def show(value: Any) -> str:
     """Return a value as it is written in YAML."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], key: str = "") -> list[tuple[str, Any, Any]]:
+    """Return (dotted key, old value, new value) for each difference, in the order of the configuration.
+
+    None stands for a missing value. A mapping that only one of the two has is one difference.
+    """
+    found: list[tuple[str, Any, Any]] = []
+    for part in {**old, **new}:
+        before, after, path = old.get(part), new.get(part), dotted(key, part)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, path)
+        elif repr(before) != repr(after):  # 1 equals true and 1.0
+            found.append((path, before, after))
+    return found
+
+
+def told(changed: Sequence[tuple[str, Any, Any]]) -> list[str]:
+    """Return a line for each of ``differences``: ``total_steps: 20000 -> 40000`` or ``+ logger.wandb``."""
+    lines: list[str] = []
+    for key, old, new in changed:
+        whole = isinstance(old, Mapping) or isinstance(new, Mapping)
+        lines.append(f"{'-' if new is None else '+'} {key}" if whole else f"{key}: {show(old)} -> {show(new)}")
+    return lines
 
 
 def _leaves(node: Any, path: str = "") -> Iterator[str]:

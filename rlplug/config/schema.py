@@ -19,10 +19,8 @@ from rlplug.types import ConfigError
 
 T = TypeVar("T")
 
-SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")
-"""kinds with exactly one component per run"""
-SEVERAL: tuple[Kind, ...] = ("exploration", "logger")
-"""kinds with any number of components per run, by name"""
+SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")  # a run has exactly one of them
+SEVERAL: tuple[Kind, ...] = ("exploration", "logger")  # a run has any number of them, by name
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,10 @@ class Chosen:
     """A component that the configuration selects, with its validated settings."""
 
     kind: Kind
-    key: str
-    """the key of its node: ``algo``, ``exploration.gaussian``, ``critic_model``"""
+    key: str  # of its node: algo, exploration.gaussian, critic_model
     name: str
     cls: type[Any]
-    cfg: Any
-    """an instance of ``cls.Config``"""
+    cfg: Any  # an instance of cls.Config
 
     def build(self, ctx: Any) -> Any:
         """Build the component for a ``Context``."""
@@ -116,6 +112,9 @@ class RunConfig(Core):
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
+RESUMABLE = ("total_steps", "eval", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
+"""what may change when a run is resumed"""
+WHY = "it alters what is learned; a run continues as it was started"
 
 
 def parse(raw: dict[str, Any]) -> RunConfig:
@@ -162,7 +161,8 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     cls = registry.load(kind, name, f"{key}.name")
     if not hasattr(cls, "Config"):
         raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
-    return Chosen(kind, key, name, cls, typed(cls.Config, _settings(node), key))
+    given = {option: value for option, value in node.items() if option != "name"}
+    return Chosen(kind, key, name, cls, typed(cls.Config, given, key))
 
 
 def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
@@ -221,15 +221,12 @@ def _migrate(kind: Any, key: str, node: Any) -> Any:
         return node
     if hasattr(config, "migrate"):
         try:
-            node = {"name": name} | config.migrate(_settings(node))
+            old = {option: value for option, value in node.items() if option != "name"}
+            node = {"name": name} | config.migrate(old)
         except Exception as error:
             who = f"{kind} {name!r} of {registry.owner(kind, name)}"
             raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error
     return node | {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in _nested(config, node)}
-
-
-def _settings(node: dict[str, Any]) -> dict[str, Any]:
-    return {option: value for option, value in node.items() if option != "name"}
 
 
 def nested(chosen: Chosen) -> Iterator[Chosen]:
