@@ -19,7 +19,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from rlplug.config.errors import already_there, no_such_key, value_at
+from rlplug.config.errors import no_such_key, value_at
 from rlplug.config.schema import SEVERAL, RunConfig, parse
 from rlplug.registry import KINDS, Kind, plugins, warn_broken
 from rlplug.registry.discovery import unknown
@@ -29,6 +29,7 @@ PRIMARY = "config"
 VERSION_BASE = "1.3"
 GROUPS = (*KINDS, "experiment")
 ABSENT = object()
+EXISTS = "exists already: write {}=<value>, without +"
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
@@ -78,11 +79,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
     """Apply a command line as it would be applied on training. The result is not validated; ``parse`` does that.
 
     Nothing is composed again, because defaults may have changed since; only a group that the command line chooses is
-    read from its YAML.
-
-    Args:
-        may: the keys that may change, with all keys below them.
-        why: no other key may change, for the error message.
+    read from its YAML. Only the keys ``may`` and those below them may change; an error says ``why``.
 
     Raises:
         ConfigError: a key does not exist or may not change, or the command line cannot be read.
@@ -97,7 +94,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
         _check(override, key, raw, may, why)
         value, chooses = override.value(), _chooses(override)
         if override.is_add() and value_at(config, key) is not None and not isinstance(value, dict):
-            raise already_there(key)
+            raise ConfigError(key, EXISTS.format(key))
         add = override.is_add() or override.is_force_add()
         if value_at(config, key, ABSENT) is ABSENT and not add:
             raise no_such_key(config, key)
@@ -113,8 +110,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
 def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the node of ``conf/<kind>/<option>.yaml``, as it is before an algorithm or a command line changes it.
 
-    Args:
-        changes: keys to set; a value that must be given (``???``) remains ``"???"`` unless it is among them.
+    ``changes`` are keys to set. A value that must be given (``???``) remains ``"???"`` unless it is among them.
 
     Raises:
         ConfigError: there is no such option.
@@ -165,10 +161,7 @@ def explained(overrides: Sequence[str] = ()) -> Iterator[None]:
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Return an error of Hydra or OmegaConf with the key, what is wrong and what would be right.
-
-    Their exceptions carry little but text, so the text is read; text that is not recognized is passed on.
-    """
+    """Return an error of Hydra or OmegaConf with its key and remedy; it carries little but text, so that is read."""
     if isinstance(error, ConfigError):
         return error
     overrides = [override for override in overrides if not override.startswith("-")]
@@ -187,8 +180,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
         return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
-        options = ", ".join(option_names(found[1], overrides))
-        return ConfigError(found[1], f"should be exactly one option. There are: {options}")
+        return ConfigError(found[1], f"should be exactly one option of {', '.join(option_names(found[1], overrides))}")
     if "Config group override must be a string" in text:
         for override in OverridesParser.create().parse_overrides(overrides):
             if option_names(override.key_or_group) and not isinstance(override.value(), str | list | dict):
@@ -196,7 +188,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if found := re.match(r"Could not override '(.+?)'\.\s*(Did you mean .*|No match.*)", text):
         return ConfigError(found[1], f"there is no such group. {found[2]}")
     if found := re.search(r"Multiple values for (\S+)\.|An item is already at '(.+?)'", text):
-        return already_there(found[1] or found[2])
+        key = found[1] or found[2]
+        return ConfigError(key, EXISTS.format(key))
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(str(error.full_key), f"must be given: {error.full_key}=<value>")
     for known in (error, cause):

@@ -53,11 +53,6 @@ def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
     return unknown_key(key, siblings)
 
 
-def already_there(key: str) -> ConfigError:
-    """Return the error for ``+key=value`` when the key exists."""
-    return ConfigError(key, f"exists already: write {key}=<value>, without +")
-
-
 def value_at(tree: Any, key: str, default: Any = None) -> Any:
     """Return the value at a dotted key of nested mappings; ``default`` if there is none."""
     for part in key.split("."):
@@ -79,10 +74,7 @@ def show(value: Any) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], key: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (dotted key, old value, new value) for each difference, in the order of the configuration.
-
-    None stands for a missing value. A mapping that only one of the two has is one difference.
-    """
+    """Return (dotted key, old value, new value) for each difference; None stands for a missing value or mapping."""
     found: list[tuple[str, Any, Any]] = []
     for part in {**old, **new}:
         before, after, path = old.get(part), new.get(part), dotted(key, part)

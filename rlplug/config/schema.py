@@ -18,7 +18,6 @@ from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, 
 from rlplug.types import ConfigError
 
 T = TypeVar("T")
-
 SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")  # a run has exactly one of them
 SEVERAL: tuple[Kind, ...] = ("exploration", "logger")  # a run has any number of them, by name
 
@@ -34,7 +33,6 @@ class Chosen:
     cfg: Any  # an instance of cls.Config
 
     def build(self, ctx: Any) -> Any:
-        """Build the component for a ``Context``."""
         return self.cls(self.cfg, ctx)
 
 
@@ -73,9 +71,7 @@ class Preprocess:
     scale_reward: PositiveFloat = option("Factor of the environment's rewards.")
     normalize_reward: bool = option("Divide rewards by the running deviation of the discounted return.")
     reward_gamma: UnitFloat = option("Discount of that return.")
-    clip_reward: Literal["sign"] | PositiveFloat | None = option(
-        "sign: rewards become -1, 0 or 1; a number: they are clipped to +- this; null: neither."
-    )
+    clip_reward: Literal["sign"] | PositiveFloat | None = option("sign: rewards of -1, 0, 1; a number: within +- it.")
 
 
 @settings
@@ -89,9 +85,7 @@ class Core:
     checkpoint: Checkpoint = option("What the run can be continued from.")
     preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
     log: Log = option("Rows of metrics.")
-    on_nan: Literal["stop", "skip"] = option(
-        "What to do about a loss or gradient that is NaN or infinite: stop the run, or skip that gradient step."
-    )
+    on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: bool = option("Use torch.compile.")
     deterministic: bool = option("Use deterministic kernels only.")
 
@@ -156,13 +150,11 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
         hint = f"; a file of conf/model is chosen by model@{key}={node}" if kind == "model" else ""
         raise ConfigError(key, f"{show(node)} has the wrong type: should be a mapping with 'name' and settings{hint}")
     if not isinstance(name := node.get("name"), str):
-        names = ", ".join(registry.names(kind))
-        raise ConfigError(f"{key}.name", f"should name one of the components of kind {kind}: {names}")
+        raise ConfigError(f"{key}.name", f"should name one of kind {kind}: {', '.join(registry.names(kind))}")
     cls = registry.load(kind, name, f"{key}.name")
     if not hasattr(cls, "Config"):
         raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
-    given = {option: value for option, value in node.items() if option != "name"}
-    return Chosen(kind, key, name, cls, typed(cls.Config, given, key))
+    return Chosen(kind, key, name, cls, typed(cls.Config, {k: v for k, v in node.items() if k != "name"}, key))
 
 
 def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
@@ -196,13 +188,10 @@ def _collect(errors: list[ConfigError], function: Callable[..., T], *args: Any) 
 
 
 def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str, Any]:
-    """Return a stored configuration with the settings of each component as its installed version declares them.
+    """Return a stored configuration with the settings of components of these kinds as they are declared now.
 
     A node's settings pass through the classmethod ``Config.migrate(old) -> dict`` of its component if it has one, then
     those of the nodes inside it. A node whose component cannot be imported is not changed.
-
-    Args:
-        kinds: the kinds whose nodes are migrated and whose components are imported.
 
     Raises:
         ConfigError: a component's ``migrate`` failed.
@@ -221,8 +210,7 @@ def _migrate(kind: Any, key: str, node: Any) -> Any:
         return node
     if hasattr(config, "migrate"):
         try:
-            old = {option: value for option, value in node.items() if option != "name"}
-            node = {"name": name} | config.migrate(old)
+            node = {"name": name} | config.migrate({k: v for k, v in node.items() if k != "name"})
         except Exception as error:
             who = f"{kind} {name!r} of {registry.owner(kind, name)}"
             raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error

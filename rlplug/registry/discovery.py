@@ -29,10 +29,8 @@ class Plugin:
     distribution: str
     version: str
     components: Mapping[tuple[Kind, str], Component] = field(default_factory=dict[tuple[Kind, str], Component])
-    conf: Path | None = None
-    """folder of its YAML groups"""
-    cause: str | None = None
-    """why it is broken and skipped; None if it is not"""
+    conf: Path | None = None  # folder of its YAML groups
+    cause: str | None = None  # why it is broken and skipped; None if it is not
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
