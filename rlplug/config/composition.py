@@ -120,7 +120,8 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
     node = config[kind][option] if kind in SEVERAL else config[kind]
     with open_dict(node):
         node.update(changes or {})
-    return OmegaConf.to_container(node, resolve=True)  # type: ignore[return-value]
+    OmegaConf.resolve(node)
+    return OmegaConf.to_container(node)  # type: ignore[return-value]
 
 
 def option_names(group: str, overrides: Sequence[str] = ()) -> list[str]:
@@ -218,7 +219,6 @@ def _check(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[s
 
 
 def _chooses(override: Override) -> bool:
-    """Return whether it chooses options of a group; if not, it sets a value."""
     return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
 
 
