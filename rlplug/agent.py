@@ -18,8 +18,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.reading import Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
-from rlplug.config.overrides import change
-from rlplug.config.run import CORE, kind_of
+from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import batched, execute, observe
@@ -166,6 +165,8 @@ def evaluate(
     Raises:
         ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
     """
+    from rlplug.config.composition import change  # here: it imports Hydra
+
     checkpoint = find(Path(path), ("weights",), tell)
     manifest, why = checkpoint.manifest, f"an evaluation may change {', '.join(EVALUABLE)} alone"
     raw = change(migrate(manifest["config"], ("env", "hardware")), overrides, EVALUABLE, why)

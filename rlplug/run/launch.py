@@ -10,8 +10,8 @@ from typing import Any
 from rlplug.api import Plan
 from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
 from rlplug.config import RunConfig, choose, migrate, parse, show
-from rlplug.config.messages import value_at
-from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
+from rlplug.config.errors import differences, told, value_at
+from rlplug.config.schema import RESUMABLE, WHY
 from rlplug.distributed.fabric import Fabric, fabric_of, launched_elsewhere, require_started
 from rlplug.distributed.spawn import RankError, spawn_ranks
 from rlplug.registry.installed import check_installed, check_same, installed
@@ -155,6 +155,8 @@ def _resume(
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
     """Return a run's configuration with the overrides and without, its manifest, and notes on changed plugins."""
+    from rlplug.config.composition import change  # here: it imports Hydra
+
     before, manifest = run_dir.read(folder)
     raw = change(before, overrides, RESUMABLE, WHY)
     kept = {

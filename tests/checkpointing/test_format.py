@@ -29,7 +29,7 @@ from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
 from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode, read_tree
 from rlplug.checkpointing.writing import Snapshot, note_score, remove, write
-from rlplug.config.run import Checkpoint as Settings
+from rlplug.config.schema import Checkpoint as Settings
 from rlplug.types import CheckpointError, RunError
 from tests.tools.fuzz import digest
 

@@ -66,7 +66,7 @@ BAD = {
     "=3": "cannot read '=3': should be key=value",
     "seed=1,2": "seed: 1,2 is several values: add -m to sweep over them, or write a list [a,b]",
     "seed=range(3)": "seed: range(3) is several values: add -m to sweep over them",
-    "algo=[ppo,sac]": "algo: should be exactly one option. There are: ",
+    "algo=[ppo,sac]": "algo: should be exactly one option of ",
     # verbs and flags
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, evaluate, plugins, resume, train",
     "--bogus": "unrecognized arguments: --bogus; see --help",
