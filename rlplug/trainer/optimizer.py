@@ -13,8 +13,7 @@ from rlplug.api import Optim, Trainable
 from rlplug.collection.nonfinite import kind
 from rlplug.types import Tree
 
-LARGEST = 2.0**24
-"""the largest scale of losses"""
+LARGEST = 2.0**24  # scale of losses
 
 
 class OptimizerState:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pluggy
 
-from rlplug.api import Buffer, Collector, Losses, Run
+from rlplug.api import Collector, Losses, Run
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.nonfinite import blame_nonfinite, check_segment
 from rlplug.context import ResolvedRun
@@ -43,16 +43,14 @@ class Trainer(Run):
         resolved: ResolvedRun,
         run_dir: Path,
         policy: Policy,
-        buffer: Buffer,
         collector: Collector,
         learner: FabricLearner,
         reports: Reports,
     ) -> None:
         self.resolved, self.config, self.loop = resolved, resolved.config, resolved.loop
         self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, policy.ctx, policy.algorithm
-        self.buffer, self.collector, self.reports = buffer, collector, reports
         self.learner: FabricLearner = learner
-        self.progress = learner.progress
+        self.buffer, self.progress, self.collector, self.reports = learner.buffer, learner.progress, collector, reports
         self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids))
         self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
@@ -64,8 +62,6 @@ class Trainer(Run):
     @property
     def logged(self) -> int:
         return self.reports.logged
-
-    # ---- when it ends ---------------------------------------------------------------------------------------------
 
     def request_stop(self, signal_number: int) -> None:
         """End the run after this round; 0 takes that back."""
@@ -95,8 +91,6 @@ class Trainer(Run):
         while self._closing:
             self._closing.pop(0).close()
 
-    # ---- what a loop drives ---------------------------------------------------------------------------------------
-
     def report(self) -> None:
         self.learner.check_finite()
         self.reports.report(self)
@@ -109,15 +103,12 @@ class Trainer(Run):
         blame = blame_nonfinite(self.collector, length, self.progress.env_steps, self.ctx.env_ids)
         with self.clock.phase("collect"), blame:
             for segment in self.collector.collect(length, mode=mode, further=further):
-                self._receive(segment, whole)
-
-    def _receive(self, segment: Batch, whole: bool) -> None:
-        check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.collector.bounds)
-        self.learner.observe(segment)
-        if whole or self.buffer.off_policy:  # the few rows of a last, short rollout would make a poor gradient
-            self.buffer.add(segment)
-        self.progress.env_steps += self._sync_ranks(self.episodes.add(segment))
-        self.hooks.hook.rlplug_collected(run=self, segment=segment)
+                check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.collector.bounds)
+                self.learner.observe(segment)
+                if whole or self.buffer.off_policy:  # a last rollout of few rows would make a poor gradient
+                    self.buffer.add(segment)
+                self.progress.env_steps += self._sync_ranks(self.episodes.add(segment))
+                self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
     def _sync_ranks(self, steps: int) -> int:
         """Return the environment steps of all ranks; agree on whether to stop and whether to checkpoint."""
@@ -142,8 +133,6 @@ class Trainer(Run):
         self.means.add(losses.terms | losses.metrics, finite=self.learner.skipped > skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)
         return losses
-
-    # ---- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> Tree:
         """Return what all ranks share beside the weights: optimizers, counters, and means that were not logged yet."""
