@@ -16,12 +16,7 @@ from rlplug.types import Batch
 
 
 def minibatches(
-    batch: Batch,
-    size: int,
-    unit: Literal["row", "column"],
-    generator: torch.Generator,
-    collectives: Collectives,
-    same: bool,
+    batch: Batch, size: int, unit: Literal["row", "column"], generator: torch.Generator, ranks: Collectives, same: bool
 ) -> Iterator[Batch]:
     """Cut a segment ``[T+1, B]`` into shuffled parts; see ``api.Learner.minibatches``.
 
@@ -32,15 +27,14 @@ def minibatches(
     valid = batch["valid"]
     mine = valid.any(0) if unit == "column" else valid[:-1].T.flatten()
     mine = mine.nonzero().squeeze(1)  # row: column-major, so that the order does not depend on the ranks
-    rank, world_size = collectives.rank, collectives.world_size
-    counts = [len(mine)] if same else collectives.counts(len(mine))
-    total, offset = sum(counts), 0 if same else sum(counts[:rank])
+    counts = [len(mine)] if same else ranks.counts(len(mine))
+    total, offset = sum(counts), 0 if same else sum(counts[: ranks.rank])
     order = torch.randperm(total, generator=generator, device=generator.device)
     cuts = torch.linspace(0, total, min(total, max(1, round(total / size))) + 1).round().long().tolist()
-    if world_size > 1:
+    if ranks.world_size > 1:
         ours = (order >= offset) & (order < offset + len(mine))
         if same:
-            ours[torch.arange(total, device=ours.device) % world_size != rank] = False
+            ours[torch.arange(total, device=ours.device) % ranks.world_size != ranks.rank] = False
         below = torch.cat([ours.new_zeros(1, dtype=torch.long), ours.cumsum(0)])
         cuts = below[torch.as_tensor(cuts, device=below.device)].tolist()
         order = order[ours] - offset

@@ -55,9 +55,9 @@ class Trainer(Run):
         self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
-        self.stop_signal = 0  # that asked this process to stop
-        self.agreed_stop = 0  # that ends the run, once all ranks know
-        self.may_checkpoint = False  # the first rank can write a checkpoint after this round
+        self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
+        self.agreed_stop = 0  # the signal that ends the run, once all ranks know
+        self.may_checkpoint = False  # whether the first rank can write a checkpoint after this round
 
     @property
     def logged(self) -> int:
@@ -112,14 +112,12 @@ class Trainer(Run):
 
     def _sync_ranks(self, steps: int) -> int:
         """Return the environment steps of all ranks; agree on whether to stop and whether to checkpoint."""
-        ready, ranks = self.reports.ready_to_save(), self.learner.collectives
-        if ranks.world_size == 1:
-            self.may_checkpoint = ready
-            return steps
-        own = [steps if ranks.rank == 0 or not self.learner.replicated else 0, ready and ranks.rank == 0]
+        ranks, first = self.learner.collectives, self.learner.collectives.rank == 0
+        own = [steps if first or not self.learner.replicated else 0, first and self.reports.ready_to_save()]
         steps, may, *stops = ranks.sums([*own, *(self.stop_signal == number for number in SIGNALS)])
         self.may_checkpoint = bool(may)
-        self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
+        if ranks.world_size > 1:
+            self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
         return steps
 
     def ready(self) -> bool:
