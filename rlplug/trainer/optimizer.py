@@ -30,7 +30,7 @@ class OptimizerState:
         return self.calls % self.optim.every == 0
 
     def clip(self) -> Sequence[Tensor]:
-        """Clip; return norms of the gradient before that, 0-d: of every tensor or of all. ``torch.nn.utils`` is slower."""
+        """Clip, faster than ``torch.nn.utils``; return norms from before, 0-d: one of every tensor, or one of all."""
         limit, by = self.optim.grad_clip, self.optim.grad_clip_by
         grads = [p.grad for p in self.params if p.grad is not None]
         norms = torch._foreach_norm(grads) if grads else ()
