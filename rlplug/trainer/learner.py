@@ -164,8 +164,7 @@ class FabricLearner:
             for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
                 totals.append(self._forward(micro, who, due))
                 self.fabric.backward(totals[-1].loss)
-            total = reduce(partial(add_losses, axis=column_axis(batch)), totals)
-            losses = total.losses if self.whole else self._all_reduce(total, params)
+            losses = totals[0].losses if self.whole else self._all_reduce(totals, column_axis(batch), params)
         if self.scale is not None and (grads := [p.grad for p in every if p.grad is not None]):
             torch._foreach_div_(grads, self.scale.value)
         return losses
@@ -176,8 +175,9 @@ class FabricLearner:
         total = total_loss(losses, batch.get("valid"), who, mean=self.whole)
         return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
 
-    def _all_reduce(self, sums: Total, params: Sequence[Tensor]) -> Losses:
+    def _all_reduce(self, totals: Sequence[Total], axis: int, params: Sequence[Tensor]) -> Losses:
         """Turn sums over this rank's rows, and gradients of them, into means over the valid rows of all ranks."""
+        sums = reduce(partial(add_losses, axis=axis), totals)
         losses, count = sums.losses, torch.as_tensor(sums.count, device=self.ctx.device)
         numbers = torch.stack([count, *losses.terms.values(), *losses.metrics.values()])
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
