@@ -63,7 +63,6 @@ def build(
         resolved=resolved,
         run_dir=run_dir,
         policy=policy,
-        buffer=buffer,
         collector=_collector(resolved, policy, learner),
         learner=learner,
         reports=Callbacks(policy, plan, identity, capture),

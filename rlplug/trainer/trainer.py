@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pluggy
 
-from rlplug.api import Buffer, Collector, Losses, Run
+from rlplug.api import Collector, Losses, Run
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.nonfinite import blame_nonfinite, check_segment
 from rlplug.context import ResolvedRun
@@ -23,38 +23,19 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Reports(Protocol):
-    """What a run reports between rounds; ``run.callbacks`` has it."""
+    """What a run reports between rounds; see ``run.callbacks``."""
 
     identity: str
 
     @property
-    def logged(self) -> int:
-        """Rows of metrics so far."""
-        ...
-
-    def ready_to_save(self) -> bool:
-        """Return whether a checkpoint may be written after this round, as far as this rank knows."""
-        ...
-
-    def report(self, trainer: Trainer) -> None:
-        """Log, evaluate and write a checkpoint, each where it is due."""
-        ...
-
+    def logged(self) -> int: ...
+    def ready_to_save(self) -> bool: ...
+    def report(self, trainer: Trainer) -> None: ...
     def close(self) -> None: ...
 
 
 class Trainer(Run):
-    """``api.Run``, and nothing else. It is given everything it works with; ``run.build`` makes that.
-
-    Args:
-        resolved: the configuration, and what follows from it.
-        run_dir: where loggers and checkpoints write.
-        policy: what acts and learns.
-        buffer: of this rank.
-        collector: of this rank's environments.
-        learner: trains ``policy`` with samples of ``buffer``.
-        reports: called between rounds.
-    """
+    """``api.Run``, and nothing else. It is given everything it works with; ``run.build`` makes that."""
 
     def __init__(
         self,
@@ -62,32 +43,25 @@ class Trainer(Run):
         resolved: ResolvedRun,
         run_dir: Path,
         policy: Policy,
-        buffer: Buffer,
         collector: Collector,
         learner: FabricLearner,
         reports: Reports,
     ) -> None:
         self.resolved, self.config, self.loop = resolved, resolved.config, resolved.loop
         self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, policy.ctx, policy.algorithm
-        self.buffer, self.collector, self.reports = buffer, collector, reports
         self.learner: FabricLearner = learner
-        self.progress = learner.progress
+        self.buffer, self.progress, self.collector, self.reports = learner.buffer, learner.progress, collector, reports
         self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids))
         self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
-        self.stop_signal = 0
-        """the signal that asked this process to stop; 0: none did"""
-        self.agreed_stop = 0
-        """the signal that ends the run, once all ranks know"""
-        self.may_checkpoint = False
-        """whether the first rank can write a checkpoint after this round"""
+        self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
+        self.agreed_stop = 0  # the signal that ends the run, once all ranks know
+        self.may_checkpoint = False  # whether the first rank can write a checkpoint after this round
 
     @property
     def logged(self) -> int:
         return self.reports.logged
-
-    # ---- when it ends ---------------------------------------------------------------------------------------------
 
     def request_stop(self, signal_number: int) -> None:
         """End the run after this round; 0 takes that back."""
@@ -108,7 +82,14 @@ class Trainer(Run):
     def done(self) -> bool:
         return bool(self.agreed_stop) or self._steps_left <= 0
 
-    # ---- what a loop drives ---------------------------------------------------------------------------------------
+    def close_with(self, resource: Any) -> None:
+        """Close ``resource`` after everything else, when the trainer is closed."""
+        self._closing.append(resource)
+
+    def close(self) -> None:
+        """Close everything that the trainer was given; may be called twice."""
+        while self._closing:
+            self._closing.pop(0).close()
 
     def report(self) -> None:
         self.learner.check_finite()
@@ -119,54 +100,37 @@ class Trainer(Run):
         length = min(self.loop.rollout_length, self._steps_left)
         whole = length == self.loop.rollout_length
         further = (self._steps_left - length) // length if whole else 0
-        with (
-            self.clock.phase("collect"),
-            blame_nonfinite(self.collector, length, self.progress.env_steps, self.ctx.env_ids),
-        ):
+        blame = blame_nonfinite(self.collector, length, self.progress.env_steps, self.ctx.env_ids)
+        with self.clock.phase("collect"), blame:
             for segment in self.collector.collect(length, mode=mode, further=further):
-                self._receive(segment, whole)
-
-    def _receive(self, segment: Batch, whole: bool) -> None:
-        check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.collector.bounds)
-        normalizer = self.policy.normalizer
-        with self.learner.observing():
-            normalizer.observe(segment, self.learner)
-            self.algorithm.observe(segment, self.learner)
-            normalized = normalizer.normalized(segment)
-            for extra in self.policy.exploration.values():
-                extra.observe(normalized, self.learner)
-        if whole or self.buffer.off_policy:  # the few rows of a last, short rollout would make a poor gradient
-            self.buffer.add(segment)
-        self.progress.env_steps += self._sync_ranks(self.episodes.add(segment))
-        self.hooks.hook.rlplug_collected(run=self, segment=segment)
+                check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.collector.bounds)
+                self.learner.observe(segment)
+                if whole or self.buffer.off_policy:  # a last rollout of few rows would make a poor gradient
+                    self.buffer.add(segment)
+                self.progress.env_steps += self._sync_ranks(self.episodes.add(segment))
+                self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
     def _sync_ranks(self, steps: int) -> int:
         """Return the environment steps of all ranks; agree on whether to stop and whether to checkpoint."""
-        ready, ranks = self.reports.ready_to_save(), self.learner.collectives
-        if ranks.world_size == 1:
-            self.may_checkpoint = ready
-            return steps
-        own = [steps if ranks.rank == 0 or not self.learner.replicated else 0, ready and ranks.rank == 0]
+        ranks, first = self.learner.collectives, self.learner.collectives.rank == 0
+        own = [steps if first or not self.learner.replicated else 0, first and self.reports.ready_to_save()]
         steps, may, *stops = ranks.sums([*own, *(self.stop_signal == number for number in SIGNALS)])
         self.may_checkpoint = bool(may)
-        self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
+        if ranks.world_size > 1:
+            self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
         return steps
 
     def ready(self) -> bool:
         return self.buffer.ready()
 
     def update(self, batch: Batch | None = None) -> Losses:
+        skipped = self.learner.skipped
         with self.clock.phase("update"):
             self.ctx.schedules.refresh(self.progress.env_steps)
-            skipped = self.learner.skipped
             losses = self.learner.update(batch)
-            skipped = self.learner.skipped > skipped
-        self.means.add(losses.terms, finite=skipped)
-        self.means.add(losses.metrics, finite=skipped)
+        self.means.add(losses.terms | losses.metrics, finite=self.learner.skipped > skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)
         return losses
-
-    # ---- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> Tree:
         """Return what all ranks share beside the weights: optimizers, counters, and means that were not logged yet."""
@@ -186,14 +150,3 @@ class Trainer(Run):
         self.episodes.load(state["episodes"])
         if state["collector"]["env"] is None:  # new episodes begin
             self.episodes.forget()
-
-    # ---- its end --------------------------------------------------------------------------------------------------
-
-    def close_with(self, resource: Any) -> None:
-        """Close ``resource`` after everything else, when the trainer is closed."""
-        self._closing.append(resource)
-
-    def close(self) -> None:
-        """Close everything that the trainer was given; may be called twice."""
-        while self._closing:
-            self._closing.pop(0).close()
