@@ -38,7 +38,7 @@ def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run's configuration, and what follows from it on this machine; see ``run.resolve``."""
+    """A run's configuration, and what follows from it on this machine; see ``run.build``."""
 
     config: RunConfig
     plan: Plan

@@ -47,8 +47,6 @@ class Origin(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What the manifests of runs and of checkpoints have in common."""
-
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     run: str
     plugins: dict[str, Origin]

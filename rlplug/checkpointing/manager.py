@@ -93,11 +93,11 @@ class CheckpointManager:
 
     def _prune(self) -> None:
         """Link to the best checkpoint, and delete those that are neither among the last nor the best."""
-        best, link = [path for _, path in self._best()], self.run / FOLDER / BEST
+        best = [path for _, path in self._best()]
         if best:
-            atomic.symlink(link, best[0].name)
+            atomic.symlink(self.run / FOLDER / BEST, best[0].name)
         else:
-            atomic.delete(link)
+            atomic.delete(self.run / FOLDER / BEST)
         for path in checkpoints(self.run)[self.cfg.keep_last :]:
             if path not in best:
                 remove(path)
@@ -106,7 +106,7 @@ class CheckpointManager:
         """Return scores and paths of the checkpoints that are kept for their scores, the best first."""
         scored: list[tuple[float, Path]] = []
         for path in checkpoints(self.run):
-            with suppress(CheckpointError):  # a damaged one is older than the one that the run continues from
+            with suppress(CheckpointError):  # it is damaged, or was just deleted
                 score = Checkpoint(path).manifest["score"]
                 scored += [] if score is None or math.isnan(score) else [(score, path)]
         return sorted(scored, reverse=True)[: self.cfg.keep_best]

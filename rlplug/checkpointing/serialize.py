@@ -33,7 +33,8 @@ def encode(tree: Tree) -> bytes:
     """Return the bytes of a tree, in the format of ``torch.save``. Raises as ``copy_to_host``."""
     file = io.BytesIO()
     arrays = {np.ndarray: lambda x: {ARRAY: torch.from_numpy(x)}}
-    torch.save(_map(tree, arrays | {bytes: lambda x: {BYTES: torch.tensor(list(x), dtype=torch.uint8)}}), file)
+    strings = {bytes: lambda x: {BYTES: torch.tensor(list(x), dtype=torch.uint8)}}
+    torch.save(_map(tree, arrays | strings), file)
     return file.getvalue()
 
 

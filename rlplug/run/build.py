@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from rlplug.api import Buffer, Collector, Plan, VecEnv
 from rlplug.collection.broadcast import BroadcastCollector
@@ -20,16 +21,6 @@ from rlplug.trainer.trainer import Trainer
 from rlplug.types import EnvSpec
 
 
-def resolve(config: RunConfig, plan: Plan | None = None) -> ResolvedRun:
-    """Work out what follows from a configuration, with the hardware's plan or another one; check that it fits."""
-    chosen: Plan = config.hardware.build(None).plan() if plan is None else plan
-    env: VecEnv = config.env.build(RunContext(spec=EnvSpec({}), seed=config.seed))
-    env.close()
-    resolved = ResolvedRun.read(config, chosen, env.spec)
-    checks.check(resolved)
-    return resolved
-
-
 def build(
     config: RunConfig, run_dir: Path, fabric: Fabric | None = None, plan: Plan | None = None, identity: str = ""
 ) -> Trainer:
@@ -43,8 +34,12 @@ def build(
     Raises:
         ConfigError: the run cannot start as configured.
     """
-    resolved = resolve(config, plan)
-    plan, ranks, num_envs = resolved.plan, resolved.plan.world_size, config.num_envs
+    plan = plan or cast(Plan, config.hardware.build(None).plan())
+    env: VecEnv = config.env.build(RunContext(spec=EnvSpec({}), seed=config.seed))
+    env.close()
+    resolved = ResolvedRun.read(config, plan, env.spec)
+    checks.check(resolved)
+    ranks, num_envs = plan.world_size, config.num_envs
     set_up_torch(plan, config.deterministic)
     elsewhere = fabric is None and (ranks > 1 or plan.launcher == "ray")
     if fabric is None:
@@ -91,9 +86,8 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) ->
     ranks, actors = learner.collectives, resolved.plan.actors
     if learner.replicated and ranks.rank != 0:
         return BroadcastCollector(None, ranks.broadcast)
-    own: Collector
     if actors is None:
-        own = policy.collector(policy.ctx.env_ids)
+        own: Collector = policy.collector(policy.ctx.env_ids)
     else:
         from rlplug.actors.collector import RayCollector
 
@@ -104,13 +98,11 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) ->
 
 def start(trainer: Trainer) -> None:
     """Start a run's Ray actors and its collector, and register its loggers. Raises ``ConfigError``."""
-    plan, ranks = trainer.resolved.plan, trainer.learner.collectives
-    first = ranks.rank == 0
+    plan, ranks, first = trainer.resolved.plan, trainer.learner.collectives, trainer.ctx.rank == 0
     if plan.actors is not None:
         from rlplug.actors.connect import connect
 
-        cluster = connect(plan, first, first or not trainer.learner.replicated, ranks.broadcast)
-        if cluster is not None:
+        if cluster := connect(plan, first, first or not trainer.learner.replicated, ranks.broadcast):
             trainer.close_with(cluster)
         if first and plan.actors.evaluation:
             callbacks_of(trainer).evaluation.start(trainer.resolved)

@@ -146,13 +146,10 @@ class Evaluation:
 
 
 class Callbacks:
-    """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due.
-
-    The checkpoints belong to the run of this ``identity`` alone; it is empty for a new run.
-    """
+    """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
 
     def __init__(self, policy: Policy, is_async: bool, identity: str) -> None:
-        self.identity = identity or uuid4().hex
+        self.identity = identity or uuid4().hex  # of the run, to which alone its checkpoints belong
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async)
         self.row_log = FileRowLog()  # where the buffer keeps its rows between two checkpoints
@@ -183,18 +180,15 @@ class Callbacks:
                 if evaluation.actors is not None:
                     evaluation.actors.begin(trainer.progress.env_steps)
             evaluation.mark(trainer)
-        if self.manager is not None:
-            self._save(trainer, self.manager, score, due)
-
-    def _save(self, trainer: Trainer, manager: CheckpointManager, score: float | None, evaluating: bool) -> None:
-        """Write a checkpoint, if one is due or the evaluation was among the best."""
+        if (manager := self.manager) is None:
+            return
         with trainer.clock.phase("checkpoint"):
             self._saved(trainer, manager.poll())
             best = score is not None and trainer.learner.collectives.broadcast(manager.is_best(score))
             # the score of an asynchronous evaluation is known later
-            best = best or (evaluating and self.evaluation.is_async and trainer.config.checkpoint.keep_best > 0)
+            best = best or (due and evaluation.is_async and trainer.config.checkpoint.keep_best > 0)
             if best or (trainer.may_checkpoint and manager.due(trainer.progress.env_steps)):
-                if not evaluating:
+                if not due:
                     self._poll_eval(trainer, wait=True)
                 self._saved(trainer, manager.submit(capture(trainer, score)))
 

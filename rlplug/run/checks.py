@@ -96,10 +96,7 @@ def _check_actors(resolved: ResolvedRun) -> None:
 
 
 def check_fit(trainer: Trainer, elsewhere: bool) -> None:
-    """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm.
-
-    Where the run's devices are ``elsewhere``, in other processes, those check the devices' memory themselves.
-    """
+    """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm."""
     config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
     if needs.off_policy and needs.carry_stride and trainer.collector.autoreset is not AutoresetMode.NEXT_STEP:
         said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
@@ -109,7 +106,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         each = f"{steps} steps (num_envs={config.num_envs} x {length} steps of each)"
         raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
     if elsewhere and plan.accelerator == "cuda":
-        return
+        return  # the processes that have the devices check their memory
     if buffer.device.type == "cuda":
         free, where, ranks = torch.cuda.mem_get_info(buffer.device)[0], torch.cuda.get_device_name(buffer.device), 1
     else:  # Ray places ranks where there is room

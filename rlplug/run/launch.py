@@ -7,7 +7,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,7 +53,6 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) 
     Args:
         path: the run folder.
         overrides: changes to what does not alter learning, as on the command line.
-        tell: is given, line by line, what a person should know.
 
     Returns:
         The mean return of the final evaluation; None for a run that has finished already.
@@ -71,8 +70,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) 
 def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Callable[..., Any], *args: Any) -> Any:
     """Call ``work(fabric, tell, plan, folder, *args)`` on every rank; return what the first rank returns.
 
-    A process that is the only rank, or was started as one of several, does the work itself. Otherwise each rank gets a
-    process, and a run that broke off is continued as often as the plan allows.
+    Where ranks get processes of their own, a run that broke off is continued as often as the plan allows.
     """
     require_started(plan)
     if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and plan.launcher == "processes"):
@@ -103,18 +101,17 @@ def _train(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, 
     raw, folder = fabric.broadcast((raw, folder))
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
-    with closing(build(config, folder, fabric, plan)) as trainer, _disk_errors(folder):
+    with closing(build(config, folder, fabric, plan)) as trainer, _disk_errors(folder), ExitStack() as lock:
         start(trainer)
-        if not fabric.is_global_zero:
-            return _drive(trainer)
-        run_dir.require_new(folder)
-        with run_dir.locked(folder, "hydra.run.dir"):
+        if fabric.is_global_zero:
+            run_dir.require_new(folder)
+            lock.enter_context(run_dir.locked(folder, "hydra.run.dir"))
             run_dir.create(folder, config, plan, trainer.reports.identity, command)
-            return _drive(trainer)
+        return _drive(trainer)
 
 
 def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> float | None:
-    first, checkpoint = fabric.is_global_zero, None
+    first = fabric.is_global_zero
     tell = tell if first else lambda line: None
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     raw, before, manifest, notes = _read(folder, overrides)
@@ -122,17 +119,14 @@ def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: lis
         for note in notes:
             tell(note)
         config, changed = parse(raw), differences(before, raw)
-        if first and checkpoints(folder):
-            checkpoint = find(folder, tell=tell)
+        checkpoint = find(folder, tell=tell) if first and checkpoints(folder) else None
         path = fabric.broadcast(checkpoint and checkpoint.path)
-        if path is None:
-            left = config.total_steps - before["total_steps"]
-        else:
+        if path is not None:
             checkpoint = checkpoint or Checkpoint(path)
             _check_own(checkpoint, manifest["run"], config)
-            left = (config.total_steps - checkpoint.manifest["env_steps"]) // config.num_envs
         if done := run_dir.finished(folder):
-            if not left:
+            made = checkpoint.manifest["env_steps"] if checkpoint else before["total_steps"]
+            if 0 <= config.total_steps - made < config.num_envs:
                 tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
                 return None
             if checkpoint is None:
@@ -168,8 +162,7 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
         if key.split(".")[0] not in RESUMABLE:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
-    made, total = checkpoint.manifest["env_steps"], config.total_steps
-    if total < made:
+    if (total := config.total_steps) < (made := checkpoint.manifest["env_steps"]):
         raise ConfigError("total_steps", f"{total} is less than the {made} steps that the run has made already")
 
 
@@ -250,14 +243,13 @@ def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
 
 def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
     """On several machines, end the run when one is lost."""
-    fabric = trainer.learner.fabric
 
     def end(reason: str) -> None:
-        if fabric.local_rank == 0:
+        if trainer.learner.fabric.local_rank == 0:
             os.write(2, f"rlplug: {_with_way_back(reason, trainer.run_dir)}\n".encode())
         os._exit(1)  # the main thread may be waiting in a collective
 
-    return nullcontext() if trainer.resolved.plan.num_nodes == 1 else watch_ranks(fabric, end)
+    return nullcontext() if trainer.resolved.plan.num_nodes == 1 else watch_ranks(trainer.learner.fabric, end)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,10 +67,7 @@ def require_new(folder: Path) -> None:
 
 
 def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
-    """Write ``config.yaml`` and then ``manifest.json``, so that every folder with a manifest can be resumed.
-
-    The manifest of each checkpoint of the run repeats ``identity``. Raises as ``require_new``.
-    """
+    """Write ``config.yaml`` and then ``manifest.json``: with that a run can be resumed. Raises as ``require_new``."""
     require_new(folder)
     hardware = {
         "machine": platform.machine(),
@@ -120,29 +117,25 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def finished(folder: Path) -> str | None:
     """Return steps and evaluation of a finished run, in words; None for a run that has not finished."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        if summary["status"] != "finished":
-            return None
-        return f"{summary['env_steps']:,} steps, evaluation {summary['eval/return_mean']:,.1f}"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        if summary["status"] == "finished":
+            return f"{summary['env_steps']:,} steps, evaluation {summary['eval/return_mean']:,.1f}"
+    return None
 
 
 def note_resumed(
     folder: Path, config: RunConfig, manifest: dict[str, Any], env_steps: int, changed: Sequence[tuple[str, Any, Any]]
 ) -> None:
     """Note in a run's ``manifest`` where it continues and what the command line ``changed``; delete its summary."""
-    manifest["resumed"].append(
-        {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "env_steps": env_steps,
-            "versions": versions(),
-            "changed": {key: {"from": old, "to": new} for key, old, new in changed},
-        }
-    )
+    resumed = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "env_steps": env_steps,
+        "versions": versions(),
+        "changed": {key: {"from": old, "to": new} for key, old, new in changed},
+    }
     write_config(folder, config.raw)
-    write_json(folder / MANIFEST, manifest | {"plugins": origins(config)})
+    write_json(folder / MANIFEST, manifest | {"plugins": origins(config), "resumed": [*manifest["resumed"], resumed]})
     (folder / SUMMARY).unlink(missing_ok=True)
 
 
@@ -159,7 +152,6 @@ def origins(config: RunConfig) -> dict[str, dict[str, str]]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, completely or not at all."""
     atomic.replace(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
