@@ -104,8 +104,7 @@ class Evaluation:
 
     def mark(self, trainer: Trainer) -> None:
         """Count the evaluation that was due as made, or begun."""
-        steps = trainer.progress.env_steps
-        self._due_after = steps - steps % self.cfg.every
+        self._due_after = trainer.progress.env_steps // self.cfg.every * self.cfg.every
 
     def run(self, trainer: Trainer) -> dict[str, float]:
         """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
@@ -124,11 +123,12 @@ class Evaluation:
 
     def _play(self, number: int, stop: Callable[[], bool]) -> Played | None:
         """Play this rank's share; None: it was asked to stop."""
-        if self.actors is not None and not stop():
-            self.actors.begin(number)
-            return self.actors.wait(stop)
         with suppress(Stopped):
-            return self.evaluator.play(number, stop)
+            if self.actors is None:
+                return self.evaluator.play(number, stop)
+            if not stop():
+                self.actors.begin(number)
+                return self.actors.wait(stop)
         return None
 
     def state(self) -> Tree:
