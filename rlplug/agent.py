@@ -16,7 +16,7 @@ from gymnasium.spaces import flatdim
 
 from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
-from rlplug.checkpointing.reading import Checkpoint, find
+from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of

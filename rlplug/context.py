@@ -36,7 +36,7 @@ def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
 
 
 class ResolvedRun:
-    """A run's configuration, and what follows from it on this machine; see ``run.resolve``."""
+    """A run's configuration, and what follows from it on this machine; see ``run.build``."""
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
         self.config, self.plan, self.spec = config, plan, spec

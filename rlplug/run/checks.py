@@ -22,11 +22,7 @@ from rlplug.types import ConfigError
 
 
 def check(resolved: ResolvedRun) -> None:
-    """Check that the components of a run go together, and that ranks and actors get equal shares.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Raise ``ConfigError`` unless components go together, and ranks and actors get equal shares."""
     config, needs = resolved.config, resolved.needs
     algo, name, buffer = config.algo.name, config.buffer.name, config.buffer.cls
     if buffer.off_policy and not needs.off_policy:
@@ -37,9 +33,7 @@ def check(resolved: ResolvedRun) -> None:
         raise ConfigError("algo", f"{algo} needs whole episodes, which nothing here keeps yet")
     if needs.off_policy and needs.carry_stride and not buffer.sequences:
         ways = _options("buffer", lambda cls: cls.sequences) + ", or a model without a state"
-        raise ConfigError(
-            "buffer", f"{name} keeps no recurrent states, which {algo} needs for its recurrent model; take {ways}"
-        )
+        raise ConfigError("buffer", f"{name} keeps no recurrent states, which {algo}'s model needs; take {ways}")
     if buffer.sequences and not needs.carry_stride:
         ways = _options("buffer", lambda cls: cls.off_policy and not cls.sequences)
         ways += f", or a recurrent model: {_options('model', lambda cls: cls.recurrent)}"
@@ -96,32 +90,23 @@ def _check_actors(resolved: ResolvedRun) -> None:
         raise _uneven("hardware.actors.count", f"{cfg.count} actors", f"{ranks} ranks", [ranks])
     if plan.ray is not None and plan.ray.address is None:
         if plan.num_nodes > 1:
-            raise ConfigError(
-                "hardware.ray.address", f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
-            )
+            said = f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
+            raise ConfigError("hardware.ray.address", said)
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
 def check_fit(trainer: Trainer, elsewhere: bool) -> None:
-    """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm.
-
-    Where the run's devices are ``elsewhere``, in other processes, those check the devices' memory themselves.
-    """
+    """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm."""
     config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
     if needs.off_policy and needs.carry_stride and trainer.collector.autoreset is not AutoresetMode.NEXT_STEP:
-        raise ConfigError(
-            "env",
-            "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
-            " cannot be kept over them; env.vectorization=list leaves none",
-        )
+        said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
+        raise ConfigError("env", f"{said} cannot be kept over them; env.vectorization=list leaves none")
     total, length = config.total_steps, trainer.loop.rollout_length
     if total < (steps := length * config.num_envs):
-        each = f"(num_envs={config.num_envs} x {length} steps of each)"
-        raise ConfigError(
-            "total_steps", f"{total} is less than one round of collection, {steps} steps {each}; raise it"
-        )
+        each = f"{steps} steps (num_envs={config.num_envs} x {length} steps of each)"
+        raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
     if elsewhere and plan.accelerator == "cuda":
-        return
+        return  # the processes that have the devices check their memory
     if buffer.device.type == "cuda":
         free, where, ranks = torch.cuda.mem_get_info(buffer.device)[0], torch.cuda.get_device_name(buffer.device), 1
     else:  # Ray places ranks where there is room
@@ -130,16 +115,11 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     needed = buffer.nbytes(trainer.collector.example()) * ranks
     if needed > free:
         whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
-        raise ConfigError(
-            buffer.size_key,
-            f"{whose} would need {size(needed)}, but only {size(free)} of memory of {where} are free; make it smaller",
-        )
+        room = f"only {size(free)} of memory of {where} are free"
+        raise ConfigError(buffer.size_key, f"{whose} would need {size(needed)}, but {room}; make it smaller")
 
 
 def size(n: float) -> str:
     """Return bytes in the unit that a person would choose."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.4g} {unit}"
-        n /= 1024
-    return f"{n:.4g} TiB"
+    power = min(max(int(n).bit_length() - 1, 0) // 10, 4)
+    return f"{n / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -79,7 +79,7 @@ BAD = {
     "plugins a b c": "plugins takes at most a kind and a name",
     # spaces and crosses
     "algo=dqn env=pendulum": "algo: dqn needs one Discrete action, but the environment's are Box(-1.0, 1.0, (1,)",
-    "algo=dqn model=lstm": "buffer: replay keeps no recurrent states, which dqn needs for its recurrent model; take ",
+    "algo=dqn model=lstm": "buffer: replay keeps no recurrent states, which dqn's model needs; take ",
     "algo=dqn buffer=sequence": "buffer: sequence keeps recurrent states, and the model has none; take ",
     "algo=reinforce model=lstm": "model: Reinforce cannot learn with a recurrent model; take another model",
     "algo=ppo env=taxi preprocess.normalize_obs=true": "preprocess.normalize_obs: there is no vector of numbers in ",
