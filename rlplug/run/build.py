@@ -77,16 +77,16 @@ def build(
 
 def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) -> Collector:
     """Make the collector of this rank's environments; where these do not divide by the ranks, the first one's."""
-    ranks, actors = learner.collectives, resolved.plan.actors
+    ranks = learner.collectives
     if learner.replicated and ranks.rank != 0:
         return BroadcastCollector(None, ranks.broadcast)
-    if actors is None:
-        own: Collector = policy.collector(policy.ctx.env_ids)
+    own: Collector
+    if resolved.plan.actors is None:
+        own = policy.collector(policy.ctx.env_ids)
     else:
         from rlplug.actors.collector import RayCollector
 
-        count = actors.count // (1 if learner.replicated else resolved.plan.world_size)
-        own = RayCollector(policy, resolved, learner.progress, policy.ctx.env_ids, count, ranks.rank * count)
+        own = RayCollector(policy, resolved, learner.progress)
     return BroadcastCollector(own, ranks.broadcast) if learner.replicated else own
 
 
@@ -94,10 +94,9 @@ def start(trainer: Trainer) -> None:
     """Start a run's Ray actors and its collector, and register its loggers. Raises ``ConfigError``."""
     plan, ranks, first = trainer.resolved.plan, trainer.learner.collectives, trainer.ctx.rank == 0
     if plan.actors is not None:
-        from rlplug.actors.connect import connect
+        from rlplug.actors.cluster import connect
 
-        if cluster := connect(plan, first, first or not trainer.learner.replicated, ranks.broadcast):
-            trainer.close_with(cluster)
+        trainer.close_with(connect(plan, first, first or not trainer.learner.replicated, ranks.broadcast))
         if first and plan.actors.evaluation:
             callbacks_of(trainer).evaluation.start(trainer.resolved)
     trainer.collector.start()

@@ -27,7 +27,7 @@ from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
 
 if TYPE_CHECKING:
-    from rlplug.actors.evaluation import AsyncEval
+    from rlplug.actors.collector import AsyncEval
 
 # what components raise when they load the state of something else
 MISFITS = (RuntimeError, KeyError, IndexError, ValueError, TypeError, AttributeError)
@@ -95,7 +95,7 @@ class Evaluation:
         self._due_after = 0
 
     def start(self, resolved: ResolvedRun) -> None:
-        from rlplug.actors.evaluation import AsyncEval
+        from rlplug.actors.collector import AsyncEval
 
         self.actors = AsyncEval(self.policy, resolved)
 
@@ -211,7 +211,7 @@ class Callbacks:
         if actors is None or not actors.playing:
             return
         with trainer.clock.phase("evaluate"):
-            played = actors.wait(lambda: bool(trainer.stop_signal)) if wait else actors.poll()
+            played = actors.wait(lambda: bool(trainer.stop_signal) or not wait)
         if played is not None:
             result = summary(played)
             self._evaluated(trainer, result, actors.env_steps)
