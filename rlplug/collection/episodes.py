@@ -11,16 +11,11 @@ class Episodes:
     """Counts returns and lengths of the episodes in a stream of segments ``[T+1, B]``."""
 
     def __init__(self, num_envs: int) -> None:
-        self._return = np.zeros(num_envs)
-        self._length = np.zeros(num_envs, np.int64)
+        self._return, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         self._finished: list[tuple[float, int, int]] = []
 
     def add(self, segment: Batch) -> int:
-        """Count a segment.
-
-        Returns:
-            The number of its environment steps.
-        """
+        """Count a segment, and return the number of its environment steps."""
         valid = segment["valid"][:-1].numpy()
         reward = np.where(valid, segment["reward"][:-1].numpy(), 0.0)
         ended = ((segment["terminated"] | segment["truncated"])[:-1].numpy()) & valid
@@ -35,10 +30,10 @@ class Episodes:
         for t, b in np.argwhere(ended | began):
             if began[t, b]:
                 base_return[b], base_length[b] = returns[t, b] - reward[t, b], lengths[t, b] - 1
-            if not ended[t, b]:
-                continue
-            self._finished.append((float(returns[t, b] - base_return[b]), int(lengths[t, b] - base_length[b]), int(b)))
-            base_return[b], base_length[b] = returns[t, b], lengths[t, b]
+            if ended[t, b]:
+                episode = float(returns[t, b] - base_return[b]), int(lengths[t, b] - base_length[b]), int(b)
+                self._finished.append(episode)
+                base_return[b], base_length[b] = returns[t, b], lengths[t, b]
         self._return, self._length = returns[-1] - base_return, lengths[-1] - base_length
         return int(valid.sum())
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
@@ -28,14 +27,12 @@ class InProcessCollector:
     The tensors of a segment are this collector's own memory, valid until the next ``collect``.
 
     Args:
-        shard: the environments that are collected.
-        seeds: one for each of them.
+        seeds: one for each environment of ``shard``.
         keys: what is kept of a segment, beside ``CORE``; None: what the algorithm needs.
         normalize: what the policy sees of an observation.
     """
 
-    extra_rows = 1
-    """rows of memory beyond the transitions of a segment"""
+    extra_rows = 1  # of memory, beyond the transitions of a segment
 
     def __init__(
         self,
@@ -50,14 +47,12 @@ class InProcessCollector:
     ) -> None:
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.exploration = dict(exploration or {})
-        self.num_envs = len(shard.env_ids)
+        self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
         self.keys = ctx.needs.keys if keys is None else keys
-        self.normalize = normalize
+        self._kept = (*self.keys, *CORE)
         (group, *others) = ctx.spec.groups.values()
         checked = getattr(env, "check_bounds", True) and not others and not group.agents
         self.bounds = Bounds(group.obs) if checked else None
-        self.carry: Batch = {}
-        self.noise: dict[str, Batch] = {}
         cpu = ctx.device.type == "cpu"
         self._to_device = (lambda step: step) if cpu else partial(on_device, device=ctx.device)
         self._to_array = torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
@@ -65,13 +60,8 @@ class InProcessCollector:
         self.failed_episodes = 0
         """episodes that ended because their environment failed"""
         self._restarts = 0  # how often new episodes began because the environments could not be restored
-        self._memory: dict[int, SegmentMemory] = {}
+        self._memory: dict[int, SegmentMemory] = {}  # by transitions of a segment
         self._open: Batch = {}  # the row that the next segment begins with
-
-    @property
-    def autoreset(self) -> AutoresetMode:
-        """Return when the environments reset an episode that has ended."""
-        return self.env.autoreset
 
     def start(self) -> None:
         """Do nothing: this collector needs nothing outside of this process."""
@@ -84,7 +74,7 @@ class InProcessCollector:
         """
         n, needed = self.num_envs, self.ctx.needs.keys
         first = self.env.reset(self.seeds, tasks)
-        self._open = first | {"is_first": np.ones(n, np.bool_), "valid": np.ones(n, np.bool_)}
+        self._open = first | {key: np.ones(n, np.bool_) for key in ("is_first", "valid")}
         check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids, self.bounds)
         self._no_previous: Batch = {}  # what the first row of an episode has for the row before it
         if "prev_action" in needed:
@@ -95,8 +85,8 @@ class InProcessCollector:
         self._open |= copied(self._no_previous)
         self._observed = tuple(first)  # keys that the environment gives
         self._inputs = (*self._observed, *self._no_previous, "is_first")  # keys that the policy sees
-        self.carry = self.algorithm.initial_carry(n)
-        self.noise = {name: extra.initial_carry(n) for name, extra in self.exploration.items()}
+        self.carry: Batch = self.algorithm.initial_carry(n)
+        self.noise: dict[str, Batch] = {name: extra.initial_carry(n) for name, extra in self.exploration.items()}
 
     def example(self) -> Batch:
         """Return one row ``[B, ...]`` as it will be stored. Environment and algorithm are asked once.
@@ -107,16 +97,11 @@ class InProcessCollector:
         if not self._open:
             self.reset()
         with torch.inference_mode(), self.ctx.acting(self.shard):
-            rows = self._kept(self.algorithm.postprocess(self._allocate(2).tensors))
-        missing = [key for key in self.keys if key not in rows and key != "action_mask"]
-        if missing:
-            raise ValueError(
-                f"{type(self.algorithm).__name__}.needs names keys that nobody gives: {', '.join(missing)}"
-            )
+            rows = only(self.algorithm.postprocess(self._allocate(2).tensors), self._kept)
+        if missing := [key for key in self.keys if key not in rows and key != "action_mask"]:
+            name = type(self.algorithm).__name__
+            raise ValueError(f"{name}.needs names keys that nobody gives: {', '.join(missing)}")
         return tree.take(rows, 0)
-
-    def _kept(self, rows: Batch) -> Batch:
-        return only(rows, (*self.keys, *CORE))
 
     def collect(
         self,
@@ -135,14 +120,10 @@ class InProcessCollector:
             if rows not in self._memory:
                 self._memory[rows] = self._allocate(rows + self.extra_rows)
             segment = self._play(self._memory[rows], rows, mode, stop)
-        yield self._kept(segment if mode == "greedy" else self.algorithm.postprocess(segment))
+        yield only(segment if mode == "greedy" else self.algorithm.postprocess(segment), self._kept)
 
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
-        """Play ``rows`` transitions from the open row on, and leave the last row open.
-
-        Returns:
-            The segment with every key that ``memory`` has, leaves ``[rows + 1, B, ...]``.
-        """
+        """Play transitions from the open row on, leave the last row open, and return ``[rows + 1, B, ...]``."""
         raise NotImplementedError
 
     def raw_segment(self, rows: int) -> Batch:
@@ -156,13 +137,12 @@ class InProcessCollector:
         if mode != "explore" or not modules:
             yield
             return
-        keys = set(self.algorithm.actor_keys())
-        params = {name: p for name, p in self.algorithm.named_parameters() if name in keys}
+        params = only(dict(self.algorithm.named_parameters()), set(self.algorithm.actor_keys()))
         weights = plain = {name: p.data for name, p in params.items()}
         for extra in modules:
             weights = extra.perturb_weights(weights)
-        step = on_device(only(self._open, self._inputs), self.ctx.device)
         try:
+            step = on_device(only(self._open, self._inputs), self.ctx.device)
             unperturbed, _ = self._decide(step, "greedy")
             for name, p in params.items():
                 p.data = weights[name]
@@ -190,7 +170,7 @@ class InProcessCollector:
             step = step | {"obs": self.normalize(step["obs"])}
         return self.algorithm.act(step, self.carry, mode)
 
-    # ---- memory and its writers -----------------------------------------------------------------------------------
+    # ---- memory, and what is written into it: at a row, at rows, or at (rows [B], environments [B]) -----------------
 
     def _allocate(self, length: int) -> SegmentMemory:
         """Allocate ``length`` rows. Which keys the algorithm returns is found by asking it once.
@@ -198,38 +178,47 @@ class InProcessCollector:
         Keys that have no memory are not brought to the host. All are kept where the algorithm has a ``postprocess``,
         which may read them.
         """
-        memory = SegmentMemory()
-        memory.allocate(self._open | {key: np.zeros(self.num_envs, dtype) for key, dtype in CORE.items()}, length)
-        generators = {role: g.get_state() for role, g in self.ctx.generators.items()}
-        step = on_device({k: v for k, v in self._open.items() if k != "valid"}, self.ctx.device)
+        like = self._open | {key: np.zeros(self.num_envs, dtype) for key, dtype in CORE.items()}
+        step = on_device(only(self._open, self._inputs), self.ctx.device)
+        carry, noise = self.carry, dict(self.noise)
+        generators = {role: generator.get_state() for role, generator in self.ctx.generators.items()}
         for mode in ("explore", "random"):
-            out, _ = self._decide(step, mode)
-            if mode == "explore":
-                for name, extra in self.exploration.items():
-                    out, _ = extra.perturb(out, step, self.noise[name])
+            out = self._act(step, mode)
             if type(self.algorithm).postprocess is Algorithm.postprocess:
                 out = only(out, ("action", *self.keys))
-            memory.allocate(on_host(out), length)
+            like |= on_host({key: x for key, x in out.items() if key not in like})
         for role, state in generators.items():
             self.ctx.generators[role].set_state(state)
-
-        arrays = memory.arrays
-        memory.write_output = partial(_write_output, arrays, self._to_array)
+        self.carry, self.noise = carry, noise
         if "carry" in self.keys:
-            memory.allocate({"carry": on_host(self.carry)}, length)
-            memory.write_carry = partial(self._write_carry, arrays["carry"])
-        if self._no_previous:
-            previous = [(arrays[key.removeprefix("prev_")], arrays[key]) for key in self._no_previous]
-            memory.write_previous = partial(_write_previous, previous, arrays["valid"])
-        if "value" in self.keys:  # it stands in row T, too
-            memory.write_value = partial(self._write_value, arrays)
-        return memory
+            like.setdefault("carry", on_host(carry))
+        return SegmentMemory(like, length)
 
     def _write_carry(self, arrays: Batch, index: Any) -> None:
-        tree.put(arrays, index, on_host(self.carry))
+        """Write the recurrent state before a row."""
+        if "carry" in self.keys:
+            tree.put(arrays["carry"], index, on_host(self.carry))
+
+    def _write_output(self, arrays: Batch, index: Any, out: Batch) -> None:
+        """Write what the algorithm returned when it acted on a row."""
+        for key, value in out.items():
+            if key in arrays:
+                if isinstance(value, dict):
+                    tree.put(arrays[key], index, tree.map(self._to_array, value))
+                else:  # as above, in a third of the time
+                    arrays[key][index] = self._to_array(value)
+
+    def _write_previous(self, arrays: Batch, index: Any, following: Any) -> None:
+        """Write what was acted on into the row that follows; behind a final observation, zeros: nobody acted on it."""
+        for key in self._no_previous:
+            values = arrays[key.removeprefix("prev_")]
+            acted = arrays["valid"][index].reshape(-1, *(1 for _ in values.shape[2:]))
+            arrays[key][following] = np.where(acted, values[index], 0)
 
     def _write_value(self, arrays: Batch, index: Any, mode: Mode, where: Any = None) -> None:
-        """Write what the algorithm returns for rows; only in the environments ``where [B]``, if given."""
+        """Write the value of rows on which nobody acts; only in the environments ``where [B]``, if given."""
+        if "value" not in self.keys:
+            return
         step = tree.take({key: arrays[key] for key in self._inputs}, index)
         out, _ = self._decide(on_device(step, self.ctx.device), mode)
         values = on_host(only(out, arrays))
@@ -242,13 +231,8 @@ class InProcessCollector:
 
     def state(self) -> Tree:
         """Return where the stream stands; ``env`` is None where the environments cannot save theirs."""
-        return {
-            "open": copied(self._open),
-            "carry": self.carry,
-            "noise": self.noise,
-            "env": self.env.state(),
-            "cuts": self._restarts,
-        }
+        stream = {"open": copied(self._open), "carry": self.carry, "noise": self.noise}
+        return stream | {"env": self.env.state(), "cuts": self._restarts}
 
     def load(self, state: Tree) -> None:
         """Continue from ``state``. Where it has no environments, every environment begins a new episode.
@@ -257,11 +241,8 @@ class InProcessCollector:
             ConfigError: it is that of actors.
         """
         if "actors" in state:
-            count = len(state["actors"])
-            raise ConfigError(
-                "hardware.actors.count",
-                f"the run was collected by {count} actors to a rank, and continues with as many",
-            )
+            count = f"{len(state['actors'])} actors to a rank"
+            raise ConfigError("hardware.actors.count", f"the run was collected by {count}, and continues with as many")
         if not self._open:
             self.reset()
         self._open, self._restarts = copied(state["open"]), state["cuts"]
@@ -273,27 +254,11 @@ class InProcessCollector:
             self._open["valid"] = np.zeros(self.num_envs, np.bool_)
             self._restarts += 1
             seeds = np.random.SeedSequence([*self.seeds, self._restarts]).generate_state(self.num_envs)
-            self._restart(self.env.reset([int(seed) for seed in seeds]))
+            self._restart(self.env.reset(seeds.tolist()))
 
     def _restart(self, first: Batch) -> None:
-        """Continue with ``first``, first observations ``[B, ...]``, behind the open row."""
+        """Continue with first observations ``[B, ...]`` behind the open row."""
         raise NotImplementedError
 
     def close(self) -> None:
         self.env.close()
-
-
-def _write_output(arrays: Batch, to_array: Callable[[Any], Any], index: Any, out: Batch) -> None:
-    for key, value in out.items():
-        if key in arrays:
-            if isinstance(value, dict):
-                tree.put(arrays[key], index, tree.map(to_array, value))
-            else:  # as above, in a third of the time
-                arrays[key][index] = to_array(value)
-
-
-def _write_previous(previous: Sequence[tuple[Any, Any]], valid: Any, index: Any, following: Any) -> None:
-    """Write what was acted on; behind a final observation, which nobody acted on, zeros."""
-    for values, memory in previous:
-        acted = valid[index].reshape(-1, *(1 for _ in values.shape[2:]))
-        memory[following] = np.where(acted, values[index], 0)

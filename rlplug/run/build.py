@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlplug.api import Buffer, Collector, Plan
-from rlplug.collection.broadcast import BroadcastCollector
+from rlplug.collection.collector import BroadcastCollector
 from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun
 from rlplug.distributed.fabric import Fabric, fabric_of
