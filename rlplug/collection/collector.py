@@ -20,12 +20,7 @@ def make_collector(env: VecEnv, *args: Any, **kwargs: Any) -> InProcessCollector
 
 
 class BroadcastCollector:
-    """Gives the first rank's segments to every rank.
-
-    Args:
-        own: the first rank's collector; None on the others.
-        broadcast: returns the first rank's argument on every rank.
-    """
+    """Gives the segments of the first rank's ``own`` collector, None on the others, to every rank."""
 
     def __init__(self, own: Collector | None, broadcast: Callable[[Any], Any]) -> None:
         self.own, self.broadcast = own, broadcast

@@ -60,11 +60,7 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
 
 @contextmanager
 def blame_nonfinite(collector: Collector, rows: int, env_steps: int, env_ids: Sequence[int]) -> Iterator[None]:
-    """Name the NaN that an error of ``collector.collect(rows)`` may come from.
-
-    Raises:
-        RunError: see ``check_segment``.
-    """
+    """Replace an error that ``collector.collect(rows)`` raises over a NaN by the ``RunError`` of ``check_segment``."""
     try:
         yield
     except Exception:
