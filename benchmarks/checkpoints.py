@@ -30,7 +30,7 @@ from rlplug.api import Segment
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.config import compose
 from rlplug.run.build import build
-from rlplug.run.state import capture
+from rlplug.run.callbacks import capture
 from rlplug.trainer.trainer import Trainer
 
 SEGMENT = 1000

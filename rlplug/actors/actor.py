@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,13 +33,7 @@ class RemotePolicy:
         self._row, self._rows, self._last_step = 0, 0, time.monotonic()
 
     def build(
-        self,
-        raw: Mapping[str, Any],
-        spec: bytes,
-        env_ids: Sequence[int],
-        plan: Plan,
-        path: list[str],
-        versions: Mapping[str, str],
+        self, raw: dict[str, Any], spec: bytes, env_ids: range, plan: Plan, path: list[str], versions: dict[str, str]
     ) -> Tree:
         """Build everything that ``collect`` needs; return the state before the first segment.
 
@@ -53,13 +46,13 @@ class RemotePolicy:
         """
         sys.path.extend(folder for folder in path if folder not in sys.path)
         check_same(versions, "an actor")
-        config = parse(dict(raw))
+        config = parse(raw)
         set_up_torch(plan, config.deterministic)
-        resolved = ResolvedRun.read(config, plan, pickle.loads(spec))
+        resolved = ResolvedRun(config, plan, pickle.loads(spec))
         self.policy = Policy(config, resolved.context(actor_device(plan), env_ids), acts_only=True)
         return self._begin(env_ids)
 
-    def _begin(self, env_ids: Sequence[int]) -> Tree:
+    def _begin(self, env_ids: range) -> Tree:
         raise NotImplementedError
 
     def _update(self, rows: int, statistics: Tree, weights: Weights) -> None:
@@ -82,7 +75,7 @@ class RemotePolicy:
 class Actor(RemotePolicy):
     """Plays some of the run's environments."""
 
-    def _begin(self, env_ids: Sequence[int]) -> Tree:
+    def _begin(self, env_ids: range) -> Tree:
         seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # every actor draws other numbers
         self.collector = self.policy.shard(env_ids)
         self.collector.reset()
@@ -119,7 +112,7 @@ class Actor(RemotePolicy):
 class EvalActor(RemotePolicy):
     """Plays some columns of every evaluation. It has no state: an evaluation starts from its number alone."""
 
-    def _begin(self, env_ids: Sequence[int]) -> Tree:
+    def _begin(self, env_ids: range) -> Tree:
         policy, episodes = self.policy, self.policy.config.eval.episodes
         self.evaluator = Evaluator(policy.env, policy.algorithm, policy.ctx, episodes, policy.normalize, env_ids)
         self.evaluator.begin()

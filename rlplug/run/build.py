@@ -14,9 +14,8 @@ from rlplug.distributed.fabric import Fabric, fabric_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks
-from rlplug.run.callbacks import Callbacks
+from rlplug.run.callbacks import Callbacks, callbacks_of
 from rlplug.run.resolve import resolve
-from rlplug.run.state import callbacks_of, capture
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
@@ -28,10 +27,9 @@ def build(
     """Build and check a run. Nothing is written, and nothing outside of this process is started.
 
     Args:
-        fabric: of this rank. None: build what the first rank will have; on the processor where ranks are processes of
-            their own.
+        fabric: of this rank; None builds what the first rank will have, on the CPU if ranks get processes of their own.
         plan: another one than the hardware's.
-        identity: of the run that is continued; empty: it is a new one.
+        identity: of the run that is continued; empty for a new one.
 
     Raises:
         ConfigError: the run cannot start as configured.
@@ -64,10 +62,9 @@ def build(
         resolved=resolved,
         run_dir=run_dir,
         policy=policy,
-        buffer=buffer,
         collector=_collector(resolved, policy, learner),
         learner=learner,
-        reports=Callbacks(policy, plan, identity, capture),
+        reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, identity),
     )
     try:
         if config.eval.record:
@@ -96,13 +93,8 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) ->
 
 
 def start(trainer: Trainer) -> None:
-    """Start the Ray actors of a run, if it has any, make its collector ready, and register its loggers.
-
-    Raises:
-        ConfigError: the actors or a logger cannot be had.
-    """
-    plan, ranks = trainer.resolved.plan, trainer.learner.collectives
-    first = ranks.rank == 0
+    """Start a run's Ray actors and its collector, and register its loggers. Raises ``ConfigError``."""
+    plan, ranks, first = trainer.resolved.plan, trainer.learner.collectives, trainer.ctx.rank == 0
     if plan.actors is not None:
         from rlplug.actors.cluster import connect
 

@@ -3,8 +3,6 @@
 Nothing is wrapped in DDP. ``minimize`` sums per-row terms over valid rows, runs the backward, and adds up gradients,
 valid counts and metrics over ranks in ONE flat all-reduce; dividing by the global count afterwards makes one rank equal
 two equal four microbatches, to rounding.
-
-A step is four frames: ``update`` -> ``minimize`` -> ``_forward_backward`` -> the algorithm's ``forward``.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 import torch._dynamo
@@ -31,23 +29,18 @@ from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, find_nonfinite
 from rlplug.types import Batch, Progress, RunError, Tree, Weights
 
-Graph: TypeAlias = Callable[[Batch], tuple[Losses, Sequence[Tensor | None]]]
-
-MOST_UNREAD = 1000
-"""gradient steps after which their numbers are read, if nobody asked whether they were finite"""
+MOST_UNREAD = 1000  # gradient steps, after which their numbers are read if nobody asked whether they were finite
 
 
 class FabricLearner:
     """``api.Learner`` on Fabric.
 
     Args:
-        normalizer: applied to every sample before it is learned from.
         on_nan: what happens to a gradient step with a term or gradient that is NaN or infinite. ``stop``: its numbers
-            are read later, and ``check_finite`` raises. ``skip``: it is left out; its numbers are read at every step,
-            for which an accelerator has to wait.
+            are read later, and ``check_finite`` raises. ``skip``: it is left out; numbers are read at every step, for
+            which an accelerator has to wait.
         replicated: every rank's buffer holds all data, not only its own environments'.
-        scale_losses: scale losses before they are differentiated, as ``16-mixed`` needs it. Steps whose gradients
-            overflow are left out, and numbers are read at every step.
+        scale_losses: scale losses, as ``16-mixed`` needs it; steps that overflow are left out, and numbers are read.
     """
 
     def __init__(
@@ -77,7 +70,7 @@ class FabricLearner:
         self._observing = False
         self._unread: list[GradientStep] = []
         self._parts: dict[Trainable, dict[str, OptimizerState]] = {}
-        self._graphs: dict[tuple[Trainable, Sequence[str]], Graph] = {}
+        self._graphs: dict[tuple[Trainable, Sequence[str]], Callable[[Batch], Any]] = {}
 
     # ---- one update -----------------------------------------------------------------------------------------------
 
@@ -119,14 +112,14 @@ class FabricLearner:
             batch = self.normalizer.normalized(batch)
         if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4
             batch["weight"] = batch["weight"] / self.reduce(batch["weight"], "max")
-        means: dict[str, Tensor] = {}
         bonuses = {name: b for name, x in self.exploration.items() if (b := x.intrinsic_reward(batch)) is not None}
-        for name, bonus in bonuses.items():
+        for bonus in bonuses.values():
             batch["reward_int"] = batch["reward_int"] + bonus if "reward_int" in batch else bonus
-            means[f"{name}/reward"] = self.reduce(bonus[:-1], "mean", batch["valid"][:-1])
         if bonuses:
             batch["reward"] = batch["reward"] + batch["reward_int"]
-        return batch, means
+        return batch, {
+            f"{name}/reward": self.reduce(x[:-1], "mean", batch["valid"][:-1]) for name, x in bonuses.items()
+        }
 
     # ---- gradient steps -------------------------------------------------------------------------------------------
 
@@ -172,8 +165,7 @@ class FabricLearner:
             for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
                 totals.append(self._forward(micro, who, due))
                 self.fabric.backward(totals[-1].loss)
-            total = reduce(partial(add_losses, axis=column_axis(batch)), totals)
-            losses = total.losses if self.whole else self._all_reduce(total, params)
+            losses = totals[0].losses if self.whole else self._all_reduce(totals, column_axis(batch), params)
         if self.scale is not None and (grads := [p.grad for p in every if p.grad is not None]):
             torch._foreach_div_(grads, self.scale.value)
         return losses
@@ -184,8 +176,9 @@ class FabricLearner:
         total = total_loss(losses, batch.get("valid"), who, mean=self.whole)
         return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
 
-    def _all_reduce(self, sums: Total, params: Sequence[Tensor]) -> Losses:
+    def _all_reduce(self, totals: Sequence[Total], axis: int, params: Sequence[Tensor]) -> Losses:
         """Turn sums over this rank's rows, and gradients of them, into means over the valid rows of all ranks."""
+        sums = reduce(partial(add_losses, axis=axis), totals)
         losses, count = sums.losses, torch.as_tensor(sums.count, device=self.ctx.device)
         numbers = torch.stack([count, *losses.terms.values(), *losses.metrics.values()])
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
@@ -195,9 +188,8 @@ class FabricLearner:
         for p, grad in zip(params, grads, strict=True):
             p.grad = grad.view_as(p)
         values = iter(numbers[1:].clone().unbind())  # so that a kept metric does not keep the gradients
-        return Losses(
-            {k: next(values) for k in losses.terms}, {k: next(values) for k in losses.metrics}, losses.feedback
-        )
+        terms, metrics = ({name: next(values) for name in names} for names in (losses.terms, losses.metrics))
+        return Losses(terms, metrics, losses.feedback)
 
     def _compiled(self, batch: Batch, who: Trainable, due: Sequence[str], params: Sequence[Tensor]) -> Losses | None:
         """Run forward and backward as one graph. None: it cannot be compiled; a warning says so, once."""
@@ -213,10 +205,8 @@ class FabricLearner:
                 losses, gradients = self._graphs[who, due](batch)
         except (TorchDynamoException, InductorError) as error:
             reason = str(error).strip().splitlines()[0]
-            warnings.warn(
-                f"compile: {type(who).__name__} could not be compiled and runs eagerly: {reason}", stacklevel=2
-            )
-            self.compile = False
+            self.compile, name = False, type(who).__name__
+            warnings.warn(f"compile: {name} could not be compiled and runs eagerly: {reason}", stacklevel=2)
             return None
         for p, gradient in zip(params, gradients, strict=True):
             p.grad = gradient
@@ -266,10 +256,9 @@ class FabricLearner:
     def observe(self, segment: Segment) -> None:
         """Let the running statistics of all that learns see a collected segment."""
         self._observing = self.replicated  # every rank has the segment, and nothing is to be gathered
-        if self.normalizer is not None:
-            self.normalizer.observe(segment, self)
         self.algorithm.observe(segment, self)
         if self.normalizer is not None:
+            self.normalizer.observe(segment, self)
             segment = replace(segment, batch=self.normalizer.normalized(segment.batch))
         for extra in self.exploration.values():
             extra.observe(segment, self)
@@ -278,23 +267,17 @@ class FabricLearner:
     # ---- state ----------------------------------------------------------------------------------------------------
 
     def drain(self) -> dict[str, float]:
-        """Return what is logged of gradient steps since the last call: skipped ones, and the scale of losses."""
-        row: dict[str, float] = {}
-        if self.on_nan == "skip":
-            row["skipped"], self.skipped = self.skipped, 0
+        """Return what is logged of gradient steps since the last call."""
+        row: dict[str, float] = {"skipped": self.skipped} if self.on_nan == "skip" else {}
         if self.scale is not None:
             row["loss_scale"] = self.scale.value.item()
+        self.skipped = 0
         return row
 
     def state(self) -> Tree:
-        """Return the state of optimizers that were used, of the loss scale, and the number of skipped steps."""
-        optimizers = {
-            name: {key: part.state() for key, part in self._parts[who].items()}
-            for name, who in self._trainables()
-            if who in self._parts
-        }
+        used = {name: self._parts[who] for name, who in self._trainables() if who in self._parts}
         scale = None if self.scale is None else self.scale.state()
-        return {"optimizers": optimizers, "loss_scale": scale, "skipped": self.skipped}
+        return {"optimizers": tree.map(OptimizerState.state, used), "loss_scale": scale, "skipped": self.skipped}
 
     def load(self, state: Tree) -> None:
         for name, who in self._trainables():
@@ -304,10 +287,8 @@ class FabricLearner:
             self.scale.load(state["loss_scale"])
         self.skipped = state["skipped"]
 
-    def _trainables(self) -> Iterator[tuple[str, Trainable]]:
-        """Yield everything that may have optimizers, by its place: ``algorithm``, ``exploration.icm.predictor``."""
+    def _trainables(self) -> list[tuple[str, Trainable]]:
+        """Return everything that may have optimizers, by its place: ``algorithm``, ``exploration.icm.predictor``."""
         roots = {"algorithm": self.algorithm} | {f"exploration.{name}": x for name, x in self.exploration.items()}
-        for prefix, root in roots.items():
-            for name, module in root.named_modules(prefix=prefix):
-                if isinstance(module, Trainable):
-                    yield name, module
+        named = (pair for prefix, root in roots.items() for pair in root.named_modules(prefix=prefix))
+        return [(name, module) for name, module in named if isinstance(module, Trainable)]

@@ -47,7 +47,7 @@ class Means:
         self._values: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, values: Mapping[str, Tensor], finite: bool = False) -> None:
-        """Count one value of each; with ``finite`` those that are NaN or infinite are left out, and all are read."""
+        """Count one value of each. ``finite`` leaves out what is NaN or infinite, for which all are read back."""
         for name, value in values.items():
             if not finite or value.isfinite():
                 self._values[name].append(value)

@@ -16,12 +16,7 @@ from rlplug.types import Batch
 
 
 def minibatches(
-    batch: Batch,
-    size: int,
-    unit: Literal["row", "column"],
-    generator: torch.Generator,
-    collectives: Collectives,
-    same: bool = False,
+    batch: Batch, size: int, unit: Literal["row", "column"], generator: torch.Generator, ranks: Collectives, same: bool
 ) -> Iterator[Batch]:
     """Cut a segment ``[T+1, B]`` into shuffled parts; see ``api.Learner.minibatches``.
 
@@ -32,28 +27,25 @@ def minibatches(
     valid = batch["valid"]
     mine = valid.any(0) if unit == "column" else valid[:-1].T.flatten()
     mine = mine.nonzero().squeeze(1)  # row: column-major, so that the order does not depend on the ranks
-    rank, world_size = collectives.rank, collectives.world_size
-    counts = [len(mine)] if same else collectives.counts(len(mine))
-    total, offset = sum(counts), 0 if same else sum(counts[:rank])
+    counts = [len(mine)] if same else ranks.counts(len(mine))
+    total, offset = sum(counts), 0 if same else sum(counts[: ranks.rank])
     order = torch.randperm(total, generator=generator, device=generator.device)
     cuts = torch.linspace(0, total, min(total, max(1, round(total / size))) + 1).round().long().tolist()
-    if world_size > 1:
+    if ranks.world_size > 1:
         ours = (order >= offset) & (order < offset + len(mine))
         if same:
-            ours[torch.arange(total, device=ours.device) % world_size != rank] = False
+            ours[torch.arange(total, device=ours.device) % ranks.world_size != ranks.rank] = False
         below = torch.cat([ours.new_zeros(1, dtype=torch.long), ours.cumsum(0)])
         cuts = below[torch.as_tensor(cuts, device=below.device)].tolist()
         order = order[ours] - offset
     mine = mine[order]
     if unit == "column":
-        for low, high in pairwise(cuts):
-            yield _pick(batch, 1, mine[low:high])
+        yield from (_pick(batch, 1, mine[low:high]) for low, high in pairwise(cuts))
         return
     length, columns = valid.shape
     places = mine % (length - 1) * columns + mine // (length - 1)
     rows = tree.map(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
-    for low, high in pairwise(cuts):
-        yield _pick(rows, 0, slice(low, high))
+    yield from (_pick(rows, 0, slice(low, high)) for low, high in pairwise(cuts))
 
 
 def microbatches(batch: Batch, n: int) -> Iterator[Batch]:
@@ -74,14 +66,11 @@ def _pick(batch: Batch, axis: int, where: Any) -> Batch:
 
 
 class Total(NamedTuple):
-    """The losses of some rows, reduced."""
+    """The losses of ``count`` valid rows, detached, and the sum of their terms, which is differentiated; all 0-d."""
 
     losses: Losses
-    """detached, 0-d"""
     count: Tensor | float
-    """number of valid rows"""
     loss: Tensor
-    """0-d; the sum of the terms, which is differentiated"""
 
 
 def total_loss(losses: Losses, valid: Tensor | None, who: Trainable, mean: bool) -> Total:
@@ -93,11 +82,11 @@ def total_loss(losses: Losses, valid: Tensor | None, who: Trainable, mean: bool)
         mean: return means. Otherwise sums, to be divided by the global count, where a 0-d value counts once a row.
 
     Raises:
-        ValueError: a term has the shape of neither.
+        ValueError: a term has another shape.
     """
-    rows = next((x for x in (*losses.terms.values(), *losses.metrics.values()) if x.ndim), None)
-    count: Tensor | float = float(rows.numel()) if rows is not None else 1.0
-    weight = None
+    every = (*losses.terms.values(), *losses.metrics.values())
+    rows = next((x for x in every if x.ndim), every[0]) if valid is None else valid
+    weight, count = None, float(rows.numel())
     if valid is not None:
         weight, count = valid.float(), valid.sum().float()
         if mean:
@@ -106,13 +95,11 @@ def total_loss(losses: Losses, valid: Tensor | None, who: Trainable, mean: bool)
     def reduced(x: Tensor) -> Tensor:
         if x.ndim == 0:
             return x if mean else x * count
-        if weight is None:
-            if rows is None or x.shape != rows.shape:
-                raise ValueError(f"{type(who).__name__}: a term of shape {[*x.shape]} beside another's rows")
+        w = weight if weight is None or x.shape == rows.shape else weight[: len(x)]
+        if x.shape != (rows if w is None else w).shape:
+            raise ValueError(f"{type(who).__name__}: a term of shape {[*x.shape]} for rows {[*rows.shape]}")
+        if w is None:
             return x.mean() if mean else x.sum()
-        w = weight if x.shape == weight.shape else weight[: len(x)]
-        if x.shape != w.shape:
-            raise ValueError(f"{type(who).__name__}: a term of shape {[*x.shape]} for valid rows {[*weight.shape]}")
         return torch.where(w > 0, x, 0.0).mul(w).sum()
 
     terms = {name: reduced(term) for name, term in losses.terms.items()}

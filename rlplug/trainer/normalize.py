@@ -19,10 +19,7 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Tree
 
 
 class Normalizer(nn.Module):
-    """Normalized observations, and scaled, normalized and clipped rewards.
-
-    Args:
-        num_envs: environments of this process.
+    """Normalized observations, and scaled, normalized and clipped rewards, of this process's environments.
 
     Raises:
         ConfigError: there is nothing to normalize.
@@ -33,13 +30,15 @@ class Normalizer(nn.Module):
     def __init__(self, cfg: Config, spec: EnvSpec, num_envs: int) -> None:
         super().__init__()
         self.cfg, self._moments = cfg, _moments(spec.single_agent.obs) if cfg.normalize_obs else {}
-        vectors = {path: moments for path, moments in tree.items(self._moments) if moments is not None}
+        vectors = {
+            "/".join(quote(key, safe="").replace(".", "%2E") for key in ("obs", *path)): moments
+            for path, moments in tree.items(self._moments)
+            if moments is not None
+        }  # by name of a module, which has no dots
         if cfg.normalize_obs and not vectors:
             said = f"there is no vector of numbers in the observations, {spec.single_agent.obs}"
             raise ConfigError("preprocess.normalize_obs", said)
-        # quoted, as the name of a module has no dots
-        names = {path: "/".join(quote(key, safe="").replace(".", "%2E") for key in ("obs", *path)) for path in vectors}
-        self.obs = nn.ModuleDict({names[path]: moments for path, moments in vectors.items()})
+        self.obs = nn.ModuleDict(vectors)
         self.reward = Moments() if cfg.normalize_reward else None
         self.register_buffer("returns", torch.zeros(num_envs) if cfg.normalize_reward else None)
 
@@ -58,11 +57,9 @@ class Normalizer(nn.Module):
         if self.obs:
             tree.map(lambda m, x: m and m.add(x[valid], learner.gather), self._moments, batch["obs"])
         if self.reward is not None:
-            keys = ("reward", "valid", "is_first")
-            reward, acted, first = (batch[key][:-1].to(self.returns.device) for key in keys)
-            scaled = self.cfg.scale_reward * reward
-            returns = self.returns[segment.columns]
-            sums = discounted_sum(scaled, acted, returns, self.cfg.reward_gamma, first)  # R <- gamma R + r
+            reward, acted, first = (batch[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first"))
+            returns, scaled = self.returns[segment.columns], self.cfg.scale_reward * reward
+            sums = discounted_sum(scaled, acted, returns, self.cfg.reward_gamma, first)
             returns.copy_(sums[-1])
             self.reward.add(sums.to(valid.device)[valid[:-1]], learner.gather)
             self.reward.commit()  # nobody acted by it

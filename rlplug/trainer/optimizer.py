@@ -13,8 +13,7 @@ from rlplug.api import Optim, Trainable
 from rlplug.collection.nonfinite import kind
 from rlplug.types import Tree
 
-LARGEST = 2.0**24
-"""the largest scale of losses"""
+LARGEST = 2.0**24  # the largest scale of losses
 
 
 class OptimizerState:
@@ -31,11 +30,7 @@ class OptimizerState:
         return self.calls % self.optim.every == 0
 
     def clip(self) -> Sequence[Tensor]:
-        """Clip as ``torch.nn.utils`` does, which takes half as long again.
-
-        Returns:
-            Norms of the gradient before it was clipped, 0-d: one of every tensor, or one of all together.
-        """
+        """Clip, faster than ``torch.nn.utils``; return norms from before, 0-d: one of every tensor, or one of all."""
         limit, by = self.optim.grad_clip, self.optim.grad_clip_by
         grads = [p.grad for p in self.params if p.grad is not None]
         norms = torch._foreach_norm(grads) if grads else ()
@@ -45,13 +40,10 @@ class OptimizerState:
             torch._foreach_clamp_min_(grads, -limit)
             torch._foreach_clamp_max_(grads, limit)
             return norms
-        every = torch.stack(norms)
-        if by == "global_norm":
-            every = every.norm()
-            norms = (every,)
-        factor = (limit / (every + 1e-6)).clamp_(max=1.0)
+        size = torch.stack(norms) if by == "norm" else torch.stack(norms).norm()
+        factor = (limit / (size + 1e-6)).clamp_(max=1.0)
         torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)
-        return norms
+        return norms if by == "norm" else (size,)
 
     def state(self) -> Tree:
         return {"optimizer": self.optim.optimizer.state_dict(), "calls": self.calls}
@@ -63,8 +55,9 @@ class OptimizerState:
 
     def _follow_schedule(self) -> None:
         """Let the optimizer read its step size from the schedule's tensor."""
-        for group in self.optim.optimizer.param_groups if self.optim.lr is not None else ():
-            group["lr"] = self.optim.lr
+        if self.optim.lr is not None:
+            for group in self.optim.optimizer.param_groups:
+                group["lr"] = self.optim.lr
 
 
 class GradientStep(NamedTuple):

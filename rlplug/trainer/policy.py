@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,7 @@ from rlplug.distributed.rng import seed_global
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import Tree
 
-TRAINING = 1
-"""tells the seeds of training's environments from those of evaluation's"""
+TRAINING = 1  # tells the seeds of training's environments from those of evaluation's
 
 
 class Policy:
@@ -62,9 +60,7 @@ class Policy:
         return tree.map(lambda module: module.state_dict(), self._modules)
 
     def load(self, state: Tree) -> None:
-        tree.map(_load, self._modules, state)
-
-    # ---- remote copies --------------------------------------------------------------------------------------------
+        tree.map(lambda module, saved: module.load_state_dict(saved), self._modules, state)
 
     def acting_weights(self) -> dict[str, np.ndarray]:
         """Return what the algorithm acts with, which changes with every update."""
@@ -80,7 +76,7 @@ class Policy:
         return tree.map(_host, self._statistics) | {"step": self.ctx.schedules.step}
 
     def load_statistics(self, statistics: Tree) -> None:
-        tree.map(_load, self._statistics, statistics)
+        tree.map(lambda module, state: module.load_state_dict(state), self._statistics, statistics)
         self.ctx.schedules.refresh(statistics["step"])
 
     def changed_exploration(self, statistics: Tree) -> Tree:
@@ -92,10 +88,9 @@ class Policy:
         }
 
     def merge_exploration(self, actors: Sequence[Tree]) -> None:
-        """Take over what acting changed in the exploration modules of remote copies, as the mean over them.
+        """Take over what acting changed in remote copies, each of which played other environments: the mean over them.
 
-        Each of them played other environments. What acting did not change stays as the learner has it, which may have
-        moved it meanwhile.
+        What acting did not change stays as the learner has it, which may have moved it meanwhile.
 
         Args:
             actors: their states; ``exploration`` in each is what ``changed_exploration`` returned.
@@ -111,18 +106,13 @@ def changes_actions(extra: type[Exploration]) -> bool:
     return any(getattr(extra, what) is not getattr(Exploration, what) for what in ("perturb", "perturb_weights"))
 
 
-def _load(module: nn.Module, state: dict[str, Any]) -> None:
-    module.load_state_dict(state)
-
-
 def _host(module: nn.Module) -> dict[str, Tensor]:
     return {key: value.detach().to("cpu", copy=True) for key, value in module.state_dict().items()}
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:
     """Return the mean ``[...]``; where all are equal, that very number, as the sum of three may be rounded."""
-    first = values[0]
-    if len(values) == 1 or not first.is_floating_point():
-        return first
+    if not values[0].is_floating_point():
+        return values[0]
     every = torch.stack([*values])
-    return torch.where((every == first).all(0), first, every.mean(0))
+    return torch.where((every == every[0]).all(0), every[0], every.mean(0))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pluggy
 import torch
 
-from rlplug.api import Buffer, Collector, Losses, Rollout, Run, Segment
+from rlplug.api import Collector, Losses, Rollout, Run, Segment
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.nonfinite import check_segment
 from rlplug.context import ResolvedRun
@@ -45,31 +45,27 @@ class Trainer(Run):
         resolved: ResolvedRun,
         run_dir: Path,
         policy: Policy,
-        buffer: Buffer,
         collector: Collector,
         learner: FabricLearner,
         reports: Reports,
     ) -> None:
         self.resolved, self.config, self.loop = resolved, resolved.config, resolved.loop
         self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, policy.ctx, policy.algorithm
-        self.buffer, self.collector, self.reports = buffer, collector, reports
         self.learner: FabricLearner = learner
-        self.progress = learner.progress
+        self.buffer, self.progress, self.collector, self.reports = learner.buffer, learner.progress, collector, reports
         self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids))
         self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
         self._round_envs = self.config.num_envs  # of all ranks
         self._rounds, self._shard_steps = 0, 0  # that were ordered since the weights' version changed
-        self.stop_signal = 0  # that asked this process to stop
-        self.agreed_stop = 0  # that ends the run, once all ranks know
-        self.may_checkpoint = False  # the first rank can write a checkpoint after this round
+        self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
+        self.agreed_stop = 0  # the signal that ends the run, once all ranks know
+        self.may_checkpoint = False  # whether the first rank can write a checkpoint after this round
 
     @property
     def logged(self) -> int:
         return self.reports.logged
-
-    # ---- when it ends ---------------------------------------------------------------------------------------------
 
     def request_stop(self, signal_number: int) -> None:
         """End the run after this round; 0 takes that back."""
@@ -98,8 +94,6 @@ class Trainer(Run):
         """Close everything that the trainer was given; may be called twice."""
         while self._closing:
             self._closing.pop(0).close()
-
-    # ---- what a loop drives ---------------------------------------------------------------------------------------
 
     def report(self) -> None:
         self.learner.check_finite()
@@ -156,14 +150,12 @@ class Trainer(Run):
 
     def _sync_ranks(self, steps: int) -> int:
         """Return the environment steps of all ranks; agree on whether to stop and whether to checkpoint."""
-        ready, ranks = self.reports.ready_to_save(), self.learner.collectives
-        if ranks.world_size == 1:
-            self.may_checkpoint = ready
-            return steps
-        own = [steps if ranks.rank == 0 or not self.learner.replicated else 0, ready and ranks.rank == 0]
+        ranks, first = self.learner.collectives, self.learner.collectives.rank == 0
+        own = [steps if first or not self.learner.replicated else 0, first and self.reports.ready_to_save()]
         steps, may, *stops = ranks.sums([*own, *(self.stop_signal == number for number in SIGNALS)])
         self.may_checkpoint = bool(may)
-        self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
+        if ranks.world_size > 1:
+            self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
         return steps
 
     def ready(self) -> bool:
@@ -177,8 +169,6 @@ class Trainer(Run):
         self.means.add(losses.terms | losses.metrics, finite=self.learner.skipped > skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)
         return losses
-
-    # ---- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> Tree:
         """Return what all ranks share beside the weights: optimizers, counters, and means that were not logged yet."""

@@ -17,7 +17,7 @@ import torch
 from rlplug.api import Rollout
 from rlplug.config import compose
 from rlplug.run.build import build, start
-from rlplug.run.state import capture
+from rlplug.run.callbacks import capture
 from rlplug.testing.checks.ranks import distances
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, RunError

@@ -15,7 +15,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from rlplug import tree
 from rlplug.api import Needs, Segment
-from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.format import FileRowLog
 from rlplug.config import choose, default_node
 from rlplug.testing.context import context, spec
 from rlplug.types import ConfigError, RunError

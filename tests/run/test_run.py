@@ -25,7 +25,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 import rlplug
 from rlplug.api import Plan
-from rlplug.checkpointing.reading import find
+from rlplug.checkpointing.format import find
 from rlplug.config import compose, parse
 from rlplug.context import EnvShard, RunContext
 from rlplug.evaluation.evaluator import Evaluator, summary
