@@ -376,6 +376,10 @@ class RowLog(Protocol):
     state: Tree
     """whatever else the buffer needs, small: every checkpoint writes it whole; None when nothing is stored"""
 
+    def part(self, number: int) -> RowLog:
+        """Return part ``number``, above 0, of this log: rows of another stream. Its ``state`` is not written."""
+        ...
+
     def append(self, start: int, rows: Batch) -> None:
         """Append rows ``start`` and following, leaves ``[n, ...]``, or replace them. They are copied at once."""
         ...

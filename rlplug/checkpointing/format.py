@@ -6,6 +6,7 @@
         learner.pt                 optimizers, counters, metrics that were not logged yet
         rank0.pt                   generators, environments, open episodes, the small part of the buffer
         rank0_rows_0_1000.pt       rows of the buffer; a hard link if the previous checkpoint holds the same rows
+        rank0_part1_rows_0_500.pt  where the buffer keeps several shards
         rank1.pt ...               the same of the other ranks
 
 The first rank writes the folder as ``<name>.partial``, flushes it to disk, and renames it. Every other rank writes its
@@ -60,7 +61,9 @@ class CheckpointManifest(Manifest):
     rollout_length: int
     batch_size: int
     config: dict[str, Any]
-    files: dict[Annotated[str, Field(pattern=r"^(weights|learner|rank\d+(_rows_\d+_\d+_*)?)\.pt$")], FileRecord]
+    files: dict[
+        Annotated[str, Field(pattern=r"^(weights|learner|rank\d+((_part\d+)?_rows_\d+_\d+_*)?)\.pt$")], FileRecord
+    ]
     checksum: str
 
 

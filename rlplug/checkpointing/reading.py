@@ -51,9 +51,9 @@ class Checkpoint:
 
     def chunks(self, rank: int = 0) -> list[Chunk]:
         """Return the files of a rank's buffer rows, in the order in which they were stored."""
-        pattern = re.compile(rf"rank{rank}_rows_(\d+)_(\d+)_*\.pt")
+        pattern = re.compile(rf"rank{rank}(?:_part(\d+))?_rows_(\d+)_(\d+)_*\.pt")
         return [
-            Chunk(int(match[1]), int(match[2]), {}, self.path / name, record)
+            Chunk(int(match[2]), int(match[3]), {}, self.path / name, record, int(match[1] or 0))
             for name, record in self.manifest["files"].items()
             if (match := pattern.fullmatch(name))
         ]

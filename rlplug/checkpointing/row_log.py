@@ -25,6 +25,8 @@ class Chunk:
     path: Path | None = None
     record: Record = field(default_factory=dict[str, int | str])
     """size and checksum of the file"""
+    part: int = 0
+    """of the log, see ``api.RowLog.part``"""
 
     def load(self) -> Batch:
         """Return the rows, leaves ``[n, ...]``. Raises as ``read_tree``."""
@@ -36,12 +38,23 @@ class FileRowLog(RowLog):
 
     Args:
         chunks: those of the checkpoint that the run continues from.
+        number: of this part; 0: the log itself.
         state: the buffer's state in that checkpoint.
     """
 
-    def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None) -> None:
-        self.chunks, self.state = list(chunks), state
-        self.end = max((chunk.end for chunk in chunks), default=0)
+    def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None, number: int = 0) -> None:
+        self.number, self.own, self.state = number, [chunk for chunk in chunks if chunk.part == number], state
+        self.end = max((chunk.end for chunk in self.own), default=0)
+        others = sorted({chunk.part for chunk in chunks} - {number}) if not number else ()
+        self.parts = {part: FileRowLog(chunks, number=part) for part in others}
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Those of all parts."""
+        return [*self.own, *(chunk for part in self.parts.values() for chunk in part.own)]
+
+    def part(self, number: int) -> FileRowLog:
+        return self.parts.setdefault(number, FileRowLog(number=number))
 
     def append(self, start: int, rows: Batch) -> None:
         length = len(next(tree.leaves(rows)))
@@ -50,12 +63,12 @@ class FileRowLog(RowLog):
         for low in range(0, length, step):
             high = min(low + step, length)
             copied = tree.map(lambda x: x[low:high].detach().to("cpu", copy=True), rows)  # noqa: B023
-            self.chunks.append(Chunk(start + low, start + high, copied))
+            self.own.append(Chunk(start + low, start + high, copied, part=self.number))
         self.end = max(self.end, start + length)
 
     def trim(self, first: int) -> None:
-        self.chunks = [chunk for chunk in self.chunks if chunk.end > first]
+        self.own = [chunk for chunk in self.own if chunk.end > first]
 
     def rows(self) -> Iterator[tuple[int, Batch]]:
-        for chunk in self.chunks:
+        for chunk in self.own:
             yield chunk.start, chunk.load()

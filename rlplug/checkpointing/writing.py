@@ -84,7 +84,8 @@ def _write_files(partial: Path, snapshot: Snapshot) -> tuple[dict[str, Record], 
     trees = {f"{name}.pt": write_tree(partial / f"{name}.pt", tree) for name, tree in snapshot.trees.items()}
     chunks: dict[str, Record] = {}
     for chunk in snapshot.chunks:
-        name = f"rank{snapshot.rank}_rows_{chunk.start}_{chunk.end}.pt"
+        part = f"_part{chunk.part}" if chunk.part else ""
+        name = f"rank{snapshot.rank}{part}_rows_{chunk.start}_{chunk.end}.pt"
         while name in chunks:  # these rows were stored again
             name = name.replace(".pt", "_.pt")
         if chunk.path is None:
