@@ -324,6 +324,10 @@ class RowLog(Protocol):
     end: int  # number of the row that the next ``append`` usually begins with; 0 when nothing is stored
     state: Tree  # the small rest, which every checkpoint writes whole; None when nothing is stored
 
+    def part(self, number: int) -> RowLog:
+        """Return part ``number``, above 0, of this log: rows of another stream. Its ``state`` is not written."""
+        ...
+
     def append(self, start: int, rows: Batch) -> None:
         """Append rows ``start`` and following, leaves ``[n, ...]``, or replace them. They are copied at once."""
 

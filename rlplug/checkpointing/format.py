@@ -6,6 +6,7 @@
         learner.pt                 optimizers, counters, metrics that were not logged yet
         rank0.pt                   generators, environments, open episodes, the small part of the buffer
         rank0_rows_0_1000.pt       rows of the buffer; a hard link if the previous checkpoint holds the same rows
+        rank0_part1_rows_0_500.pt  where the buffer keeps several shards
         rank1.pt ...               the same of the other ranks
 
 Every rank writes its files into a folder of its own. The first rank, which writes into ``<name>.partial``, waits for
@@ -68,7 +69,9 @@ class CheckpointManifest(Manifest):
     rollout_length: int
     batch_size: int
     config: dict[str, Any]
-    files: dict[Annotated[str, Field(pattern=r"^(weights|learner|rank\d+(_rows_\d+_\d+_*)?)\.pt$")], FileRecord]
+    files: dict[
+        Annotated[str, Field(pattern=r"^(weights|learner|rank\d+((_part\d+)?_rows_\d+_\d+_*)?)\.pt$")], FileRecord
+    ]
     checksum: str
 
 
@@ -117,14 +120,25 @@ class Chunk:
     end: int
     rows: Batch
     file: tuple[Path, Record] | None = None
+    part: int = 0  # of the log
 
 
 class FileRowLog(RowLog):
     """The ``api.RowLog`` of a whole run, with ``chunks`` and ``state`` of the checkpoint that it continues from."""
 
-    def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None) -> None:
-        self.chunks, self.state = list(chunks), state
-        self.end = max((chunk.end for chunk in chunks), default=0)
+    def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None, number: int = 0) -> None:
+        self.number, self.own, self.state = number, [chunk for chunk in chunks if chunk.part == number], state
+        self.end = max((chunk.end for chunk in self.own), default=0)
+        others = sorted({chunk.part for chunk in chunks} - {number}) if not number else ()
+        self.parts = {part: FileRowLog(chunks, number=part) for part in others}
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Those of all parts."""
+        return [*self.own, *(chunk for part in self.parts.values() for chunk in part.own)]
+
+    def part(self, number: int) -> FileRowLog:
+        return self.parts.setdefault(number, FileRowLog(number=number))
 
     def append(self, start: int, rows: Batch) -> None:
         length = len(next(tree.leaves(rows)))
@@ -132,14 +146,15 @@ class FileRowLog(RowLog):
         step = max(1, CHUNK // size)
         for low in range(0, length, step):
             high = min(low + step, length)
-            self.chunks.append(Chunk(start + low, start + high, copy_to_host(tree.take(rows, slice(low, high)))))
+            copied = copy_to_host(tree.take(rows, slice(low, high)))
+            self.own.append(Chunk(start + low, start + high, copied, part=self.number))
         self.end = max(self.end, start + length)
 
     def trim(self, first: int) -> None:
-        self.chunks = [chunk for chunk in self.chunks if chunk.end > first]
+        self.own = [chunk for chunk in self.own if chunk.end > first]
 
     def rows(self) -> Iterator[tuple[int, Batch]]:
-        for chunk in self.chunks:
+        for chunk in self.own:
             yield chunk.start, chunk.rows if chunk.file is None else read_tree(*chunk.file)
 
 
@@ -170,7 +185,8 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         files = {f"{name}.pt": write_tree(partial / f"{name}.pt", part) for name, part in snapshot.trees.items()}
         chunks: dict[str, Chunk] = {}
         for chunk in snapshot.chunks:
-            name = f"rank{snapshot.rank}_rows_{chunk.start}_{chunk.end}.pt"
+            part = f"_part{chunk.part}" if chunk.part else ""
+            name = f"rank{snapshot.rank}{part}_rows_{chunk.start}_{chunk.end}.pt"
             while name in chunks:  # these rows were stored again
                 name = name.replace(".pt", "_.pt")
             chunks[name] = chunk
@@ -244,9 +260,9 @@ class Checkpoint:
 
     def chunks(self, rank: int = 0) -> list[Chunk]:
         """Return the files of a rank's buffer rows, in the order in which they were stored."""
-        pattern = re.compile(rf"rank{rank}_rows_(\d+)_(\d+)_*\.pt")
+        pattern = re.compile(rf"rank{rank}(?:_part(\d+))?_rows_(\d+)_(\d+)_*\.pt")
         return [
-            Chunk(int(match[1]), int(match[2]), {}, (self.path / name, record))
+            Chunk(int(match[2]), int(match[3]), {}, (self.path / name, record), int(match[1] or 0))
             for name, record in self.manifest["files"].items()
             if (match := pattern.fullmatch(name))
         ]

@@ -71,7 +71,8 @@ def _buffer(checkpoint: Checkpoint) -> Tree:
         restore(trainer, checkpoint)
         store = FileRowLog()
         trainer.buffer.save(store)
-    rows = {str(start): tree.map(torch.clone, chunk) for start, chunk in store.rows()}
+    parts = (store, *store.parts.values())
+    rows = {f"{x.number}: {start}": tree.map(torch.clone, chunk) for x in parts for start, chunk in x.rows()}
     return {"state": store.state, "rows": rows}
 
 

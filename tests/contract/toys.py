@@ -198,8 +198,8 @@ class Lax(Sound):
 class Late(Replay):
     """Still samples a transition whose first row has been overwritten."""
 
-    def _range(self):
-        low, high = super()._range()
+    def _range(self, ring):
+        low, high = super()._range(ring)
         return max(low - 1, 0), high
 
 
@@ -221,7 +221,8 @@ class Amnesic(Replay):
 
     def load(self, store):
         super().load(store)
-        self._ids = self._ids * 0 + self._ids.max()
+        for ring in self.rings:
+            ring.ids = ring.ids * 0 + ring.ids.max()
 
 
 class Borrowing(Rollout):

@@ -15,10 +15,13 @@ from gymnasium.wrappers import FrameStackObservation
 
 from rlplug import tree
 from rlplug.api import Needs, Segment
-from rlplug.checkpointing.format import FileRowLog
+from rlplug.checkpointing.format import Checkpoint, FileRowLog, folder_of, write
+from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose, default_node
+from rlplug.testing.checks.runs import differences
 from rlplug.testing.context import context, spec
 from rlplug.types import ConfigError, RunError
+from tests.checkpointing.test_format import snapshot
 
 
 def make(name, needs=None, columns=2, batch=64, of=None, rows=1, **changes):
@@ -131,10 +134,29 @@ def test_a_priority_that_is_no_number_stops_the_run():
         four().feedback(torch.tensor([1]), {"priority": torch.tensor([torch.nan])})
 
 
-def test_feedback_without_priorities_changes_nothing():
-    buffer = four()
-    buffer.feedback(torch.tensor([0]), {"carry": {"h": torch.ones(1)}})
-    assert buffer.max_priority == 4.0
+@pytest.mark.parametrize(("name", "key"), [("prioritized", "carry"), ("replay", "carry"), ("sequence", "td_error")])
+def test_feedback_that_a_buffer_does_not_keep_is_refused(name, key):
+    with pytest.raises(RunError, match=rf"'{key}' was fed back to the buffer {name}, which does not keep it"):
+        recurrent(name).feedback(torch.tensor([0]), {key: torch.ones(1)})
+
+
+def test_nothing_is_fed_back_to_a_rollout():
+    with pytest.raises(RunError, match=r"'priority' was fed back to the buffer rollout.*it takes nothing back"):
+        make("rollout").feedback(torch.tensor([0]), {"priority": torch.ones(1)})
+
+
+def test_the_first_priority_is_that_of_the_row_where_a_window_begins():
+    needs = Needs(window=2, data="windows", off_policy=True, keys=("obs", "action", "priority"))
+    buffer = make("prioritized", needs, 1, 1024, alpha=1.0, epsilon=1e-12, rows=3)
+    for start in (0, 3):  # row 3 comes twice: open, then with its action
+        priority = torch.arange(start + 1.0, start + 5.0)[:, None]
+        priority[-1] = 1e6
+        buffer.add(segment(start, 3, 1, priority=priority))
+    sample = buffer.sample()
+    assert set(sample["index"].tolist()) == set(range(5))
+    torch.testing.assert_close(sample["sample_prob"], (sample["index"] + 1).float() / 15)
+    with pytest.raises(RunError, match=r"a first priority.*NaN"):
+        buffer.add(segment(6, 3, 1, priority=torch.full((4, 1), torch.nan)))
 
 
 def test_the_largest_priority_resumes():
@@ -204,6 +226,59 @@ def test_sequences_by_priority():
     sample = buffer.sample()
     torch.testing.assert_close(sample["sample_prob"], (sample["index"] / 2 + 1).float() / 10)
     assert set(sample["index"].tolist()) == set(index.tolist())
+
+
+def recurrent(name="sequence", columns=1, batch=256, **changes):
+    window = Needs(4, 2, 2, data="windows", off_policy=True, keys=("obs", "action", "carry"))
+    return make(name, window, columns, batch, capacity=20 * columns, **changes)
+
+
+def carried(start, columns=1, **more):
+    """One transition whose states say their row and column."""
+    number = torch.arange(start * columns, (start + 2) * columns).view(-1, columns)
+    carry = {"q": {"h": number[..., None].float().repeat(1, 1, 2), "c": number.float()}}
+    return segment(start, 1, columns, carry=carry, **more)
+
+
+def states(buffer):
+    sample = buffer.sample()
+    return {
+        int(i): (c.item(), h.tolist())
+        for i, c, h in zip(sample["index"], sample["carry"]["q"]["c"][0], sample["carry"]["q"]["h"][0], strict=True)
+    }
+
+
+def test_states_that_are_fed_back_replace_the_stored_ones_and_a_checkpoint_has_them():
+    buffer, store = recurrent(), FileRowLog()
+    for start in range(30):
+        buffer.add(carried(start))
+    buffer.save(store)
+    before = states(buffer)
+    assert min(before) == 10
+    fresh = torch.tensor([[-1.0, -2.0, -3.0], [-11.0, -22.0, -33.0], [-111.0, -222.0, -333.0]])
+    index = torch.tensor([10, 20, 8])  # row 8 is gone
+    buffer.feedback(index, {"carry": {"q": {"h": fresh[..., None].repeat(1, 1, 2), "c": fresh}}})
+    wanted = before | {row: (c, [c, c]) for row, c in ((10, -1.0), (12, -11.0), (14, -111.0))}
+    wanted |= {row: (c, [c, c]) for row, c in ((20, -2.0), (22, -22.0), (24, -222.0))}
+    assert states(buffer) == wanted
+    buffer.save(store)
+    loaded = recurrent()
+    loaded.load(store)
+    assert states(loaded) == wanted
+    buffer.add(carried(30))
+    buffer.add(carried(31))
+    assert states(buffer)[12] == wanted[12], "later rows leave it"
+    with pytest.raises(RunError, match="n at most 4: one state for every 2 rows"):
+        buffer.feedback(torch.tensor([20]), {"carry": {"q": {"h": torch.ones(5, 1, 2), "c": torch.ones(5, 1)}}})
+
+
+def test_of_two_states_for_a_row_the_longer_unrolled_one_is_kept():
+    buffer = recurrent()
+    for start in range(20):
+        buffer.add(carried(start))
+    fresh = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])
+    buffer.feedback(torch.tensor([10, 8]), {"carry": {"q": {"h": fresh[..., None].repeat(1, 1, 2), "c": fresh}}})
+    assert [states(buffer)[row][0] for row in (8, 10, 12)] == [-2.0, -4.0, -3.0]
 
 
 def test_sequences_are_of_recurrent_models():
@@ -303,10 +378,8 @@ def test_stacks_come_back_as_they_were(stream, length, compress):
         sample = buffer.sample()
         row, column = sample["action"] // columns, sample["action"] % columns
         assert torch.equal(sample["obs"], torch.from_numpy(obs)[row, column])
-    oldest = buffer.ring.oldest
-    assert oldest - buffer.ring.first <= 4, (
-        "of a ring that is full, more is lost than what its oldest stacks are made of"
-    )
+    (ring,) = buffer.rings
+    assert ring.oldest - ring.first <= 4, "of a ring that is full, more is lost than what its oldest stacks are made of"
 
 
 def test_a_column_that_waits_for_others_repeats_its_row():
@@ -403,13 +476,14 @@ def test_where_images_need_more_than_their_share_the_oldest_rows_go_and_it_is_sa
     loaded = make("replay", columns=1, of=images(1), compress="lz4", compressed_share=0.5, batch=512)
     with pytest.warns(UserWarning, match="keeps fewer rows"):
         loaded.load(store)
-    ends = [each.ring._images["obs",].pool.end for each in (buffer, loaded)]
+    rings = [next(iter(each.rings)) for each in (buffer, loaded)]
+    ends = [ring._images["obs",].pool.end for ring in rings]
     assert ends[0] == ends[1], "blocks lie elsewhere, and rows would go at other times"
     for start in range(299, 420):
         more = {"obs": noise[[start % 300, (start + 1) % 300]]}
         buffer.add(segment(start, 1, 1, **more))
         loaded.add(segment(start, 1, 1, **more))
-        assert buffer.ring.oldest == loaded.ring.oldest
+        assert rings[0].oldest == rings[1].oldest
     tiny = make("replay", columns=1, of=images(1), compress="lz4", compressed_share=0.01)
     with pytest.raises(RunError, match=r"compressed_share=0\.01"):
         add_all(tiny, noise)
@@ -463,3 +537,118 @@ def test_rollouts_stand_side_by_side_with_their_carries():
     sample = buffer.sample()
     assert sample["carry"]["pi"]["h"].shape == (4, 4, 5)
     assert sample["carry"]["pi"]["h"][0, :, 0].tolist() == [0.0, 0.0, 10.0, 10.0]
+
+
+# ---- shards --------------------------------------------------------------------------------------------------------
+
+SHARDS = (slice(0, 2), slice(2, 3), slice(3, 6))
+"""of six columns; a number of transitions each in a turn"""
+PACES = (1, 5, 2)
+
+
+def part_of(shard, row, length, valid):
+    """Rows of one shard, whose numbers say row and column of all."""
+    columns = SHARDS[shard]
+    width = columns.stop - columns.start
+    rows = segment(0, length, width).batch
+    number = (torch.arange(row, row + length + 1)[:, None] * 6) + torch.arange(columns.start, columns.stop)
+    rows |= {"action": number, "reward": number.float(), "obs": number[..., None].float().repeat(1, 1, 4)}
+    rows["valid"][:-1] = torch.from_numpy(valid[row : row + length, columns])
+    rows["carry"] = {"h": -number.float()}
+    return Segment(rows, columns, shard)
+
+
+def of_shards(name, **changes):
+    needs = Needs(3, data="windows", off_policy=True, keys=("obs", "action"))
+    if name == "sequence":
+        needs = replace(needs, burn_in=1, carry_stride=2, keys=(*needs.keys, "carry"))
+    return make(name, needs, 6, 512, rows=5, capacity=6 * 30, **changes)
+
+
+@pytest.mark.parametrize("name", ["replay", "prioritized", "sequence"])
+def test_shards_have_rows_of_their_own_and_are_drawn_from_together(name):
+    changes = {} if name == "replay" else {"alpha": 0.0, "beta": 1.0}
+    buffer, loaded, store, ever = of_shards(name, **changes), of_shards(name, **changes), FileRowLog(), set()
+    valid = np.random.default_rng(0).random((400, 6)) < 0.7
+    burn_in, stride = (1, 2) if name == "sequence" else (0, 1)
+    written = [0, 0, 0]
+    for turn in range(60):
+        for shard, pace in enumerate(PACES):
+            if turn % (shard + 1) or (shard == 2 and turn < 10):  # the third one begins later
+                continue
+            buffer.add(part_of(shard, written[shard], pace, valid))
+            if turn > 30:
+                loaded.add(part_of(shard, written[shard], pace, valid))
+            written[shard] += pace
+        if turn == 20:
+            buffer.save(store)
+        if turn == 30:
+            appended = {number: len(part.own) for number, part in store.parts.items()}
+            buffer.save(store)
+            assert not store.own
+            assert sorted(store.parts) == [1, 2, 3]
+            assert all(len(part.own) >= appended[number] for number, part in store.parts.items())
+            loaded.load(FileRowLog(store.chunks, decode(encode(copy_to_host(store.state)))))
+            loaded.ctx.load(buffer.ctx.state(), 0)
+        wanted = {
+            row * 6 + column
+            for shard, columns in enumerate(SHARDS)
+            for column in range(columns.start, columns.stop)
+            for row in range(max(0, written[shard] - 30), written[shard] - 3 - burn_in + 1)
+            if row % stride == 0
+            and (valid[row + 1 : row + 4, column].any() if name == "sequence" else valid[row, column])
+        }
+        if not wanted:
+            continue
+        sample = buffer.sample()
+        assert set(sample["index"].tolist()) <= wanted
+        if name != "replay":
+            assert set(sample["index"].tolist()) == wanted
+        assert torch.equal(sample["action"][0], sample["index"])
+        assert torch.equal(sample["action"], sample["index"] + 6 * torch.arange(len(sample["action"]))[:, None])
+        torch.testing.assert_close(sample["sample_prob"], torch.full((512,), 1 / len(wanted)))
+        if name == "sequence":
+            assert torch.equal(sample["carry"]["h"], -sample["action"][:1].float())
+        ever |= set((sample["index"] % 6).tolist())
+        feedback = {"priority": 1.0 + sample["index"] % 5}
+        if name == "sequence":
+            feedback["carry"] = {"h": -sample["action"][:3:2].float()}
+        buffer.feedback(sample["index"], feedback)
+        if turn >= 30:
+            other = loaded.sample()
+            assert not differences(sample, other)
+            loaded.feedback(other["index"], feedback)
+    assert ever == set(range(6))
+    assert len(set(written)) == 3
+
+
+def test_priorities_of_all_shards_are_one_distribution():
+    buffer = of_shards("prioritized", alpha=1.0, epsilon=1e-12)
+    valid = np.ones((50, 6), bool)
+    for shard in range(3):
+        buffer.add(part_of(shard, 0, 5, valid))
+    index = torch.arange(18)
+    buffer.feedback(index, {"priority": index.float()})
+    sample = buffer.sample()
+    torch.testing.assert_close(sample["sample_prob"], sample["index"].float() / index.sum())
+
+
+def test_a_buffer_of_several_shards_goes_through_a_checkpoint_on_disk(tmp_path):
+    buffer, loaded, store = of_shards("prioritized"), of_shards("prioritized"), FileRowLog()
+    valid = np.ones((50, 6), bool)
+    for shard, length in enumerate((3, 5, 4)):
+        buffer.add(part_of(shard, 0, length, valid))
+    buffer.save(store)
+    path = write(folder_of(tmp_path, 1), snapshot(1, store))
+    loaded.load(FileRowLog(Checkpoint(path).chunks(), store.state))
+    assert not differences(buffer.sample(), loaded.sample())
+    assert sorted(file.name for file in path.glob("*_rows_*")) == [
+        f"rank0_part{part}_rows_0_{length}.pt" for part, length in ((1, 3), (2, 5), (3, 4))
+    ]
+
+
+def test_other_shards_than_those_of_a_checkpoint_are_refused():
+    buffer = of_shards("replay")
+    buffer.add(part_of(0, 0, 5, np.ones((9, 6), bool)))
+    with pytest.raises(RunError, match="resume it with as many actors"):
+        buffer.add(Segment(segment(0, 5, 2).batch, slice(1, 3), 1))

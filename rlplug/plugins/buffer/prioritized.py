@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Context, Data, RowLog, Segment
 from rlplug.functional.priorities import SumTree, importance_weights, proportional
-from rlplug.plugins.buffer.storage import Ring, Storage
+from rlplug.plugins.buffer.options import Storage
+from rlplug.plugins.buffer.shards import Rings, check_feedback
+from rlplug.plugins.buffer.storage import Ring
 from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, RunError
 
@@ -28,13 +31,15 @@ class Priorities(Storage):
 class Prioritized:
     """Draws windows in proportion to ``(|priority| + epsilon)^alpha``, which the learner feeds back.
 
-    A window that is whole for the first time has the largest priority so far. Windows that begin with no valid
-    row, are not whole yet, or have lost rows, have weight 0 in the tree.
+    A window that is whole for the first time has the ``priority`` of its first row, where rows have one, and else the
+    largest priority so far. Windows that begin with no valid
+    row, are not whole yet, or have lost rows, have weight 0 in the tree, which is one for all shards.
     """
 
     gives: ClassVar[frozenset[Data]] = frozenset({"windows"})
     sequences: ClassVar[bool] = False
     size_key: ClassVar[str] = "buffer.capacity"
+    keeps: ClassVar[tuple[str, ...]] = ("priority",)
 
     @settings
     class Config(Priorities):
@@ -50,54 +55,68 @@ class Prioritized:
         self.first = ctx.rank * self.batch_size if everything else 0
         self.stride = self._stride()
         self.beta = ctx.schedule(cfg.beta)
-        self.ring = Ring(cfg, ctx, self.window + self.stride - 1, self.stride if self.sequences else 0)
-        self.slots = -(-self.ring.rows // self.stride)
+        self.rings = Rings(Ring, cfg, ctx, self.window + self.stride - 1, self.stride if self.sequences else 0)
+        self.slots = -(-self.rings.rows // self.stride)
         self.max_priority = 1.0
         self._tree: SumTree | None = None
-        self._low = self._high = 0  # windows that are whole, by number: window i begins with row i * stride
+        # windows of each column that are whole, by number: window i begins with row i * stride
+        self._low, self._high = np.zeros((2, self.columns), np.int64)
         self._count = 0  # those of them that may be drawn
 
     def _stride(self) -> int:
         """Rows between the beginnings of two windows."""
         return 1
 
-    def _drawable(self, window: Any) -> Any:
+    def _drawable(self, ring: Ring, window: Any) -> Any:
         """Which of the windows with numbers ``window [n]`` may be drawn, ``[n, B]``."""
-        return self.ring.valid[window % self.ring.rows]
+        return ring.valid[window % ring.rows]
 
     def add(self, segment: Segment) -> None:
         """Rows 0..T-1 are closed, row T waits for its action at the next ``add``.
 
         Raises:
-            RunError: observations are no stacks, though the environment says so.
+            RunError: observations are no stacks, though the environment says so; or a priority is NaN or infinite.
         """
-        self.ring.write(segment.batch)
-        self._move(proportional(self.max_priority, self.cfg.alpha, self.cfg.epsilon))
+        ring = self.rings.of(segment)
+        ring.write(segment.batch)
+        self._move(ring)
 
-    def _move(self, weight: Any) -> None:
-        """Windows that lost rows go, windows that are whole by now come.
+    def _move(self, ring: Ring, weight: Any = None) -> None:
+        """Windows of a shard that lost rows go, windows that are whole by now come.
 
         Args:
-            weight: of those that come and may be drawn; a number, or ``[n, B]``.
+            weight: of those that come and may be drawn, ``[n, B]``; None: it follows from their first priority.
         """
-        tree = self._tree = self._tree or SumTree(self.slots * self.columns)
-        low = -(-self.ring.oldest // self.stride)
-        high = max(low, (self.ring.written - self.window) // self.stride + 1)
-        gone = np.arange(self._low, min(low, self._high))
-        new = np.arange(max(low, self._high), high)
+        sums = self._tree = self._tree or SumTree(self.slots * self.columns)
+        own = slice(ring.begin, ring.begin + ring.columns)
+        was_low, was_high = int(self._low[ring.begin]), int(self._high[ring.begin])
+        low = -(-ring.oldest // self.stride)
+        high = max(low, (ring.written - self.window) // self.stride + 1)
+        gone = np.arange(was_low, min(low, was_high))
+        new = np.arange(max(low, was_high), high)
         if len(gone):
-            leaves = self._leaves(gone).reshape(-1)
-            self._count -= int(np.count_nonzero(tree[leaves]))
-            tree.set(leaves, 0.0)
+            leaves = self._leaves(ring, gone).reshape(-1)
+            self._count -= int(np.count_nonzero(sums[leaves]))
+            sums.set(leaves, 0.0)
         if len(new):
-            drawable = self._drawable(new)
+            drawable = self._drawable(ring, new)
+            weight = self._first_weight(ring, new, drawable) if weight is None else weight
             self._count += int(np.count_nonzero(drawable))
-            tree.set(self._leaves(new).reshape(-1), np.where(drawable, weight, 0.0).reshape(-1))
-        self._low, self._high = low, high
+            sums.set(self._leaves(ring, new).reshape(-1), np.where(drawable, weight, 0.0).reshape(-1))
+        self._low[own], self._high[own] = low, high
 
-    def _leaves(self, window: Any) -> Any:
-        """Where windows ``[n]`` stand in the tree, ``[n, B]``."""
-        return (window % self.slots * self.columns)[:, None] + np.arange(self.columns)
+    def _first_weight(self, ring: Ring, window: Any, drawable: Any) -> Any:
+        """The weight of windows ``[n]`` that come, ``[n, B]``, or one for all."""
+        priority = ring.first_priorities(window * self.stride)
+        if priority is None:
+            return proportional(self.max_priority, self.cfg.alpha, self.cfg.epsilon)
+        if not np.isfinite(priority[drawable]).all():
+            raise RunError("a first priority, which the algorithm's postprocess gave a row, is NaN or infinite")
+        return proportional(priority, self.cfg.alpha, self.cfg.epsilon)
+
+    def _leaves(self, ring: Ring, window: Any) -> Any:
+        """Where windows ``[n]`` of a shard stand in the tree, ``[n, B]``."""
+        return (window % self.slots * self.columns)[:, None] + ring.begin + np.arange(ring.columns)
 
     def __len__(self) -> int:
         return self._count
@@ -107,55 +126,69 @@ class Prioritized:
 
     def sample(self) -> Batch:
         """``[burn_in + window + 1, B]`` with ``index``, ``sample_prob`` and ``weight [B]``, one a stratum."""
-        tree, n = self._tree, self.batch_size
-        assert tree is not None
+        sums, n = self._tree, self.batch_size
+        assert sums is not None
         share = (self.first + np.arange(n) + self.ctx.rand(n).double().cpu().numpy()) / self.strata
-        leaves = tree.draw(share)
+        leaves = sums.draw(share)
         slot, column = np.divmod(leaves, self.columns)
-        row = (self._low + (slot - self._low) % self.slots) * self.stride
-        prob = torch.from_numpy(tree[leaves] / tree.total)
-        batch = self.ring.read(row, column, self.window)
+        low = self._low[column]
+        row = (low + (slot - low) % self.slots) * self.stride
+        prob = torch.from_numpy(sums[leaves] / sums.total)
+        batch = self.rings.read(row, column, self.window)
         batch["index"] = torch.from_numpy(row * self.columns + column)
         batch["sample_prob"] = prob.float()
         batch["weight"] = importance_weights(prob, self._count, float(self.beta)).float()
         return batch
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
-        """New priorities; of windows that are gone, they are ignored.
+        """Take new priorities, and with stored states ``carry``; of windows that are gone, they are ignored.
 
         Raises:
-            RunError: a priority is NaN or infinite.
+            RunError: something else is fed back, or a priority is NaN or infinite.
         """
-        if "priority" not in values or self._tree is None:
+        check_feedback(self, values, self.keeps)
+        if self._tree is None:
+            return
+        row, column = np.divmod(index.cpu().numpy(), self.columns)
+        window = row // self.stride
+        leaves = window % self.slots * self.columns + column
+        here = (window >= self._low[column]) & (window < self._high[column]) & (self._tree[leaves] > 0)
+        if "carry" in values:
+            for ring, mine in self.rings.split(np.where(here, column, -1)):
+                states = tree.take(values["carry"], (slice(None), torch.from_numpy(mine)))
+                ring.refresh(row[mine], column[mine] - ring.begin, states)
+        if "priority" not in values:
             return
         priority = values["priority"].detach().double().abs().cpu().numpy()
         if not np.isfinite(priority).all():
             raise RunError("a priority that was fed back to the buffer is NaN or infinite")
-        row, column = np.divmod(index.cpu().numpy(), self.columns)
-        window = row // self.stride
-        leaves = window % self.slots * self.columns + column
-        here = (window >= self._low) & (window < self._high) & (self._tree[leaves] > 0)
         if here.any():
             self.max_priority = max(self.max_priority, float(priority[here].max()))
             self._tree.set(leaves[here], proportional(priority[here], self.cfg.alpha, self.cfg.epsilon))
 
     @property
     def device(self) -> torch.device:
-        return self.ring.device
+        return self.rings.device
 
     def nbytes(self, row: Batch) -> int:
-        return self.ring.nbytes(row) + SumTree.nbytes(self.slots * self.columns)
+        return self.rings.nbytes(row) + SumTree.nbytes(self.slots * self.columns) + 16 * self.columns
 
     def save(self, log: RowLog) -> None:
         """Rows once; what they are drawn by, each time."""
-        self.ring.save(log)
+        self.rings.save(log)
         if self._tree is not None:
-            weights = self._tree[self._leaves(np.arange(self._low, self._high))]
-            log.state |= {"weights": torch.from_numpy(weights), "max_priority": self.max_priority}
+            weights = [torch.from_numpy(self._weights(ring, self._tree)) for ring in self.rings]
+            log.state |= {"weights": weights if "shards" in log.state else weights[0]}
+            log.state |= {"max_priority": self.max_priority}
+
+    def _weights(self, ring: Ring, sums: SumTree) -> Any:
+        return sums[self._leaves(ring, np.arange(self._low[ring.begin], self._high[ring.begin]))]
 
     def load(self, log: RowLog) -> None:
         if log.state is None:
             return
-        self.ring.load(log)
+        self.rings.load(log)
         self.max_priority = log.state["max_priority"]
-        self._move(log.state["weights"].numpy())
+        weights = log.state["weights"]
+        for ring, own in zip(self.rings, weights if "shards" in log.state else [weights], strict=True):
+            self._move(ring, own.numpy())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.plugins.buffer.shards import check_feedback
 from rlplug.settings import settings
 from rlplug.types import Batch
 
@@ -41,7 +42,12 @@ class Rollout:
         return segments[0] if len(segments) == 1 else tree.cat(segments, 1)
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
-        """A rollout is used once: there is nothing to feed back to."""
+        """Refuse all: a rollout is used once.
+
+        Raises:
+            RunError: something is fed back.
+        """
+        check_feedback(self, values, ())
 
     def nbytes(self, row: Batch) -> int:
         return (self.rows + 1) * sum(leaf.nbytes for leaf in tree.leaves(row))

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlplug.plugins.buffer.prioritized import Priorities, Prioritized
+from rlplug.plugins.buffer.storage import Ring
 from rlplug.settings import settings
 from rlplug.types import ConfigError
 
@@ -20,6 +21,7 @@ class Sequence(Prioritized):
     """
 
     sequences: ClassVar[bool] = True
+    keeps: ClassVar[tuple[str, ...]] = ("priority", "carry")
 
     @settings
     class Config(Priorities):
@@ -32,6 +34,6 @@ class Sequence(Prioritized):
             "buffer", "sequence keeps the states of recurrent models, but none was chosen; take buffer=prioritized"
         )
 
-    def _drawable(self, window: Any) -> Any:
+    def _drawable(self, ring: Ring, window: Any) -> Any:
         learned = np.arange(self.ctx.needs.burn_in, self.window)
-        return self.ring.valid[(window[:, None] * self.stride + learned) % self.ring.rows].any(1)
+        return ring.valid[(window[:, None] * self.stride + learned) % ring.rows].any(1)

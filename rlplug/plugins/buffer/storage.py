@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import reduce
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Context, RowLog
-from rlplug.plugins.buffer.images import TOO_SMALL, Compressed, Images, Raw, lz4
-from rlplug.settings import PositiveInt, UnitFloat, option, settings
+from rlplug.plugins.buffer.images import TOO_SMALL, Compressed, Images, Raw
+from rlplug.plugins.buffer.options import Storage, check_compressible
+from rlplug.plugins.buffer.paths import Path, leaf_at, set_leaf, without
 from rlplug.types import Batch, ConfigError, RunError
 
 PIECE = 64 * 2**20
 """bytes of encoded rows that are stored at once, at most; compressed images are padded to the longest of them"""
-
-Path = tuple[str, ...]
-
-
-@settings
-class Storage:
-    """Options of every buffer that keeps a ring of rows."""
-
-    capacity: PositiveInt = option("Rows kept, over all environments.")
-    device: Literal["cpu", "pinned", "learner"] = option("Where rows are kept.")
-    deduplicate: bool = option("Whether a frame that is in several stacked observations is kept once.")
-    compress: Literal["lz4"] | None = option("How images are compressed, without loss.")
-    compressed_share: UnitFloat = option("Memory for compressed images, as a share of their size.")
 
 
 class Ring:
@@ -43,10 +29,13 @@ class Ring:
     Args:
         span: transitions of one sample, and those that may pass until one begins.
         stride: rows between the beginnings of two samples; 0: they begin at any row.
+        columns: those of a shard, among the environments of this process; None: all.
     """
 
-    def __init__(self, cfg: Storage, ctx: Context, span: int, stride: int = 0) -> None:
-        self.cfg, self.columns, self.span, self.stride = cfg, len(ctx.env_ids), span, stride
+    def __init__(self, cfg: Storage, ctx: Context, span: int, stride: int = 0, columns: range | None = None) -> None:
+        columns = range(len(ctx.env_ids)) if columns is None else columns
+        self.begin, self.columns = columns.start, len(columns)
+        self.cfg, self.span, self.stride = cfg, span, stride
         self.stack = ctx.spec.frame_stack if cfg.deduplicate else 1
         self.rows = cfg.capacity // ctx.num_envs + 1
         least = span + ctx.rollout_length + self.stack - 1
@@ -57,7 +46,7 @@ class Ring:
                 f"and a collected segment span {least}; at least {ctx.num_envs * least} is needed",
             )
         if cfg.compress:
-            _check_compressible(cfg, ctx)
+            check_compressible(cfg, ctx)
         self.device = ctx.device if cfg.device == "learner" else torch.device("cpu")
         self.pin = cfg.device == "pinned" and ctx.device.type == "cuda"
         self.written = 0
@@ -66,6 +55,7 @@ class Ring:
         """which rows are valid, ``[R, B]``, on the host"""
         self._leaves: Batch = {}
         self._carry: Batch = {}
+        self._refreshed = False  # whether recurrent states are no longer those that came with their rows
         self._images: dict[Path, Images] = {}
 
     def __bool__(self) -> bool:
@@ -125,6 +115,43 @@ class Ring:
                 self._carry, (row // self.stride % self._states * self.columns + column)[None, :]
             )
         return batch
+
+    def first_priorities(self, row: Any) -> Any:
+        """Return the priorities that came with rows ``row [n]``, ``[n, B]``; None: none came."""
+        if "priority" not in self._leaves:
+            return None
+        return self._leaves["priority"][torch.from_numpy(row % self.rows).to(self.device)].double().cpu().numpy()
+
+    def refresh(self, row: Any, column: Any, carry: Batch) -> None:
+        """Replace the recurrent states before rows ``row [n]``, and before every ``stride``-th row behind.
+
+        Of a state that is given twice, the one that was unrolled over more rows is kept.
+
+        Args:
+            carry: leaves ``[k, n, ...]``.
+
+        Raises:
+            RunError: rows have no state, or these are more or other states than those of a sample's rows.
+        """
+        if not self._carry:
+            raise RunError("'carry' was fed back to a buffer whose rows have no recurrent state")
+        for path, kept in tree.items(self._carry):
+            new = leaf_at(carry, path)
+            most = (self.span - self.stride + 1) // self.stride + 1
+            if new.shape[1:] != (len(row), *kept.shape[2:]) or len(new) > most:
+                raise RunError(
+                    f"'carry' was fed back with a leaf of shape {list(new.shape)}; of {len(row)} samples it is"
+                    f" [n, {len(row)}, {', '.join(map(str, kept.shape[2:]))}], n at most {most}: one state for every"
+                    f" {self.stride} rows"
+                )
+            states = row // self.stride + np.arange(len(new))[:, None]
+            places = (states % self._states * self.columns + column).reshape(-1)
+            places, last = np.unique(places[::-1], return_index=True)
+            last = torch.from_numpy(new.shape[0] * new.shape[1] - 1 - last)
+            new = new.detach().flatten(0, 1)
+            new = new[last.to(new.device)].to(kept.device, kept.dtype)
+            kept.flatten(0, 1).index_copy_(0, torch.from_numpy(places).to(kept.device), new)
+        self._refreshed = True
 
     def _take(self, kept: Batch, places: Any) -> Batch:
         host, shape = torch.from_numpy(places.reshape(-1)), places.shape
@@ -215,6 +242,8 @@ class Ring:
         log.trim(first // unit)
         rest = self._saved(end, self.written + 1 - end, whole=False)
         log.state = {"written": self.written, "open": rest if self.stride else tree.take(rest, 0)}
+        if self._refreshed:  # rows are not stored again: the states of all
+            log.state["carry"] = self._carry
         if self._images:
             log.state["images"] = {
                 ".".join(path): {"shape": list(images.shape), "begin": images.pool.begin(self.first)}
@@ -265,6 +294,9 @@ class Ring:
                 rows = tree.map(lambda x: x.flatten(0, 1), without(rows, ("carry",))) | states
             self._restore(number * (self.stride or 1), rows)
         self._restore(end, rest)
+        if "carry" in state:
+            tree.put(self._carry, slice(None), state["carry"])
+            self._refreshed = True
         for images in self._images.values():
             images.resume(self.first, self.written)
 
@@ -294,23 +326,6 @@ class Ring:
         _put_rows(self._leaves, rows, (start + skip) % self.rows, length, self.rows)
 
 
-def _check_compressible(cfg: Storage, ctx: Context) -> None:
-    if cfg.device == "learner" and ctx.device.type != "cpu":
-        raise ConfigError("buffer.compress", "images are compressed on the host; take buffer.device=cpu or pinned")
-    lz4()
-    if not any(_holds_images(group.obs) for group in ctx.spec.groups.values()):
-        seen = "; ".join(str(group.obs) for group in ctx.spec.groups.values())
-        raise ConfigError(
-            "buffer.compress", f"only uint8 images are compressed, but observations are {seen}; take null"
-        )
-
-
-def _holds_images(space: Any) -> bool:
-    if isinstance(space, spaces.Dict):
-        return any(_holds_images(inner) for inner in space.values())
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2
-
-
 def _put_rows(storage: Batch, rows: Batch, at: int, length: int, size: int) -> None:
     """Write ``length`` rows from place ``at`` on, around the end of the ring."""
     if at + length <= size:
@@ -318,22 +333,3 @@ def _put_rows(storage: Batch, rows: Batch, at: int, length: int, size: int) -> N
     else:
         tree.put(storage, slice(at, size), tree.take(rows, slice(size - at)))
         tree.put(storage, slice(at + length - size), tree.take(rows, slice(size - at, None)))
-
-
-# ---- leaves by their path -----------------------------------------------------------------------------------------
-
-
-def leaf_at(batch: Batch, path: Path) -> Any:
-    return reduce(lambda inner, key: inner[key], path, batch)
-
-
-def set_leaf(batch: Batch, path: Path, leaf: Any) -> None:
-    reduce(lambda inner, key: inner.setdefault(key, {}), path[:-1], batch)[path[-1]] = leaf
-
-
-def without(batch: Batch, path: Path) -> Batch:
-    """Return a copy that lacks one leaf."""
-    key, *inner = path
-    if inner:
-        return batch | {key: without(batch[key], tuple(inner))}
-    return {name: leaf for name, leaf in batch.items() if name != key}

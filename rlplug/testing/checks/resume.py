@@ -48,10 +48,12 @@ def whole(trainer: Trainer) -> Tree:
 
 def stored(store: FileRowLog) -> Tree:
     """Rows by number; what was stored again counts as it is now."""
-    rows: dict[int, Any] = {}
-    for start, chunk in store.rows():
-        for i in range(len(next(tree.leaves(chunk)))):
-            rows[start + i] = torch.cat([_unpadded(leaf[i]).reshape(-1).double() for leaf in tree.leaves(chunk)])
+    rows: dict[tuple[int, int], Any] = {}
+    for part in (store, *store.parts.values()):
+        for start, chunk in part.rows():
+            for i in range(len(next(tree.leaves(chunk)))):
+                row = [_unpadded(leaf[i]).reshape(-1).double() for leaf in tree.leaves(chunk)]
+                rows[part.number, start + i] = torch.cat(row)
     return {str(number): row for number, row in sorted(rows.items())}
 
 

@@ -1,0 +1,41 @@
+"""Options of every buffer that keeps a ring of rows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+from rlplug.api import Context
+from rlplug.plugins.buffer.images import lz4
+from rlplug.settings import PositiveInt, UnitFloat, option, settings
+from rlplug.types import ConfigError
+
+
+@settings
+class Storage:
+    """Options of every buffer that keeps a ring of rows."""
+
+    capacity: PositiveInt = option("Rows kept, over all environments.")
+    device: Literal["cpu", "pinned", "learner"] = option("Where rows are kept.")
+    deduplicate: bool = option("Whether a frame that is in several stacked observations is kept once.")
+    compress: Literal["lz4"] | None = option("How images are compressed, without loss.")
+    compressed_share: UnitFloat = option("Memory for compressed images, as a share of their size.")
+
+
+def check_compressible(cfg: Storage, ctx: Context) -> None:
+    if cfg.device == "learner" and ctx.device.type != "cpu":
+        raise ConfigError("buffer.compress", "images are compressed on the host; take buffer.device=cpu or pinned")
+    lz4()
+    if not any(_holds_images(group.obs) for group in ctx.spec.groups.values()):
+        seen = "; ".join(str(group.obs) for group in ctx.spec.groups.values())
+        raise ConfigError(
+            "buffer.compress", f"only uint8 images are compressed, but observations are {seen}; take null"
+        )
+
+
+def _holds_images(space: Any) -> bool:
+    if isinstance(space, spaces.Dict):
+        return any(_holds_images(inner) for inner in space.values())
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) >= 2

@@ -1,0 +1,26 @@
+"""Leaves of a batch by the keys that lead to them."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+from rlplug.types import Batch
+
+Path = tuple[str, ...]
+
+
+def leaf_at(batch: Batch, path: Path) -> Any:
+    return reduce(lambda inner, key: inner[key], path, batch)
+
+
+def set_leaf(batch: Batch, path: Path, leaf: Any) -> None:
+    reduce(lambda inner, key: inner.setdefault(key, {}), path[:-1], batch)[path[-1]] = leaf
+
+
+def without(batch: Batch, path: Path) -> Batch:
+    """Return a copy that lacks one leaf."""
+    key, *inner = path
+    if inner:
+        return batch | {key: without(batch[key], tuple(inner))}
+    return {name: leaf for name, leaf in batch.items() if name != key}
