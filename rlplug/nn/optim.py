@@ -54,6 +54,11 @@ class Adam(torch.optim.Adam):
                 )
             if not params:
                 continue
+            # the kernel walks memory: a gradient of another layout (a compiled convolution's) would meet other weights
+            grads = [
+                g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+                for p, g in zip(params, grads, strict=True)
+            ]
             torch._foreach_add_(steps, 1.0)
             torch._fused_adam_(
                 params,

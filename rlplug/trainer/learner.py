@@ -17,7 +17,7 @@ import torch
 import torch._dynamo
 from lightning.fabric import Fabric
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._inductor.exc import InductorError
 
 from rlplug import tree
@@ -203,7 +203,7 @@ class FabricLearner:
         try:
             with torch._dynamo.config.patch(trace_autograd_ops=True):
                 losses, gradients = self._graphs[who, due](batch)
-        except (TorchDynamoException, InductorError) as error:
+        except (TorchDynamoException, InductorError, FailOnRecompileLimitHit) as error:
             reason = str(error).strip().splitlines()[0]
             self.compile, name = False, type(who).__name__
             warnings.warn(f"compile: {name} could not be compiled and runs eagerly: {reason}", stacklevel=2)
