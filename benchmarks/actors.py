@@ -202,11 +202,11 @@ class Receiver:
 
 def weights(rounds: int) -> dict[str, Any]:
     """Put weights once, and load them in eight actors."""
-    from rlplug.actors.cluster import Cluster
+    from rlplug.actors.cluster import connected
     from rlplug.plan import RayCluster
 
     found: dict[str, Any] = {}
-    with closing(Cluster(RayCluster(**NEW))):
+    with connected(Plan(ray=RayCluster(**NEW))):
         import ray
 
         receivers = [ray.remote(num_cpus=0.1)(Receiver).remote() for _ in range(8)]

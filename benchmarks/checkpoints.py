@@ -30,7 +30,7 @@ from rlplug.api import Segment
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.config import compose
 from rlplug.run.build import build
-from rlplug.run.state import capture
+from rlplug.run.callbacks import capture
 from rlplug.trainer.trainer import Trainer
 
 SEGMENT = 1000
@@ -61,7 +61,7 @@ def make(rows: int, folder: Path) -> Trainer:
 
 def fill(trainer: Trainer, rows: int) -> None:
     """Random rows, as quickly as they can be stored."""
-    example = tree.map(lambda x: torch.as_tensor(x), trainer.collector.example())
+    example = tree.map(lambda x: torch.as_tensor(x), trainer.collector.spec.row)
     for _ in range(0, rows, SEGMENT):
         segment = tree.map(lambda x: torch.zeros(SEGMENT + 1, *x.shape, dtype=x.dtype), example)
         for key in ("obs", "action", "reward"):

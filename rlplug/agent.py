@@ -16,10 +16,9 @@ from gymnasium.spaces import flatdim
 
 from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
-from rlplug.checkpointing.reading import Checkpoint, find
+from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
-from rlplug.config.overrides import change
-from rlplug.config.run import CORE, kind_of
+from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import batched, execute, observe
@@ -27,11 +26,9 @@ from rlplug.envs.spec_json import from_json, mismatch
 from rlplug.evaluation.evaluator import Evaluator, summary
 from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
-from rlplug.types import Batch, CheckpointError, ConfigError, Mode
+from rlplug.types import CheckpointError, ConfigError, Mode
 
-EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic")
-"""what may change for an evaluation"""
-WHY = f"an evaluation may change {', '.join(EVALUABLE)} alone"
+EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic")  # what may change for an evaluation
 
 
 class Agent:
@@ -48,7 +45,7 @@ class Agent:
         self._ctx, self._normalize, self._inside = ctx, normalize, ctx.spec.single_agent
         (self._native,) = (ctx.spec.native_spaces or ctx.spec.groups).values()
         self._observe, self._execute = observe(self._native.obs), execute(self._native.action)
-        self._memory = [key for key in ("prev_action", "prev_reward") if key in ctx.needs.keys]
+        self._memory = {"prev_action", "prev_reward"}.intersection(ctx.needs.keys)
         self.reset()
 
     def reset(self, ended: Any = None) -> None:
@@ -62,26 +59,20 @@ class Agent:
         """
         if ended is None:
             self._first = np.ones(0, np.bool_)
-            self._carry: Batch = {}
             return
         ended = np.asarray(ended)
         if not len(self._first) or ended.shape != self._first.shape or ended.dtype != np.bool_:
-            going = f"[{len(self._first)}] bool, one for each episode"
-            raise ValueError(f"ended should be {going}, and is {ended.shape} {ended.dtype}")
+            raise ValueError(f"ended should be [{len(self._first)}] bool, and is {ended.shape} {ended.dtype}")
         self._first |= ended
 
     def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None) -> Any:
-        """Choose actions; a recurrent state is kept until the next call.
+        """Choose one action, or ``[n, ...]``; a recurrent state is kept until the next call.
 
         Args:
-            obs: one observation, or a batch ``[n, ...]`` of ``n`` environments; a dict or tuple of them for a Dict or
-                Tuple space.
+            obs: one observation, or those of ``n`` environments, ``[n, ...]``; a dict or tuple as the space is.
             mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training alone).
             reward: of the last action, ``[n]`` for a batch; for a policy that sees it.
             action_mask: the allowed actions, ``[A]`` or ``[n, A]`` bool; for a policy that was trained with masks.
-
-        Returns:
-            One action, or ``[n, ...]``.
 
         Raises:
             ValueError: an argument does not fit the spaces or the episodes that are going on, or is missing.
@@ -93,18 +84,19 @@ class Agent:
         self._begin(columns)
         step = {"obs": self._observe(batch), "is_first": self._first}
         if "prev_action" in self._memory:
-            step["prev_action"] = self._zeroed(self._action)
+            step["prev_action"] = self._action
         if "prev_reward" in self._memory:
             if reward is None and not self._first.all():
                 raise ValueError("this policy sees the reward of its last action: act(obs, reward=...)")
-            before = np.asarray(0 if reward is None else reward, np.float32)
-            step["prev_reward"] = self._zeroed(np.broadcast_to(before, columns))
+            step["prev_reward"] = np.broadcast_to(np.asarray(0 if reward is None else reward, np.float32), columns)
         if "action_mask" in self.spec.extras:
             step["action_mask"] = self._mask(action_mask, columns)
         with torch.inference_mode(), self._ctx.acting(EnvShard("eval", columns, range(columns))):
             # copied, so that the caller may go on to use the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self._ctx.device), step)
             seen["obs"] = self._normalize(seen["obs"])
+            for key in self._memory:
+                seen[key][seen["is_first"]] = 0
             out, self._carry = self.algorithm.act(seen, self._carry, mode)
         self._action = out["action"].cpu().numpy()
         self._first = np.zeros(columns, np.bool_)
@@ -133,10 +125,6 @@ class Agent:
         self._carry = self.algorithm.initial_carry(columns)
         self._action = np.zeros((columns, *(self._inside.action.shape or ())), self._inside.action.dtype)
 
-    def _zeroed(self, values: np.ndarray) -> np.ndarray:
-        """Return zeros where an episode begins, and else the values."""
-        return np.where(self._first.reshape(-1, *[1] * (values.ndim - 1)), np.zeros_like(values), values)
-
 
 def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None = None) -> Agent:
     """Return the policy of a run, with the weights of its newest good checkpoint, or of a given checkpoint.
@@ -153,8 +141,8 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
         ConfigError: there is no such device; or several agents were trained, which ``evaluate`` alone can play.
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
-    drawn = checkpoint.manifest["config"]["seed"] if seed is None else seed
-    algorithm, ctx, normalize = _restored(checkpoint, torch.device(device), drawn, warnings.warn)
+    core = _core(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
+    algorithm, ctx, normalize = _restored(checkpoint, torch.device(device), core, warnings.warn)
     return Agent(algorithm, ctx, checkpoint.manifest["env_steps"], normalize)
 
 
@@ -167,7 +155,7 @@ def evaluate(
     They are played on one device of the run's hardware, or on the processor where that is not available.
 
     Args:
-        path: a run folder, whose newest good checkpoint is played, or one of its checkpoints.
+        path: as of ``load``.
         overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
         tell: is given, line by line, what a person should know.
 
@@ -177,9 +165,11 @@ def evaluate(
     Raises:
         ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
     """
+    from rlplug.config.composition import change  # here: it imports Hydra
+
     checkpoint = find(Path(path), ("weights",), tell)
-    manifest = checkpoint.manifest
-    raw = change(migrate(manifest["config"], ("env", "hardware")), overrides, EVALUABLE, WHY)
+    manifest, why = checkpoint.manifest, f"an evaluation may change {', '.join(EVALUABLE)} alone"
+    raw = change(migrate(manifest["config"], ("env", "hardware")), overrides, EVALUABLE, why)
     core = _core(raw)
     if raw["env"]["name"] == manifest["config"]["env"]["name"]:
         check_installed({"env": manifest["plugins"]["env"]})
@@ -194,12 +184,11 @@ def evaluate(
         tell(f"evaluating on the processor, since the run's hardware is not here: {error}")
         plan = Plan()
     set_up_torch(plan, core.deterministic)
-    algorithm, ctx, normalize = _restored(checkpoint, torch.device(plan.accelerator), core.seed, tell)
+    algorithm, ctx, normalize = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
 
     def make(shard: EnvShard) -> VecEnv:
         made = env.build(ctx.derive(shard=shard))
-        now = replace(made.spec, max_episode_steps=ctx.spec.max_episode_steps)
-        if difference := mismatch(ctx.spec, now):
+        if difference := mismatch(ctx.spec, replace(made.spec, max_episode_steps=ctx.spec.max_episode_steps)):
             made.close()
             raise ConfigError("env", f"is not what {checkpoint.path} was trained on: {difference}")
         return made
@@ -222,7 +211,7 @@ def _core(raw: Mapping[str, Any]) -> Core:
 
 
 def _restored(
-    checkpoint: Checkpoint, device: torch.device, seed: int, tell: Callable[[str], None]
+    checkpoint: Checkpoint, device: torch.device, core: Core, tell: Callable[[str], None]
 ) -> tuple[Algorithm, RunContext, Callable[[Any], Any]]:
     """Return the algorithm with its weights, the context it was built in, and what it sees of an observation."""
     manifest, raw = checkpoint.manifest, migrate(checkpoint.manifest["config"], ("algo", "model"))
@@ -234,23 +223,15 @@ def _restored(
     spec, algo = from_json(manifest["spec"]), choose("algo", "algo", raw["algo"])
     slots = {slot: node or raw["model"] for slot, node in raw.items() if kind_of(slot) == "model"}  # as config.parse
     models = {slot: choose("model", slot, node) for slot, node in slots.items()}
-    ctx = RunContext(
-        spec=spec,
-        needs=needs_of(algo, models.values(), spec),
-        slots=models,
-        device=device,
-        num_envs=raw["num_envs"],
-        total_steps=raw["total_steps"],
-        rollout_length=manifest["rollout_length"],
-        batch_size=manifest["batch_size"],
-        seed=seed,
-        deterministic=raw["deterministic"],
-    )
+    needs = needs_of(algo, models.values(), spec)
+    run = {name: getattr(core, name) for name in ("num_envs", "total_steps", "seed", "deterministic")}
+    tempo = {name: manifest[name] for name in ("rollout_length", "batch_size")}
+    ctx = RunContext(spec=spec, needs=needs, slots=models, device=device, **run, **tempo)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         algorithm = algo.build(ctx).to(device)
     weights: dict[str, Any] = checkpoint.tree("weights")
     columns = len(weights["normalizer"].get("returns", ()))  # the first rank's environments
-    normalizer = Normalizer(_core(raw).preprocess, spec, columns).to(device)
+    normalizer = Normalizer(core.preprocess, spec, columns).to(device)
     try:
         algorithm.load_state_dict(weights["algorithm"])
         normalizer.load_state_dict(weights["normalizer"])

@@ -1,12 +1,11 @@
-"""The contracts a plugin author writes against: one file, so that they can be read, and searched, as a whole.
+"""The contracts a plugin author writes against, on one page; docs/contracts.md walks through one step of a run.
 
-Every component of every kind is built in one way, ``Class(cfg, ctx)``: ``cfg`` is its validated ``Config``, ``ctx`` a
-``Context`` with what the run knows. docs/contracts.md walks through one step.
+Components of every kind are built by ``Class(cfg, ctx)``: ``cfg`` is the validated ``Config``, ``ctx`` a ``Context``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
@@ -34,20 +33,13 @@ Data: TypeAlias = Literal["rollout", "segments", "windows", "episodes"]
 class Needs:
     """What an algorithm needs from buffer, collector and learner."""
 
-    window: int = 1
-    """transitions per sample"""
-    burn_in: int = 0
-    """transitions in front of the window that only warm up a recurrent state"""
-    carry_stride: int = 0
-    """rows between two recurrent states that a buffer keeps, where windows begin; 0: there is none"""
-    data: Data = "rollout"
-    """what it learns from"""
-    off_policy: bool = False
-    """may learn from data of other policies"""
-    perturbable: bool = False
-    """its action may be changed after ``act``"""
-    keys: tuple[str, ...] = ()
-    """what reaches ``prepare`` and ``forward``, after ``postprocess``: nothing else is stored or moved"""
+    window: int = 1  # transitions per sample
+    burn_in: int = 0  # transitions in front of the window that only warm up a recurrent state
+    carry_stride: int = 0  # rows between two recurrent states that a buffer keeps, where windows begin; 0: none
+    data: Data = "rollout"  # what it learns from
+    off_policy: bool = False  # may learn from data of other policies
+    perturbable: bool = False  # its action may be changed after ``act``
+    keys: tuple[str, ...] = ()  # what is stored, and reaches ``prepare`` and ``forward``, after ``postprocess``
 
 
 def _nothing() -> dict[str, Any]:  # torch.compile traces it, and no dict[str, Any]
@@ -56,15 +48,18 @@ def _nothing() -> dict[str, Any]:  # torch.compile traces it, and no dict[str, A
 
 @dataclass
 class Losses:
-    """What ``forward`` returns."""
+    """What ``forward`` returns.
+
+    Attributes:
+        terms: added up to the loss. Per row (``[..., B]``, as ``batch["valid"]``, or one row less): averaged over the
+            GLOBAL count of valid rows; 0-d: as it is.
+        metrics: detached; per row or 0-d, averaged over ranks in the same way.
+        feedback: for the buffer: ``priority [B]``, a new ``carry``. ``after_step`` takes out what is the algorithm's.
+    """
 
     terms: dict[str, Tensor]
-    """Added up to the loss. Per row (``[..., B]``, as ``batch["valid"]``, or one row less): averaged over the
-    GLOBAL count of valid rows; 0-d: as it is."""
     metrics: dict[str, Tensor] = field(default_factory=_nothing)
-    """Detached; per row or 0-d, averaged over ranks in the same way."""
     feedback: Batch = field(default_factory=_nothing)
-    """Back to the buffer: ``priority [B]``, a new ``carry``. ``after_step`` takes out what is for the algorithm."""
 
 
 @dataclass
@@ -73,12 +68,9 @@ class Optim:
 
     optimizer: Optimizer
     grad_clip: float | None = None
-    grad_clip_by: Clip = "global_norm"
-    """``value``: every element; ``norm``: every tensor; ``global_norm``: all of this optimizer's together"""
-    every: int = 1
-    """stepped on every n-th call of ``minimize`` that names the part (TD3's actor: 2)"""
-    lr: Tensor | None = None
-    """a schedule's 0-d tensor"""
+    grad_clip_by: Clip = "global_norm"  # of every element, of every tensor, or of all tensors together
+    every: int = 1  # stepped on every n-th call of ``minimize`` that names the part (TD3's actor: 2)
+    lr: Tensor | None = None  # a schedule's 0-d tensor
 
 
 class Context(Protocol):
@@ -88,49 +80,30 @@ class Context(Protocol):
     needs: Needs
     device: torch.device
     total_steps: int
-    rollout_length: int
-    """transitions per environment of a collected segment"""
-    batch_size: int
-    """transitions per sample, of the whole run"""
-    replay_ratio: float | None
-    """updates per environment step; None: one a round"""
-    learning_starts: int
-    """environment steps with random actions before the first update"""
+    rollout_length: int  # transitions per environment of a collected segment
+    batch_size: int  # transitions per sample, of the whole run
+    replay_ratio: float | None  # updates per environment step; None: one a round
+    learning_starts: int  # environment steps with random actions before the first update
     rank: int
     world_size: int
     seed: int
     deterministic: bool
-    space: Space[Any] | None
-    """for a component inside another one: the space of its input"""
-    ensemble_size: int
-    """independent members that the component should hold, as a leading axis; see ``nn.Ensemble``"""
-    render: bool
-    """an environment should have ``render() -> [H, W, 3] uint8``, a picture of its first column, or None"""
+    space: Space[Any] | None  # for a component inside another one: the space of its input
+    ensemble_size: int  # independent members to hold, as a leading axis; see ``nn.Ensemble``
+    render: bool  # an environment should have ``render() -> [H, W, 3] uint8``, of its first column, or None
 
     @property
-    def role(self) -> Role: ...
-
+    def role(self) -> Role: ...  # what draws noise at the moment
     @property
-    def num_envs(self) -> int:
-        """Environments of the whole run (of the evaluation, while it runs)."""
-        ...
-
+    def num_envs(self) -> int: ...  # of the whole run (of the evaluation, while it runs)
     @property
-    def env_ids(self) -> Sequence[int]:
-        """Global numbers of the environments of this process."""
-        ...
+    def env_ids(self) -> Sequence[int]: ...  # global numbers of the environments of this process
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
-        """Build the model of a slot (``model``, ``critic_model``; an empty slot means ``model``) or of an option.
-
-        Args:
-            slot: its name, or the value of an option of type ``settings.ModelNode``.
-        """
+        """Build the model of a slot (``critic_model``; an empty one means ``model``), or of a ``ModelNode`` option."""
         ...
 
-    def child(self, spec: EnvSpec) -> Context:
-        """Return a context for an algorithm inside an algorithm."""
-        ...
+    def child(self, spec: EnvSpec) -> Context: ...  # for an algorithm inside an algorithm
 
     def simulator(self) -> Simulator:
         """Return a model of the environment that plans from any state.
@@ -148,13 +121,8 @@ class Context(Protocol):
         """Draw standard normal noise. With ``rows`` the first axis is this process's share of one global draw."""
         ...
 
-    def rand(self, *shape: int, rows: bool = True) -> Tensor:
-        """Draw uniform noise in [0, 1), shared out like ``randn``."""
-        ...
-
-    def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor:
-        """Draw uniform integers in [0, high), shared out like ``randn``."""
-        ...
+    def rand(self, *shape: int, rows: bool = True) -> Tensor: ...  # uniform in [0, 1), shared out alike
+    def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor: ...  # uniform in [0, high), too
 
 
 class Simulator(Protocol):
@@ -175,11 +143,10 @@ class Learner(Protocol):
     progress: Progress
 
     def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
-        """Make one gradient step of the parts that are due; ``after_step`` follows.
+        """Make one gradient step of the parts that are due; ``who.after_step`` follows.
 
         Args:
             batch: ``valid`` in it says which rows count.
-            who: whose ``forward`` and ``optimizers``.
             parts: names out of ``who.optimizers()``; None means all.
 
         Returns:
@@ -193,7 +160,6 @@ class Learner(Protocol):
 
     def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
         """Clip and step with gradients from elsewhere."""
-        ...
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         """Cut a segment ``[T+1, B]`` into shuffled parts, as many on every rank.
@@ -206,8 +172,7 @@ class Learner(Protocol):
     def sample(self) -> tuple[Batch, dict[str, Tensor]]:
         """Draw a further sample of the run's buffer, on this rank's device, normalized, with intrinsic rewards.
 
-        Returns:
-            The sample, and the mean reward of every exploration module that gives one, 0-d.
+        The mean reward of every exploration module that gives one, 0-d, comes second.
         """
         ...
 
@@ -225,7 +190,7 @@ class Trainable(nn.Module):
 
     Config: ClassVar[type[Any]]
 
-    def observe(self, segment: Batch, learner: Learner) -> None:
+    def observe(self, segment: Segment, learner: Learner) -> None:
         """See each collected row once, in time order: running statistics.
 
         It may call the learner's collectives, and so is called equally often on every rank.
@@ -244,11 +209,11 @@ class Trainable(nn.Module):
         return learner.minimize(batch, self)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        """Follow every ``minimize`` (not ``Learner.apply``): target networks, adaptive coefficients.
+        """Follow a ``minimize`` (not ``Learner.apply``) that moved ``parts``: target networks, coefficients."""
 
-        Args:
-            parts: those that moved.
-        """
+    def initial_carry(self, n: int) -> Batch:
+        """Return the recurrent state with which it acts, or a noise process, of ``n`` columns; leaves ``[n, ...]``."""
+        return {}
 
     def actor_keys(self) -> tuple[str, ...]:
         """Return the names in ``state_dict()`` that an actor needs."""
@@ -278,10 +243,6 @@ class Algorithm(Trainable):
         """
         raise ConfigError("model", f"{cls.__name__} cannot learn with a recurrent model; take another model")
 
-    def initial_carry(self, n: int) -> Batch:
-        """Return the recurrent state of ``n`` columns; leaves ``[n, ...]``."""
-        return {}
-
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Act on one row of every column.
 
@@ -307,19 +268,12 @@ class Algorithm(Trainable):
 class Exploration(Trainable):
     """Changes what is done (``perturb``, ``perturb_weights``) or what is rewarded (``intrinsic_reward``)."""
 
-    overrides_action: ClassVar[bool] = False
-    """Its ``perturb`` ignores the action that it is given: of those that perturb, it has to come first."""
-
-    def initial_carry(self, n: int) -> Batch:
-        """Return its own recurrent state, such as the state of a noise process."""
-        return {}
+    overrides_action: ClassVar[bool] = False  # ``perturb`` ignores the action that it is given, so it has to come first
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         """Change ``out["action"]`` in explore mode; return the new carry second. First called before the run begins.
 
-        Args:
-            out: what ``act`` returned.
-            step: what ``act`` was given.
+        ``out`` is what ``act`` returned, ``step`` what it was given.
 
         Raises:
             ConfigError: it cannot use these actions, or what the algorithm returns beside them.
@@ -331,11 +285,7 @@ class Exploration(Trainable):
         return w
 
     def adapt_noise(self, plain: Batch, noisy: Batch) -> None:
-        """Adapt the noise of ``perturb_weights``, once a segment.
-
-        Args:
-            plain, noisy: what ``act`` returns, greedily, for the same rows without and with it.
-        """
+        """Adapt ``perturb_weights`` once a segment, by what ``act`` greedily returns without and with its noise."""
 
     def intrinsic_reward(self, batch: Batch) -> Tensor | None:
         """Return the intrinsic reward of every row, ``[T+1, B]``, of the unshuffled sample."""
@@ -371,10 +321,8 @@ class RowLog(Protocol):
     Rows that were appended once are in every later checkpoint, and are not written again.
     """
 
-    end: int
-    """number of the row that the next ``append`` usually begins with; 0 when nothing is stored"""
-    state: Tree
-    """whatever else the buffer needs, small: every checkpoint writes it whole; None when nothing is stored"""
+    end: int  # number of the row that the next ``append`` usually begins with; 0 when nothing is stored
+    state: Tree  # the small rest, which every checkpoint writes whole; None when nothing is stored
 
     def part(self, number: int) -> RowLog:
         """Return part ``number``, above 0, of this log: rows of another stream. Its ``state`` is not written."""
@@ -382,42 +330,28 @@ class RowLog(Protocol):
 
     def append(self, start: int, rows: Batch) -> None:
         """Append rows ``start`` and following, leaves ``[n, ...]``, or replace them. They are copied at once."""
-        ...
 
-    def trim(self, first: int) -> None:
-        """Forget rows before ``first``."""
-        ...
+    def trim(self, first: int) -> None: ...  # forget rows before ``first``
 
     def rows(self) -> Iterator[tuple[int, Batch]]:
-        """Yield what was appended, in that order: (number of the first row, leaves ``[n, ...]``).
-
-        May reach below the first row that is needed.
-        """
+        """Yield (number of the first row, leaves ``[n, ...]``) as appended; may begin below the first row needed."""
         ...
 
 
 class Buffer(Protocol):
     """Keeps rows. ``Class(cfg, ctx)`` allocates nothing: leaves are known at the first ``add``."""
 
-    gives: ClassVar[frozenset[Data]]
-    """What its samples can be: ``needs.data`` has to be among them."""
-    sequences: ClassVar[bool]
-    """Its windows begin at rows whose recurrent state it keeps."""
-    size_key: ClassVar[str]
-    """The config key that says how much it keeps: ``buffer.capacity``."""
+    gives: ClassVar[frozenset[Data]]  # what its samples can be: ``needs.data`` has to be among them
+    sequences: ClassVar[bool]  # windows begin at rows whose recurrent state it keeps
+    size_key: ClassVar[str]  # the config key that says how much it keeps: ``buffer.capacity``
 
     @property
-    def device(self) -> torch.device:
-        """Where its rows are kept."""
-        ...
+    def device(self) -> torch.device: ...  # where its rows are kept
 
     def add(self, segment: Segment) -> None:
         """Store a segment. Its row 0 is row T of the one before of its shard. Reads ``priority [T+1, b]``, if given."""
-        ...
 
-    def ready(self) -> bool:
-        """Return whether there is enough for a sample."""
-        ...
+    def ready(self) -> bool: ...  # whether there is enough for a sample
 
     def sample(self) -> Batch:
         """Return rows ``[burn_in + window + 1, B]`` with ``index`` and ``sample_prob``; a rollout all it has, once.
@@ -432,19 +366,13 @@ class Buffer(Protocol):
         Raises:
             RunError: ``values`` has another key, or one that this buffer does not keep.
         """
-        ...
 
     def nbytes(self, row: Batch) -> int:
         """Return the bytes this buffer will take for rows whose leaves look like those of ``row`` (``[B, ...]``)."""
         ...
 
-    def save(self, log: RowLog) -> None:
-        """Append what is new since the last ``save``, or ``load``."""
-        ...
-
-    def load(self, log: RowLog) -> None:
-        """Be as the buffer was that saved; called before the first ``add``."""
-        ...
+    def save(self, log: RowLog) -> None: ...  # append what is new since the last ``save``, or ``load``
+    def load(self, log: RowLog) -> None: ...  # be as the buffer was that saved; called before the first ``add``
 
 
 class VecEnv(Protocol):
@@ -462,11 +390,7 @@ class VecEnv(Protocol):
     autoreset: AutoresetMode
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin an episode in every column. ``seeds``: one a column, from which all its episodes' seeds derive.
-
-        Returns:
-            ``obs`` and extras of the first row, ``[B, ...]``.
-        """
+        """Begin an episode in every column; later seeds follow from its own. Return ``obs``, extras: ``[B, ...]``."""
         ...
 
     def step(self, action: Any) -> Batch:
@@ -483,19 +407,28 @@ class VecEnv(Protocol):
         ...
 
     def load(self, state: Tree) -> None: ...
-
     def close(self) -> None: ...
 
 
-class Collector(Protocol):
-    """Where segments come from: this process or Ray actors."""
+@dataclass(frozen=True)
+class SegmentSpec:
+    """What a collector's segments look like."""
 
-    bounds: Any
-    """limits that the observations of a segment are checked against; None: they have been checked"""
+    row: Batch  # one row of all environments of this rank as it will be stored, leaves ``[B, ...]``
+    autoreset: AutoresetMode
+    shards: Sequence[slice]  # the columns of each shard among the environments of this rank; all have as many
+    bounds: Any = None  # limits that observations are checked against; None: they have been checked
+
+
+class Collector(Protocol):
+    """Where segments come from. An actor is a shard, and so is the process itself."""
 
     @property
-    def autoreset(self) -> AutoresetMode:
-        """When the environments reset a column that has ended."""
+    def spec(self) -> SegmentSpec: ...
+
+    @property
+    def in_flight(self) -> Sequence[int | None]:
+        """Return how many rollouts of every shard were ordered and not polled yet; None: the shard is lost."""
         ...
 
     def start(self) -> None:
@@ -504,51 +437,38 @@ class Collector(Protocol):
         Raises:
             ConfigError: what lies outside of this process is not as configured.
         """
+
+    def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
+        """Order a segment of every shard, or of some; each plays its orders one after another.
+
+        It is played with the statistics of now, and with the weights of ``rollout.version``: those of now if no
+        rollout asked for that version before, else those of then.
+        """
         ...
 
-    def raw_segment(self, rows: int) -> Batch:
-        """Return all that the last ``collect(rows)`` wrote, to find the number on which it failed; may be empty."""
-        ...
+    def poll(self, shards: int | None = None) -> list[Segment]:
+        """Return segments that were ordered, the oldest of their shards, and wait for them.
 
-    def example(self) -> Batch:
-        """Return one row ``[B, ...]`` as it will be stored."""
-        ...
-
-    def collect(
-        self,
-        rows: int,
-        weights: Mapping[str, Weights] | None = None,
-        tasks: Tree = None,
-        stop: Callable[[], bool] | None = None,
-        mode: Mode = "explore",
-        further: int = 0,
-    ) -> Iterable[Batch]:
-        """Collect segments of ``rows`` transitions a column.
+        The tensors belong to the collector, and are valid until the next ``submit`` or ``poll``.
 
         Args:
-            weights: by name; None: the collector shares the learner's module.
-            tasks: one a column, in force from its next reset; a task may name the weights it is played with.
-            stop: asked between rows; short columns are padded with ``valid=False``.
-            further: so many more calls with the same arguments will follow for certain, unless the run is stopped.
+            shards: those of so many shards that finish first; None: of all, side by side, as one segment.
         """
         ...
 
     def state(self) -> Tree:
-        """Return observations, carries, environments, generators, episode counters."""
+        """Return where every shard stands behind its last polled segment: nothing ordered is lost or played twice."""
         ...
 
     def load(self, state: Tree) -> None: ...
-
     def close(self) -> None: ...
 
 
 class Model(nn.Module):
     """A network from ``ctx.space`` to features."""
 
-    batched: ClassVar[bool] = False
-    """It computes ``ctx.ensemble_size`` members itself, as a leading axis; otherwise ``nn.Ensemble`` does."""
-    recurrent: ClassVar[bool] = False
-    """It has a carry."""
+    batched: ClassVar[bool] = False  # computes ``ctx.ensemble_size`` members itself; otherwise ``nn.Ensemble`` does
+    recurrent: ClassVar[bool] = False  # has a carry
     out_dim: int
 
     def initial_carry(self, n: int) -> Batch:
@@ -566,20 +486,16 @@ class Model(nn.Module):
 class Run(Protocol):
     """What a loop drives, and what the hooks of a run see."""
 
-    config: Any
-    """the validated run configuration, ``rlplug.config.RunConfig``"""
+    config: Any  # the validated run configuration, ``rlplug.config.RunConfig``
     run_dir: Path
     progress: Progress
-    logged: int
-    """rows of metrics so far; a continued run goes on behind those of its checkpoint"""
+    logged: int  # rows of metrics so far; a continued run goes on behind those of its checkpoint
     algorithm: Algorithm
     collector: Collector
     learner: Learner
 
     @property
-    def done(self) -> bool:
-        """Whether the run has its steps, to less than one of every environment, or was asked to stop."""
-        ...
+    def done(self) -> bool: ...  # it has its steps, to less than one of every environment, or was asked to stop
 
     def report(self) -> None:
         """Log, evaluate and write a checkpoint, each where it is due. A loop calls it between rounds.
@@ -587,15 +503,16 @@ class Run(Protocol):
         Raises:
             RunError: a gradient step since the last call was not made of finite numbers.
         """
-        ...
 
-    def collect(self, mode: Mode = "explore") -> None:
-        """Collect one round of segments: observed, counted, stored."""
-        ...
+    def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
+        """Collect one round of segments: observed, counted, stored.
 
-    def ready(self) -> bool:
-        """Return whether the buffer has enough for an update."""
-        ...
+        Args:
+            shards: of each rank that are waited for, those that finish first; None: all, side by side as one. A loop
+                keeps to one way.
+        """
+
+    def ready(self) -> bool: ...  # whether the buffer has enough for an update
 
     def update(self, batch: Batch | None = None) -> Losses:
         """Make one learner step, from one sample of the buffer or from ``batch``."""
@@ -608,10 +525,15 @@ class Loop(Protocol):
     It keeps no state: all that it decides follows from ``run.progress``, so that a continued run goes on in step.
     """
 
+    # what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count
+    unit: ClassVar[Literal["env_steps", "updates"]] = "env_steps"
+    in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
+    broadcast_interval: int = 1  # rounds that are played with the same weights
+    max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
+
     def updates(self, env_steps: int) -> int:
         """Return how many updates will have been made after so many environment steps."""
         ...
 
     def run(self, run: Run) -> None:
         """Drive ``run`` until it is done; call ``run.report()`` between rounds."""
-        ...

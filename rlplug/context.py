@@ -6,8 +6,9 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from rlplug.config import Chosen, RunConfig
 
-ROLES: tuple[Role, ...] = ("learner", "actor", "eval")
-
 
 def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
     """Return what a run's algorithm needs.
@@ -36,48 +35,26 @@ def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
     return algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
 
 
-@dataclass(frozen=True)
 class ResolvedRun:
-    """A run's configuration, and what follows from it on this machine; see ``run.resolve``."""
+    """A run's configuration, and what follows from it on this machine; see ``run.build``."""
 
-    config: RunConfig
-    plan: Plan
-    spec: EnvSpec
-    needs: Needs
-
-    @staticmethod
-    def read(config: RunConfig, plan: Plan, spec: EnvSpec) -> ResolvedRun:
-        """Work out the rest from a configuration, a plan and the environment's spaces.
-
-        Raises:
-            ConfigError: as ``needs_of``.
-        """
-        return ResolvedRun(config, plan, spec, needs_of(config.algo, config.models.values(), spec))
-
-    @cached_property
-    def loop(self) -> Loop:
-        return self.config.loop.build(self.context(torch.device("cpu"), range(self.config.num_envs)))
+    def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
+        self.config, self.plan, self.spec = config, plan, spec
+        self.needs = needs_of(config.algo, config.models.values(), spec)
+        self.loop: Loop = config.loop.build(self.context(torch.device("cpu"), range(config.num_envs)))
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return what the run's components are built with in one process."""
         config = self.config
-        return RunContext(
-            spec=self.spec,
-            needs=self.needs,
-            slots=config.models,
-            device=device,
-            num_envs=config.num_envs,
-            env_ids=env_ids,
-            total_steps=config.total_steps,
-            rollout_length=config.rollout_fragment_length,
-            batch_size=config.train_batch_size,
-            replay_ratio=config.replay_ratio,
-            learning_starts=config.num_steps_sampled_before_learning_starts,
-            seed=config.seed,
-            rank=rank,
-            world_size=world_size,
-            deterministic=config.deterministic,
-        )
+        run = {name: getattr(config, name) for name in ("num_envs", "total_steps", "seed", "deterministic")}
+        tempo = {
+            "rollout_length": config.rollout_fragment_length,
+            "batch_size": config.train_batch_size,
+            "replay_ratio": config.replay_ratio,
+            "learning_starts": config.num_steps_sampled_before_learning_starts,
+        }
+        place = {"device": device, "env_ids": env_ids, "rank": rank, "world_size": world_size}
+        return RunContext(spec=self.spec, needs=self.needs, slots=config.models, **run, **tempo, **place)
 
 
 class Schedules:
@@ -88,10 +65,10 @@ class Schedules:
         self._moving: list[tuple[Tensor, Sequence[tuple[float, float]]]] = []
 
     def add(self, node: float | Sequence[tuple[float, float]]) -> Tensor:
-        if isinstance(node, int | float):
-            return torch.tensor(float(node), device=self.device)
-        value = torch.tensor(piecewise_linear(node, 0), device=self.device)
-        self._moving.append((value, node))
+        points = [(0, node)] if isinstance(node, int | float) else node
+        value = torch.tensor(piecewise_linear(points, 0), device=self.device)
+        if len(points) > 1:
+            self._moving.append((value, points))
         return value
 
     def refresh(self, step: int) -> None:
@@ -111,11 +88,10 @@ class EnvShard:
 
 
 class RunContext(Context):
-    """See ``api.Context``.
+    """Has one generator for each role: evaluation never disturbs training, nor learning what actors draw."""
 
-    There is one generator for each role: evaluation never disturbs training, and what actors draw does not depend on
-    what the learner draws.
-    """
+    space: Space[Any] | None = None
+    ensemble_size, render = 1, False
 
     def __init__(
         self,
@@ -136,42 +112,31 @@ class RunContext(Context):
         world_size: int = 1,
         deterministic: bool = False,
     ) -> None:
-        self.spec, self.needs, self.slots = spec, needs or Needs(), dict(slots or {})
+        self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
         self.replay_ratio, self.learning_starts = replay_ratio, learning_starts
         self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
-        self.space: Space[Any] | None = None
-        self.ensemble_size, self.render = 1, False
         self.schedules = Schedules(self.device)
-        self.generators = {role: torch.Generator(self.device) for role in ROLES}
-        for i, generator in enumerate(self.generators.values()):
+        self.generators: dict[str, torch.Generator] = {}
+        for i, role in enumerate(get_args(Role)):
             (state,) = np.random.SeedSequence([seed, i]).generate_state(1, np.uint64)
-            generator.manual_seed(int(state) >> 1)
+            self.generators[role] = torch.Generator(self.device).manual_seed(int(state) >> 1)
 
-    @property
-    def role(self) -> Role:
-        return self.shard.role
-
-    @property
-    def num_envs(self) -> int:
-        return self.shard.num_envs
-
-    @property
-    def env_ids(self) -> Sequence[int]:
-        return self.shard.env_ids
+    role = property(attrgetter("shard.role"))
+    num_envs = property(attrgetter("shard.num_envs"))
+    env_ids = property(attrgetter("shard.env_ids"))
 
     @contextmanager
     def acting(self, shard: EnvShard) -> Iterator[None]:
         """Draw for other rows: those of actors or of an evaluation."""
-        mine = vars(self.shard)
-        before = dict(mine)
-        mine.update(vars(shard))
+        before = vars(self.shard).copy()
+        vars(self.shard).update(vars(shard))
         try:
             yield
         finally:
-            mine.update(before)
+            vars(self.shard).update(before)
 
     def derive(self, **changes: Any) -> RunContext:
         """Return the same run as another component sees it; generators and schedules are shared."""
@@ -224,15 +189,13 @@ class RunContext(Context):
     def load(self, state: Tree, env_steps: int) -> list[str]:
         """Go on where ``state`` was taken; return what is not as it was, in words.
 
-        Args:
-            env_steps: seeds generators whose state is that of another kind of device.
+        Generators whose state is that of another kind of device are seeded by ``env_steps``.
         """
         self.schedules.refresh(state["schedules"])
-        same = state["device"] == self.device.type
-        for role, generator in self.generators.items():
-            if same:
+        if state["device"] == self.device.type:
+            for role, generator in self.generators.items():
                 generator.set_state(state["generators"][role])
-            else:
-                generator.manual_seed(generator.initial_seed() + env_steps)
-        then = state["device"]
-        return [] if same else [f"random numbers: {then} drew them before, and {self.device.type} draws others"]
+            return []
+        for generator in self.generators.values():
+            generator.manual_seed(generator.initial_seed() + env_steps)
+        return [f"random numbers: {state['device']} drew them before, and {self.device.type} draws others"]

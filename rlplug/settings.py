@@ -10,32 +10,21 @@ The class gives types, ranges and one line of documentation per option; defaults
 
 from __future__ import annotations
 
-from dataclasses import dataclass as plain_dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
-from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import NonNegativeFloat as NonNegativeFloat
+from pydantic import NonNegativeInt as NonNegativeInt
+from pydantic import PositiveFloat as PositiveFloat
+from pydantic import PositiveInt as PositiveInt
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
-
-__all__ = [
-    "ModelNode",
-    "Nested",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "PositiveFloat",
-    "PositiveInt",
-    "Scheduled",
-    "UnitFloat",
-    "option",
-    "settings",
-]
 
 T = TypeVar("T")
 
 
-@plain_dataclass(frozen=True)
-class Nested:
+class Nested(NamedTuple):
     """Mark an option that holds a component: in YAML a mapping with ``name`` and that component's settings."""
 
     kind: Literal["model"]

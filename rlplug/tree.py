@@ -20,11 +20,7 @@ def map(function: Callable[[Any], Any], tree: Tree) -> Tree: ...
 @overload
 def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree: ...
 def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return the tree of ``function(leaf, *other_leaves)``.
-
-    Args:
-        others: trees that have the keys of ``tree``; their further keys are ignored.
-    """
+    """Return the tree of ``function(leaf, *other_leaves)``; further keys of the others are ignored."""
     if not isinstance(tree, dict):
         return function(tree, *others)
     if others:
@@ -34,14 +30,11 @@ def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 def leaves(tree: Tree) -> Iterator[Any]:
     """Iterate over the leaves, depth first."""
-    if not isinstance(tree, dict):
-        yield tree
-        return
-    for part in tree.values():
-        if isinstance(part, dict):
+    if isinstance(tree, dict):
+        for part in tree.values():
             yield from leaves(part)
-        else:
-            yield part
+    else:
+        yield tree
 
 
 def items(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -62,14 +55,11 @@ def take(tree: Tree, index: Any) -> Tree:
 
 def put(tree: Tree, index: Any, values: Tree) -> None:
     """Write ``leaf[index] = value`` for every leaf of ``values``; the tree may have more."""
-    if not isinstance(values, dict):
-        tree[index] = values
-        return
-    for key, value in values.items():
-        if isinstance(value, dict):
+    if isinstance(values, dict):
+        for key, value in values.items():
             put(tree[key], index, value)
-        else:
-            tree[key][index] = value
+    else:
+        tree[index] = values
 
 
 def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:

@@ -1,81 +1,65 @@
 """The data that flows through rlplug: plain dicts of tensors that obey one rule.
 
 The stream rule
-    A row is one observation. Transition ``t`` is rows ``t`` and ``t + 1`` of one column, always.
-    A segment of ``T`` transitions has leaves ``[T + 1, B]`` (``[T + 1, B, N]`` with ``N`` agents).
-    An episode of ``L`` steps has ``L + 1`` rows; its last row, the final observation, has
-    ``valid=False``: it bootstraps, and carries no loss. ``reward_t``, ``terminated_t`` and
-    ``truncated_t`` result from ``action_t``. Environment steps are ``sum(valid)``. Row ``T``
+    A row is one observation. Transition ``t`` is rows ``t`` and ``t + 1`` of one column, always. A segment of ``T``
+    transitions has leaves ``[T + 1, B]`` (``[T + 1, B, N]`` with ``N`` agents). An episode of ``L`` steps has ``L + 1``
+    rows; its last row, the final observation, has ``valid=False``: it bootstraps, and carries no loss. ``reward_t``,
+    ``terminated_t`` and ``truncated_t`` result from ``action_t``. Environment steps are ``sum(valid)``. Row ``T``
     reopens the next segment.
 
-Shapes use ``T`` for time, ``B`` for columns (environments, or samples of a batch), ``A`` for the
-size of an action. With agents, ``is_first, valid, truncated, index, sample_prob, state`` and ``task``
-have no agent axis and stay at the top level; every other key has one, or stands in its group.
+``T`` is time, ``B`` columns (environments, or samples of a batch), ``A`` the size of an action. With agents,
+``is_first, valid, truncated, index, sample_prob, state`` and ``task`` have no agent axis and stay at the top level;
+every other key has one, or stands in its group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from gymnasium import Space
     from torch import Tensor
 
-# A value is a Tensor or again a Batch. ``Any`` because a recursive union would have to be narrowed
-# at every ``batch["obs"]``, which makes algorithms unreadable and finds no bug.
-Batch: TypeAlias = dict[str, Any]
+Batch: TypeAlias = dict[str, Any]  # of tensors and batches: a recursive union would have to be narrowed at every use
 Tree: TypeAlias = Any
 Weights: TypeAlias = dict[str, "Tensor"]
 
 Role = Literal["learner", "actor", "eval"]
 Mode = Literal["explore", "greedy", "random"]
 
-
-class Key(NamedTuple):
-    """Shape, dtype and meaning of one key of a batch."""
-
-    shape: str
-    dtype: str
-    meaning: str
-
-
-KEYS: Mapping[str, Key] = {
-    "obs": Key("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
-    "action": Key(
-        "[T+1, B, ...]",
-        "float32 or int64",
-        "chosen action; bounded Box actions mean [-1, 1], and the environment clips those beyond",
-    ),
-    "reward": Key("[T+1, B]", "float32", "reward that followed the row's action"),
-    "terminated": Key("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
-    "truncated": Key("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
-    "is_first": Key("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
-    "valid": Key("[T+1, B]", "bool", "the row begins a transition; False on final observations and row T"),
-    "action_mask": Key("[T+1, B, A]", "bool", "actions allowed in the row"),
-    "alive": Key("[T+1, B, N]", "bool", "agents that take part in the row"),
-    "state": Key("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
-    "task": Key("[T+1, B, ...]", "as the space", "task that the episode is played on"),
-    "logp": Key("[T+1, B]", "float32", "log-probability of the action under the policy that acted"),
-    "value": Key("[T+1, B]", "float32", "value estimate of the policy that acted; present on row T too"),
-    "dist": Key("[T+1, B, ...]", "float32", "parameters of the policy that acted, for KL terms"),
-    "carry": Key("[T+1, B, ...]", "float32", "recurrent state before the row; in a sample [1, B, ...], before row 0"),
-    "prev_reward": Key("[T+1, B]", "float32", "reward of the row before; 0 where is_first"),
-    "prev_action": Key("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
-    "index": Key("[B]", "int64", "insertion id of the sample in its buffer"),
-    "priority": Key("[B]", "float32", "new priority of a sample (feedback), or first one of a row (postprocess)"),
-    "sample_prob": Key("[B]", "float32", "probability with which the buffer drew the sample"),
-    "weight": Key("[B]", "float32", "importance weight of a sample drawn by priority, at most 1 over all ranks"),
-    "reward_int": Key("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
-    "advantage": Key("[T+1, B]", "float32", "advantage estimate (prepare)"),
-    "returns": Key("[T+1, B]", "float32", "return estimate, the value's target (prepare)"),
-    "discount": Key("[B]", "float32", "factor of the bootstrap value: gamma^k, 0 after termination (prepare)"),
-    "next_obs": Key("[B, ...]", "as obs", "observation that the n-step target bootstraps from (prepare)"),
-    "noise": Key("[B, A]", "float32", "standard normal noise for the reparameterised action (prepare)"),
-    "next_noise": Key("[B, A]", "float32", "the same for the bootstrap observation (prepare)"),
+KEYS: Mapping[str, tuple[str, str, str]] = {
+    "obs": ("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
+    "action": ("[T+1, B, ...]", "float32 or int64", "chosen action; bounded Box actions mean [-1, 1]; more is clipped"),
+    "reward": ("[T+1, B]", "float32", "reward that followed the row's action"),
+    "terminated": ("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
+    "truncated": ("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
+    "is_first": ("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
+    "valid": ("[T+1, B]", "bool", "the row begins a transition; False on final observations and row T"),
+    "action_mask": ("[T+1, B, A]", "bool", "actions allowed in the row"),
+    "alive": ("[T+1, B, N]", "bool", "agents that take part in the row"),
+    "state": ("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
+    "task": ("[T+1, B, ...]", "as the space", "task that the episode is played on"),
+    "logp": ("[T+1, B]", "float32", "log-probability of the action under the policy that acted"),
+    "value": ("[T+1, B]", "float32", "value estimate of the policy that acted; present on row T too"),
+    "dist": ("[T+1, B, ...]", "float32", "parameters of the policy that acted, for KL terms"),
+    "carry": ("[T+1, B, ...]", "float32", "recurrent state before the row; in a sample [1, B, ...], before row 0"),
+    "prev_reward": ("[T+1, B]", "float32", "reward of the row before; 0 where is_first"),
+    "prev_action": ("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
+    "index": ("[B]", "int64", "insertion id of the sample in its buffer"),
+    "priority": ("[B]", "float32", "new priority of a sample (feedback), or first one of a row (postprocess)"),
+    "sample_prob": ("[B]", "float32", "probability with which the buffer drew the sample"),
+    "weight": ("[B]", "float32", "importance weight of a sample drawn by priority, at most 1 over all ranks"),
+    "reward_int": ("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
+    "advantage": ("[T+1, B]", "float32", "advantage estimate (prepare)"),
+    "returns": ("[T+1, B]", "float32", "return estimate, the value's target (prepare)"),
+    "discount": ("[B]", "float32", "factor of the bootstrap value: gamma^k, 0 after termination (prepare)"),
+    "next_obs": ("[B, ...]", "as obs", "observation that the n-step target bootstraps from (prepare)"),
+    "noise": ("[B, A]", "float32", "standard normal noise for the reparameterised action (prepare)"),
+    "next_noise": ("[B, A]", "float32", "the same for the bootstrap observation (prepare)"),
 }
-"""The one table of batch keys. Plugins add their own keys freely; these names mean this."""
+"""The one table of batch keys: shape, dtype, meaning. Plugins add their own keys freely; these names mean this."""
 
 
 @dataclass(frozen=True)
@@ -95,23 +79,20 @@ class EnvSpec:
     extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
     max_episode_steps: int | None = None
     offers: frozenset[str] = frozenset()
-    native_spaces: dict[str, Group] = field(default_factory=dict[str, Group])
-    """the spaces as the environment itself declares them, by group"""
-    frame_stack: int = 1
-    """so many frames, oldest first, are stacked on the first axis of an image observation"""
+    native_spaces: dict[str, Group] = field(default_factory=dict[str, Group])  # as the environment declares them
+    frame_stack: int = 1  # frames, oldest first, on the first axis of an image observation
 
     @property
     def single_agent(self) -> Group:
         """The only group of a single-agent environment.
 
         Raises:
-            ConfigError: the environment has several groups, or agents.
+            ConfigError: it has several groups, or agents.
         """
         (group, *others) = self.groups.values()
         if others or group.agents:
-            raise ConfigError(
-                "env", "this algorithm plays one agent, but the environment has " + ", ".join(self.groups)
-            )
+            names = ", ".join(self.groups)
+            raise ConfigError("env", f"this algorithm plays one agent, but the environment has {names}")
         return group
 
 
@@ -134,12 +115,10 @@ class ConfigError(Exception):
     """
 
     def __init__(self, key: str, message: str) -> None:
-        super().__init__(f"{key}: {message}" if key else message)
-        self.key = key
-        self.message = message
+        self.key, self.message = key, message  # pickle passes what Exception.__new__ has noted: the same arguments
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.key, self.message))
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}" if self.key else self.message
 
 
 class CheckpointError(ConfigError):
@@ -147,9 +126,6 @@ class CheckpointError(ConfigError):
 
     def __init__(self, message: str) -> None:
         super().__init__("", message)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.message,))
 
 
 class RunError(Exception):

@@ -18,8 +18,7 @@ import rlplug
 from rlplug import registry
 from rlplug.agent import Agent, evaluate, load
 from rlplug.api import Algorithm, Losses, Needs, Optim
-from rlplug.checkpointing.reading import Checkpoint, checkpoints
-from rlplug.checkpointing.writing import Snapshot, write
+from rlplug.checkpointing.format import Checkpoint, Snapshot, checkpoints, write
 from rlplug.envs import EnvList
 from rlplug.evaluation.evaluator import EVALUATION
 from rlplug.plugins.buffer.rollout import Rollout

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 AUTH_MODE = "RAY_AUTH_MODE"
-QUIET = {
+DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of segments that are not needed any more
 }
 
-# Ray reads these when it is imported
-os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+for name, value in DEFAULTS.items():  # Ray reads them when it is imported
+    os.environ.setdefault(name, value)
 if (Path.home() / ".ray" / "auth_token").exists():  # Ray decides the same way when it finds a cluster by itself
     os.environ.setdefault(AUTH_MODE, "token")

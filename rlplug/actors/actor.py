@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,64 +13,50 @@ import torch
 from rlplug import tree
 from rlplug.api import Plan
 from rlplug.checkpointing.serialize import copy_to_host
-from rlplug.collection.nonfinite import blame_nonfinite
 from rlplug.collection.segment import on_host
 from rlplug.config import parse
 from rlplug.context import ResolvedRun
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.distributed.torch_setup import set_up_torch
-from rlplug.evaluation.evaluator import EVALUATION, Evaluator
+from rlplug.evaluation.evaluator import EVALUATION, Evaluator, Played
 from rlplug.registry.installed import check_same
 from rlplug.trainer.policy import TRAINING, Policy
 from rlplug.types import Batch, Mode, Tree
 
+Weights: TypeAlias = dict[str, np.ndarray] | None  # None where they have not changed
+
 
 class RemotePolicy:
-    """A copy of the policy in a process of its own.
-
-    Its methods are called one after another, except ``heartbeat``, which is answered while another one runs.
-    """
+    """A copy of the policy in a process of its own. Only ``heartbeat`` is called while another method runs."""
 
     def __init__(self) -> None:
         self._row, self._rows, self._last_step = 0, 0, time.monotonic()
 
     def build(
-        self,
-        raw: Mapping[str, Any],
-        spec: bytes,
-        env_ids: Sequence[int],
-        plan: Plan,
-        path: list[str],
-        versions: Mapping[str, str],
+        self, raw: dict[str, Any], spec: bytes, env_ids: range, plan: Plan, path: list[str], versions: dict[str, str]
     ) -> Tree:
-        """Build everything that ``collect`` needs.
+        """Build everything that ``collect`` needs; return the state before the first segment.
 
         Args:
-            raw: the resolved configuration.
-            spec: the environment's spaces, pickled.
-            env_ids: the environments that this process plays.
-            path: the learner's ``sys.path``.
-            versions: the versions that the learner has installed.
-
-        Returns:
-            The state before the first segment.
+            spec: the environment's spaces, pickled: they may need the learner's ``sys.path``, which is ``path``.
+            versions: what the learner has installed.
 
         Raises:
             ConfigError: other versions are installed here.
         """
         sys.path.extend(folder for folder in path if folder not in sys.path)
         check_same(versions, "an actor")
-        config = parse(dict(raw))
+        config = parse(raw)
         set_up_torch(plan, config.deterministic)
-        resolved = ResolvedRun.read(config, plan, pickle.loads(spec))
+        resolved = ResolvedRun(config, plan, pickle.loads(spec))
         self.policy = Policy(config, resolved.context(actor_device(plan), env_ids), acts_only=True)
         return self._begin(env_ids)
 
-    def _begin(self, env_ids: Sequence[int]) -> Tree:
+    def _begin(self, env_ids: range) -> Tree:
         raise NotImplementedError
 
-    def _update(self, rows: int, statistics: Tree, weights: dict[str, np.ndarray] | None) -> None:
-        """Load what the learner acts with now; ``weights`` is None where they have not changed."""
+    def _update(self, rows: int, statistics: Tree, weights: Weights) -> None:
+        """Load what the learner acts with now, and count rows from 0."""
         self._row, self._rows, self._last_step = 0, rows, time.monotonic()
         self.policy.load_statistics(statistics)
         if weights is not None:
@@ -83,26 +68,21 @@ class RemotePolicy:
 
     def _count_row(self) -> bool:
         """Count a row; passed as ``stop``, so it returns False."""
-        self._row += 1
-        self._last_step = time.monotonic()
+        self._row, self._last_step = self._row + 1, time.monotonic()
         return False
 
 
 class Actor(RemotePolicy):
     """Plays some of the run's environments."""
 
-    def _begin(self, env_ids: Sequence[int]) -> Tree:
+    def _begin(self, env_ids: range) -> Tree:
         seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # every actor draws other numbers
-        self.collector = self.policy.collector(env_ids)
+        self.collector = self.policy.shard(env_ids)
         self.collector.reset()
         return self._state(self.policy.statistics())
 
     def load(self, state: Tree, new_episodes: int = 0) -> None:
-        """Continue from ``state``.
-
-        Args:
-            new_episodes: above 0, begin new episodes instead of continuing; each number begins different ones.
-        """
+        """Continue from ``state``. ``new_episodes`` above 0 begins new episodes there, each number different ones."""
         collector = state["collector"]
         if new_episodes:
             collector = collector | {"env": None, "cuts": collector["cuts"] + new_episodes - 1}
@@ -113,18 +93,10 @@ class Actor(RemotePolicy):
         if "global" in state:
             load_global_state(state["global"], self.policy.ctx.device)
 
-    def collect(
-        self, rows: int, mode: Mode, statistics: Tree, weights: dict[str, np.ndarray] | None
-    ) -> tuple[Batch, bytes]:
-        """Collect one segment.
-
-        Returns:
-            The segment as arrays ``[T+1, b, ...]``, and the state after it. The state is pickled here because Ray is
-            slow with many small arrays.
-        """
+    def collect(self, rows: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
+        """Return a segment of arrays ``[T+1, b, ...]``, and the state after it, pickled: Ray is slow with trees."""
         self._update(rows, statistics, weights)
-        with blame_nonfinite(self.collector, rows, statistics["env_steps"], self.collector.shard.env_ids):
-            (segment,) = self.collector.collect(rows, stop=self._count_row, mode=mode)
+        segment = self.collector.collect(rows, mode, self._count_row, env_steps=statistics["env_steps"])
         return on_host(segment), pickle.dumps(self._state(statistics))
 
     def _state(self, statistics: Tree) -> Tree:
@@ -138,24 +110,16 @@ class Actor(RemotePolicy):
 
 
 class EvalActor(RemotePolicy):
-    """Plays some columns of every evaluation."""
+    """Plays some columns of every evaluation. It has no state: an evaluation starts from its number alone."""
 
-    def _begin(self, env_ids: Sequence[int]) -> Tree:
-        policy = self.policy
-        episodes = policy.config.eval.episodes
-        self.evaluator = Evaluator(
-            policy.env, policy.algorithm, policy.ctx, episodes, policy.normalize, columns=env_ids
-        )
+    def _begin(self, env_ids: range) -> Tree:
+        policy, episodes = self.policy, self.policy.config.eval.episodes
+        self.evaluator = Evaluator(policy.env, policy.algorithm, policy.ctx, episodes, policy.normalize, env_ids)
         self.evaluator.begin()
         return {}
 
-    def load(self, state: Tree, new_episodes: int = 0) -> None:
-        """Load nothing: every evaluation starts from its number alone."""
-
-    def collect(
-        self, number: int, mode: Mode, statistics: Tree, weights: dict[str, np.ndarray] | None
-    ) -> tuple[list[tuple[float, int]], bytes]:
-        """Return (return, length) of the episodes of evaluation ``number``, and an empty state."""
+    def collect(self, number: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Played, bytes]:
+        """Return the episodes of evaluation ``number``, and an empty state."""
         self._update(0, statistics, weights)
         seed_global_from(self.policy.config.seed, EVALUATION, number, self.evaluator.shard.env_ids[0])
         return self.evaluator.play(number, self._count_row), pickle.dumps({})
@@ -168,8 +132,7 @@ def actor_device(plan: Plan) -> torch.device:
 
 
 class Aggregator:
-    """Concatenates the segments of several actors before the learner fetches them."""
+    """Concatenates segments ``[T+1, b, ...]`` of several actors before the learner fetches them."""
 
     def concatenate(self, *segments: Batch) -> Batch:
-        """Return segments with leaves ``[T+1, b, ...]`` as one with the columns of all of them."""
         return tree.cat(segments, 1)

@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import ray
 import torch
 
 from rlplug.actors import AUTH_MODE
@@ -17,57 +18,63 @@ from rlplug.distributed.signals import handle_signals
 from rlplug.plan import Plan, RayCluster, require_room
 from rlplug.types import ConfigError
 
-CONNECT_S = 5.0
-"""seconds in which a cluster has to accept a connection"""
-SETTINGS = b"\x04"
+CONNECT_S = 5.0  # in which a cluster has to accept a connection
+SETTINGS = b"\x04"  # of HTTP/2, which Ray speaks: it answers the greeting with settings
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"
-"""of HTTP/2, which Ray speaks and answers with settings"""
 
 
-class Cluster:
-    """This process's connection to a Ray cluster.
+def connect(plan: Plan, first: bool, has_actors: bool, broadcast: Callable[[Any], Any]) -> ExitStack:
+    """Connect this rank to the Ray cluster that all ranks share; return what ends the connection.
 
     Args:
-        address: of the cluster that another process of this run has started; None: as ``cfg`` says.
+        first: whether this is the first rank, which starts the cluster if there is none.
+        broadcast: gives every rank the first rank's value.
 
     Raises:
-        ConfigError: the cluster does not answer, or this process may not join it.
+        ConfigError: as ``connected``.
     """
-
-    def __init__(self, cfg: RayCluster, address: str | None = None) -> None:
-        self._owned = not ray.is_initialized()  # otherwise another part of this program closes it
-        if self._owned:
-            _connect(cfg, address or cfg.address)
-
-    @property
-    def invitation(self) -> tuple[str, dict[str, str]]:
-        """The address, and the environment variables that other processes of this user need before they import Ray."""
-        return ray.get_runtime_context().gcs_address, {k: v for k, v in os.environ.items() if k == AUTH_MODE}
-
-    def require(self, plan: Plan) -> None:
-        """Check that the whole cluster has the resources that a plan needs.
-
-        Raises:
-            ConfigError: its actors and ranks need more.
-        """
-        there = ray.cluster_resources()
-        require_room(plan, {key: there.get(key, 0.0) for key in ("CPU", "GPU")}, "the cluster")
-
-    def close(self) -> None:
-        if self._owned:
-            ray.shutdown()
+    with ExitStack() as stack:
+        address = stack.enter_context(connected(plan)) if first else ""
+        address, auth_mode = broadcast((address, os.environ.get(AUTH_MODE)))
+        if not first and has_actors:
+            if auth_mode is not None:
+                os.environ[AUTH_MODE] = auth_mode
+            stack.enter_context(connected(plan, address))
+        return stack.pop_all()
 
 
-def _connect(cfg: RayCluster, address: str | None) -> None:
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
+@contextmanager
+def connected(plan: Plan, address: str | None = None) -> Iterator[str]:
+    """Connect this process to a Ray cluster, and yield its address.
+
+    Args:
+        address: of the cluster that the first rank uses; None: the one that the plan names, with room for all of it.
+
+    Raises:
+        ConfigError: the cluster does not answer or is too small, or this process may not join it.
+    """
+    import ray  # here: Ray reads the environment when it is imported
+
+    assert plan.ray is not None
+    with ExitStack() as stack:
+        if not ray.is_initialized():  # otherwise another part of this program ends the connection
+            _init(plan.ray, address or plan.ray.address)
+            stack.callback(ray.shutdown)
+        if address is None:
+            there = ray.cluster_resources()
+            require_room(plan, {key: there.get(key, 0.0) for key in ("CPU", "GPU")}, "the cluster")
+        yield ray.get_runtime_context().gcs_address
+
+
+def _init(cfg: RayCluster, address: str | None) -> None:
+    import ray
+
+    options: dict[str, Any] = {"address": address or "local", "logging_level": logging.ERROR, "log_to_driver": True}
     if address is None:
-        options |= {"address": "local", "include_dashboard": False}
+        options |= {"include_dashboard": False, "object_store_memory": cfg.object_store_memory}
         options |= {"num_cpus": os.cpu_count(), "num_gpus": torch.cuda.device_count()}
-        if cfg.object_store_memory is not None:
-            options["object_store_memory"] = cfg.object_store_memory
     else:
-        _check_answers(address)
-        options["address"] = address
+        _require_answer(address)
     try:
         with handle_signals(signal.getsignal(signal.SIGTERM), [signal.SIGTERM]):  # Ray would replace the handler
             ray.init(**options)
@@ -84,21 +91,16 @@ def _connect(cfg: RayCluster, address: str | None) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _check_answers(address: str) -> None:
-    """Check that Ray listens at ``address``; Ray itself would try for half a minute.
-
-    Raises:
-        ConfigError: it does not.
-    """
+def _require_answer(address: str) -> None:
+    """Check that Ray listens at ``address``; Ray itself would try for half a minute."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError("hardware.ray.address", f"{address!r} is not host:port, as ray start --head prints it")
     try:
         with socket.create_connection((host, int(port)), CONNECT_S) as connection:
             connection.sendall(GREETING)
-            answer = connection.recv(9)
-        if answer[3:4] != SETTINGS:
-            raise OSError("another program listens there")
+            if connection.recv(9)[3:4] != SETTINGS:
+                raise OSError("another program listens there")
     except OSError as error:
         raise ConfigError(
             "hardware.ray.address",

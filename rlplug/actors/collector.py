@@ -1,69 +1,51 @@
-"""Collection by Ray actors."""
+"""What the learner has of Ray actors: a collector, and evaluation beside training. Ray is imported when they start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.api import Collector
+from rlplug.actors.actor import Actor, EvalActor
+from rlplug.api import Rollout, Segment, SegmentSpec
+from rlplug.collection.segment import copied
 from rlplug.context import ResolvedRun
+from rlplug.evaluation.evaluator import Played, shares_of
 from rlplug.trainer.policy import Policy
-from rlplug.types import Batch, ConfigError, Mode, Progress, Tree, Weights
+from rlplug.types import Batch, ConfigError, Progress, RunError, Tree
 
 if TYPE_CHECKING:
-    from rlplug.actors.handle import ActorHandle, Request
     from rlplug.actors.pool import ActorPool
-    from rlplug.envs.checking import Bounds
 
 
-class RayCollector(Collector):
-    """Collects with this rank's actors, and returns the segment that one process would have collected.
+class RayCollector:
+    """``api.Collector`` over actors that share this rank's environments: each is a shard; together, as one process."""
 
-    The tensors of a segment belong to this collector and are valid until the next ``collect``.
-
-    Args:
-        policy: the learner's.
-        env_ids: the environments of this rank.
-        count: number of actors, which share the environments equally.
-        first: number of the first of them in the whole run.
-    """
-
-    def __init__(
-        self, policy: Policy, resolved: ResolvedRun, progress: Progress, env_ids: Sequence[int], count: int, first: int
-    ) -> None:
+    def __init__(self, policy: Policy, resolved: ResolvedRun, progress: Progress) -> None:
         assert resolved.plan.actors is not None
-        self.policy, self.resolved, self.cfg, self.progress = policy, resolved, resolved.plan.actors, progress
-        share = len(env_ids) // count
-        self.env_ids, self.first = env_ids, first
-        self.shares = [env_ids[i * share : (i + 1) * share] for i in range(count)]
+        self.policy, self.resolved, self.progress = policy, resolved, progress
+        self.cfg, self.env_ids = resolved.plan.actors, policy.ctx.env_ids
+        share = resolved.config.num_envs // self.cfg.count
+        self.shares = [self.env_ids[i : i + share] for i in range(0, len(self.env_ids), share)]
         self.pool: ActorPool | None = None
-        self._buffers: dict[int, Batch] = {}  # one segment for each number of rows
+        self._loaded: list[Tree] = []
+        self._buffers: dict[int, Batch] = {}  # one segment of all environments for each number of rows
         self._last_row: Tree = None
-        self._requested = 0  # rounds that were requested and not gathered yet
-        self._weights: Any = None
-        self._version = -1  # of the weights that were last broadcast
-        self._rounds, self._steps = 0, 0  # since that broadcast; steps of one actor
-        self._loaded: list[Tree] | None = None
-        with closing(policy.collector(env_ids[:1])) as probe:
-            self.bounds: Bounds | None = probe.bounds
-            self._autoreset = probe.autoreset
-            self._row = tree.map(lambda x: x.repeat(len(env_ids), *(1 for _ in x.shape[1:])), probe.example())
+        columns = [slice(i, i + share) for i in range(0, len(self.env_ids), share)]
+        with closing(policy.shard(self.env_ids[:1])) as probe:
+            row = tree.cat([probe.example()] * len(self.env_ids))
+            self.spec = SegmentSpec(row, probe.autoreset, columns, probe.bounds)
 
     @property
-    def autoreset(self) -> AutoresetMode:
-        return self._autoreset
-
-    def example(self) -> Batch:
-        return self._row
-
-    def raw_segment(self, rows: int) -> Batch:
-        return {}  # actors check their own segments
+    def in_flight(self) -> Sequence[int | None]:
+        assert self.pool is not None
+        return [len(handle.requests) if handle in self.pool.alive else None for handle in self.pool.handles]
 
     def start(self) -> None:
         """Start the actors on the cluster that this process is connected to.
@@ -71,72 +53,63 @@ class RayCollector(Collector):
         Raises:
             ConfigError: the actors cannot run as configured.
         """
-        from rlplug.actors.pool import ActorPool  # imports Ray, which reads the environment then
+        from rlplug.actors.pool import ActorPool
 
-        self.pool = ActorPool(self.cfg, self.shares, self.resolved, self.first)
-        if self._loaded is not None:
-            self.pool.load(self._loaded)
+        first = self.env_ids[0] // len(self.shares[0])
+        self.pool = ActorPool(self.cfg, self.shares, self.resolved, first, Actor)
+        self.pool.load(self._loaded)
 
-    def collect(
-        self,
-        rows: int,
-        weights: Mapping[str, Weights] | None = None,
-        tasks: Tree = None,
-        stop: Callable[[], bool] | None = None,
-        mode: Mode = "explore",
-        further: int = 0,
-    ) -> Iterator[Batch]:
+    def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
         assert self.pool is not None
-        ahead = min(self.cfg.max_requests_in_flight - 1, further) if mode == "explore" else 0
-        while self._requested < 1 + ahead:
-            self.pool.request(self._request(self.pool, rows, mode))
-            self._requested += 1
-        segment = self._gather(self.pool, rows)
-        self._requested -= 1
-        self.policy.merge_exploration([handle.state for handle in self.pool.alive])
-        yield segment
-
-    def _request(self, pool: ActorPool, rows: int, mode: Mode) -> Request:
-        """Return a round with the newest weights, or with those of the last broadcast while they are recent enough."""
-        from rlplug.actors.handle import Request
-
-        self._rounds, self._steps = self._rounds + 1, self._steps + rows * len(self.shares[0])
-        delay = self.cfg.max_weight_sync_delay
-        due = self._rounds >= self.cfg.broadcast_interval or (delay is not None and self._steps >= delay)
-        if self._weights is None or (due and self._version != self.progress.updates):
-            self._weights = pool.put(self.policy.acting_weights())
-            self._version, self._rounds, self._steps = self.progress.updates, 0, 0
+        if self.pool.version != rollout.version:
+            self.pool.broadcast(self.policy.acting_weights(), rollout.version)
         statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
-        return Request(rows, mode, statistics, self._version, self._weights)
+        self.pool.request(rollout.num_steps, rollout.mode, statistics, shards)
 
-    def _gather(self, pool: ActorPool, rows: int) -> Batch:
+    def poll(self, shards: int | None = None) -> list[Segment]:
+        assert self.pool is not None
+        if shards is None:
+            handles, version = self.pool.alive, min(handle.requests[0].version for handle in self.pool.alive)
+            segments = [Segment(self._gather(self.pool), slice(0, len(self.env_ids)), 0, version)]
+        elif shards > len(self.pool.alive):
+            raise RunError(f"the loop waits for {shards} actors at a time, but only {len(self.pool.alive)} are left")
+        else:
+            handles, segments = [], list[Segment]()
+            for _ in range(shards):
+                handle, version, part = self.pool.first()
+                shard = self.pool.handles.index(handle)
+                batch = tree.map(lambda x: torch.from_numpy(x.copy()), part)  # Ray's memory is used again
+                segments.append(Segment(batch, self.spec.shards[shard], shard, version))
+                handles.append(handle)
+        self.policy.merge_exploration([handle.state for handle in handles])
+        return segments
+
+    def _gather(self, pool: ActorPool) -> Batch:
         """Return one segment ``[T+1, B]`` with the columns of all actors; those of lost actors have no valid rows."""
+        rows = pool.alive[0].requests[0].rows
         if rows not in self._buffers:
-            self._buffers[rows] = tree.map(lambda x: x.repeat(rows + 1, *(1 for _ in x.shape)), self._row)
+            self._buffers[rows] = tree.map(lambda x: torch.stack([x] * (rows + 1)), self.spec.row)
         segment, missing = self._buffers[rows], np.ones(len(self.env_ids), np.bool_)
+        arrays = tree.map(torch.Tensor.numpy, segment)
         for handles, part in pool.gather():
-            columns = self._columns(handles)
+            columns: Any = np.concatenate([handle.env_ids for handle in handles]) - self.env_ids[0]
+            if columns[-1] - columns[0] < len(columns):  # contiguous: a slice is faster to write
+                columns = slice(columns[0], columns[-1] + 1)
             missing[columns] = False
-            _write(segment, columns, part)
+            tree.put(arrays, np.s_[:, columns], part)
             del part  # so that Ray can reuse its memory for the next one
         if missing.any():
             if self._last_row is not None:  # row 0 is the observation after the last step
-                _write(segment, missing, tree.map(lambda x: x[None, missing], self._last_row))
+                tree.put(arrays, np.s_[:, missing], tree.take(self._last_row, np.s_[None, missing]))
             for key in ("valid", "is_first", "terminated", "truncated", "reward"):
-                segment[key][:, torch.from_numpy(missing)] = 0
+                arrays[key][:, missing] = 0
         if self.cfg.on_failure == "ignore":
-            self._last_row = tree.map(lambda x: x[-1].numpy().copy(), segment)
+            self._last_row = copied(tree.take(arrays, -1))
         return segment
-
-    def _columns(self, handles: Sequence[ActorHandle]) -> Any:
-        """Return the columns of some actors: a slice where they are contiguous, which is faster to write."""
-        columns = np.concatenate([np.asarray(handle.env_ids) for handle in handles]) - self.env_ids[0]
-        contiguous = columns[-1] - columns[0] < len(columns)
-        return slice(columns[0], columns[-1] + 1) if contiguous else columns
 
     def state(self) -> Tree:
         """Return the state of every actor after the last segment; ``env`` is None if environments cannot be saved."""
-        states = [handle.state for handle in self.pool.handles] if self.pool else self._loaded or []
+        states = [handle.state for handle in self.pool.handles] if self.pool else self._loaded
         saved = all(state["collector"]["env"] is not None for state in states)
         return {"actors": states, "env": "actors" if saved else None}
 
@@ -146,12 +119,12 @@ class RayCollector(Collector):
         Raises:
             ConfigError: it has another number of actors.
         """
-        states = state.get("actors", [])
-        if len(states) != len(self.shares):
-            count = f"{len(states)} actors per rank" if states else "no actors"
+        states, count = state.get("actors", []), len(self.shares)
+        if len(states) != count:
+            then = f"{len(states)} actors per rank" if states else "no actors"
             raise ConfigError(
                 "hardware.actors.count",
-                f"the run has been collected with {count} and has to continue so; now it has {len(self.shares)}",
+                f"the run has been collected with {then} and has to continue so; now it has {count}",
             )
         self._loaded = states
         if self.pool is not None:
@@ -162,10 +135,39 @@ class RayCollector(Collector):
             self.pool.close()
 
 
-def _write(segment: Batch, columns: Any, part: Batch) -> None:
-    """Write arrays ``[T+1, b, ...]`` into some columns of ``segment [T+1, B, ...]``."""
+class AsyncEval:
+    """Plays one evaluation at a time beside training: the episodes that ``Evaluator`` plays, shared out among actors.
 
-    def write(leaf: torch.Tensor, values: np.ndarray) -> None:
-        leaf.numpy()[:, columns] = values
+    Raises:
+        ConfigError: the actors cannot run as configured.
+    """
 
-    tree.map(write, segment, part)
+    def __init__(self, policy: Policy, resolved: ResolvedRun) -> None:
+        from rlplug.actors.pool import ActorPool
+
+        actors = resolved.plan.actors
+        assert actors is not None
+        self.policy, self.playing = policy, False
+        self.env_steps = 0  # of the policy in the current evaluation, or in the last one
+        shares = [share for share in shares_of(policy.config.eval.episodes, actors.evaluation) if len(share)]
+        # the episodes of a lost actor would be missing from the mean
+        cfg = replace(actors, num_aggregation_workers=0, on_failure="recreate")
+        self.pool = ActorPool(cfg, shares, resolved, actors.count, EvalActor)
+
+    def begin(self, env_steps: int) -> None:
+        """Begin to evaluate the current policy."""
+        self.env_steps, self.playing = env_steps, True
+        self.pool.broadcast(self.policy.acting_weights(), self.pool.version + 1)
+        self.pool.request(env_steps, "greedy", self.policy.statistics())
+
+    def wait(self, stop: Callable[[], bool]) -> Played | None:
+        """Return the episodes, once, when all are finished; None if ``stop()`` comes first."""
+        while not self.pool.poll():
+            if stop():
+                return None
+            time.sleep(0.05)
+        self.playing = False
+        return [episode for _, episodes in self.pool.gather() for episode in episodes]
+
+    def close(self) -> None:
+        self.pool.close()

@@ -1,8 +1,9 @@
-"""One actor as the learner sees it."""
+"""One actor as the learner sees it: what it was asked for, whether it lives, and what becomes of it when it fails."""
 
 from __future__ import annotations
 
 import pickle
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,24 +14,28 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import RayError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayError, RayTaskError
 
-from rlplug.types import Batch, Mode, Tree
+from rlplug.actors.cluster import warn
+from rlplug.plan import Actors
+from rlplug.types import Batch, ConfigError, Mode, RunError, Tree
+
+START_S = 300.0  # to start: a cluster may have to find a machine, and libraries are loaded
+MAX_BACKOFF_S = 60.0
+FULL = (ObjectStoreFullError, OutOfDiskError)
+MAKE_ROOM = (
+    "more disk or hardware.ray.object_store_memory gives Ray more room; a smaller model, fewer rows or environments in"
+    " a round need less"
+)
 
 
 class Status(Enum):
-    STARTING = auto()
-    """its process is being built, or loads its state"""
-    IDLE = auto()
-    """it has nothing to play"""
-    PLAYING = auto()
-    """its oldest round is not finished"""
-    PLAYED = auto()
-    """its oldest round is finished, and not fetched yet"""
-    RESTARTING = auto()
-    """it failed, and is started again after a while"""
-    LOST = auto()
-    """it failed, and the run goes on without it"""
+    STARTING = auto()  # its process is being built, or loads its state
+    IDLE = auto()  # it has nothing to play
+    PLAYING = auto()  # its oldest round is not finished
+    PLAYED = auto()  # its oldest round is finished, and not fetched yet
+    RESTARTING = auto()  # it failed, and is started again after a while
+    LOST = auto()  # it failed, and the run goes on without it
 
 
 @dataclass
@@ -49,23 +54,18 @@ class ActorHandle:
 
     Args:
         index: number of the actor in the whole run.
-        create: creates its process and begins to build what it plays with; returns the process and the pending call.
+        create: ``(env_ids)``: creates its process and begins to build in it; returns the process and the pending call.
     """
 
-    def __init__(
-        self, index: int, env_ids: Sequence[int], create: Callable[[Sequence[int]], tuple[Any, ObjectRef[Any]]]
-    ) -> None:
-        self.index, self.env_ids, self._create = index, env_ids, create
+    def __init__(self, index: int, env_ids: Sequence[int], cfg: Actors, create: Callable[..., Any]) -> None:
+        self.index, self.env_ids, self.cfg, self._create = index, env_ids, cfg, create
         self.status = Status.STARTING
-        self.state: Tree = None
-        """after the last segment that was fetched"""
-        self.requests: deque[Request] = deque()
-        """rounds whose segments were not fetched yet, oldest first"""
-        self.last_seen, self.last_status = 0.0, ""
-        """when it last made a step or got something to do, and what it did then"""
-        self.failures, self.play_failures, self.first_error = 0, 0, ""
-        """since its last segment: all of them, those that happened while it played, and what the first one was"""
-        self.restart_at = 0.0
+        self.state: Tree = None  # after the last segment that was fetched
+        self.requests: deque[Request] = deque()  # rounds whose segments were not fetched yet, oldest first
+        self.last_seen, self.last_status = 0.0, ""  # when it last made a step or got one to make, and what it did then
+        self.errors: list[str] = []  # since its last segment
+        self.restart_at, self.played_at = 0.0, 0.0
+        self._play_errors = 0  # those that happened while it played
         self._process: Any = None
         self._setup: deque[ObjectRef[Any]] = deque()  # calls that have to return before it can play
         self._rounds: deque[tuple[ObjectRef[Batch], ObjectRef[bytes]]] = deque()  # segment and state of each request
@@ -86,17 +86,15 @@ class ActorHandle:
         self.last_seen, self.last_status = time.monotonic(), "starting"
         self._process, built = self._create(self.env_ids)
         self._setup.append(built)
-        if self.state is not None:
+        if self.state:
             self.load(self.state)
         for request in self.requests:
             self._play(request)
 
     def load(self, state: Tree) -> None:
         """Continue from ``state``; with new episodes, if it failed there more than once."""
-        self.state = state
-        if self._process is not None:
-            self._setup.append(self._process.load.remote(state, max(0, self.play_failures - 1)))
-            self.status = Status.STARTING
+        self.state, self.status = state, Status.STARTING
+        self._setup.append(self._process.load.remote(state, max(0, self._play_errors - 1)))
 
     def request(self, request: Request) -> None:
         """Ask for one more round."""
@@ -128,16 +126,16 @@ class ActorHandle:
         """That of the oldest round."""
         return self._rounds[0][0]
 
-    def receive(self) -> None:
-        """Take the result of ``pending``, which has returned.
+    def receive(self, returned: ObjectRef[Any]) -> None:
+        """Take the result of what was ``pending``.
 
         Raises:
             RayError: the call failed.
         """
-        assert self.pending is not None
-        value: Any = ray.get(self.pending)
+        value: Any = ray.get(returned)
         if self.status is Status.PLAYING:
             self._next_state, self.status = pickle.loads(value), Status.PLAYED
+            self.played_at = time.monotonic()
             return
         self._setup.popleft()
         if self.state is None:
@@ -151,45 +149,65 @@ class ActorHandle:
         self.requests.popleft()
         self._rounds.popleft()
         self.state, self._next_state = self._next_state, None
-        self.failures, self.play_failures, self.first_error = 0, 0, ""
+        self.errors, self._play_errors = [], 0
         self.last_seen = time.monotonic()
         self.status = Status.PLAYING if self._rounds else Status.IDLE
 
-    def silent_for(self) -> float:
-        """Ask for a sign of life, and return the seconds since the last environment step, as far as is known.
+    # ---- when it fails --------------------------------------------------------------------------------------------
+
+    def check_alive(self) -> None:
+        """Send a heartbeat, or look for the answer to the last one.
 
         The learner may have been busy for long: silence is counted only from a heartbeat that was sent and not
         answered, or from what an answer says.
+
+        Raises:
+            TimeoutError: it has made no step for too long; says what it did last.
         """
         if self._heartbeat is None:
             heartbeat = self._process.heartbeat.options(concurrency_group="heartbeat")
             self._heartbeat, self._heartbeat_sent = heartbeat.remote(), time.monotonic()
-            return 0.0
-        if not ray.wait([self._heartbeat], timeout=0)[0]:
-            return time.monotonic() - self._heartbeat_sent
-        with suppress(RayError):  # its segment will raise the same
-            row, rows, seconds = ray.get(self._heartbeat)
-            self.last_seen = max(self.last_seen, self._heartbeat_sent - seconds)
-            if rows:
-                self.last_status = f"at row {row} of {rows}"
-        self._heartbeat = None
-        return self._heartbeat_sent - self.last_seen
+            return
+        silent = time.monotonic() - self._heartbeat_sent
+        if ray.wait([self._heartbeat], timeout=0)[0]:
+            with suppress(RayError):  # its segment will raise the same
+                row, rows, seconds = ray.get(self._heartbeat)
+                self.last_seen = max(self.last_seen, self._heartbeat_sent - seconds)
+                self.last_status = f"at row {row} of {rows}" if rows else self.last_status
+            self._heartbeat, silent = None, self._heartbeat_sent - self.last_seen
+        starting = self.status is Status.STARTING
+        limit = START_S if starting else self.cfg.timeout_s
+        if silent > limit:
+            short = self.short_of() if starting else ""
+            way = f"; the cluster has no {short} free: see hardware.actors.num_cpus and num_gpus" if short else ""
+            raise TimeoutError(f"no step for {limit:g} s; last seen {self.last_status}{way}")
 
-    # ---- when it fails --------------------------------------------------------------------------------------------
+    def short_of(self) -> str:
+        """Return the resources of which the cluster has too few free for it; empty: none."""
+        free, needed = ray.available_resources(), {"CPU": self.cfg.num_cpus, "GPU": self.cfg.num_gpus}
+        return " and ".join(what for what, n in needed.items() if free.get(what, 0.0) < n)
 
-    def fail(self, reason: str) -> None:
-        """Count a failure, and end the process."""
-        self.failures += 1
-        self.play_failures += self.status is not Status.STARTING
-        self.first_error = self.first_error or reason
+    def fail(self, error: Exception) -> None:
+        """End the process; restart it later, or go on without it.
+
+        Raises:
+            ConfigError: it cannot run as configured.
+            RunError: it failed too often, or may not fail.
+        """
+        self.errors.append(_explain(error))
+        self._play_errors += self.status is not Status.STARTING
+        warn(f"{self}: {self.errors[-1]}")
         self.close()
-
-    def restart_in(self, seconds: float) -> None:
-        self.status, self.restart_at = Status.RESTARTING, time.monotonic() + seconds
-
-    def give_up(self) -> None:
-        self.status = Status.LOST
-        self.requests.clear()
+        failures = len(self.errors)
+        if self.cfg.on_failure == "ignore" and self.state is not None:
+            self.status = Status.LOST
+            self.requests.clear()
+        elif self.cfg.on_failure == "stop" or failures > self.cfg.max_restarts:
+            times = f" failed {failures} times in a row; the first error" if failures > 1 else ""
+            raise RunError(f"{self}{times}: {self.errors[0]}")
+        else:
+            self.status = Status.RESTARTING
+            self.restart_at = time.monotonic() + min(self.cfg.backoff_s * 2 ** (failures - 1), MAX_BACKOFF_S)
 
     def close(self) -> None:
         """End the process."""
@@ -198,3 +216,26 @@ class ActorHandle:
         self._process = self._heartbeat = self._next_state = None
         self._setup.clear()
         self._rounds.clear()
+
+
+def _explain(error: Exception) -> str:
+    """Return what happened to an actor, in words; raise what no restart can mend."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, ConfigError):
+        raise cause from None
+    if isinstance(cause, FULL):
+        raise no_room(cause) from None
+    if isinstance(cause, RunError | TimeoutError):
+        return str(cause)
+    if isinstance(error, RayActorError):
+        pid, ip = (re.search(rf"{what}: (\S+)", str(error)) for what in ("pid", "ip"))
+        where = f" (process {pid[1]} on {ip[1]})" if pid and ip else ""
+        is_node = "node has died" in str(error) or "node died" in str(error)
+        return f"its {'machine was lost' if is_node else 'process died'}{where}"
+    return str(error)
+
+
+def no_room(error: Exception) -> RunError:
+    """Return what to raise when Ray has no room left, and says so by ``error``."""
+    reason = str(error).strip().partition("\n")[0]
+    return RunError(f"Ray's object store is full, and so is the disk behind it ({reason}); {MAKE_ROOM}")

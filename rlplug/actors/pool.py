@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,30 +10,21 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import ray
 from ray import ObjectRef
-from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 
-from rlplug.actors.actor import Actor, Aggregator, RemotePolicy
+from rlplug.actors.actor import Aggregator, RemotePolicy
 from rlplug.actors.cluster import warn
-from rlplug.actors.handle import ActorHandle, Request, Status
+from rlplug.actors.handle import FULL, MAKE_ROOM, ActorHandle, Request, Status, no_room
 from rlplug.context import ResolvedRun
 from rlplug.plan import Actors
 from rlplug.registry.installed import installed
-from rlplug.types import Batch, ConfigError, RunError, Tree
+from rlplug.types import Mode, RunError, Tree
 
-POLL_S = 1.0
-"""seconds between two looks at the actors that are waited for"""
-REPORT_S = 10.0
-"""seconds after which a wait is reported"""
-START_S = 300.0
-"""seconds that an actor may take to start: a cluster may have to find a machine, and libraries are loaded"""
-MAX_BACKOFF_S = 60.0
-FULL = (ObjectStoreFullError, OutOfDiskError)
-MAKE_ROOM = (
-    "more disk or hardware.ray.object_store_memory gives Ray more room; a smaller model, fewer rows or environments in"
-    " a round need less"
-)
+POLL_S = 1.0  # between two looks at the actors that are waited for
+REPORT_S = 10.0  # after which a wait is reported
 
 
 class ActorPool:
@@ -44,9 +34,7 @@ class ActorPool:
     ended that was fetched. An actor that fails there again begins new episodes.
 
     Args:
-        cfg: the actors' resources, and what to do when they fail.
         shares: the environments of each actor.
-        resolved: the run; an actor computes with one thread.
         first: number of the first actor in the whole run.
         kind: what they do.
 
@@ -56,14 +44,11 @@ class ActorPool:
     """
 
     def __init__(
-        self,
-        cfg: Actors,
-        shares: Sequence[Sequence[int]],
-        resolved: ResolvedRun,
-        first: int = 0,
-        kind: type[RemotePolicy] = Actor,
+        self, cfg: Actors, shares: Sequence[Sequence[int]], resolved: ResolvedRun, first: int, kind: type[RemotePolicy]
     ) -> None:
         self.cfg = cfg
+        self.version = -1  # of the weights that were broadcast last
+        self._weights: Any = None
         # heartbeats are answered while a segment is being collected
         actor: Any = ray.remote(concurrency_groups={"heartbeat": 1}, max_restarts=0)(kind)  # type: ignore[call-overload]
         actor = actor.options(num_cpus=cfg.num_cpus, num_gpus=cfg.num_gpus)
@@ -73,7 +58,7 @@ class ActorPool:
             process = actor.remote()
             return process, process.build.remote(resolved.config.raw, spec, env_ids, plan, list(sys.path), versions)
 
-        self.handles = [ActorHandle(first + i, share, create) for i, share in enumerate(shares)]
+        self.handles = [ActorHandle(first + i, share, cfg, create) for i, share in enumerate(shares)]
         aggregator: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Aggregator)  # type: ignore[call-overload]
         self._aggregators = [aggregator.remote() for _ in range(min(cfg.num_aggregation_workers, len(shares)))]
         try:
@@ -92,27 +77,29 @@ class ActorPool:
     # ---- rounds ---------------------------------------------------------------------------------------------------
 
     def load(self, states: Sequence[Tree]) -> None:
-        """Let every actor continue from its state."""
-        for handle, state in zip(self.handles, states, strict=True):
+        """Let every actor continue from its state, if there are any."""
+        for handle, state in zip(self.handles, states, strict=False):
             handle.load(state)
 
-    def request(self, request: Request) -> None:
-        """Ask every actor for one more round."""
-        for handle in self.alive:
-            handle.request(request)
-
-    def put(self, weights: Any) -> ObjectRef[Any]:
-        """Store weights for all actors.
+    def broadcast(self, weights: Any, version: int) -> None:
+        """Give all actors these weights for the rounds that are requested from now on.
 
         Raises:
-            RunError: there is no room for them.
+            RunError: Ray has no room for them.
         """
         try:
-            return ray.put(weights)
+            self.version, self._weights = version, ray.put(weights)
         except FULL as error:
-            raise RunError(_full(error)) from None
+            raise no_room(error) from None
 
-    def gather(self) -> Iterator[tuple[list[ActorHandle], Batch]]:
+    def request(self, rows: int, mode: Mode, statistics: Tree, actors: Sequence[int] | None = None) -> None:
+        """Ask all actors, or some, for one more round, with the weights that were broadcast last."""
+        request = Request(rows, mode, statistics, self.version, self._weights)
+        for handle in self.handles if actors is None else [self.handles[i] for i in actors]:
+            if handle.status is not Status.LOST:
+                handle.request(request)
+
+    def gather(self) -> Iterator[tuple[Sequence[ActorHandle], Any]]:
         """Yield the segments of the oldest round, each with the actors that collected it.
 
         They come one after another: Ray can reuse the memory of a segment once the caller has dropped it.
@@ -122,9 +109,11 @@ class ActorPool:
             RunError: an actor failed too often, or may not fail.
         """
         self._wait()
-        for aggregator, group in self._groups():
+        aggregators = self._aggregators or [None]
+        groups: Any = np.array_split(np.array(self.alive, dtype=object), len(aggregators))
+        for aggregator, group in zip(aggregators, groups, strict=True):
             with suppress(RayError):  # fetching them one by one tells whose it was
-                if aggregator is not None:
+                if aggregator is not None and len(group):
                     yield group, self._fetch(group, aggregator)
                     continue
             for handle in group:
@@ -138,12 +127,27 @@ class ActorPool:
         for handle in self.alive:
             handle.finish_round()
 
-    def _fetch(self, group: Sequence[ActorHandle], aggregator: Any = None) -> Batch:
-        """Return the oldest segments of some actors as one.
+    def first(self) -> tuple[ActorHandle, int, Any]:
+        """Return the segment that was ready first, with its actor and the version of the weights that played it.
 
         Raises:
-            RayError: it is lost, or does not come.
+            ConfigError: an actor cannot run as configured.
+            RunError: an actor failed too often, or may not fail.
         """
+        while True:
+            self._wait(for_all=False)
+            ready = [handle for handle in self.handles if handle.status is Status.PLAYED]
+            handle = min(ready, key=lambda handle: handle.played_at)
+            try:
+                segment, version = self._fetch([handle]), handle.requests[0].version
+            except RayError as error:
+                self._fail(handle, error)
+                continue
+            handle.finish_round()
+            return handle, version, segment
+
+    def _fetch(self, group: Sequence[ActorHandle], aggregator: Any = None) -> Any:
+        """Return the oldest segments of some actors as one; raise ``RayError`` if it is lost, or does not come."""
         segments = [handle.segment for handle in group]
         segment = aggregator.concatenate.remote(*segments) if aggregator else segments[0]
         start = time.monotonic()
@@ -154,14 +158,6 @@ class ActorPool:
                 waited = time.monotonic() - start
                 warn(f"waiting for the segment of {' and '.join(map(str, group))}, collected {waited:.0f} s ago")
         raise GetTimeoutError(f"its segment did not arrive within {self.cfg.timeout_s:g} s; {MAKE_ROOM}")
-
-    def _groups(self) -> list[tuple[Any, list[ActorHandle]]]:
-        """Return which aggregator concatenates whose segments; None: they are fetched one by one."""
-        alive, n = self.alive, len(self._aggregators)
-        if not n:
-            return [(None, [handle]) for handle in alive]
-        cuts = [len(alive) * i // n for i in range(n + 1)]
-        return [(self._aggregators[i], alive[cuts[i] : cuts[i + 1]]) for i in range(n) if cuts[i] < cuts[i + 1]]
 
     def close(self) -> None:
         for handle in self.handles:
@@ -176,102 +172,43 @@ class ActorPool:
         """Look after the actors, and return whether the oldest round can be gathered without waiting."""
         return not self._look_after(0.0)
 
-    def _wait(self) -> None:
-        """Wait until every actor has started and has finished the oldest round that it was asked for."""
+    def _wait(self, for_all: bool = True) -> None:
+        """Wait until every actor has started and has finished the oldest round that it was asked for, or one has."""
         reported = time.monotonic()
-        while waiting := self._look_after(POLL_S):
+        while waiting := self._look_after(POLL_S, for_all):
             now = time.monotonic()
+            if not for_all and any(handle.status is Status.PLAYED for handle in self.handles):
+                return
             if now - reported > REPORT_S:
                 reported = now
-                warn(
-                    f"waiting for {'; '.join(f'{h}, {h.last_status}, {now - h.last_seen:.0f} s ago' for h in waiting)}"
-                )
-                if any(h.status is Status.STARTING for h in waiting) and (short := self._short_of()):
+                seen = [f"{handle}, {handle.last_status}, {now - handle.last_seen:.0f} s ago" for handle in waiting]
+                warn(f"waiting for {'; '.join(seen)}")
+                if any(h.status is Status.STARTING for h in waiting) and (short := waiting[0].short_of()):
                     warn(f"the cluster has no {short} free for another actor at the moment")
 
-    def _short_of(self) -> str:
-        """Return the resources of which the cluster has too few free for an actor; empty: none."""
-        free, needed = ray.available_resources(), {"CPU": self.cfg.num_cpus, "GPU": self.cfg.num_gpus}
-        return " and ".join(what for what, n in needed.items() if free.get(what, 0.0) < n)
-
-    def _look_after(self, timeout: float) -> list[ActorHandle]:
-        """Receive results, restart actors whose time has come, and end those that hang.
-
-        Returns:
-            The actors that are still waited for after ``timeout`` seconds.
-        """
+    def _look_after(self, timeout: float, for_all: bool = True) -> list[ActorHandle]:
+        """Wait for results; restart and end actors where that is due; return those that are still waited for."""
         for handle in self.handles:
             if handle.status is Status.RESTARTING and time.monotonic() >= handle.restart_at:
                 handle.start()
         restarting = any(handle.status is Status.RESTARTING for handle in self.handles)
         timeout = min(timeout, 0.1) if restarting else timeout
         waiting = {ref: handle for handle in self.handles if (ref := handle.pending) is not None}
-        if waiting:
-            for ref in ray.wait(list(waiting), num_returns=len(waiting), timeout=timeout)[0]:
-                handle = waiting.pop(ref)
-                try:
-                    handle.receive()
-                except RayError as error:
-                    self._fail(handle, error)
-            for handle in waiting.values():
-                self._check_alive(handle)
-        elif restarting:
+        if restarting and not waiting:
             time.sleep(timeout)
+        timeout = 0.0 if not for_all and any(handle.status is Status.PLAYED for handle in self.handles) else timeout
+        returned = ray.wait(list(waiting), num_returns=len(waiting) if for_all else 1, timeout=timeout)[0]
+        for ref, handle in waiting.items():
+            try:
+                if ref in returned:
+                    handle.receive(ref)
+                else:
+                    handle.check_alive()
+            except (RayError, TimeoutError) as error:
+                self._fail(handle, error)
         return [h for h in self.handles if h.pending is not None or h.status is Status.RESTARTING]
 
-    def _check_alive(self, handle: ActorHandle) -> None:
-        """End an actor that has made no step for too long."""
-        starting = handle.status is Status.STARTING
-        limit = START_S if starting else self.cfg.timeout_s
-        if handle.silent_for() > limit:
-            reason = f"no step for {limit:g} s; last seen {handle.last_status}"
-            if starting and (short := self._short_of()):
-                reason += f"; the cluster has no {short} free: see hardware.actors.num_cpus and num_gpus"
-            self._fail(handle, TimeoutError(reason))
-
     def _fail(self, handle: ActorHandle, error: Exception) -> None:
-        """End an actor that failed; restart it later, or go on without it.
-
-        Raises:
-            ConfigError: it cannot run as configured.
-            RunError: it failed too often, or may not fail.
-        """
-        reason = _explain(error)
-        warn(f"{handle}: {reason}")
-        handle.fail(reason)
-        if self.cfg.on_failure == "ignore" and handle.state is not None:
-            handle.give_up()
-            if not self.alive:
-                raise RunError(f"no actor is left; the last one was {handle}: {reason}")
-        elif self.cfg.on_failure == "stop" or handle.failures > self.cfg.max_restarts:
-            times = f" failed {handle.failures} times in a row; the first error" if handle.failures > 1 else ""
-            raise RunError(f"{handle}{times}: {handle.first_error}")
-        else:
-            handle.restart_in(min(self.cfg.backoff_s * 2 ** (handle.failures - 1), MAX_BACKOFF_S))
-
-
-def _explain(error: Exception) -> str:
-    """Return what happened to an actor, in words.
-
-    Raises:
-        ConfigError: it cannot run as configured.
-        RunError: Ray has no room left.
-    """
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, ConfigError):
-        raise cause from None
-    if isinstance(cause, FULL):
-        raise RunError(_full(cause)) from None
-    if isinstance(cause, RunError | TimeoutError):
-        return str(cause)
-    if isinstance(error, RayActorError):
-        pid, ip = (re.search(rf"{what}: (\S+)", str(error)) for what in ("pid", "ip"))
-        where = f" (process {pid[1]} on {ip[1]})" if pid and ip else ""
-        is_node = "node has died" in str(error) or "node died" in str(error)
-        return f"its {'machine was lost' if is_node else 'process died'}{where}"
-    return str(error)
-
-
-def _full(error: Exception) -> str:
-    first_line = str(error).strip().partition("\n")[0]
-    return f"Ray's object store is full, and so is the disk behind it ({first_line}); {MAKE_ROOM}"
+        handle.fail(error)
+        if not self.alive:
+            raise RunError(f"no actor is left; the last one was {handle}: {handle.errors[-1]}")

@@ -8,10 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PARTIAL = ".partial"
-"""ends the name of what is being written or deleted"""
+PARTIAL = ".partial"  # ends the name of what is being written or deleted
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 """errors of a file system without links, or of a file that has as many as it can have"""
 
@@ -24,17 +25,25 @@ def write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk, and rename it to ``path``."""
+@contextmanager
+def renamed(path: Path) -> Iterator[Path]:
+    """Give a temporary name for what the body writes and flushes, then rename that to ``path``."""
     partial = path.with_name(path.name + PARTIAL)
     delete(partial)
     try:
-        write(partial, data)
+        yield partial
         partial.replace(path)
-    except OSError:
-        delete(partial)
+    except BaseException:
+        with suppress(OSError):
+            delete(partial)
         raise
     flush(path.parent)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file, or write it again."""
+    with renamed(path) as partial:
+        write(partial, data)
 
 
 def link(source: Path, path: Path) -> None:
@@ -50,11 +59,9 @@ def link(source: Path, path: Path) -> None:
 
 def symlink(path: Path, target: str) -> None:
     """Make ``path`` a symbolic link to ``target``, or do nothing where the file system has no links."""
-    partial = path.with_name(path.name + PARTIAL)
-    delete(partial)
     try:
-        partial.symlink_to(target)
-        partial.replace(path)
+        with renamed(path) as partial:
+            partial.symlink_to(target)
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise

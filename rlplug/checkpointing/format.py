@@ -9,25 +9,35 @@
         rank0_part1_rows_0_500.pt  where the buffer keeps several shards
         rank1.pt ...               the same of the other ranks
 
-The first rank writes the folder as ``<name>.partial``, flushes it to disk, and renames it. Every other rank writes its
-files into ``<name>.rank1.partial`` and renames that to ``<name>.rank1.ready.partial``, which the first rank waits for.
+Every rank writes its files into a folder of its own. The first rank, which writes into ``<name>.partial``, waits for
+the others' ``<name>.rank1.partial``, moves their files, and renames its folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from rlplug.types import CheckpointError
+from rlplug import tree
+from rlplug.api import RowLog
+from rlplug.checkpointing import atomic
+from rlplug.checkpointing.atomic import PARTIAL
+from rlplug.checkpointing.serialize import Record, copy_to_host, damaged, read_tree, write_tree
+from rlplug.types import Batch, CheckpointError, Tree
 
-FORMAT = 1
-"""is raised when the meaning of a file changes"""
-MANIFEST, FOLDER = "manifest.json", "checkpoints"
+FORMAT = 1  # is raised when the meaning of a file changes
+MANIFEST, FOLDER, DAMAGED = "manifest.json", "checkpoints", ".damaged"
+CHUNK = 64 * 2**20  # most bytes of a file of rows, and of the memory that a write needs on top
 
 
 class Origin(BaseModel):
@@ -38,8 +48,6 @@ class Origin(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What the manifests of runs and of checkpoints have in common."""
-
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     run: str
     plugins: dict[str, Origin]
@@ -73,26 +81,25 @@ def read_manifest(path: Path, kind: type[Manifest]) -> dict[str, Any]:
     Raises:
         CheckpointError: rlplug did not write the folder, a newer version of it did, or the manifest is damaged.
     """
-    foreign = f"{path} is not a run or checkpoint of rlplug: {MANIFEST}: "
+    file, foreign = path / MANIFEST, f"{path} is not a run or checkpoint of rlplug: {MANIFEST}: "
     try:
-        manifest: Any = json.loads((path / MANIFEST).read_bytes())
+        manifest: Any = json.loads(file.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{foreign}{error.strerror}") from None
     except (ValueError, RecursionError):
-        raise damaged(path / MANIFEST, "it is not JSON") from None
+        raise damaged(file, "it is not JSON") from None
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise CheckpointError(f"{foreign}it has no format number")
-    number = manifest["format"]
-    if type(number) is int and number > FORMAT:
+    if type(number := manifest["format"]) is int and number > FORMAT:
         raise CheckpointError(
             f"{path} was written by a newer rlplug, in format {number}; this one reads format {FORMAT}: upgrade rlplug"
         )
     try:
         kind.model_validate(manifest, strict=True)
     except ValidationError as error:
-        raise damaged(path / MANIFEST, f"it has no valid {error.errors()[0]['loc'][0]}") from None
+        raise damaged(file, f"it has no valid {error.errors()[0]['loc'][0]}") from None
     if "checksum" in manifest and manifest.pop("checksum") != _checksum(manifest):
-        raise damaged(path / MANIFEST, "its checksum does not match")
+        raise damaged(file, "its checksum does not match")
     return manifest
 
 
@@ -105,11 +112,209 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def damaged(file: Path, why: str) -> CheckpointError:
-    """Return the error for a file of a checkpoint or of a run."""
-    return CheckpointError(f"{file.parent} is damaged or was altered: {file.name}: {why}")
+@dataclass
+class Chunk:
+    """Rows ``start`` to ``end - 1``: in memory (``rows``) until they are written, then in a file with its record."""
+
+    start: int
+    end: int
+    rows: Batch
+    file: tuple[Path, Record] | None = None
+    part: int = 0  # of the log
+
+
+class FileRowLog(RowLog):
+    """The ``api.RowLog`` of a whole run, with ``chunks`` and ``state`` of the checkpoint that it continues from."""
+
+    def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None, number: int = 0) -> None:
+        self.number, self.own, self.state = number, [chunk for chunk in chunks if chunk.part == number], state
+        self.end = max((chunk.end for chunk in self.own), default=0)
+        others = sorted({chunk.part for chunk in chunks} - {0}) if not number else ()
+        self.parts = {part: FileRowLog(chunks, number=part) for part in others}
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Those of all parts."""
+        return [*self.own, *(chunk for part in self.parts.values() for chunk in part.own)]
+
+    def part(self, number: int) -> FileRowLog:
+        return self.parts.setdefault(number, FileRowLog(number=number))
+
+    def append(self, start: int, rows: Batch) -> None:
+        length = len(next(tree.leaves(rows)))
+        size = sum(leaf[0].nbytes for leaf in tree.leaves(rows)) if length else 1
+        step = max(1, CHUNK // size)
+        for low in range(0, length, step):
+            high = min(low + step, length)
+            copied = copy_to_host(tree.take(rows, slice(low, high)))
+            self.own.append(Chunk(start + low, start + high, copied, part=self.number))
+        self.end = max(self.end, start + length)
+
+    def trim(self, first: int) -> None:
+        self.own = [chunk for chunk in self.own if chunk.end > first]
+
+    def rows(self) -> Iterator[tuple[int, Batch]]:
+        for chunk in self.own:
+            yield chunk.start, chunk.rows if chunk.file is None else read_tree(*chunk.file)
+
+
+@dataclass
+class Snapshot:
+    """What one rank will write: a copy in memory of a run's state."""
+
+    manifest: dict[str, Any]
+    trees: dict[str, Tree]
+    chunks: list[Chunk] = field(default_factory=list)
+    rank: int = 0
+    ranks: int = 1
+
+
+def write(folder: Path, snapshot: Snapshot) -> Path:
+    """Write a rank's files and return the checkpoint's folder once the first rank has completed it.
+
+    Afterwards the snapshot's chunks refer to files in it and hold no rows. If there is a checkpoint at ``folder``
+    already, only the score is written. Raises ``OSError``, and leaves nothing behind, if the disk refuses.
+    """
+    if folder.exists():
+        if snapshot.rank == 0 and snapshot.manifest["score"] is not None:
+            note_score(folder, snapshot.manifest["score"])
+        return folder
+    shares = [folder.with_name(f"{folder.name}.rank{rank}{PARTIAL}") for rank in range(snapshot.ranks)]
+    with atomic.renamed(shares[snapshot.rank] if snapshot.rank else folder) as partial:
+        partial.mkdir(parents=True)
+        files = {f"{name}.pt": write_tree(partial / f"{name}.pt", part) for name, part in snapshot.trees.items()}
+        chunks: dict[str, Chunk] = {}
+        for chunk in snapshot.chunks:
+            part = f"_part{chunk.part}" if chunk.part else ""
+            name = f"rank{snapshot.rank}{part}_rows_{chunk.start}_{chunk.end}.pt"
+            while name in chunks:  # these rows were stored again
+                name = name.replace(".pt", "_.pt")
+            chunks[name] = chunk
+            if chunk.file is None:
+                files[name] = write_tree(partial / name, chunk.rows)
+            else:
+                written, files[name] = chunk.file
+                atomic.link(written, partial / name)
+        for share in shares[1:] if snapshot.rank == 0 else ():
+            files |= _take_over(partial, share)
+        atomic.write(partial / MANIFEST, sealed({"format": FORMAT, **snapshot.manifest, "files": files}))
+        atomic.flush(partial)
+    _wait_for(folder)
+    for name, chunk in chunks.items():
+        chunk.file, chunk.rows = (folder / name, files[name]), {}
+    return folder
+
+
+def _take_over(partial: Path, share: Path) -> dict[str, Record]:
+    """Move another rank's files once it has written all of them; return their records."""
+    _wait_for(share)
+    files = read_manifest(share, CheckpointManifest)["files"]
+    for name in files:
+        (share / name).rename(partial / name)
+    shutil.rmtree(share)
+    return files
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():  # another rank writes it
+        time.sleep(0.02)
+
+
+def note_score(folder: Path, score: float) -> None:
+    """Write the score of an evaluation into a checkpoint."""
+    atomic.replace(folder / MANIFEST, sealed(Checkpoint(folder).manifest | {"score": score}))
+
+
+def remove(folder: Path) -> None:
+    """Delete a checkpoint; the first step, a rename, already hides it."""
+    atomic.delete(folder.rename(folder.with_name(folder.name + PARTIAL)))
+
+
+class Checkpoint:
+    """A checkpoint whose manifest is valid. Its files are verified when they are read.
+
+    Every method raises ``CheckpointError`` if what it reads is missing, damaged, altered, foreign or of another format.
+    The manifest is as it was written: its ``config`` may need ``rlplug.config.migrate``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.manifest = path, read_manifest(path, CheckpointManifest)
+
+    def verify(self, trees: Sequence[str] | None = None) -> Checkpoint:
+        """Read ``trees``, or all of them, and return the checkpoint."""
+        for name in trees or [Path(file).stem for file in self.manifest["files"]]:
+            self.tree(name)
+        return self
+
+    def tree(self, name: str) -> Tree:
+        """Return the content of ``<name>.pt``, on the host."""
+        file = self.path / f"{name}.pt"
+        if file.name not in self.manifest["files"]:
+            raise damaged(file, "the manifest does not list it")
+        return read_tree(file, self.manifest["files"][file.name])
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that wrote it."""
+        return sum(re.fullmatch(r"rank\d+\.pt", name) is not None for name in self.manifest["files"])
+
+    def chunks(self, rank: int = 0) -> list[Chunk]:
+        """Return the files of a rank's buffer rows, in the order in which they were stored."""
+        pattern = re.compile(rf"rank{rank}(?:_part(\d+))?_rows_(\d+)_(\d+)_*\.pt")
+        return [
+            Chunk(int(match[2]), int(match[3]), {}, (self.path / name, record), int(match[1] or 0))
+            for name, record in self.manifest["files"].items()
+            if (match := pattern.fullmatch(name))
+        ]
 
 
 def folder_of(run: Path, env_steps: int) -> Path:
     """Return the folder of a run's checkpoint at an environment step."""
     return run / FOLDER / f"step_{env_steps:012}"
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, the newest first, good or not. Raises ``CheckpointError``."""
+    folder = run / FOLDER
+    if os.path.lexists(folder) and not folder.is_dir():  # in this order: a run may be making it
+        raise CheckpointError(f"{folder} is not a folder")
+    return sorted((path for path in folder.glob("step_*") if not path.suffix), reverse=True)
+
+
+def find(path: Path, trees: Sequence[str] | None = None, tell: Callable[[str], None] = lambda _: None) -> Checkpoint:
+    """Return the newest good checkpoint of a run folder, or the checkpoint at ``path``.
+
+    Args:
+        trees: names of those that will be read, which are verified; None: all.
+        tell: is given a line for each newer checkpoint that is not good.
+
+    Raises:
+        CheckpointError: there is none, or none that is good.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist")
+    if not (path / "config.yaml").exists() and not (path / FOLDER).exists():
+        return Checkpoint(path).verify(trees)
+    reasons: list[str] = []
+    for candidate in checkpoints(path):
+        try:
+            found = Checkpoint(candidate).verify(trees)
+            if candidate != folder_of(path, found.manifest["env_steps"]):
+                raise CheckpointError(f"{candidate} was renamed: it is of step {found.manifest['env_steps']:,}")
+            return found
+        except CheckpointError as error:
+            reasons.append(error.message)
+            tell(f"{error.message}; trying the one before")
+    what = "no good checkpoint:" if reasons else "no checkpoint yet"
+    raise CheckpointError("\n".join([f"{path} holds {what}", *reasons]))
+
+
+def tidy(run: Path, good: Checkpoint | None) -> list[Path]:
+    """Delete what a killed process left half done; rename checkpoints newer than ``good``, return their new paths."""
+    for partial in (run / FOLDER).glob(f"*{PARTIAL}"):
+        atomic.delete(partial)
+    newer = {path: path.with_name(path.name + DAMAGED) for path in checkpoints(run) if good and path > good.path}
+    for path, aside in newer.items():
+        atomic.delete(aside)
+        path.rename(aside)
+    return list(newer.values())

@@ -9,43 +9,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlplug.checkpointing import atomic, writing
-from rlplug.checkpointing.format import FOLDER, folder_of
-from rlplug.checkpointing.reading import Checkpoint, checkpoints
-from rlplug.checkpointing.writing import Snapshot
+from rlplug.checkpointing import atomic
+from rlplug.checkpointing.format import FOLDER, Checkpoint, Snapshot, checkpoints, folder_of, note_score, remove, write
 from rlplug.types import CheckpointError, RunError
 
-BEST = "best"
-"""link to the checkpoint with the best evaluation, beside the checkpoints"""
+BEST = "best"  # link to the checkpoint with the best evaluation, beside the checkpoints
 
 
 class CheckpointManager:
-    """Writes and keeps the checkpoints of one run folder.
+    """Writes and keeps the checkpoints of one run folder, as its settings ``checkpoint`` (``cfg``) say.
 
-    It writes one checkpoint at a time. While it writes, training goes on, and the next one that is due waits; training
-    waits only for a checkpoint of a best evaluation. Every rank has a manager, which writes that rank's files; the
-    first rank's completes checkpoints and deletes old ones.
-
+    It writes one checkpoint at a time, and training goes on meanwhile, unless the next is of a best evaluation. Every
+    rank has a manager, which writes that rank's files; the first rank's completes checkpoints and deletes old ones.
     ``submit``, ``set_score``, ``poll`` and ``wait`` return a checkpoint that was completed and not returned before, if
     there is one; they raise ``RunError`` if it could not be written.
-
-    Args:
-        run: the run folder.
-        cfg: the run's settings ``checkpoint``: ``every``, ``keep_last``, ``keep_best``.
-        env_steps: environment steps that the run has made.
     """
 
     def __init__(self, run: Path, cfg: Any, env_steps: int) -> None:
         self.run, self.cfg = run, cfg
         self.minutes = float(cfg.every.removesuffix("min")) if isinstance(cfg.every, str) else None
         self._steps, self._time = env_steps, time.monotonic()
-        self._scores: dict[Path, float | None] = dict.fromkeys(reversed(checkpoints(run)))
-        """of the complete checkpoints, the newest last"""
-        for path in self._scores:
-            with suppress(CheckpointError):  # a damaged one is older than the one that the run continues from
-                self._scores[path] = Checkpoint(path).manifest["score"]
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writing is not None and not self._writing.done()
 
     @property
     def idle(self) -> bool:
@@ -62,16 +52,6 @@ class CheckpointManager:
         """Return whether a checkpoint with this score would be kept for it."""
         return not math.isnan(score) and sum(kept >= score for kept, _ in self._best()) < self.cfg.keep_best
 
-    @property
-    def last(self) -> Path | None:
-        """The newest complete checkpoint."""
-        return next(reversed(list(self._scores)), None)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._writing is not None and not self._writing.done()
-
     def submit(self, snapshot: Snapshot) -> Path | None:
         """Begin to write a checkpoint; if there is one of the same environment step, only its score is written."""
         before = self.wait()
@@ -82,10 +62,9 @@ class CheckpointManager:
     def set_score(self, env_steps: int, score: float) -> Path | None:
         """Write the score of an evaluation into the checkpoint of that step, if there is one."""
         before = self.wait()
-        folder = folder_of(self.run, env_steps)
-        if folder in self._scores:
-            writing.note_score(folder, score)
-            self._keep(folder, score)
+        if (folder := folder_of(self.run, env_steps)).exists():
+            note_score(folder, score)
+            self._prune()
         return before
 
     def poll(self) -> Path | None:
@@ -107,26 +86,27 @@ class CheckpointManager:
         self._thread.shutdown()
 
     def _write(self, folder: Path, snapshot: Snapshot) -> Path:
-        writing.write(folder, snapshot)
+        write(folder, snapshot)
         if snapshot.rank == 0:
-            self._keep(folder, snapshot.manifest["score"])
+            self._prune()
         return folder
 
-    def _keep(self, folder: Path, score: float | None) -> None:
-        """Remember a checkpoint and its score, and delete those that are neither among the last nor the best."""
-        self._scores[folder] = self._scores.get(folder) if score is None else score
-        best, link = [path for _, path in self._best()], self.run / FOLDER / BEST
+    def _prune(self) -> None:
+        """Link to the best checkpoint, and delete those that are neither among the last nor the best."""
+        best = [path for _, path in self._best()]
         if best:
-            atomic.symlink(link, best[0].name)
+            atomic.symlink(self.run / FOLDER / BEST, best[0].name)
         else:
-            atomic.delete(link)
-        for path in list(self._scores)[: -self.cfg.keep_last]:
+            atomic.delete(self.run / FOLDER / BEST)
+        for path in checkpoints(self.run)[self.cfg.keep_last :]:
             if path not in best:
-                writing.remove(path)
-                del self._scores[path]
+                remove(path)
 
     def _best(self) -> list[tuple[float, Path]]:
         """Return scores and paths of the checkpoints that are kept for their scores, the best first."""
-        items = list(self._scores.items())  # at once: the other thread may be changing them
-        scored = [(score, path) for path, score in items if score is not None and not math.isnan(score)]
+        scored: list[tuple[float, Path]] = []
+        for path in checkpoints(self.run):
+            with suppress(CheckpointError):  # it is damaged, or was just deleted
+                score = Checkpoint(path).manifest["score"]
+                scored += [] if score is None or math.isnan(score) else [(score, path)]
         return sorted(scored, reverse=True)[: self.cfg.keep_best]

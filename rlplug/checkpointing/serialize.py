@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 
 from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import damaged
-from rlplug.types import Tree
+from rlplug.types import CheckpointError, Tree
 
-Record: TypeAlias = dict[str, int | str]
-"""``bytes`` and ``sha256`` of a file"""
-Changes: TypeAlias = Mapping[type, Callable[[Any], Any]]
+Record: TypeAlias = dict[str, int | str]  # ``bytes`` and ``sha256`` of a file
 PLAIN = (bool, int, float, str, type(None))
 ARRAY, BYTES = "__array__", "__bytes__"  # keys of dicts that stand for a NumPy array and for bytes
 
@@ -33,26 +30,16 @@ def copy_to_host(tree: Tree) -> Tree:
 
 
 def encode(tree: Tree) -> bytes:
-    """Return the bytes of a tree, in the format of ``torch.save``.
-
-    Raises:
-        TypeError: as ``copy_to_host``.
-    """
-    changes: Changes = {
-        np.ndarray: lambda x: {ARRAY: torch.from_numpy(x)},
-        bytes: lambda x: {BYTES: torch.tensor(list(x), dtype=torch.uint8)},
-    }
+    """Return the bytes of a tree, in the format of ``torch.save``. Raises as ``copy_to_host``."""
     file = io.BytesIO()
-    torch.save(_map(tree, changes), file)
+    arrays = {np.ndarray: lambda x: {ARRAY: torch.from_numpy(x)}}
+    strings = {bytes: lambda x: {BYTES: torch.tensor(list(x), dtype=torch.uint8)}}
+    torch.save(_map(tree, arrays | strings), file)
     return file.getvalue()
 
 
 def decode(data: bytes) -> Tree:
-    """Return the tree that ``encode`` was given, on the host, without executing any code.
-
-    Raises:
-        Exception: of any type, if ``encode`` did not write these bytes.
-    """
+    """Return the tree that ``encode`` was given, on the host, without executing any code; fail at any other bytes."""
     return _map(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), {dict: _unpack})
 
 
@@ -83,13 +70,18 @@ def read_tree(path: Path, record: Record) -> Tree:
         raise damaged(path, "it is not a tree of plain values and tensors") from None
 
 
+def damaged(file: Path, why: str) -> CheckpointError:
+    """Return the error for a file of a checkpoint or of a run."""
+    return CheckpointError(f"{file.parent} is damaged or was altered: {file.name}: {why}")
+
+
 def _unpack(value: dict[Any, Any]) -> Any:
     if value.keys() == {ARRAY}:
         return value[ARRAY].numpy()
     return bytes(value[BYTES].tolist()) if value.keys() == {BYTES} else value
 
 
-def _map(tree: Tree, changes: Changes, path: str = "") -> Tree:
+def _map(tree: Tree, changes: Mapping[type, Callable[[Any], Any]], path: str = "") -> Tree:
     """Apply ``changes[type]`` to the values of a tree, and to a dict after its values."""
     if isinstance(tree, list | tuple):
         parts = [_map(value, changes, f"{path}[{i}]") for i, value in enumerate(tree)]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from rlplug.registry import unknown
+from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, RunError
 
 VERBS = ("train", "resume", "evaluate", "check", "plugins")

@@ -26,7 +26,7 @@ def describe(trainer: Trainer) -> str:
         table.append((kind, f"{name}, {_count(module):,} parameters"))
         parts = module.named_children()
         table += [(f"  {part}", f"{type(inner).__name__}, {_count(inner):,}") for part, inner in parts]
-    row = trainer.collector.example()
+    row = trainer.collector.spec.row
     round_steps = config.rollout_fragment_length * config.num_envs
     rounds = config.total_steps // round_steps
     table += [

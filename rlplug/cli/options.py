@@ -6,7 +6,7 @@ import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from rlplug.config.messages import show
+from rlplug.config.errors import show
 from rlplug.settings import Nested
 
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}

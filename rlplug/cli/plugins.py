@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any, get_args
 
 from rlplug import registry
-from rlplug.registry import KINDS, Kind, unknown
+from rlplug.registry import KINDS, Kind
+from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
 USAGE = """rlplug plugins                 every component, with its distribution and version
@@ -52,10 +53,10 @@ def _options(kind: Kind, name: str) -> list[str]:
     from rlplug.cli.options import options
 
     config = registry.load(kind, name).Config
-    plugin, component = registry.owner(kind, name), registry.get(kind, name)
+    plugin = registry.owner(kind, name)
     rows = [(o.name, o.type, o.default, o.range, o.doc) for o in options(config, _defaults(kind, name))]
     return [
-        f"{kind} {name}: {component.target}, of {plugin}",
+        f"{kind} {name}: {plugin.components[kind, name].target}, of {plugin}",
         *(_table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]),
     ]
 

@@ -26,13 +26,12 @@ def main(arguments: Sequence[str]) -> int:
         ConfigError: Hydra refuses it.
     """
     import hydra
+    from hydra.core.plugins import Plugins
 
-    from rlplug.config.hydra_errors import explain
-    from rlplug.config.session import PRIMARY, VERSION_BASE
-    from rlplug.registry import search_path
+    from rlplug.config.composition import PRIMARY, VERSION_BASE, PluginConfigs, explain
 
     warn_broken()
-    search_path.register()
+    Plugins.instance().register(PluginConfigs)
     flags = _flags(arguments)
     if flags.multirun:
         check_sweep(flags.overrides)
@@ -100,8 +99,7 @@ def check_sweep(overrides: Sequence[str]) -> None:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from rlplug.config.hydra_errors import explained
-    from rlplug.config.session import session
+    from rlplug.config.composition import explained, session
 
     with session() as loader, explained(overrides):
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))

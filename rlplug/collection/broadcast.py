@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
 
-from gymnasium.vector import AutoresetMode
-
-from rlplug.api import Collector
-from rlplug.types import Batch, Mode, Tree, Weights
-
-if TYPE_CHECKING:
-    from rlplug.envs.checking import Bounds
+from rlplug.api import Collector, Rollout, Segment, SegmentSpec
+from rlplug.types import Tree
 
 
 class BroadcastCollector(Collector):
@@ -24,38 +20,38 @@ class BroadcastCollector(Collector):
 
     def __init__(self, own: Collector | None, broadcast: Callable[[Any], Any]) -> None:
         self.own, self.broadcast = own, broadcast
-        self.bounds: Bounds | None = own.bounds if own else None
 
-    @property
-    def autoreset(self) -> AutoresetMode:
-        return self.own.autoreset if self.own else AutoresetMode.NEXT_STEP
+    @cached_property
+    def spec(self) -> SegmentSpec:
+        return self.broadcast(self.own.spec if self.own else None)
+
+    @cached_property
+    def in_flight(self) -> list[int | None]:
+        return self.broadcast([*self.own.in_flight] if self.own else None)
 
     def start(self) -> None:
         if self.own:
             self.own.start()
 
-    def example(self) -> Batch:
-        return self.broadcast(self.own.example() if self.own else {})
+    def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
+        if self.own:
+            self.own.submit(rollout, shards)
+        self._count(shards, 1)
 
-    def collect(
-        self,
-        rows: int,
-        weights: Mapping[str, Weights] | None = None,
-        tasks: Tree = None,
-        stop: Callable[[], bool] | None = None,
-        mode: Mode = "explore",
-        further: int = 0,
-    ) -> Iterator[Batch]:
-        own = list(self.own.collect(rows, weights, tasks, stop, mode, further)) if self.own else []
-        yield from self.broadcast(own)
+    def poll(self, shards: int | None = None) -> list[Segment]:
+        segments = self.broadcast(self.own.poll(shards) if self.own else None)
+        self._count(None if shards is None else [segment.shard for segment in segments], -1)
+        return segments
 
-    def raw_segment(self, rows: int) -> Batch:
-        return self.own.raw_segment(rows) if self.own else {}
+    def _count(self, shards: Sequence[int] | None, change: int) -> None:
+        for shard in range(len(self.in_flight)) if shards is None else shards:
+            self.in_flight[shard] = (self.in_flight[shard] or 0) + change
 
     def state(self) -> Tree:
         return self.own.state() if self.own else None
 
     def load(self, state: Tree) -> None:
+        vars(self).pop("in_flight", None)
         if self.own:
             self.own.load(state)
 

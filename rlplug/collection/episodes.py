@@ -11,35 +11,31 @@ class Episodes:
     """Counts returns and lengths of the episodes in a stream of segments ``[T+1, B]``."""
 
     def __init__(self, num_envs: int) -> None:
-        self._return = np.zeros(num_envs)
-        self._length = np.zeros(num_envs, np.int64)
+        self._return, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         self._finished: list[tuple[float, int, int]] = []
 
-    def add(self, segment: Batch) -> int:
-        """Count a segment.
-
-        Returns:
-            The number of its environment steps.
-        """
+    def add(self, segment: Batch, columns: slice = slice(None)) -> int:
+        """Count a segment of some columns, and return the number of its environment steps."""
         valid = segment["valid"][:-1].numpy()
         reward = np.where(valid, segment["reward"][:-1].numpy(), 0.0)
         ended = ((segment["terminated"] | segment["truncated"])[:-1].numpy()) & valid
         began = segment["is_first"][:-1].numpy() & valid  # after an end, or in place of an episode that broke off
         if not ended.any() and not began.any():
-            self._return += reward.sum(0)
-            self._length += valid.sum(0)
+            self._return[columns] += reward.sum(0)
+            self._length[columns] += valid.sum(0)
             return int(valid.sum())
-        returns = self._return + reward.cumsum(0, dtype=np.float64)
-        lengths = self._length + valid.cumsum(0)
-        base_return, base_length = np.zeros_like(self._return), np.zeros_like(self._length)
+        returns = self._return[columns] + reward.cumsum(0, dtype=np.float64)
+        lengths = self._length[columns] + valid.cumsum(0)
+        base_return, base_length = np.zeros_like(returns[0]), np.zeros_like(lengths[0])
+        number = np.arange(len(self._return))[columns]
         for t, b in np.argwhere(ended | began):
             if began[t, b]:
                 base_return[b], base_length[b] = returns[t, b] - reward[t, b], lengths[t, b] - 1
-            if not ended[t, b]:
-                continue
-            self._finished.append((float(returns[t, b] - base_return[b]), int(lengths[t, b] - base_length[b]), int(b)))
-            base_return[b], base_length[b] = returns[t, b], lengths[t, b]
-        self._return, self._length = returns[-1] - base_return, lengths[-1] - base_length
+            if ended[t, b]:
+                episode = float(returns[t, b] - base_return[b]), int(lengths[t, b] - base_length[b]), int(number[b])
+                self._finished.append(episode)
+                base_return[b], base_length[b] = returns[t, b], lengths[t, b]
+        self._return[columns], self._length[columns] = returns[-1] - base_return, lengths[-1] - base_length
         return int(valid.sum())
 
     def drain(self, longest: int | None = None) -> list[tuple[float, int, int]]:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.collection.in_process import CORE, InProcessCollector
 from rlplug.collection.segment import SegmentMemory, copied
+from rlplug.collection.shard import CORE, ShardCollector
 from rlplug.types import Batch, Mode
 
 
-class NextStepCollector(InProcessCollector):
+class NextStepCollector(ShardCollector):
     """Collects one row of every environment with each step: all environments have as many rows."""
 
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
@@ -29,8 +29,8 @@ class NextStepCollector(InProcessCollector):
             if stop is not None and stop():
                 end = t
                 break
-            memory.write_carry(t)
-            memory.write_output(t, self._act(tree.take(inputs, t), mode))
+            self._write_carry(arrays, t)
+            self._write_output(arrays, t, self._act(tree.take(inputs, t), mode))
             result = self._step(action[t])
             reward[t] = result["reward"]
             terminated[t] = result["terminated"]
@@ -43,14 +43,14 @@ class NextStepCollector(InProcessCollector):
             np.logical_not(valid[t + 1], out=valid[t + 1])
             for key, leaf in observed:
                 tree.put(leaf, t + 1, result[key])
-            memory.write_previous(t, t + 1)
+            self._write_previous(arrays, t, t + 1)
         self._open = copied(tree.take({key: arrays[key] for key in (*self._inputs, "valid")}, end))
         if end < rows:
             tree.put(arrays, slice(end + 1, rows + 1), self._open)
-        memory.write_carry(slice(end, rows + 1))
+        self._write_carry(arrays, slice(end, rows + 1))
         valid[end:] = False
         if mode != "random":
-            memory.write_value(end, mode)
+            self._write_value(arrays, end, mode)
         return tensors
 
     def _restart(self, first: Batch) -> None:

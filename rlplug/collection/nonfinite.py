@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from rlplug import tree
-from rlplug.api import Collector
+from rlplug.collection.segment import only
 from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, RunError
 
@@ -37,45 +36,21 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
         RunError: names the key, the environment and the step of the first such number.
     """
     found: list[tuple[int, str]] = []
-    for path, leaf in tree.items({key: segment[key] for key in ("obs", "reward") if key in segment}):
+    for path, leaf in tree.items(only(segment, ("obs", "reward"))):
         values = leaf.numpy()
         # The sum of squares is finite only if every value is. It costs a microsecond, isfinite().all() five.
         if values.dtype.kind == "f" and not math.isfinite(np.vdot(values, values)):
-            found += _first(".".join(path), values, path[0] == "reward", segment["valid"].numpy(), env_steps, env_ids)
-    beyond = bounds.find(tree.map(torch.Tensor.numpy, segment["obs"])) if bounds and "obs" in segment else None
-    if beyond is not None:
+            valid, is_reward = segment["valid"].numpy(), path[0] == "reward"
+            bad = ~np.isfinite(values).reshape(*valid.shape, -1).all(-1)
+            # observations count where nobody acted on them, too: returns are bootstrapped from final ones
+            for t, b in np.argwhere(bad & valid if is_reward else bad)[:1]:
+                step, what = env_steps + int(valid[: t + is_reward].sum()), kind(np.abs(values[t, b]).sum())
+                place = f"environment {env_ids[b]} is {what} at environment step {step}"
+                found.append((step, f"{'.'.join(path)} of {place}"))
+    if bounds and "obs" in segment and (beyond := bounds.find(tree.map(torch.Tensor.numpy, segment["obs"]))):
         t, b, what = beyond
         step = env_steps + int(segment["valid"].numpy()[:t].sum())
-        found.append(
-            (step, f"environment {env_ids[b]} at environment step {step}: {what}; env.check_bounds=false lets it pass")
-        )
+        place = f"environment {env_ids[b]} at environment step {step}"
+        found.append((step, f"{place}: {what}; env.check_bounds=false lets it pass"))
     if found:
         raise RunError(min(found)[1])
-
-
-@contextmanager
-def blame_nonfinite(collector: Collector, rows: int, env_steps: int, env_ids: Sequence[int]) -> Iterator[None]:
-    """Name the NaN that an error may come from, around ``collector.collect(rows)``.
-
-    Raises:
-        RunError: see ``check_segment``.
-    """
-    try:
-        yield
-    except Exception:
-        check_segment(collector.raw_segment(rows), env_steps, env_ids, collector.bounds)
-        raise
-
-
-def _first(
-    name: str, values: np.ndarray, acted: bool, valid: np.ndarray, env_steps: int, env_ids: Sequence[int]
-) -> Iterator[tuple[int, str]]:
-    """Yield step and message of the first number that is not finite, if there is one.
-
-    Args:
-        acted: only rows that were acted on count (rewards); else final observations do, too.
-    """
-    bad = ~np.isfinite(values).reshape(*valid.shape, -1).all(-1)
-    for t, b in np.argwhere(bad & valid if acted else bad)[:1]:
-        step, what = env_steps + int(valid[: t + acted].sum()), kind(np.abs(values[t, b]).sum())
-        yield step, f"{name} of environment {env_ids[b]} is {what} at environment step {step}"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
 from rlplug import tree
-from rlplug.collection.in_process import InProcessCollector
-from rlplug.collection.segment import SegmentMemory, copied
+from rlplug.collection.segment import SegmentMemory, copied, only
+from rlplug.collection.shard import ShardCollector
 from rlplug.types import Batch, Mode, Tree
 
 
-class SameStepCollector(InProcessCollector):
+class SameStepCollector(ShardCollector):
     """Collects two rows from a step that ends an episode: its final observation, and the next episode's first one.
 
     So every environment has a row of its own that is written next. A segment ends when the first environment has all
@@ -40,51 +39,48 @@ class SameStepCollector(InProcessCollector):
         self._first, self._final = copied(first | self._no_previous), np.ones(self.num_envs, np.bool_)
 
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
-        arrays = memory.arrays
+        arrays, envs = memory.arrays, np.arange(self.num_envs)
         inputs = {key: arrays[key] for key in self._inputs}
-        envs = np.arange(self.num_envs)
         arrays["valid"][:], arrays["is_first"][:] = False, False
         tree.put(arrays, 0, self._open)
-        at = np.zeros(self.num_envs, np.int64)
         if self._first is not None:
-            _write_first(arrays, at + 1, envs, self._first, self._final)
-            at[self._final] = 1
-            self._first, self._final = None, np.zeros_like(self._final)
+            self._write_first(arrays, np.ones_like(envs), self._first, self._final)
+        at = self._final.astype(np.int64)  # the row that each environment acts on
         arrays["valid"][at, envs] = True
+        self._first, self._final = None, np.zeros_like(self._final)
         while at.max() < rows and not (stop is not None and stop()):
             now, following = (at, envs), (at + 1, envs)
-            memory.write_carry(now)
-            memory.write_output(now, self._act(tree.map(torch.from_numpy, tree.take(inputs, now)), mode))
+            self._write_carry(arrays, now)
+            self._write_output(arrays, now, self._act(tree.map(torch.from_numpy, tree.take(inputs, now)), mode))
             result = self.env.step(arrays["action"][now])
-            tree.put(arrays, now, {key: result[key] for key in ("reward", "terminated", "truncated")})
+            tree.put(arrays, now, only(result, ("reward", "terminated", "truncated")))
             ended = result["terminated"] | result["truncated"]
             first = {key: result[key] for key in self._observed}
             finals = {key: result[f"final_{key}"] for key in first if f"final_{key}" in result} if ended.any() else {}
             tree.put(arrays, following, first | finals)
-            memory.write_previous(now, following)
-            memory.write_carry(following)
+            self._write_previous(arrays, now, following)
+            self._write_carry(arrays, following)
             if ended.any():
-                memory.write_value(following, mode, ended)
+                self._write_value(arrays, following, mode, ended)
             first |= self._no_previous
-            _write_first(arrays, at + 2, envs, first, ended)
+            self._write_first(arrays, at + 2, first, ended)
             at = at + 1 + ended
             arrays["valid"][np.minimum(at, rows), envs] |= at <= rows
             self._final = at > rows
             self._first = copied(first) if self._final.any() else None
         last = np.minimum(at, rows), envs
         arrays["valid"][last] = False
-        memory.write_carry(last)
-        padded = inputs | {key: arrays[key] for key in ("carry",) if key in arrays}
+        self._write_carry(arrays, last)
+        padded = only(arrays, (*inputs, "carry"))
         for env in np.flatnonzero(at < rows):
             tree.put(padded, (slice(at[env] + 1, rows + 1), env), tree.take(padded, (at[env], env)))
         self._open = copied(tree.take(inputs, last)) | {"valid": ~self._final}
         if mode != "random":
-            memory.write_value(last, mode, ~self._final)
+            self._write_value(arrays, last, mode, ~self._final)
         return tree.take(memory.tensors, slice(0, rows + 1))
 
-
-def _write_first(arrays: Batch, row: Any, env: Any, first: Batch, where: Any) -> None:
-    """Write first observations of the environments ``where [B]``."""
-    index = row[where], env[where]
-    tree.put(arrays, index, tree.take(first, where))
-    arrays["is_first"][index] = True
+    def _write_first(self, arrays: Batch, rows: np.ndarray, first: Batch, where: np.ndarray) -> None:
+        """Write first observations into ``rows [B]`` of the environments ``where [B]``."""
+        index = rows[where], np.flatnonzero(where)
+        tree.put(arrays, index, tree.take(first, where))
+        arrays["is_first"][index] = True

@@ -1,24 +1,17 @@
 """The configuration of a run: composed by Hydra, checked and typed here."""
 
-from rlplug.config.composition import compose, composed, default_node, plain
-from rlplug.config.messages import show
-from rlplug.config.run import Chosen, Core, Preprocess, RunConfig, choose, migrate, nested, parse, typed
-from rlplug.config.session import option_names
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Chosen",
-    "Core",
-    "Preprocess",
-    "RunConfig",
-    "choose",
-    "compose",
-    "composed",
-    "default_node",
-    "migrate",
-    "nested",
-    "option_names",
-    "parse",
-    "plain",
-    "show",
-    "typed",
-]
+from rlplug.config.errors import show
+from rlplug.config.schema import Chosen, Core, Preprocess, RunConfig, choose, migrate, nested, parse, typed
+
+if TYPE_CHECKING:
+    from rlplug.config.composition import compose, composed, default_node, option_names, plain
+
+
+def __getattr__(name: str) -> Any:
+    """Import Hydra when it is needed first: a rank does without it."""
+    if name in ("compose", "composed", "default_node", "option_names", "plain"):
+        return getattr(importlib.import_module("rlplug.config.composition"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

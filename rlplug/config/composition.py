@@ -1,16 +1,35 @@
-"""Overrides -> one resolved configuration, by Hydra, which is imported when it is needed: a rank does without it."""
+"""Overrides -> one resolved configuration, by Hydra, with every plugin's YAML groups on its search path."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from rlplug.config.run import SEVERAL, RunConfig, parse
-from rlplug.config.session import PRIMARY, session
-from rlplug.registry import Kind, warn_broken
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from rlplug.config.errors import no_such_key, value_at
+from rlplug.config.schema import SEVERAL, RunConfig, parse
+from rlplug.registry import KINDS, Kind, plugins, warn_broken
+from rlplug.registry.discovery import unknown
+from rlplug.types import ConfigError
+
+PRIMARY = "config"
+VERSION_BASE = "1.3"
+GROUPS = (*KINDS, "experiment")
+ABSENT = object()
+EXISTS = "exists already: write {}=<value>, without +"
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
@@ -32,10 +51,6 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigError: Hydra refuses the overrides.
     """
-    import hydra
-
-    from rlplug.config.hydra_errors import explained
-
     with session(), explained(overrides):
         return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
 
@@ -49,10 +64,6 @@ def plain(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: a value must still be given (``???``), or an interpolation cannot be resolved.
     """
-    from omegaconf import OmegaConf
-
-    from rlplug.config.hydra_errors import explained
-
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     with explained():
         raw: Any = OmegaConf.to_container(job, resolve=True, throw_on_missing=True)
@@ -64,17 +75,46 @@ def plain(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return raw
 
 
+def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str], why: str) -> dict[str, Any]:
+    """Apply a command line as it would be applied on training. The result is not validated; ``parse`` does that.
+
+    Nothing is composed again, because defaults may have changed since; only a group that the command line chooses is
+    read from its YAML. Only the keys ``may`` and those below them may change; an error says ``why``.
+
+    Raises:
+        ConfigError: a key does not exist or may not change, or the command line cannot be read.
+    """
+    if flags := [override for override in overrides if override.startswith("-")]:
+        raise ConfigError("", f"no flag {flags[0]} is known here; settings are written key=value")
+    with explained(overrides):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    config = OmegaConf.create(dict(raw), flags={"struct": True})
+    for override in sorted(parsed, key=_chooses, reverse=True):
+        key = override.package or override.key_or_group  # critic_model for model@critic_model=mlp
+        _check(override, key, raw, may, why)
+        value, chooses = override.value(), _chooses(override)
+        if override.is_add() and value_at(config, key) is not None and not isinstance(value, dict):
+            raise ConfigError(key, EXISTS.format(key))
+        add = override.is_add() or override.is_force_add()
+        if value_at(config, key, ABSENT) is ABSENT and not add:
+            raise no_such_key(config, key)
+        try:
+            if chooses:  # interpolations in the group's YAML refer to the run, and stay
+                value = OmegaConf.to_container(composed([str(override.input_line), "~algo"])[key], resolve=False)
+            OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
+        except (ConfigKeyError, ConfigAttributeError) as error:
+            raise no_such_key(config, str(error.full_key)) from None
+    return plain(config, overrides)
+
+
 def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the node of ``conf/<kind>/<option>.yaml``, as it is before an algorithm or a command line changes it.
 
-    Args:
-        changes: keys to set; a value that must be given (``???``) remains ``"???"`` unless it is among them.
+    ``changes`` are keys to set. A value that must be given (``???``) remains ``"???"`` unless it is among them.
 
     Raises:
         ConfigError: there is no such option.
     """
-    from omegaconf import OmegaConf, open_dict
-
     choice = f"{kind}=[{option}]" if kind in SEVERAL else f"{kind}={option}"
     config = composed([choice] if kind == "algo" else [choice, "~algo"])
     node = config[kind][option] if kind in SEVERAL else config[kind]
@@ -82,3 +122,120 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
         node.update(changes or {})
     OmegaConf.resolve(node)
     return OmegaConf.to_container(node)  # type: ignore[return-value]
+
+
+def option_names(group: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Return the options of a group: the YAML files of all plugins, and of folders that the overrides add."""
+    with session() as loader:
+        return loader.get_group_options(group, config_name=PRIMARY, overrides=list(overrides))
+
+
+class PluginConfigs(SearchPathPlugin):
+    """Append each plugin's folder; rlplug's own is first, so no other plugin can replace its ``config.yaml``."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for plugin in plugins():
+            if plugin.conf:
+                search_path.append(provider=plugin.distribution, path=f"file://{plugin.conf}")
+
+
+@contextmanager
+def session() -> Iterator[ConfigLoader]:
+    """Make ``hydra.compose`` work. Inside a running Hydra program, that program's state is restored afterwards."""
+    Plugins.instance().register(PluginConfigs)  # for this process only
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize(config_path=None, version_base=VERSION_BASE):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+@contextmanager
+def explained(overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Raise errors of Hydra and OmegaConf as ``ConfigError``."""
+    try:
+        yield
+    except Exception as error:
+        raise explain(error, overrides) from None
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """Return an error of Hydra or OmegaConf with its key and remedy; it carries little but text, so that is read."""
+    if isinstance(error, ConfigError):
+        return error
+    overrides = [override for override in overrides if not override.startswith("-")]
+    text, cause = str(error), error.__cause__
+    if keyless := [override for override in overrides if override.startswith("=")]:
+        return ConfigError("", f"cannot read {keyless[0]!r}: should be key=value")
+    if isinstance(error, OverrideParseException):
+        line = error.override
+        reason = " ".join(text.removeprefix(f"Error parsing override '{line}'").partition("See http")[0].split())
+        advice = "should be key=value, with quotes around special characters"
+        return ConfigError(line.partition("=")[0], f"cannot read {line!r}: {advice} ({reason})")
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _unknown_option(error.missing_cfg_file, overrides)
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and "Could not override" in text:
+        return no_such_key(_base(overrides), str(cause.full_key))
+    if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
+        return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
+    if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
+        return ConfigError(found[1], f"should be exactly one option of {', '.join(option_names(found[1], overrides))}")
+    if "Config group override must be a string" in text:
+        for override in OverridesParser.create().parse_overrides(overrides):
+            if option_names(override.key_or_group) and not isinstance(override.value(), str | list | dict):
+                return _unknown_option(f"{override.key_or_group}/{override.get_value_string()}", overrides)
+    if found := re.match(r"Could not override '(.+?)'\.\s*(Did you mean .*|No match.*)", text):
+        return ConfigError(found[1], f"there is no such group. {found[2]}")
+    if found := re.search(r"Multiple values for (\S+)\.|An item is already at '(.+?)'", text):
+        key = found[1] or found[2]
+        return ConfigError(key, EXISTS.format(key))
+    if isinstance(error, MissingMandatoryValue):
+        return ConfigError(str(error.full_key), f"must be given: {error.full_key}=<value>")
+    for known in (error, cause):
+        if isinstance(known, OmegaConfBaseException):
+            return ConfigError(str(known.full_key or ""), str(known).splitlines()[0])
+    return ConfigError("", " ".join(text.partition("Config search path:")[0].split()) or type(error).__name__)
+
+
+def _check(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> None:
+    """Refuse what cannot be read and what may not change."""
+    if not key:
+        raise ConfigError("", f"cannot read {override.input_line!r}: should be key=value")
+    if override.is_delete():
+        raise ConfigError(key, f"cannot be taken out of a run; {override.input_line} works when a run is started")
+    if override.is_sweep_override():
+        raise ConfigError(key, f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
+    if _chooses(override) and isinstance(override.value(), list) and override.key_or_group not in SEVERAL:
+        raise ConfigError(key, "should be exactly one option")
+    if f"{key}.".startswith(tuple(f"{one}." for one in may)):
+        return
+    if key.startswith(("hydra.", "hydra/")):
+        raise ConfigError(key, "belongs to the start of a run and cannot be changed")
+    if value_at(raw, key, ABSENT) is ABSENT and key not in GROUPS and not (override.is_add() and "." in key):
+        raise no_such_key(raw, key)
+    raise ConfigError(key, f"cannot be changed: {why}")
+
+
+def _chooses(override: Override) -> bool:
+    return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
+
+
+def _unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
+    """Split ``env/foo`` or ``hydra/launcher/foo``: the group is the longest beginning of the path that has options."""
+    parts = path.split("/")
+    for end in range(len(parts) - 1, 0, -1):
+        group, name = "/".join(parts[:end]), "/".join(parts[end:])
+        if options := option_names(group, overrides):
+            return ConfigError(group, f"unknown option {name!r}; {unknown(name, options, or_broken=True)}")
+    return ConfigError("", f"there is no configuration {path!r} in the search path; see --info searchpath")
+
+
+def _base(overrides: Sequence[str]) -> Any:
+    """Compose the groups of the command line without its settings."""
+    groups = [o for o in overrides if re.match(r"[\w/@]+=", o) and option_names(re.split("[=@]", o)[0], overrides)]
+    folders = [o for o in overrides if o.startswith("hydra.searchpath=")]
+    with session(), suppress(Exception):
+        return OmegaConf.to_container(hydra.compose(PRIMARY, [*folders, *groups], return_hydra_config=True))
+    return {}

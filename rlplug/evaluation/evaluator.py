@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.collector import make_collector
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.nonfinite import blame_nonfinite, check_segment
+from rlplug.collection.in_process import make_shard
+from rlplug.collection.nonfinite import check_segment
 from rlplug.context import EnvShard, RunContext
 from rlplug.types import RunError
 
@@ -72,16 +72,13 @@ class Evaluator:
         entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
         seeds = entropy.generate_state(self.shard.num_envs)[list(env_ids)].tolist()
         self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
-        collector = make_collector(env, self.algorithm, self.ctx, self.shard, seeds, keys=(), normalize=self.normalize)
+        collector = make_shard(env, self.algorithm, self.ctx, self.shard, seeds, keys=(), normalize=self.normalize)
         counted, left, played = Episodes(len(self.quota)), self.quota.copy(), Played()
         while left.any():
             if stop():
                 raise Stopped
-            with blame_nonfinite(collector, CHUNK, 0, env_ids):
-                segments = [*collector.collect(CHUNK, stop=stop, mode="greedy")]
-            for segment in segments:
-                check_segment(collector.raw_segment(CHUNK), 0, env_ids, collector.bounds)
-                counted.add(segment)
+            counted.add(collector.collect(CHUNK, "greedy", stop))
+            check_segment(collector.raw_segment(CHUNK), 0, env_ids, collector.bounds)
             if collector.failed_episodes > self.quota.sum():
                 failed, ended = collector.failed_episodes, f"{len(played)} of {self.quota.sum()}"
                 raise RunError(f"the environments of an evaluation failed in {failed} episodes, and ended {ended}")

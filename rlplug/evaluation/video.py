@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.collector import make_collector
+from rlplug.collection.in_process import make_shard
 from rlplug.context import EnvShard, RunContext
 from rlplug.types import ConfigError
 
@@ -37,13 +37,13 @@ def record(
     from PIL import Image
 
     with closing(env):
-        collector = make_collector(env, algorithm, ctx, ALONE, [ctx.seed], keys=(), normalize=normalize)
+        collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], keys=(), normalize=normalize)
         collector.reset()
         shown: list[np.ndarray] = []
         while episodes and len(shown) < LONGEST:
             shown.append(_picture(env))
-            for segment in collector.collect(1, mode="greedy"):
-                episodes -= int((segment["terminated"] | segment["truncated"])[0, 0])
+            segment = collector.collect(1, "greedy")
+            episodes -= int((segment["terminated"] | segment["truncated"])[0, 0])
         first, *others = [Image.fromarray(picture) for picture in shown]
         fps = getattr(env, "render_fps", 30)
     path.parent.mkdir(exist_ok=True)

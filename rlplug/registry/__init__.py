@@ -1,37 +1,5 @@
-"""Find plugins. Imports pluggy, importlib and Hydra's plugin API; never torch."""
+"""Find plugins. Imports pluggy and importlib; neither torch nor Hydra."""
+# pyright: reportUnusedImport=false
 
-from rlplug.registry.component import KINDS, Component, Kind
-from rlplug.registry.discovery import (
-    broken,
-    conf_folder,
-    get,
-    load,
-    names,
-    owner,
-    owners,
-    plugins,
-    refresh,
-    unknown,
-    warn_broken,
-)
-from rlplug.registry.hookspecs import Events, Manifest, hookimpl
-
-__all__ = [
-    "KINDS",
-    "Component",
-    "Events",
-    "Kind",
-    "Manifest",
-    "broken",
-    "conf_folder",
-    "get",
-    "hookimpl",
-    "load",
-    "names",
-    "owner",
-    "owners",
-    "plugins",
-    "refresh",
-    "unknown",
-    "warn_broken",
-]
+from rlplug.registry.discovery import broken, conf_folder, load, names, owner, owners, plugins, refresh, warn_broken
+from rlplug.registry.hookspecs import KINDS, Component, Events, Kind, Manifest, hookimpl

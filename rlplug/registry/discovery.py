@@ -16,8 +16,7 @@ from typing import Any
 
 import pluggy
 
-from rlplug.registry.component import KINDS, Component, Kind
-from rlplug.registry.hookspecs import Manifest
+from rlplug.registry.hookspecs import KINDS, Component, Kind, Manifest
 from rlplug.types import ConfigError
 
 GROUP = "rlplug"
@@ -27,14 +26,11 @@ GROUP = "rlplug"
 class Plugin:
     """What one entry point of the group ``rlplug`` declares."""
 
-    name: str
     distribution: str
     version: str
     components: Mapping[tuple[Kind, str], Component] = field(default_factory=dict[tuple[Kind, str], Component])
-    conf: Path | None = None
-    """folder of its YAML groups"""
-    cause: str | None = None
-    """why it is broken and skipped; None if it is not"""
+    conf: Path | None = None  # folder of its YAML groups
+    cause: str | None = None  # why it is broken and skipped; None if it is not
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
@@ -43,8 +39,8 @@ class Plugin:
 @cache
 def plugins() -> tuple[Plugin, ...]:
     """Return every installed plugin, rlplug's own first, then by distribution. Imports manifests only."""
-    found = [_read(point) for point in entry_points(group=GROUP)]
-    return tuple(sorted(found, key=lambda plugin: (plugin.distribution != GROUP, plugin.distribution, plugin.name)))
+    found = [_read(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+    return tuple(sorted(found, key=lambda plugin: (plugin.distribution != GROUP, plugin.distribution)))
 
 
 def refresh() -> None:
@@ -88,21 +84,14 @@ def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
     Raises:
         ConfigError: no distribution declares it, or several do.
     """
-    key = key or f"{kind}.name"
-    found = owners().get((kind, name))
-    if not found:
-        skipped = "".join(f"; skipped because it is broken: {plugin} ({plugin.cause})" for plugin in broken())
-        raise ConfigError(key, f"unknown {kind} {name!r}; {unknown(name, names(kind))}{skipped}")
-    first, *others = found
-    if others:
-        claims = " and ".join(map(str, found))
-        raise ConfigError(key, f"{kind} {name!r} is claimed by {claims}; uninstall all but one of them")
-    return first
-
-
-def get(kind: Kind, name: str, key: str | None = None) -> Component:
-    """Return the component of that kind and name; ``key`` and errors as in ``owner``."""
-    return owner(kind, name, key).components[kind, name]
+    found = owners().get((kind, name), ())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        message = f"{kind} {name!r} is claimed by {' and '.join(map(str, found))}; uninstall all but one of them"
+    else:
+        message = f"unknown {kind} {name!r}; {unknown(name, names(kind), or_broken=True)}"
+    raise ConfigError(key or f"{kind}.name", message)
 
 
 def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
@@ -111,38 +100,42 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
     Raises:
         ConfigError: as ``owner``; or the import fails, and the message names the distribution.
     """
-    target = get(kind, name, key).target
+    plugin = owner(kind, name, key)
+    target = plugin.components[kind, name].target
     try:
         return pkgutil.resolve_name(target)
     except Exception as error:
-        message = f"{target} of {owner(kind, name)} cannot be imported: {_cause(error)}"
+        message = f"{target} of {plugin} cannot be imported: {_cause(error)}"
         raise ConfigError(key or f"{kind}.name", message) from error
 
 
-def unknown(name: str, known: Iterable[str], parent: str = "") -> str:
+def unknown(name: str, known: Iterable[str], parent: str = "", or_broken: bool = False) -> str:
     """Suggest the nearest of the ``known`` names, as a full key below ``parent``, and list them all.
 
     >>> unknown("sca", ["sac", "ppo"])
     'did you mean sac? There are: ppo, sac'
+
+    Args:
+        or_broken: list the broken plugins as well, since one of them may have the name.
     """
     names = sorted(set(known))
     nearest = get_close_matches(name, names, n=1, cutoff=0.5)
     start = f"did you mean {parent and parent + '.'}{nearest[0]}? There" if nearest else "there"
-    return f"{start} are: {', '.join(names)}" if names else "there are none"
+    skipped = [f"; skipped because it is broken: {plugin} ({plugin.cause})" for plugin in broken() if or_broken]
+    return "".join([f"{start} are: {', '.join(names)}" if names else "there are none", *skipped])
 
 
 def conf_folder(package: str) -> Path:
     """Find the folder of YAML groups of a package that ``rlplug_conf`` names.
 
-    If the package is called ``conf``, it is that folder, with or without an ``__init__.py``. If not, the folder is
-    ``conf`` inside it (an installed wheel) or beside it (a checkout with ``conf/`` at its top).
+    It is the package itself if that is called ``conf``, with or without an ``__init__.py``; if not, it is ``conf``
+    inside it (an installed wheel) or beside it (a checkout with ``conf/`` at its top).
 
     Raises:
         FileNotFoundError: there is no such package or folder.
     """
     spec = find_spec(package)
-    for location in spec.submodule_search_locations or () if spec else ():
-        root = Path(location)
+    for root in map(Path, (spec and spec.submodule_search_locations) or ()):
         for folder in [root] if root.name == "conf" else [root / "conf", root.parent / "conf"]:
             if folder.is_dir():
                 return folder
@@ -169,9 +162,9 @@ def _read(point: EntryPoint) -> Plugin:
         conf = manager.hook.rlplug_conf()
         if not components and conf is None:
             raise ValueError(f"{point.value} implements neither rlplug_components nor rlplug_conf")
-        return Plugin(point.name, distribution, version, components, conf_folder(conf) if conf else None)
+        return Plugin(distribution, version, components, conf_folder(conf) if conf else None)
     except (Exception, SystemExit) as error:
-        return Plugin(point.name, distribution, version, cause=_cause(error))
+        return Plugin(distribution, version, cause=_cause(error))
 
 
 def _cause(error: BaseException) -> str:

@@ -1,20 +1,46 @@
-"""Every hook that a plugin can implement: the manifest's two, and the events of a run."""
+"""What a plugin declares: its components, and the hooks that it can implement."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pluggy
 
-from rlplug.registry.component import Component
-
 if TYPE_CHECKING:
-    from rlplug.api import Losses, Run
-    from rlplug.types import Batch
+    from rlplug.api import Losses, Run, Segment
+
+Kind = Literal["algo", "model", "buffer", "exploration", "env", "loop", "hardware", "logger"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 hookspec = pluggy.HookspecMarker("rlplug")
 hookimpl = pluggy.HookimplMarker("rlplug")
+
+
+@dataclass(frozen=True)
+class Component:
+    """Declare a component, which a configuration can select by its name, without importing it.
+
+    Args:
+        kind: one of ``KINDS``.
+        name: the value of ``name:`` in a configuration.
+        target: ``"package.module:Class"``, imported when a configuration selects the component.
+
+    Raises:
+        ValueError: the kind is unknown, or the target is malformed.
+    """
+
+    kind: Kind
+    name: str
+    target: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"component {self.name!r}: kind {self.kind!r} is none of {', '.join(KINDS)}")
+        module, _, attribute = self.target.partition(":")
+        if not module or not attribute.isidentifier():
+            raise ValueError(f"{self.kind} {self.name!r}: target {self.target!r} is not 'package.module:Class'")
 
 
 class Manifest:
@@ -37,8 +63,8 @@ class Events:
         """Everything is built; nothing has been collected."""
 
     @hookspec
-    def rlplug_collected(self, run: Run, segment: Batch) -> None:
-        """A segment ``[T+1, B]`` has been collected, counted and stored."""
+    def rlplug_collected(self, run: Run, segment: Segment) -> None:
+        """A segment has been collected, counted and stored."""
 
     @hookspec
     def rlplug_updated(self, run: Run, losses: Losses) -> None:

@@ -52,9 +52,8 @@ def check_installed(plugins: Mapping[str, Mapping[str, str]], libraries: Mapping
         raise CheckpointError("\n".join(missing))
     then = {**(libraries or {}), **{origin["distribution"]: origin["version"] for origin in plugins.values()}}
     here = installed()
-    return [
-        f"{name} was {old} then, and is {here[name]} now" for name, old in then.items() if here.get(name, old) != old
-    ]
+    changed = [(name, old, here[name]) for name, old in then.items() if here.get(name, old) != old]
+    return [f"{name} was {old} then, and is {now} now" for name, old, now in changed]
 
 
 def _missing(key: str, origin: Mapping[str, Any]) -> str | None:

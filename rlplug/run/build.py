@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.broadcast import BroadcastCollector
+from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun
 from rlplug.distributed.fabric import Fabric, fabric_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks
-from rlplug.run.callbacks import Callbacks
+from rlplug.run.callbacks import Callbacks, callbacks_of
 from rlplug.run.resolve import resolve
-from rlplug.run.state import callbacks_of, capture
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
@@ -27,10 +27,9 @@ def build(
     """Build and check a run. Nothing is written, and nothing outside of this process is started.
 
     Args:
-        fabric: of this rank. None: build what the first rank will have; on the processor where ranks are processes of
-            their own.
+        fabric: of this rank; None builds what the first rank will have, on the CPU if ranks get processes of their own.
         plan: another one than the hardware's.
-        identity: of the run that is continued; empty: it is a new one.
+        identity: of the run that is continued; empty for a new one.
 
     Raises:
         ConfigError: the run cannot start as configured.
@@ -63,10 +62,9 @@ def build(
         resolved=resolved,
         run_dir=run_dir,
         policy=policy,
-        buffer=buffer,
         collector=_collector(resolved, policy, learner),
         learner=learner,
-        reports=Callbacks(policy, plan, identity, capture),
+        reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, identity),
     )
     try:
         if config.eval.record:
@@ -80,34 +78,27 @@ def build(
 
 def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) -> Collector:
     """Make the collector of this rank's environments; where these do not divide by the ranks, the first one's."""
-    ranks, actors = learner.collectives, resolved.plan.actors
+    ranks = learner.collectives
     if learner.replicated and ranks.rank != 0:
         return BroadcastCollector(None, ranks.broadcast)
     own: Collector
-    if actors is None:
-        own = policy.collector(policy.ctx.env_ids)
+    if resolved.plan.actors is None:
+        older = resolved.loop.broadcast_interval > 1
+        own = InProcessCollector(policy.shard(policy.ctx.env_ids), learner.progress, keeps_weights=older)
     else:
         from rlplug.actors.collector import RayCollector
 
-        count = actors.count // (1 if learner.replicated else resolved.plan.world_size)
-        own = RayCollector(policy, resolved, learner.progress, policy.ctx.env_ids, count, ranks.rank * count)
+        own = RayCollector(policy, resolved, learner.progress)
     return BroadcastCollector(own, ranks.broadcast) if learner.replicated else own
 
 
 def start(trainer: Trainer) -> None:
-    """Start the Ray actors of a run, if it has any, make its collector ready, and register its loggers.
-
-    Raises:
-        ConfigError: the actors or a logger cannot be had.
-    """
-    plan, ranks = trainer.resolved.plan, trainer.learner.collectives
-    first = ranks.rank == 0
+    """Start a run's Ray actors and its collector, and register its loggers. Raises ``ConfigError``."""
+    plan, ranks, first = trainer.resolved.plan, trainer.learner.collectives, trainer.ctx.rank == 0
     if plan.actors is not None:
-        from rlplug.actors.connect import connect
+        from rlplug.actors.cluster import connect
 
-        cluster = connect(plan, first, first or not trainer.learner.replicated, ranks.broadcast)
-        if cluster is not None:
-            trainer.close_with(cluster)
+        trainer.close_with(connect(plan, first, first or not trainer.learner.replicated, ranks.broadcast))
         if first and plan.actors.evaluation:
             callbacks_of(trainer).evaluation.start(trainer.resolved)
     trainer.collector.start()

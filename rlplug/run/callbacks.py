@@ -1,29 +1,36 @@
-"""What happens between two rounds: rows of metrics, evaluations and checkpoints, each where it is due."""
+"""What happens between two rounds: rows of metrics, evaluations, and checkpoints of what a run's future depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import numpy as np
 import torch
 
-from rlplug.api import Plan
+from rlplug.checkpointing.format import Checkpoint, FileRowLog, Snapshot
 from rlplug.checkpointing.manager import CheckpointManager
-from rlplug.checkpointing.row_log import FileRowLog
-from rlplug.checkpointing.writing import Snapshot
+from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.context import ResolvedRun
+from rlplug.distributed.rng import global_state, load_global_state
+from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.evaluation.evaluator import Evaluator, Played, Stopped, shares_of, summary
 from rlplug.evaluation.video import ALONE, record
+from rlplug.run import run_dir
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Tree
+from rlplug.types import CheckpointError, ConfigError, Tree
 
 if TYPE_CHECKING:
-    from rlplug.actors.evaluation import AsyncEval
+    from rlplug.actors.collector import AsyncEval
+
+# what components raise when they load the state of something else
+MISFITS = (RuntimeError, KeyError, IndexError, ValueError, TypeError, AttributeError)
 
 
 class MetricsLog:
@@ -38,9 +45,8 @@ class MetricsLog:
 
     def log(self, trainer: Trainer) -> None:
         """Write one row: means since the last one."""
-        progress, clock = trainer.progress, trainer.clock
+        progress, clock, finished = trainer.progress, trainer.clock, trainer.episodes.drain()
         steps, updates = progress.env_steps, progress.updates
-        finished = trainer.episodes.drain()
         if not trainer.learner.replicated:
             rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device).view(-1, 3)
             finished = trainer.learner.collectives.gather(rows).tolist()
@@ -54,8 +60,7 @@ class MetricsLog:
         seconds = max(wall - self.wall, 1e-9)
         row["time/env_steps_per_s"] = (steps - self.steps) / seconds
         row["time/updates_per_s"] = (updates - self._updates) / seconds
-        row["time/wall_s"] = wall
-        row |= {f"time/{phase}": spent for phase, spent in clock.spent.items()}
+        row |= {"time/wall_s": wall} | {f"time/{phase}": spent for phase, spent in clock.spent.items()}
         self.wall, self.steps, self._updates = wall, steps, updates
         self.log_row(trainer, row)
 
@@ -78,7 +83,7 @@ class Evaluation:
 
     def __init__(self, policy: Policy, is_async: bool) -> None:
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
-        ctx, episodes, parts = policy.ctx, self.cfg.episodes, policy.ctx.world_size
+        ctx, episodes, parts = policy.ctx, self.cfg.episodes, 1 if is_async else policy.ctx.world_size
         if parts > 1:
             with closing(policy.env(ALONE)) as env:
                 parts = parts if getattr(env, "independent", True) else 1
@@ -90,7 +95,7 @@ class Evaluation:
         self._due_after = 0
 
     def start(self, resolved: ResolvedRun) -> None:
-        from rlplug.actors.evaluation import AsyncEval
+        from rlplug.actors.collector import AsyncEval
 
         self.actors = AsyncEval(self.policy, resolved)
 
@@ -99,14 +104,13 @@ class Evaluation:
 
     def mark(self, trainer: Trainer) -> None:
         """Count the evaluation that was due as made, or begun."""
-        steps = trainer.progress.env_steps
-        self._due_after = steps - steps % self.cfg.every
+        self._due_after = trainer.progress.env_steps // self.cfg.every * self.cfg.every
 
     def run(self, trainer: Trainer) -> dict[str, float]:
         """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
         policy, steps = self.policy, trainer.progress.env_steps
         with trainer.clock.phase("evaluate"):
-            own, played = self._play(trainer), Played()
+            own, played = self._play(steps, lambda: bool(trainer.stop_signal)), Played()
             for episodes, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
                 if episodes is None:
                     trainer.agree_to_stop(stop_signal)
@@ -117,20 +121,15 @@ class Evaluation:
                 record(env, path, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize)
         return summary(played)
 
-    def _play(self, trainer: Trainer) -> Played | None:
+    def _play(self, number: int, stop: Callable[[], bool]) -> Played | None:
         """Play this rank's share; None: it was asked to stop."""
-        steps = trainer.progress.env_steps
-        try:
-            if not self.is_async:
-                return self.evaluator.play(steps, lambda: bool(trainer.stop_signal))
-            if self.actors is None:  # the first rank's play
-                return []
-            if trainer.stop_signal:
-                return None
-            self.actors.begin(steps)
-            return self.actors.wait(lambda: bool(trainer.stop_signal))
-        except Stopped:
-            return None
+        with suppress(Stopped):
+            if self.actors is None:
+                return self.evaluator.play(number, stop)
+            if not stop():
+                self.actors.begin(number)
+                return self.actors.wait(stop)
+        return None
 
     def state(self) -> Tree:
         """Return the latest result; an evaluation that is still being played begins again when the run is resumed."""
@@ -147,20 +146,12 @@ class Evaluation:
 
 
 class Callbacks:
-    """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due.
+    """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
 
-    Args:
-        identity: of the run; empty: it is a new one.
-        capture: copies the state of a trainer, with the score of these very weights.
-    """
-
-    def __init__(
-        self, policy: Policy, plan: Plan, identity: str, capture: Callable[[Trainer, float | None], Snapshot]
-    ) -> None:
-        self.capture = capture
+    def __init__(self, policy: Policy, is_async: bool, identity: str) -> None:
         self.identity = identity or uuid4().hex  # of the run, to which alone its checkpoints belong
         self.log = MetricsLog(policy.config.log.every)
-        self.evaluation = Evaluation(policy, is_async=plan.actors is not None and plan.actors.evaluation > 0)
+        self.evaluation = Evaluation(policy, is_async)
         self.row_log = FileRowLog()  # where the buffer keeps its rows between two checkpoints
         self.manager: CheckpointManager | None = None
 
@@ -181,31 +172,25 @@ class Callbacks:
         if self.log.due(trainer):
             self.log.log(trainer)
         self._poll_eval(trainer)
-        due = evaluation.due(trainer)
-        if due and not evaluation.is_async:
-            score = self.evaluate(trainer)["eval/return_mean"]
+        if due := evaluation.due(trainer):
+            if not evaluation.is_async:
+                score = self.evaluate(trainer)["eval/return_mean"]
+            else:
+                self._poll_eval(trainer, wait=True)
+                if evaluation.actors is not None:
+                    evaluation.actors.begin(trainer.progress.env_steps)
             evaluation.mark(trainer)
-        elif due:
-            self._poll_eval(trainer, wait=True)
-            if evaluation.actors is not None:
-                evaluation.actors.begin(trainer.progress.env_steps)
-        self._save(trainer, score, due)
-        if due:  # a checkpoint in front of an asynchronous evaluation begins that again
-            evaluation.mark(trainer)
-
-    def _save(self, trainer: Trainer, score: float | None, evaluating: bool) -> None:
-        """Write a checkpoint, if one is due or the evaluation was among the best."""
-        if self.manager is None:
+        if (manager := self.manager) is None:
             return
         with trainer.clock.phase("checkpoint"):
-            self._saved(trainer, self.manager.poll())
-            best = score is not None and trainer.learner.collectives.broadcast(self.manager.is_best(score))
+            self._saved(trainer, manager.poll())
+            best = score is not None and trainer.learner.collectives.broadcast(manager.is_best(score))
             # the score of an asynchronous evaluation is known later
-            best = best or (evaluating and self.evaluation.is_async and trainer.config.checkpoint.keep_best > 0)
-            if best or (trainer.may_checkpoint and self.manager.due(trainer.progress.env_steps)):
-                if not evaluating:
+            best = best or (due and evaluation.is_async and trainer.config.checkpoint.keep_best > 0)
+            if best or (trainer.may_checkpoint and manager.due(trainer.progress.env_steps)):
+                if not due:
                     self._poll_eval(trainer, wait=True)
-                self._saved(trainer, self.manager.submit(self.capture(trainer, score)))
+                self._saved(trainer, manager.submit(capture(trainer, score)))
 
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
         """Evaluate now, and report the result; raise ``Stopped`` if the run was asked to stop meanwhile."""
@@ -226,7 +211,7 @@ class Callbacks:
         if actors is None or not actors.playing:
             return
         with trainer.clock.phase("evaluate"):
-            played = actors.wait(lambda: bool(trainer.stop_signal)) if wait else actors.poll()
+            played = actors.wait(lambda: bool(trainer.stop_signal) or not wait)
         if played is not None:
             result = summary(played)
             self._evaluated(trainer, result, actors.env_steps)
@@ -238,15 +223,13 @@ class Callbacks:
         trainer.learner.check_finite()
         self._poll_eval(trainer, wait=True)
         # as it is now, so that a longer run goes on as if there had been no end
-        snapshot = self.capture(trainer, None) if self.manager is not None else None
+        snapshot = capture(trainer)
         if not trainer.agreed_stop:
             with suppress(Stopped):
                 if trainer.progress.env_steps > self.log.steps:
                     self.log.log(trainer)
-                score = self.evaluate(trainer)["eval/return_mean"]
-                if snapshot is not None:
-                    snapshot.manifest["score"] = score
-        if snapshot is not None and self.manager is not None:
+                snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]
+        if self.manager is not None:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())
 
@@ -258,3 +241,77 @@ class Callbacks:
         if self.manager is not None:
             self.manager.close()
         self.evaluation.close()
+
+
+def callbacks_of(trainer: Trainer) -> Callbacks:
+    """Return what ``run.build`` made the trainer report to."""
+    return cast(Callbacks, trainer.reports)
+
+
+def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
+    """Copy the state of a run in memory, with the ``score`` of these very weights where they were evaluated."""
+    callbacks, plan, ctx, clock = callbacks_of(trainer), trainer.resolved.plan, trainer.ctx, trainer.clock
+    own: dict[str, Tree] = {"context": ctx.state(), "global": global_state(ctx.device)}
+    own["normalizer"] = trainer.policy.normalizer.env_state()
+    trees, missing = {f"rank{ctx.rank}": own}, list[str]()
+    if ctx.rank == 0:
+        reports = {"log": callbacks.log.state(), "evaluation": callbacks.evaluation.state()}
+        trees = {"weights": trainer.policy.state(), "learner": trainer.state() | reports} | trees
+    if ctx.rank == 0 or not trainer.learner.replicated:
+        trainer.buffer.save(callbacks.row_log)
+        own |= trainer.stream_state() | {"buffer": callbacks.row_log.state}
+        if own["collector"]["env"] is None:
+            missing.append("the environments: their state cannot be read, so new episodes begin")
+    if plan.actors and max(trainer.loop.in_flight, trainer.loop.broadcast_interval) > 1:
+        missing.append("rounds with older weights: actors play the next ones with the newest")
+    wall = clock.wall()
+    manifest = {
+        "rlplug": metadata.version("rlplug"),
+        "run": callbacks.identity,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        **vars(trainer.progress),
+        "score": score,
+        "wall_s": round(wall, 3),
+        "spent": dict(clock.spent),
+        "since_logged_s": round(wall - callbacks.log.wall, 3),
+        "not_restored": missing,
+        "plugins": run_dir.origins(trainer.config),
+        "spec": to_json(ctx.spec),
+        "rollout_length": trainer.ctx.rollout_length,
+        "batch_size": trainer.ctx.batch_size,
+        "config": trainer.config.raw,
+    }
+    copies = {name: copy_to_host(tree) for name, tree in trees.items()}
+    return Snapshot(manifest, copies, list(callbacks.row_log.chunks), ctx.rank, plan.world_size)
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
+    """Let a fresh trainer of the same configuration go on where the checkpoint was written; return what differs.
+
+    Raises:
+        ConfigError: the checkpoint is of other spaces, another algorithm or another number of ranks, or damaged.
+    """
+    callbacks, path, manifest, rank = callbacks_of(trainer), checkpoint.path, checkpoint.manifest, trainer.ctx.rank
+    owner = 0 if trainer.learner.replicated else rank  # of the data: the first rank where all have the same
+    if (ranks := checkpoint.ranks) != trainer.resolved.plan.world_size:
+        said = f"{path} was written by {ranks} ranks, and continues on as many: hardware.devices={ranks}"
+        raise ConfigError("hardware", said)
+    try:
+        if difference := mismatch(from_json(manifest["spec"]), trainer.ctx.spec):
+            raise CheckpointError(f"{path} is of another environment: {difference}")
+        weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
+        own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
+        trainer.clock.load(manifest["wall_s"], manifest["spent"])
+        trainer.policy.load(weights)
+        trainer.policy.normalizer.load_env_state(own["normalizer"])
+        trainer.load(learner)
+        callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
+        callbacks.evaluation.load(learner["evaluation"])
+        trainer.load_stream(data)
+        callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"])
+        trainer.buffer.load(callbacks.row_log)
+        missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
+        return missing + trainer.ctx.load(own["context"], trainer.progress.env_steps)
+    except MISFITS as error:
+        reason = next((line.strip() for line in str(error).splitlines()), type(error).__name__)
+        raise CheckpointError(f"{path} does not fit what is installed and configured now: {reason}") from error

@@ -29,11 +29,7 @@ WHAT: dict[Data, str] = {
 
 
 def check(resolved: ResolvedRun) -> None:
-    """Check that the components of a run go together, and that ranks and actors get equal shares.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Raise ``ConfigError`` unless components go together, and ranks and actors get equal shares."""
     config, needs = resolved.config, resolved.needs
     algo, name, buffer = config.algo.name, config.buffer.name, config.buffer.cls
     _check_buffer(buffer, name, needs, algo)
@@ -49,6 +45,10 @@ def check(resolved: ResolvedRun) -> None:
             raise ConfigError("exploration", f"{key} replaces the action of {perturb[0]}; {way}")
     if needs.data != "rollout":  # which is given whole
         check_shares(resolved.config.train_batch_size, resolved.plan)
+    for option in ("in_flight", "broadcast_interval"):
+        if getattr(resolved.loop, option) > 1 and not needs.off_policy:
+            said = f"lets older weights play, which {algo} cannot learn from; take 1"
+            raise ConfigError(f"loop.{option}", said)
     if resolved.plan.actors is not None:
         _check_actors(resolved)
 
@@ -99,13 +99,9 @@ def _uneven(key: str, what: str, whom: str, right: Iterable[int]) -> ConfigError
 
 
 def _check_actors(resolved: ResolvedRun) -> None:
-    """Check that actors and ranks get equal shares, that there is room for them, and that older weights may play."""
+    """Check that actors and ranks get equal shares, and that there is room for them."""
     plan, ranks, num_envs = resolved.plan, resolved.plan.world_size, resolved.config.num_envs
     cfg: Any = plan.actors
-    for option in ("max_requests_in_flight", "broadcast_interval"):
-        if getattr(cfg, option) > 1 and not resolved.needs.off_policy:
-            said = f"lets actors play with older weights, which {resolved.config.algo.name} cannot learn from; take 1"
-            raise ConfigError(f"hardware.actors.{option}", said)
     if num_envs % cfg.count:
         divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
         raise _uneven("hardware.actors.count", f"num_envs={num_envs}", f"{cfg.count} actors", divisors)
@@ -113,50 +109,37 @@ def _check_actors(resolved: ResolvedRun) -> None:
         raise _uneven("hardware.actors.count", f"{cfg.count} actors", f"{ranks} ranks", [ranks])
     if plan.ray is not None and plan.ray.address is None:
         if plan.num_nodes > 1:
-            raise ConfigError(
-                "hardware.ray.address", f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
-            )
+            said = f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
+            raise ConfigError("hardware.ray.address", said)
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
 def check_fit(trainer: Trainer, elsewhere: bool) -> None:
-    """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm.
-
-    Where the run's devices are ``elsewhere``, in other processes, those check the devices' memory themselves.
-    """
+    """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm."""
     config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
-    if needs.data == "windows" and needs.carry_stride and trainer.collector.autoreset is not AutoresetMode.NEXT_STEP:
-        raise ConfigError(
-            "env",
-            "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
-            " cannot be kept over them; env.vectorization=list leaves none",
-        )
+    autoreset = trainer.collector.spec.autoreset
+    if needs.data == "windows" and needs.carry_stride and autoreset is not AutoresetMode.NEXT_STEP:
+        said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
+        raise ConfigError("env", f"{said} cannot be kept over them; env.vectorization=list leaves none")
     total, length = config.total_steps, trainer.ctx.rollout_length
     if total < (steps := length * config.num_envs):
-        each = f"(num_envs={config.num_envs} x {length} steps of each)"
-        raise ConfigError(
-            "total_steps", f"{total} is less than one round of collection, {steps} steps {each}; raise it"
-        )
+        each = f"{steps} steps (num_envs={config.num_envs} x {length} steps of each)"
+        raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
     if elsewhere and plan.accelerator == "cuda":
-        return
+        return  # the processes that have the devices check their memory
     if buffer.device.type == "cuda":
         free, where, ranks = torch.cuda.mem_get_info(buffer.device)[0], torch.cuda.get_device_name(buffer.device), 1
     else:  # Ray places ranks where there is room
         free, where = psutil.virtual_memory().available, "this machine"
         ranks = 1 if plan.launcher == "ray" else plan.devices
-    needed = buffer.nbytes(trainer.collector.example()) * ranks
+    needed = buffer.nbytes(trainer.collector.spec.row) * ranks
     if needed > free:
         whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
-        raise ConfigError(
-            buffer.size_key,
-            f"{whose} would need {size(needed)}, but only {size(free)} of memory of {where} are free; make it smaller",
-        )
+        room = f"only {size(free)} of memory of {where} are free"
+        raise ConfigError(buffer.size_key, f"{whose} would need {size(needed)}, but {room}; make it smaller")
 
 
 def size(n: float) -> str:
     """Return bytes in the unit that a person would choose."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.4g} {unit}"
-        n /= 1024
-    return f"{n:.4g} TiB"
+    power = min(max(int(n).bit_length() - 1, 0) // 10, 4)
+    return f"{n / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+import errno
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlplug.api import Plan
-from rlplug.checkpointing.reading import Checkpoint, checkpoints, find, tidy
+from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
 from rlplug.config import RunConfig, choose, migrate, parse, show
-from rlplug.config.messages import value_at
-from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
-from rlplug.distributed.fabric import Fabric, fabric_of, launched_elsewhere, require_started
+from rlplug.config.errors import differences, told, value_at
+from rlplug.config.schema import RESUMABLE, WHY
+from rlplug.distributed.fabric import Fabric, explain_collective, fabric_of, launched_elsewhere, require_started
+from rlplug.distributed.keepalive import watch_ranks
+from rlplug.distributed.signals import handle_signals
 from rlplug.distributed.spawn import RankError, spawn_ranks
+from rlplug.distributed.torch_setup import denormals_flushed
+from rlplug.evaluation.evaluator import Stopped
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import run_dir
 from rlplug.run.build import build, start
-from rlplug.run.drive import disk_errors, drive, with_way_back
-from rlplug.run.state import restore
+from rlplug.run.callbacks import callbacks_of, restore
+from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, RunError
 
+Tell: TypeAlias = Callable[[str], None]  # is given, line by line, what a person should know
+# errors of the disk, or of what somebody put there
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
+STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
 
-def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Callable[[str], None] = print) -> float:
-    """Run ``config`` and write everything about it into ``folder``.
 
-    Args:
-        tell: is given, line by line, what a person should know.
-
-    Returns:
-        The mean return of the final evaluation: the score that sweepers maximize.
+def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Tell = print) -> float:
+    """Run ``config``, write everything about it into ``folder``, and return the mean return of the final evaluation.
 
     Raises:
         ConfigError: the run cannot start as configured; nothing was written.
@@ -40,13 +47,12 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Ca
     return _launch(plan, config.raw, folder, tell, _train, config.raw, list(command))
 
 
-def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = print) -> float | None:
+def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) -> float | None:
     """Continue a run where its newest good checkpoint was written.
 
     Args:
         path: the run folder.
         overrides: changes to what does not alter learning, as on the command line.
-        tell: is given, line by line, what a person should know.
 
     Returns:
         The mean return of the final evaluation; None for a run that has finished already.
@@ -61,13 +67,10 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str]
     return _launch(plan, raw, folder, tell, _resume, list(overrides))
 
 
-def _launch(
-    plan: Plan, raw: dict[str, Any], folder: Path, tell: Callable[[str], None], work: Callable[..., Any], *args: Any
-) -> Any:
+def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Callable[..., Any], *args: Any) -> Any:
     """Call ``work(fabric, tell, plan, folder, *args)`` on every rank; return what the first rank returns.
 
-    A process that is the only rank, or was started as one of several, does the work itself. Otherwise each rank gets a
-    process, and a run that broke off is continued as often as the plan allows.
+    Where ranks get processes of their own, a run that broke off is continued as often as the plan allows.
     """
     require_started(plan)
     if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and plan.launcher == "processes"):
@@ -85,53 +88,45 @@ def _launch(
         try:
             return start_ranks(plan, work, plan, folder, *args, tell=tell)
         except RunError as error:
-            last = next(iter(checkpoints(folder)), None)
-            if not restarts or last is None:
+            if not restarts or not checkpoints(folder):
                 if isinstance(error, RankError):  # the rank had no time to say this itself
-                    raise RankError(with_way_back(error, folder, last)) from None
+                    raise RankError(_with_way_back(error, folder)) from None
                 raise
             restarts -= 1
             tell(f"{error}\ncontinuing by itself, {restarts} more times if need be")
             work, args = _resume, ([],)
 
 
-def _train(
-    fabric: Fabric, tell: Callable[[str], None], plan: Plan, folder: Path, raw: dict[str, Any], command: list[str]
-) -> float:
+def _train(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, Any], command: list[str]) -> float:
     raw, folder = fabric.broadcast((raw, folder))
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
-    with closing(build(config, folder, fabric, plan)) as trainer, disk_errors(folder):
+    with closing(build(config, folder, fabric, plan)) as trainer, _disk_errors(folder), ExitStack() as lock:
         start(trainer)
-        if not fabric.is_global_zero:
-            return drive(trainer)
-        run_dir.require_new(folder)
-        with run_dir.locked(folder, "hydra.run.dir"):
+        if fabric.is_global_zero:
+            run_dir.require_new(folder)
+            lock.enter_context(run_dir.locked(folder, "hydra.run.dir"))
             run_dir.create(folder, config, plan, trainer.reports.identity, command)
-            return drive(trainer)
+        return _drive(trainer)
 
 
-def _resume(
-    fabric: Fabric, tell: Callable[[str], None], plan: Plan, folder: Path, overrides: list[str]
-) -> float | None:
-    tell = tell if fabric.is_global_zero else lambda line: None
+def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> float | None:
+    first = fabric.is_global_zero
+    tell = tell if first else lambda line: None
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     raw, before, manifest, notes = _read(folder, overrides)
-    changed = differences(before, raw)
-    with disk_errors(folder), run_dir.locked(folder) if fabric.is_global_zero else nullcontext():
+    with _disk_errors(folder), run_dir.locked(folder) if first else nullcontext():
         for note in notes:
             tell(note)
-        config = parse(raw)
-        checkpoint = find(folder, tell=tell) if fabric.is_global_zero and checkpoints(folder) else None
+        config, changed = parse(raw), differences(before, raw)
+        checkpoint = find(folder, tell=tell) if first and checkpoints(folder) else None
         path = fabric.broadcast(checkpoint and checkpoint.path)
-        if path is None:
-            left = config.total_steps - before["total_steps"]
-        else:
+        if path is not None:
             checkpoint = checkpoint or Checkpoint(path)
             _check_own(checkpoint, manifest["run"], config)
-            left = (config.total_steps - checkpoint.manifest["env_steps"]) // config.num_envs
         if done := run_dir.finished(folder):
-            if not left:
+            made = checkpoint.manifest["env_steps"] if checkpoint else before["total_steps"]
+            if 0 <= config.total_steps - made < config.num_envs:
                 tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
                 return None
             if checkpoint is None:
@@ -140,26 +135,25 @@ def _resume(
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             steps = trainer.progress.env_steps
-            for line in told(changed):
+            where = f"step {steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"
+            inexact = [f"not exactly as it would have gone on: {what}" for what in missing]
+            for line in (*told(changed), f"continuing from {where}", *inexact):
                 tell(line)
-            tell(f"continuing from {f'step {steps:,}' if checkpoint else 'the beginning: there was no checkpoint yet'}")
-            for what in missing:
-                tell(f"not exactly as it would have gone on: {what}")
             fabric.barrier()  # every rank has read what it needs
-            if fabric.is_global_zero:
+            if first:
                 for aside in tidy(folder, checkpoint):
                     tell(f"what is damaged was set aside as {aside}")
                 run_dir.note_resumed(folder, config, manifest, steps, changed)
-            return drive(trainer)
+            return _drive(trainer)
 
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
     """Return a run's configuration with the overrides and without, its manifest, and notes on changed plugins."""
+    from rlplug.config.composition import change  # here: it imports Hydra
+
     before, manifest = run_dir.read(folder)
-    raw = change(before, overrides, RESUMABLE, WHY)
-    kept = {
-        key: origin for key, origin in manifest["plugins"].items() if value_at(raw, f"{key}.name") == origin["name"]
-    }
+    raw, plugins = change(before, overrides, RESUMABLE, WHY), manifest["plugins"].items()
+    kept = {key: origin for key, origin in plugins if value_at(raw, f"{key}.name") == origin["name"]}
     return raw, before, manifest, check_installed(kept, manifest["versions"])
 
 
@@ -170,6 +164,110 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
         if key.split(".")[0] not in RESUMABLE:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
-    made, total = checkpoint.manifest["env_steps"], config.total_steps
-    if total < made:
+    if (total := config.total_steps) < (made := checkpoint.manifest["env_steps"]):
         raise ConfigError("total_steps", f"{total} is less than the {made} steps that the run has made already")
+
+
+def _drive(trainer: Trainer) -> float:
+    """Run the loop to its end, evaluate, and write a checkpoint of where that was; return and raise as ``train``."""
+    callbacks, folder, status = callbacks_of(trainer), trainer.run_dir, "failed"
+    manager = callbacks.open(trainer)
+    try:
+        with _disk_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
+            trainer.hooks.hook.rlplug_started(run=trainer)
+            trainer.clock.started_up()
+            with suppress(Stopped):
+                trainer.loop.run(trainer)
+            callbacks.finish(trainer)
+            if trainer.resolved.plan.actors is not None:
+                # the other ranks leave the Ray cluster before the first one, which may have started it, stops it
+                if trainer.ctx.rank != 0:
+                    trainer.close()
+                trainer.learner.collectives.exchange(None)
+        if trainer.agreed_stop:
+            raise KeyboardInterrupt(trainer.agreed_stop)
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    except Exception as error:
+        with suppress(RunError):
+            manager.wait()  # for a checkpoint that is being written
+        reason = error if isinstance(error, RunError) else explain_collective(error)
+        if reason is None:
+            error.add_note(_with_way_back("", folder))
+            raise
+        raise RunError(_with_way_back(reason, folder)) from error.__cause__
+    finally:
+        if trainer.ctx.rank == 0:
+            _end(trainer, status)
+    return callbacks.evaluation.latest.get("eval/return_mean", math.nan)
+
+
+def _end(trainer: Trainer, status: str) -> None:
+    """Write ``summary.json``, and end the loggers."""
+    evaluation, progress, folder = callbacks_of(trainer).evaluation, trainer.progress, trainer.run_dir
+    wall, startup = trainer.clock.wall(), trainer.clock.startup_s
+    summary = {
+        "status": status,
+        **evaluation.latest,
+        "eval/env_steps": evaluation.latest_at,
+        "env_steps": progress.env_steps,
+        "updates": progress.updates,
+        "episodes": progress.episodes,
+        "wall_s": round(wall, 3),
+        "env_steps_per_s": round(progress.env_steps / (wall - startup), 1),
+        "startup_s": round(startup, 3),
+        "checkpoint": next((path.name for path in checkpoints(folder)), None),
+    }
+    try:
+        try:
+            run_dir.write_json(folder / run_dir.SUMMARY, summary)
+        finally:
+            trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
+    except OSError as error:
+        if status == "finished":  # otherwise the error that ended the run matters more
+            raise RunError(_with_way_back(f"{folder}: {error.strerror}", folder)) from None
+
+
+def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
+    """Let Ctrl-C and SIGTERM ask the run to end after this round, and a second Ctrl-C end it at once."""
+
+    def request(number: int, frame: Any) -> None:
+        if trainer.stop_signal and number == signal.SIGINT:
+            raise KeyboardInterrupt(number)
+        if not trainer.stop_signal and trainer.ctx.rank == 0:
+            os.write(2, STOPPING)  # print may be what was interrupted
+        trainer.request_stop(number)
+
+    return handle_signals(request)
+
+
+def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
+    """On several machines, end the run when one is lost."""
+
+    def end(reason: str) -> None:
+        if trainer.learner.fabric.local_rank == 0:
+            os.write(2, f"rlplug: {_with_way_back(reason, trainer.run_dir)}\n".encode())
+        os._exit(1)  # the main thread may be waiting in a collective
+
+    return nullcontext() if trainer.resolved.plan.num_nodes == 1 else watch_ranks(trainer.learner.fabric, end)
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Turn a full or broken disk into one message: it is no bug."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        raise RunError(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def _with_way_back(error: object, folder: Path) -> str:
+    """Return an error, of one line or several, and below it how to go on from the newest checkpoint."""
+    said, last = str(error), next(iter(checkpoints(folder)), None)
+    between = "\n" if "\n" in said else "; " if said else ""
+    good = "there is no checkpoint yet" if last is None else f"the last good checkpoint is {last}"
+    return f"{said}{between}{good}; continue with: python -m rlplug resume {folder}"

@@ -18,6 +18,6 @@ def resolve(config: RunConfig, plan: Plan | None = None) -> ResolvedRun:
     chosen: Plan = config.hardware.build(None).plan() if plan is None else plan
     env: VecEnv = config.env.build(RunContext(spec=EnvSpec({}), seed=config.seed))
     env.close()
-    resolved = ResolvedRun.read(config, chosen, env.spec)
+    resolved = ResolvedRun(config, chosen, env.spec)
     checks.check(resolved)
     return resolved

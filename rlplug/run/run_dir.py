@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,8 @@ import yaml
 
 from rlplug import registry
 from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, damaged, read_manifest
+from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, read_manifest
+from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
@@ -35,10 +36,7 @@ class RunManifest(Manifest):
 
 @contextmanager
 def locked(folder: Path, key: str = "") -> Iterator[None]:
-    """Make a folder and lock it against other processes. The lock ends with the process, however that ends.
-
-    Args:
-        key: the config key that chose the folder, for error messages.
+    """Make a folder, which config key ``key`` chose, and lock it against other processes until this one ends.
 
     Raises:
         ConfigError: another process holds it, or the folder cannot be written.
@@ -69,34 +67,29 @@ def require_new(folder: Path) -> None:
 
 
 def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
-    """Write ``config.yaml`` and then ``manifest.json``, so that every folder with a manifest can be resumed.
-
-    The manifest of each checkpoint of the run repeats ``identity``. Raises as ``require_new``.
-    """
+    """Write ``config.yaml`` and then ``manifest.json``: with that a run can be resumed. Raises as ``require_new``."""
     require_new(folder)
+    hardware = {
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "accelerator": torch.cuda.get_device_name() if plan.accelerator == "cuda" else None,
+        "plan": asdict(plan),
+    }
+    manifest = {
+        "run": identity,
+        "format": FORMAT,
+        "command": list(command),
+        "versions": versions(),
+        "plugins": origins(config),
+        "git": _git(),
+        "hardware": hardware,
+        "resumed": [],
+    }
     write_config(folder, config.raw)
-    write_json(
-        folder / MANIFEST,
-        {
-            "run": identity,
-            "format": FORMAT,
-            "command": list(command),
-            "versions": versions(),
-            "plugins": origins(config),
-            "git": _git(),
-            "hardware": {
-                "machine": platform.machine(),
-                "cpus": os.cpu_count(),
-                "accelerator": torch.cuda.get_device_name() if plan.accelerator == "cuda" else None,
-                "plan": asdict(plan),
-            },
-            "resumed": [],
-        },
-    )
+    write_json(folder / MANIFEST, manifest)
 
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
-    """Write ``config.yaml``."""
     atomic.replace(folder / CONFIG, yaml.safe_dump(raw, sort_keys=False).encode())
 
 
@@ -104,8 +97,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a run's configuration, migrated, and its manifest.
 
     Raises:
-        CheckpointError: the folder holds no run, or one of the two files cannot be read or is of another format.
-        ConfigError: a component cannot migrate its settings.
+        ConfigError: the folder holds no run, one of the two files is damaged, or settings cannot be migrated.
     """
     if not (folder / MANIFEST).exists() or not (folder / CONFIG).exists():
         what = "holds no run" if folder.exists() else "does not exist"
@@ -125,35 +117,25 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def finished(folder: Path) -> str | None:
     """Return steps and evaluation of a finished run, in words; None for a run that has not finished."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        if summary["status"] != "finished":
-            return None
-        return f"{summary['env_steps']:,} steps, evaluation {summary['eval/return_mean']:,.1f}"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        if summary["status"] == "finished":
+            return f"{summary['env_steps']:,} steps, evaluation {summary['eval/return_mean']:,.1f}"
+    return None
 
 
 def note_resumed(
     folder: Path, config: RunConfig, manifest: dict[str, Any], env_steps: int, changed: Sequence[tuple[str, Any, Any]]
 ) -> None:
-    """Write down that the run continues, and delete its summary.
-
-    Args:
-        manifest: of the run, as ``read`` returns it.
-        env_steps: environment steps that it continues from.
-        changed: (key, old value, new value) of what the command line changed.
-    """
-    manifest["resumed"].append(
-        {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "env_steps": env_steps,
-            "versions": versions(),
-            "changed": {key: {"from": old, "to": new} for key, old, new in changed},
-        }
-    )
+    """Note in a run's ``manifest`` where it continues and what the command line ``changed``; delete its summary."""
+    resumed = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "env_steps": env_steps,
+        "versions": versions(),
+        "changed": {key: {"from": old, "to": new} for key, old, new in changed},
+    }
     write_config(folder, config.raw)
-    write_json(folder / MANIFEST, manifest | {"plugins": origins(config)})
+    write_json(folder / MANIFEST, manifest | {"plugins": origins(config), "resumed": [*manifest["resumed"], resumed]})
     (folder / SUMMARY).unlink(missing_ok=True)
 
 
@@ -162,16 +144,14 @@ def origins(config: RunConfig) -> dict[str, dict[str, str]]:
     chosen = [config.algo, config.env, config.buffer, config.loop, config.hardware]
     for several in (config.models, config.exploration, config.logger):
         chosen += several.values()
-    found: dict[str, dict[str, str]] = {}
-    for part in (part for one in chosen for part in nested(one)):
-        plugin = registry.owner(part.kind, part.name)
-        found[part.key] = {"kind": part.kind, "name": part.name}
-        found[part.key] |= {"distribution": plugin.distribution, "version": plugin.version}
-    return found
+    owned = [(part, registry.owner(part.kind, part.name)) for one in chosen for part in nested(one)]
+    return {
+        part.key: {"kind": part.kind, "name": part.name, "distribution": by.distribution, "version": by.version}
+        for part, by in owned
+    }
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, completely or not at all."""
     atomic.replace(path, (json.dumps(content, indent=2) + "\n").encode())
 
 

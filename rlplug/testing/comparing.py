@@ -11,13 +11,11 @@ from typing import Any
 import torch
 
 from rlplug import tree
-from rlplug.checkpointing.format import FOLDER
+from rlplug.checkpointing.format import FOLDER, Checkpoint, FileRowLog, find
 from rlplug.checkpointing.manager import BEST
-from rlplug.checkpointing.reading import Checkpoint, find
-from rlplug.checkpointing.row_log import FileRowLog
 from rlplug.config import migrate, parse
 from rlplug.run.build import build
-from rlplug.run.state import restore
+from rlplug.run.callbacks import restore
 from rlplug.testing.checks.runs import differences, flat
 from rlplug.types import Tree
 

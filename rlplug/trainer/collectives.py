@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -34,14 +35,14 @@ class Collectives:
 
     def sums(self, numbers: Sequence[int]) -> list[int]:
         """Return the sum of each number over all ranks."""
+        if self.world_size == 1:
+            return [*numbers]
         every = torch.tensor(numbers, dtype=torch.float64, device=self.fabric.device)
         return self.all_reduce(every, "sum").int().tolist()
 
     def counts(self, n: int) -> list[int]:
         """Return the ``n`` of every rank."""
-        if self.world_size == 1:
-            return [n]
-        return cast(Tensor, self.fabric.all_gather(torch.tensor(n, device=self.fabric.device))).tolist()
+        return self.sums([n if rank == self.rank else 0 for rank in range(self.world_size)])
 
     def gather(self, x: Tensor) -> Tensor:
         """Return ``x [n, ...]`` of all ranks one behind another; ``n`` may differ between them."""
@@ -59,19 +60,16 @@ class Collectives:
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
         """Reduce all elements of ``x [...]`` of all ranks to one number, 0-d; see ``api.Learner.reduce``."""
         x = (x if where is None else x[where]).detach().reshape(-1)
+        own = {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin, "std": partial(x.std, correction=0)}[op]
         if self.world_size == 1:
-            if op == "std":
-                return x.std(correction=0)
-            return {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin}[op]()
+            return own()
         if op in ("max", "min"):
-            nothing = x.new_tensor(-torch.inf if op == "max" else torch.inf)
-            own = {"max": x.amax, "min": x.amin}[op]() if len(x) else nothing
-            return self.all_reduce(own, op)
-        sums = self.all_reduce(torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]).double(), "sum")
-        if op == "sum":
-            return sums[1].to(x.dtype)
-        mean = sums[1] / sums[0]
-        return (mean if op == "mean" else (sums[2] / sums[0] - mean.square()).clamp(min=0).sqrt()).to(x.dtype)
+            return self.all_reduce(own() if len(x) else x.new_tensor(-torch.inf if op == "max" else torch.inf), op)
+        sums = torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]).double()
+        count, total, squares = self.all_reduce(sums, "sum")
+        mean = total / count
+        std = (squares / count - mean.square()).clamp(min=0).sqrt()
+        return {"sum": total, "mean": mean, "std": std}[op].to(x.dtype)
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "max", "min"]) -> Tensor:
         """Reduce every element of ``x [...]`` over ranks, in place, without the barrier that Fabric's puts first."""

@@ -3,16 +3,15 @@
 Nothing is wrapped in DDP. ``minimize`` sums per-row terms over valid rows, runs the backward, and adds up gradients,
 valid counts and metrics over ranks in ONE flat all-reduce; dividing by the global count afterwards makes one rank equal
 two equal four microbatches, to rounding.
-
-A step is four frames: ``update`` -> ``minimize`` -> ``_forward_backward`` -> the algorithm's ``forward``.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from functools import partial, reduce
+from typing import Any, Literal
 
 import torch
 import torch._dynamo
@@ -22,34 +21,26 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
 from rlplug import tree
-from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Trainable
+from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
 from rlplug.context import RunContext
 from rlplug.trainer.collectives import Collectives
-from rlplug.trainer.gradient_step import GradientStep, find_nonfinite
-from rlplug.trainer.losses import Total, add_losses, total_loss
-from rlplug.trainer.minibatches import column_axis, microbatches, minibatches
+from rlplug.trainer.minibatches import Total, add_losses, column_axis, microbatches, minibatches, total_loss
 from rlplug.trainer.normalize import Normalizer
-from rlplug.trainer.optimizer import OptimizerState
-from rlplug.trainer.scaling import LossScale
+from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, find_nonfinite
 from rlplug.types import Batch, Progress, RunError, Tree, Weights
 
-Graph: TypeAlias = Callable[[Batch], tuple[Losses, Sequence[Tensor | None]]]
-
-MOST_UNREAD = 1000
-"""gradient steps after which their numbers are read, if nobody asked whether they were finite"""
+MOST_UNREAD = 1000  # gradient steps, after which their numbers are read if nobody asked whether they were finite
 
 
 class FabricLearner:
     """``api.Learner`` on Fabric.
 
     Args:
-        normalizer: applied to every sample before it is learned from.
         on_nan: what happens to a gradient step with a term or gradient that is NaN or infinite. ``stop``: its numbers
-            are read later, and ``check_finite`` raises. ``skip``: it is left out; its numbers are read at every step,
-            for which an accelerator has to wait.
+            are read later, and ``check_finite`` raises. ``skip``: it is left out; numbers are read at every step, for
+            which an accelerator has to wait.
         replicated: every rank's buffer holds all data, not only its own environments'.
-        scale_losses: scale losses before they are differentiated, as ``16-mixed`` needs it. Steps whose gradients
-            overflow are left out, and numbers are read at every step.
+        scale_losses: scale losses, as ``16-mixed`` needs it; steps that overflow are left out, and numbers are read.
     """
 
     def __init__(
@@ -71,18 +62,15 @@ class FabricLearner:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
         self.collectives = Collectives(fabric)
         self.exploration, self.progress = dict(exploration or {}), progress or Progress()
-        self.normalizer, self.replicated = normalizer, replicated
-        self.microbatches = microbatches
-        self.whole = fabric.world_size == 1 and microbatches == 1
+        self.normalizer, self.replicated, self.on_nan = normalizer, replicated, on_nan
+        self.microbatches, self.whole = microbatches, fabric.world_size == 1 and microbatches == 1
         self.compile = compile and self.whole
-        self.on_nan = on_nan
         self.scale = LossScale(ctx.device) if scale_losses else None
-        self.skipped = 0
-        """gradient steps that were skipped since ``drain``"""
+        self.skipped = 0  # gradient steps since ``drain``
         self._observing = False
         self._unread: list[GradientStep] = []
-        self._parts: dict[int, dict[str, OptimizerState]] = {}
-        self._graphs: dict[tuple[int, Sequence[str]], Graph] = {}
+        self._parts: dict[Trainable, dict[str, OptimizerState]] = {}
+        self._graphs: dict[tuple[Trainable, Sequence[str]], Callable[[Batch], Any]] = {}
 
     # ---- one update -----------------------------------------------------------------------------------------------
 
@@ -103,7 +91,10 @@ class FabricLearner:
                     own = extra.update(batch, self)
                     losses.metrics.update({f"{name}/{key}": value for key, value in (own.terms | own.metrics).items()})
             if losses.feedback:
-                self._feed_back(batch["index"], losses.feedback)
+                index, values = batch["index"], losses.feedback
+                if self.replicated:  # every rank's buffer holds every rank's rows
+                    index, values = (tree.map(self.collectives.gather_columns, x) for x in (index, values))
+                self.buffer.feedback(index, values)
         except Exception:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise
@@ -121,31 +112,24 @@ class FabricLearner:
             batch = self.normalizer.normalized(batch)
         if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4
             batch["weight"] = batch["weight"] / self.reduce(batch["weight"], "max")
-        means: dict[str, Tensor] = {}
         bonuses = {name: b for name, x in self.exploration.items() if (b := x.intrinsic_reward(batch)) is not None}
-        for name, bonus in bonuses.items():
+        for bonus in bonuses.values():
             batch["reward_int"] = batch["reward_int"] + bonus if "reward_int" in batch else bonus
-            means[f"{name}/reward"] = self.reduce(bonus[:-1], "mean", batch["valid"][:-1])
         if bonuses:
             batch["reward"] = batch["reward"] + batch["reward_int"]
-        return batch, means
-
-    def _feed_back(self, index: Tensor, values: Batch) -> None:
-        if self.replicated:  # every rank's buffer holds every rank's rows
-            gather = self.collectives.gather_columns
-            index, values = gather(index), tree.map(gather, values)
-        self.buffer.feedback(index, values)
+        return batch, {
+            f"{name}/reward": self.reduce(x[:-1], "mean", batch["valid"][:-1]) for name, x in bonuses.items()
+        }
 
     # ---- gradient steps -------------------------------------------------------------------------------------------
 
     def parts(self, who: Trainable) -> dict[str, OptimizerState]:
         """Return the optimizers of ``who`` by part; they are set up at the first call."""
-        parts = self._parts.get(id(who))
-        if parts is None:
+        if who not in self._parts:
             setup = self.fabric.setup_optimizers
             parts = {name: OptimizerState(optim, setup(optim.optimizer)) for name, optim in who.optimizers().items()}
-            self._parts[id(who)] = parts
-        return parts
+            self._parts[who] = parts
+        return self._parts[who]
 
     def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
         own = self.parts(who)
@@ -171,64 +155,58 @@ class FabricLearner:
     def _forward_backward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Losses:
         """Leave global mean gradients of the due parts in ``.grad``; return losses as global means."""
         own = self.parts(who)
-        for part in own.values():
-            for p in part.params:
-                p.grad = None
+        every = [p for part in own.values() for p in part.params]
+        for p in every:
+            p.grad = None
         params = [p for name in due for p in own[name].params]
         losses = self._compiled(batch, who, due, params) if self.compile else None
         if losses is None:
-            sums: Total | None = None
+            totals: list[Total] = []
             for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
-                with self.fabric.autocast():
-                    losses = who.forward(micro, due)
-                total = total_loss(losses, micro.get("valid"), who, mean=self.whole)
-                self.fabric.backward(total.loss if self.scale is None else total.loss * self.scale.value)
-                sums = total if sums is None else add_losses(sums, total, column_axis(batch))
-            assert sums is not None
-            losses = sums.losses if self.whole else self._all_reduce(sums, params)
-        if self.scale is not None:
-            self.scale.unscale_([p.grad for part in own.values() for p in part.params if p.grad is not None])
+                totals.append(self._forward(micro, who, due))
+                self.fabric.backward(totals[-1].loss)
+            losses = totals[0].losses if self.whole else self._all_reduce(totals, column_axis(batch), params)
+        if self.scale is not None and (grads := [p.grad for p in every if p.grad is not None]):
+            torch._foreach_div_(grads, self.scale.value)
         return losses
 
-    def _all_reduce(self, sums: Total, params: Sequence[Tensor]) -> Losses:
+    def _forward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Total:
+        with self.fabric.autocast():
+            losses = who.forward(batch, due)
+        total = total_loss(losses, batch.get("valid"), who, mean=self.whole)
+        return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
+
+    def _all_reduce(self, totals: Sequence[Total], axis: int, params: Sequence[Tensor]) -> Losses:
         """Turn sums over this rank's rows, and gradients of them, into means over the valid rows of all ranks."""
-        for p in params:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        terms, metrics = sums.losses.terms, sums.losses.metrics
-        numbers = [torch.as_tensor(sums.count, device=self.ctx.device), *terms.values(), *metrics.values()]
-        flat = torch.cat([torch.stack(numbers), *(p.grad.reshape(-1) for p in params if p.grad is not None)])
-        flat = self.collectives.all_reduce(flat, "sum")
+        sums = reduce(partial(add_losses, axis=axis), totals)
+        losses, count = sums.losses, torch.as_tensor(sums.count, device=self.ctx.device)
+        numbers = torch.stack([count, *losses.terms.values(), *losses.metrics.values()])
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        flat = self.collectives.all_reduce(torch.cat([numbers, *(grad.reshape(-1) for grad in grads)]), "sum")
         flat /= flat[0].clamp(min=1.0)
-        values = iter(flat[1 : len(numbers)].clone().unbind())  # so that a kept metric does not keep the gradients
-        offset = len(numbers)
-        for p in params:
-            p.grad = flat[offset : offset + p.numel()].view_as(p)
-            offset += p.numel()
-        return Losses({k: next(values) for k in terms}, {k: next(values) for k in metrics}, sums.losses.feedback)
+        numbers, *grads = flat.split([len(numbers), *(p.numel() for p in params)])
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad.view_as(p)
+        values = iter(numbers[1:].clone().unbind())  # so that a kept metric does not keep the gradients
+        terms, metrics = ({name: next(values) for name in names} for names in (losses.terms, losses.metrics))
+        return Losses(terms, metrics, losses.feedback)
 
     def _compiled(self, batch: Batch, who: Trainable, due: Sequence[str], params: Sequence[Tensor]) -> Losses | None:
         """Run forward and backward as one graph. None: it cannot be compiled; a warning says so, once."""
-        graph = self._graphs.get((id(who), due))
-        if graph is None:
+        if (who, due) not in self._graphs:
 
             def forward_and_backward(batch: Batch) -> tuple[Losses, Sequence[Tensor | None]]:
-                with self.fabric.autocast():
-                    losses = who.forward(batch, due)
-                total = total_loss(losses, batch.get("valid"), who, mean=True)
-                loss = total.loss if self.scale is None else total.loss * self.scale.value
-                return total.losses, torch.autograd.grad(loss, params, allow_unused=True)
+                total = self._forward(batch, who, due)
+                return total.losses, torch.autograd.grad(total.loss, params, allow_unused=True)
 
-            graph = self._graphs[id(who), due] = torch.compile(forward_and_backward, fullgraph=True, dynamic=False)
+            self._graphs[who, due] = torch.compile(forward_and_backward, fullgraph=True, dynamic=False)
         try:
             with torch._dynamo.config.patch(trace_autograd_ops=True):
-                losses, gradients = graph(batch)
+                losses, gradients = self._graphs[who, due](batch)
         except (TorchDynamoException, InductorError) as error:
             reason = str(error).strip().splitlines()[0]
-            warnings.warn(
-                f"compile: {type(who).__name__} could not be compiled and runs eagerly: {reason}", stacklevel=2
-            )
-            self.compile = False
+            self.compile, name = False, type(who).__name__
+            warnings.warn(f"compile: {name} could not be compiled and runs eagerly: {reason}", stacklevel=2)
             return None
         for p, gradient in zip(params, gradients, strict=True):
             p.grad = gradient
@@ -275,35 +253,31 @@ class FabricLearner:
     def gather(self, x: Tensor) -> Tensor:
         return x if self._observing else self.collectives.gather(x)
 
-    @contextmanager
-    def observing(self) -> Iterator[None]:
-        """Inside, ``gather`` is about collected segments, which every rank may have already."""
-        self._observing = self.replicated
-        try:
-            yield
-        finally:
-            self._observing = False
+    def observe(self, segment: Segment) -> None:
+        """Let the running statistics of all that learns see a collected segment."""
+        self._observing = self.replicated  # every rank has the segment, and nothing is to be gathered
+        self.algorithm.observe(segment, self)
+        if self.normalizer is not None:
+            self.normalizer.observe(segment, self)
+            segment = replace(segment, batch=self.normalizer.normalized(segment.batch))
+        for extra in self.exploration.values():
+            extra.observe(segment, self)
+        self._observing = False
 
     # ---- state ----------------------------------------------------------------------------------------------------
 
     def drain(self) -> dict[str, float]:
-        """Return what is logged of gradient steps since the last call: skipped ones, and the scale of losses."""
-        row: dict[str, float] = {}
-        if self.on_nan == "skip":
-            row["skipped"], self.skipped = self.skipped, 0
+        """Return what is logged of gradient steps since the last call."""
+        row: dict[str, float] = {"skipped": self.skipped} if self.on_nan == "skip" else {}
         if self.scale is not None:
             row["loss_scale"] = self.scale.value.item()
+        self.skipped = 0
         return row
 
     def state(self) -> Tree:
-        """Return the state of optimizers that were used, of the loss scale, and the number of skipped steps."""
-        optimizers = {
-            name: {key: part.state() for key, part in self._parts[id(who)].items()}
-            for name, who in self._trainables()
-            if id(who) in self._parts
-        }
+        used = {name: self._parts[who] for name, who in self._trainables() if who in self._parts}
         scale = None if self.scale is None else self.scale.state()
-        return {"optimizers": optimizers, "loss_scale": scale, "skipped": self.skipped}
+        return {"optimizers": tree.map(OptimizerState.state, used), "loss_scale": scale, "skipped": self.skipped}
 
     def load(self, state: Tree) -> None:
         for name, who in self._trainables():
@@ -313,11 +287,8 @@ class FabricLearner:
             self.scale.load(state["loss_scale"])
         self.skipped = state["skipped"]
 
-    def _trainables(self) -> Iterator[tuple[str, Trainable]]:
-        """Yield everything that may have optimizers, by its place: ``algorithm``, ``exploration.icm.predictor``."""
-        roots: list[tuple[str, Any]] = [("algorithm", self.algorithm)]
-        roots += [(f"exploration.{name}", extra) for name, extra in self.exploration.items()]
-        for prefix, root in roots:
-            for name, module in root.named_modules(prefix=prefix):
-                if isinstance(module, Trainable):
-                    yield name, module
+    def _trainables(self) -> list[tuple[str, Trainable]]:
+        """Return everything that may have optimizers, by its place: ``algorithm``, ``exploration.icm.predictor``."""
+        roots = {"algorithm": self.algorithm} | {f"exploration.{name}": x for name, x in self.exploration.items()}
+        named = (pair for prefix, root in roots.items() for pair in root.named_modules(prefix=prefix))
+        return [(name, module) for name, module in named if isinstance(module, Trainable)]

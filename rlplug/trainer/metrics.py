@@ -20,8 +20,11 @@ class Clock:
         self.started, self.before, self.startup_s = time.perf_counter(), 0.0, 0.0
         self.spent: dict[str, float] = defaultdict(float)
 
+    def wall(self) -> float:
+        return self.before + time.perf_counter() - self.started
+
     def started_up(self) -> None:
-        """The loop begins now."""
+        """Note that the loop begins now."""
         self.startup_s = self.wall() - self.before
 
     @contextmanager
@@ -33,12 +36,8 @@ class Clock:
             self.spent[name] += time.perf_counter() - start
 
     def load(self, before: float, spent: Mapping[str, float]) -> None:
-        """Count on from the wall seconds, in all and by phase, of the run that is continued."""
         self.before = before
         self.spent.update(spent)
-
-    def wall(self) -> float:
-        return self.before + time.perf_counter() - self.started
 
 
 class Means:
@@ -48,11 +47,7 @@ class Means:
         self._values: dict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, values: Mapping[str, Tensor], finite: bool = False) -> None:
-        """Count one value of each.
-
-        Args:
-            finite: leave out what is NaN or infinite, for which the values are read back: those of skipped steps.
-        """
+        """Count one value of each. ``finite`` leaves out what is NaN or infinite, for which all are read back."""
         for name, value in values.items():
             if not finite or value.isfinite():
                 self._values[name].append(value)

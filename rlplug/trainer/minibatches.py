@@ -1,25 +1,22 @@
-"""Cutting a batch into minibatches, which are drawn over all ranks, and into microbatches."""
+"""Cutting a batch into minibatches, drawn over all ranks, and into microbatches, whose losses are added up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rlplug import tree
+from rlplug.api import Losses, Trainable
 from rlplug.trainer.collectives import Collectives
 from rlplug.types import Batch
 
 
 def minibatches(
-    batch: Batch,
-    size: int,
-    unit: Literal["row", "column"],
-    generator: torch.Generator,
-    collectives: Collectives,
-    same: bool = False,
+    batch: Batch, size: int, unit: Literal["row", "column"], generator: torch.Generator, ranks: Collectives, same: bool
 ) -> Iterator[Batch]:
     """Cut a segment ``[T+1, B]`` into shuffled parts; see ``api.Learner.minibatches``.
 
@@ -30,28 +27,25 @@ def minibatches(
     valid = batch["valid"]
     mine = valid.any(0) if unit == "column" else valid[:-1].T.flatten()
     mine = mine.nonzero().squeeze(1)  # row: column-major, so that the order does not depend on the ranks
-    rank, world_size = collectives.rank, collectives.world_size
-    counts = [len(mine)] if same else collectives.counts(len(mine))
-    total, offset = sum(counts), 0 if same else sum(counts[:rank])
+    counts = [len(mine)] if same else ranks.counts(len(mine))
+    total, offset = sum(counts), 0 if same else sum(counts[: ranks.rank])
     order = torch.randperm(total, generator=generator, device=generator.device)
     cuts = torch.linspace(0, total, min(total, max(1, round(total / size))) + 1).round().long().tolist()
-    if world_size > 1:
+    if ranks.world_size > 1:
         ours = (order >= offset) & (order < offset + len(mine))
         if same:
-            ours[torch.arange(total, device=ours.device) % world_size != rank] = False
+            ours[torch.arange(total, device=ours.device) % ranks.world_size != ranks.rank] = False
         below = torch.cat([ours.new_zeros(1, dtype=torch.long), ours.cumsum(0)])
         cuts = below[torch.as_tensor(cuts, device=below.device)].tolist()
         order = order[ours] - offset
     mine = mine[order]
     if unit == "column":
-        for low, high in pairwise(cuts):
-            yield _pick(batch, 1, mine[low:high])
+        yield from (_pick(batch, 1, mine[low:high]) for low, high in pairwise(cuts))
         return
     length, columns = valid.shape
     places = mine % (length - 1) * columns + mine // (length - 1)
     rows = tree.map(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
-    for low, high in pairwise(cuts):
-        yield _pick(rows, 0, slice(low, high))
+    yield from (_pick(rows, 0, slice(low, high)) for low, high in pairwise(cuts))
 
 
 def microbatches(batch: Batch, n: int) -> Iterator[Batch]:
@@ -68,5 +62,55 @@ def column_axis(batch: Batch) -> int:
 
 
 def _pick(batch: Batch, axis: int, where: Any) -> Batch:
-    """Take the rows or columns ``where`` of every leaf."""
     return tree.map(lambda x: x[:, where] if axis and x.ndim > 1 else x[where], batch)
+
+
+class Total(NamedTuple):
+    """The losses of ``count`` valid rows, detached, and the sum of their terms, which is differentiated; all 0-d."""
+
+    losses: Losses
+    count: Tensor | float
+    loss: Tensor
+
+
+def total_loss(losses: Losses, valid: Tensor | None, who: Trainable, mean: bool) -> Total:
+    """Reduce terms and metrics over valid rows.
+
+    Args:
+        losses: of ``who``; terms and metrics are ``[..., B]`` as ``valid``, or one row less, or 0-d.
+        valid: which rows count; None: all.
+        mean: return means. Otherwise sums, to be divided by the global count, where a 0-d value counts once a row.
+
+    Raises:
+        ValueError: a term has another shape.
+    """
+    every = (*losses.terms.values(), *losses.metrics.values())
+    rows = next((x for x in every if x.ndim), every[0]) if valid is None else valid
+    weight, count = None, float(rows.numel())
+    if valid is not None:
+        weight, count = valid.float(), valid.sum().float()
+        if mean:
+            weight = weight / count.clamp(min=1.0)
+
+    def reduced(x: Tensor) -> Tensor:
+        if x.ndim == 0:
+            return x if mean else x * count
+        w = weight if weight is None or x.shape == rows.shape else weight[: len(x)]
+        if x.shape != (rows if w is None else w).shape:
+            raise ValueError(f"{type(who).__name__}: a term of shape {[*x.shape]} for rows {[*rows.shape]}")
+        if w is None:
+            return x.mean() if mean else x.sum()
+        return torch.where(w > 0, x, 0.0).mul(w).sum()
+
+    terms = {name: reduced(term) for name, term in losses.terms.items()}
+    metrics = {name: reduced(value.detach()) for name, value in losses.metrics.items()}
+    loss = torch.stack(list(terms.values())).sum()
+    return Total(Losses({k: v.detach() for k, v in terms.items()}, metrics, losses.feedback), count, loss)
+
+
+def add_losses(a: Total, b: Total, axis: int) -> Total:
+    """Add the sums of two microbatches; feedback is concatenated along ``axis``, or the last axis it has."""
+    x, y = a.losses, b.losses
+    terms, metrics = tree.map(torch.add, x.terms, y.terms), tree.map(torch.add, x.metrics, y.metrics)
+    feedback = tree.map(lambda p, q: torch.cat([p, q], min(axis, p.ndim - 1)), x.feedback, y.feedback)
+    return Total(Losses(terms, metrics, feedback), a.count + b.count, a.loss)

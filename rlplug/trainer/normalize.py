@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Space
 from torch import Tensor, nn
 
 from rlplug import tree
-from rlplug.api import Learner
+from rlplug.api import Learner, Segment
 from rlplug.config import Preprocess as Config
 from rlplug.functional.returns import discounted_sum
 from rlplug.nn.moments import Moments
@@ -19,10 +19,7 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Tree
 
 
 class Normalizer(nn.Module):
-    """Normalized observations, and scaled, normalized and clipped rewards.
-
-    Args:
-        num_envs: environments of this process.
+    """Normalized observations, and scaled, normalized and clipped rewards, of this process's environments.
 
     Raises:
         ConfigError: there is nothing to normalize.
@@ -33,17 +30,17 @@ class Normalizer(nn.Module):
     def __init__(self, cfg: Config, spec: EnvSpec, num_envs: int) -> None:
         super().__init__()
         self.cfg, self._moments = cfg, _moments(spec.single_agent.obs) if cfg.normalize_obs else {}
-        vectors = {path: moments for path, moments in tree.items(self._moments) if moments is not None}
+        vectors = {
+            "/".join(quote(key, safe="").replace(".", "%2E") for key in ("obs", *path)): moments
+            for path, moments in tree.items(self._moments)
+            if moments is not None
+        }  # by name of a module, which has no dots
         if cfg.normalize_obs and not vectors:
-            raise ConfigError(
-                "preprocess.normalize_obs",
-                f"there is no vector of numbers in the observations, {spec.single_agent.obs}",
-            )
-        self.obs = nn.ModuleDict({"/".join(("obs", *map(_plain, path))): moments for path, moments in vectors.items()})
+            said = f"there is no vector of numbers in the observations, {spec.single_agent.obs}"
+            raise ConfigError("preprocess.normalize_obs", said)
+        self.obs = nn.ModuleDict(vectors)
         self.reward = Moments() if cfg.normalize_reward else None
-        if cfg.normalize_reward:
-            self.register_buffer("returns", torch.zeros(num_envs))
-        self.alters_reward = cfg.normalize_reward or cfg.scale_reward != 1.0 or cfg.clip_reward is not None
+        self.register_buffer("returns", torch.zeros(num_envs) if cfg.normalize_reward else None)
 
     def forward(self, obs: Any) -> Any:
         """Return observations ``[..., *space]`` as policy and learner see them."""
@@ -51,18 +48,20 @@ class Normalizer(nn.Module):
 
     def normalized(self, batch: Batch) -> Batch:
         """Return a sample, leaves ``[T+1, B, ...]``, as the learner sees it."""
-        if not self.obs and not self.alters_reward:
-            return batch
-        changed = {key: self(batch[key]) for key in ("obs",) if key in batch}
-        return batch | changed | {"reward": self._reward(batch["reward"])}
+        views = {"obs": self, "reward": self._reward}
+        return batch | {key: view(batch[key]) for key, view in views.items() if key in batch}
 
-    def observe(self, segment: Batch, learner: Learner) -> None:
-        """Count every row of ``segment [T+1, B]`` that was acted on, once."""
-        valid = segment["valid"]
+    def observe(self, segment: Segment, learner: Learner) -> None:
+        """Count every row of a segment that was acted on, once."""
+        batch, valid = segment.batch, segment.batch["valid"]
         if self.obs:
-            tree.map(lambda m, x: m and m.add(x[valid], learner.gather), self._moments, segment["obs"])
+            tree.map(lambda m, x: m and m.add(x[valid], learner.gather), self._moments, batch["obs"])
         if self.reward is not None:
-            self.reward.add(self._discounted(segment)[valid[:-1]], learner.gather)
+            reward, acted, first = (batch[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first"))
+            returns, scaled = self.returns[segment.columns], self.cfg.scale_reward * reward
+            sums = discounted_sum(scaled, acted, returns, self.cfg.reward_gamma, first)
+            returns.copy_(sums[-1])
+            self.reward.add(sums.to(valid.device)[valid[:-1]], learner.gather)
             self.reward.commit()  # nobody acted by it
 
     def commit(self) -> None:
@@ -72,7 +71,7 @@ class Normalizer(nn.Module):
 
     def env_state(self) -> Tree:
         """Return what belongs to this process's environments; the rest is the same on all ranks."""
-        return self.returns if self.cfg.normalize_reward else None
+        return self.returns
 
     def load_env_state(self, state: Tree) -> None:
         if state is not None:
@@ -93,13 +92,6 @@ class Normalizer(nn.Module):
             return reward.sign()
         return reward if self.cfg.clip_reward is None else reward.clamp(-self.cfg.clip_reward, self.cfg.clip_reward)
 
-    def _discounted(self, segment: Batch) -> Tensor:
-        """Return ``R <- gamma R + r`` along every episode, ``[T, B]``."""
-        reward, valid, first = (segment[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first"))
-        sums = discounted_sum(self.cfg.scale_reward * reward, valid, self.returns, self.cfg.reward_gamma, first)
-        self.returns.copy_(sums[-1])
-        return sums.to(segment["valid"].device)
-
 
 def _moments(space: Space[Any]) -> Tree:
     """Return moments for every part of a space that is a vector of numbers; None for the others."""
@@ -108,8 +100,3 @@ def _moments(space: Space[Any]) -> Tree:
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating) and len(space.shape) < 3:
         return Moments(space.shape)
     return None
-
-
-def _plain(key: str) -> str:
-    """Return a key as part of the name of a module, which has no dots, and of a path."""
-    return quote(key, safe="").replace(".", "%2E")

@@ -1,24 +1,23 @@
-"""One optimizer of a trainable, and what a gradient step needs of it."""
+"""What a gradient step needs beside gradients: optimizers, whether its numbers are finite, and a scale for float16."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlplug.api import Optim
+from rlplug.api import Optim, Trainable
+from rlplug.collection.nonfinite import kind
 from rlplug.types import Tree
+
+LARGEST = 2.0**24  # the largest scale of losses
 
 
 class OptimizerState:
-    """One part of a trainable.
-
-    Args:
-        optim: as the trainable declares it.
-        optimizer: the same optimizer, set up by Fabric.
-    """
+    """One part of a trainable: its optimizer as it was declared, and as Fabric set it up."""
 
     def __init__(self, optim: Optim, optimizer: Any) -> None:
         self.optim, self.optimizer, self.calls = optim, optimizer, 0
@@ -31,29 +30,20 @@ class OptimizerState:
         return self.calls % self.optim.every == 0
 
     def clip(self) -> Sequence[Tensor]:
-        """Clip as ``torch.nn.utils`` does, which takes half as long again.
-
-        Returns:
-            Norms of the gradient before it was clipped, 0-d: one of every tensor, or one of all together.
-        """
-        limit = self.optim.grad_clip
+        """Clip, faster than ``torch.nn.utils``; return norms from before, 0-d: one of every tensor, or one of all."""
+        limit, by = self.optim.grad_clip, self.optim.grad_clip_by
         grads = [p.grad for p in self.params if p.grad is not None]
-        if not grads:
-            return ()
-        each = torch._foreach_norm(grads)
-        if limit is None:
-            return each
-        if self.optim.grad_clip_by == "value":
+        norms = torch._foreach_norm(grads) if grads else ()
+        if limit is None or not grads:
+            return norms
+        if by == "value":
             torch._foreach_clamp_min_(grads, -limit)
             torch._foreach_clamp_max_(grads, limit)
-            return each
-        norms = torch.stack(each)
-        if self.optim.grad_clip_by == "norm":
-            torch._foreach_mul_(grads, list((limit / (norms + 1e-6)).clamp_(max=1.0).unbind()))
-            return each
-        norm = norms.norm()
-        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp_(max=1.0))
-        return (norm,)
+            return norms
+        size = torch.stack(norms) if by == "norm" else torch.stack(norms).norm()
+        factor = (limit / (size + 1e-6)).clamp_(max=1.0)
+        torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)
+        return norms if by == "norm" else (size,)
 
     def state(self) -> Tree:
         return {"optimizer": self.optim.optimizer.state_dict(), "calls": self.calls}
@@ -68,3 +58,68 @@ class OptimizerState:
         if self.optim.lr is not None:
             for group in self.optim.optimizer.param_groups:
                 group["lr"] = self.optim.lr
+
+
+class GradientStep(NamedTuple):
+    """A gradient step, and the 0-d numbers that say whether it can be trusted."""
+
+    update: int
+    env_steps: int
+    who: Trainable
+    terms: Mapping[str, Tensor]
+    norms: Mapping[str, Sequence[Tensor]]
+    """of the gradient, by part; one too large for float32 counts as infinite"""
+
+
+def find_nonfinite(steps: Sequence[GradientStep]) -> str | None:
+    """Describe the first number that is not finite; None if there is none. Reads from the device once."""
+    named: list[tuple[Tensor, str, GradientStep]] = []
+    for step in steps:
+        named += [(x, f"the loss term {name!r}", step) for name, x in step.terms.items()]
+        named += [(x, f"the gradient of part {part!r}", step) for part, norms in step.norms.items() for x in norms]
+    values = torch.stack([x for x, _, _ in named]).tolist() if named else []
+    for value, (_, name, step) in zip(values, named, strict=True):
+        if not math.isfinite(value):
+            place = f"update {step.update}, environment step {step.env_steps}"
+            return f"{type(step.who).__name__}: {name} is {kind(value)} at {place}"
+    return None
+
+
+class LossScale:
+    """The factor of the loss that is differentiated: halved after an overflow, doubled after many steps without.
+
+    Gradients in float16 vanish below 6e-8 and overflow above 65504: Micikevicius et al. 2018 (arXiv:1710.03740),
+    section 3.2. One scale serves all optimizers, whose losses are differentiated together. All ranks see the same
+    gradients, and so keep the same scale.
+
+    Args:
+        start: a power of two, so that gradients divided by it are exact.
+        patience: steps without an overflow after which it is doubled.
+    """
+
+    def __init__(self, device: torch.device, start: float = 2.0**16, patience: int = 2000) -> None:
+        self.value = torch.tensor(start, device=device)
+        self.patience, self.fine = patience, 0
+
+    def fits(self, step: GradientStep) -> bool:
+        """Return False after an overflow. Reads the step's numbers, for which an accelerator has to wait.
+
+        A number that is not finite for another reason (a loss term, or a gradient at scale 1) is left to others.
+        """
+        if find_nonfinite([step]) is None:
+            self.fine = (self.fine + 1) % self.patience
+            if self.fine == 0:
+                self.value.mul_(2.0).clamp_(max=LARGEST)
+            return True
+        if find_nonfinite([step._replace(norms={})]) is not None or self.value <= 1.0:
+            return True
+        self.value.div_(2.0)
+        self.fine = 0
+        return False
+
+    def state(self) -> Tree:
+        return {"value": self.value, "fine": self.fine}
+
+    def load(self, state: Tree) -> None:
+        self.value.copy_(state["value"])
+        self.fine = state["fine"]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import pluggy
+import torch
 
-from rlplug.api import Buffer, Collector, Losses, Run, Segment
+from rlplug.api import Collector, Losses, Rollout, Run, Segment
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.nonfinite import blame_nonfinite, check_segment
+from rlplug.collection.nonfinite import check_segment
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
 from rlplug.trainer.learner import FabricLearner
@@ -23,38 +25,19 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Reports(Protocol):
-    """What a run reports between rounds; ``run.callbacks`` has it."""
+    """What a run reports between rounds; see ``run.callbacks``."""
 
     identity: str
 
     @property
-    def logged(self) -> int:
-        """Rows of metrics so far."""
-        ...
-
-    def ready_to_save(self) -> bool:
-        """Return whether a checkpoint may be written after this round, as far as this rank knows."""
-        ...
-
-    def report(self, trainer: Trainer) -> None:
-        """Log, evaluate and write a checkpoint, each where it is due."""
-        ...
-
+    def logged(self) -> int: ...
+    def ready_to_save(self) -> bool: ...
+    def report(self, trainer: Trainer) -> None: ...
     def close(self) -> None: ...
 
 
 class Trainer(Run):
-    """``api.Run``, and nothing else. It is given everything it works with; ``run.build`` makes that.
-
-    Args:
-        resolved: the configuration, and what follows from it.
-        run_dir: where loggers and checkpoints write.
-        policy: what acts and learns.
-        buffer: of this rank.
-        collector: of this rank's environments.
-        learner: trains ``policy`` with samples of ``buffer``.
-        reports: called between rounds.
-    """
+    """``api.Run``, and nothing else. It is given everything it works with; ``run.build`` makes that."""
 
     def __init__(
         self,
@@ -62,32 +45,27 @@ class Trainer(Run):
         resolved: ResolvedRun,
         run_dir: Path,
         policy: Policy,
-        buffer: Buffer,
         collector: Collector,
         learner: FabricLearner,
         reports: Reports,
     ) -> None:
         self.resolved, self.config, self.loop = resolved, resolved.config, resolved.loop
         self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, policy.ctx, policy.algorithm
-        self.buffer, self.collector, self.reports = buffer, collector, reports
         self.learner: FabricLearner = learner
-        self.progress = learner.progress
+        self.buffer, self.progress, self.collector, self.reports = learner.buffer, learner.progress, collector, reports
         self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids))
         self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
-        self.stop_signal = 0
-        """the signal that asked this process to stop; 0: none did"""
-        self.agreed_stop = 0
-        """the signal that ends the run, once all ranks know"""
-        self.may_checkpoint = False
-        """whether the first rank can write a checkpoint after this round"""
+        self._round_envs = self.config.num_envs  # of all ranks
+        self._rounds, self._shard_steps = 0, 0  # that were ordered since the weights' version changed
+        self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
+        self.agreed_stop = 0  # the signal that ends the run, once all ranks know
+        self.may_checkpoint = False  # whether the first rank can write a checkpoint after this round
 
     @property
     def logged(self) -> int:
         return self.reports.logged
-
-    # ---- when it ends ---------------------------------------------------------------------------------------------
 
     def request_stop(self, signal_number: int) -> None:
         """End the run after this round; 0 takes that back."""
@@ -101,82 +79,107 @@ class Trainer(Run):
 
     @property
     def _steps_left(self) -> int:
-        """Steps of every environment until ``total_steps``, which is never exceeded."""
-        return (self.config.total_steps - self.progress.env_steps) // self.config.num_envs
+        """Steps of every environment of a round until ``total_steps``, which is never exceeded."""
+        return (self.config.total_steps - self.progress.env_steps) // self._round_envs
 
     @property
     def done(self) -> bool:
         return bool(self.agreed_stop) or self._steps_left <= 0
 
-    # ---- what a loop drives ---------------------------------------------------------------------------------------
+    def close_with(self, resource: Any) -> None:
+        """Close ``resource`` after everything else, when the trainer is closed."""
+        self._closing.append(resource)
+
+    def close(self) -> None:
+        """Close everything that the trainer was given; may be called twice."""
+        while self._closing:
+            self._closing.pop(0).close()
 
     def report(self) -> None:
         self.learner.check_finite()
         self.reports.report(self)
 
-    def collect(self, mode: Mode = "explore") -> None:
+    def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
         self.policy.normalizer.commit()
-        length = min(self.ctx.rollout_length, self._steps_left)
-        whole = length == self.ctx.rollout_length
-        further = (self._steps_left - length) // length if whole else 0
-        with (
-            self.clock.phase("collect"),
-            blame_nonfinite(self.collector, length, self.progress.env_steps, self.ctx.env_ids),
-        ):
-            for segment in self.collector.collect(length, mode=mode, further=further):
-                self._receive(segment, whole)
+        with self.clock.phase("collect"):
+            self._order(mode, shards)
+            segments = self.collector.poll(shards)
+            steps = [self._receive(segment) for segment in segments]
+            self.progress.env_steps += self._sync_ranks(sum(steps))
+        for segment in segments:
+            self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
-    def _receive(self, segment: Batch, whole: bool) -> None:
-        check_segment(segment, self.progress.env_steps, self.ctx.env_ids, self.collector.bounds)
-        normalizer = self.policy.normalizer
-        with self.learner.observing():
-            normalizer.observe(segment, self.learner)
-            self.algorithm.observe(segment, self.learner)
-            normalized = normalizer.normalized(segment)
-            for extra in self.policy.exploration.values():
-                extra.observe(normalized, self.learner)
-        if (
-            whole or self.ctx.needs.data != "rollout"
-        ):  # the few rows of a last, short rollout would make a poor gradient
-            self.buffer.add(Segment(segment, version=self.progress.updates))
-        self.progress.env_steps += self._sync_ranks(self.episodes.add(segment))
-        self.hooks.hook.rlplug_collected(run=self, segment=segment)
+    def _order(self, mode: Mode, shards: int | None) -> None:
+        """Order rollouts: a round, and what the loop wants ahead of it. All ordered steps fit into ``total_steps``.
+
+        So many shards make a round, and what is ordered always comes out as whole rounds: ranks never wait for each
+        other in vain.
+        """
+        total, length = len(self.collector.spec.shards), self.ctx.rollout_length
+        per_shard = len(self.ctx.env_ids) // total
+        count = total if shards is None else shards
+        self._round_envs = self.config.num_envs * count // total
+        self._is_async = self.loop.in_flight > 1 or self.loop.broadcast_interval > 1 or count < total
+        most = self._steps_left // length * count
+        if not most:
+            most, length = count, self._steps_left
+        for ahead in range(1, 1 + (self.loop.in_flight if mode == "explore" else 1)):
+            in_flight = {shard: n for shard, n in enumerate(self.collector.in_flight) if n is not None}
+            idle = [shard for shard, n in in_flight.items() if n < ahead][: max(0, most - sum(in_flight.values()))]
+            if idle:
+                self.collector.submit(Rollout(length, mode, self._version(length * per_shard)), idle)
+
+    def _version(self, steps: int) -> int:
+        """Return the version of the weights for the next rollouts: the newest, or the last one while it may serve."""
+        loop, self._rounds, self._shard_steps = self.loop, self._rounds + 1, self._shard_steps + steps
+        due = self._rounds >= loop.broadcast_interval or self._shard_steps >= (loop.max_weight_sync_delay or math.inf)
+        if due and self.progress.version != self.progress.updates:
+            self.progress.version, self._rounds, self._shard_steps = self.progress.updates, 0, 0
+        return self.progress.version
+
+    def _receive(self, segment: Segment) -> int:
+        """Take a segment in, and return its environment steps."""
+        spec, steps = self.collector.spec, self.progress.env_steps
+        check_segment(segment.batch, steps, self.ctx.env_ids[segment.columns], spec.bounds)
+        self.learner.observe(segment)
+        if len(segment.batch["valid"]) > self.ctx.rollout_length or self.ctx.needs.data != "rollout":
+            self.buffer.add(segment)  # the few rows of a last, short rollout would make a poor gradient
+        if self._is_async:
+            self.means.add({"staleness": torch.tensor(float(self.progress.updates - segment.version))})
+        return self.episodes.add(segment.batch, segment.columns)
 
     def _sync_ranks(self, steps: int) -> int:
         """Return the environment steps of all ranks; agree on whether to stop and whether to checkpoint."""
-        ready, ranks = self.reports.ready_to_save(), self.learner.collectives
-        if ranks.world_size == 1:
-            self.may_checkpoint = ready
-            return steps
-        own = [steps if ranks.rank == 0 or not self.learner.replicated else 0, ready and ranks.rank == 0]
+        ranks, first = self.learner.collectives, self.learner.collectives.rank == 0
+        own = [steps if first or not self.learner.replicated else 0, first and self.reports.ready_to_save()]
         steps, may, *stops = ranks.sums([*own, *(self.stop_signal == number for number in SIGNALS)])
         self.may_checkpoint = bool(may)
-        self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
+        if ranks.world_size > 1:
+            self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
         return steps
 
     def ready(self) -> bool:
         return self.buffer.ready()
 
     def update(self, batch: Batch | None = None) -> Losses:
+        skipped = self.learner.skipped
         with self.clock.phase("update"):
             self.ctx.schedules.refresh(self.progress.env_steps)
-            skipped = self.learner.skipped
             losses = self.learner.update(batch)
-            skipped = self.learner.skipped > skipped
-        self.means.add(losses.terms, finite=skipped)
-        self.means.add(losses.metrics, finite=skipped)
+        self.means.add(losses.terms | losses.metrics, finite=self.learner.skipped > skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)
         return losses
 
-    # ---- state ----------------------------------------------------------------------------------------------------
-
     def state(self) -> Tree:
         """Return what all ranks share beside the weights: optimizers, counters, and means that were not logged yet."""
-        return {"learner": self.learner.state(), "progress": vars(self.progress), "means": self.means.state()}
+        return {"learner": self.learner.state(), "progress": vars(self.progress), "means": self.means.state()} | {
+            "version_age": (self._rounds, self._shard_steps)
+        }
 
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
         vars(self.progress).update(state["progress"])
+        self._rounds, self._shard_steps = state["version_age"]
         self.means.load({name: values.to(self.ctx.device) for name, values in state["means"].items()})
 
     def stream_state(self) -> Tree:
@@ -188,14 +191,3 @@ class Trainer(Run):
         self.episodes.load(state["episodes"])
         if state["collector"]["env"] is None:  # new episodes begin
             self.episodes.forget()
-
-    # ---- its end --------------------------------------------------------------------------------------------------
-
-    def close_with(self, resource: Any) -> None:
-        """Close ``resource`` after everything else, when the trainer is closed."""
-        self._closing.append(resource)
-
-    def close(self) -> None:
-        """Close everything that the trainer was given; may be called twice."""
-        while self._closing:
-            self._closing.pop(0).close()

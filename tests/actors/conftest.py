@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from rlplug.actors.cluster import Cluster
+from rlplug.actors.cluster import connected
 from rlplug.config import compose
-from rlplug.plan import RayCluster
+from rlplug.plan import Plan, RayCluster
 from rlplug.run.build import build, start
 from rlplug.testing.checks.runs import flat
 from rlplug.trainer.trainer import Trainer
@@ -24,7 +24,7 @@ TWO = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5", "hardware.acto
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A Ray cluster that exists before the runs, as in a notebook: they join it and leave it running."""
-    with closing(Cluster(RayCluster(**NEW))):
+    with connected(Plan(ray=RayCluster(**NEW))):
         yield
 
 

@@ -36,12 +36,12 @@ CASES = {
         "2 actors with 0.5 CUDA devices each need more than the 0 of this machine; hardware.actors.num_gpus=0 needs",
     ),
     "older weights for an algorithm that cannot learn from them": (
-        (*PPO, "hardware.actors.count=2", "hardware.actors.max_requests_in_flight=2"),
-        "hardware.actors.max_requests_in_flight: lets actors play with older weights, which ppo cannot learn from",
+        (*PPO, "hardware.actors.count=2", "loop.in_flight=2"),
+        "loop.in_flight: lets older weights play, which ppo cannot learn from",
     ),
     "older weights, by the interval": (
-        (*PPO, "hardware.actors.count=2", "hardware.actors.broadcast_interval=4"),
-        "hardware.actors.broadcast_interval: lets actors play with older weights",
+        (*PPO, "hardware.actors.count=2", "loop.broadcast_interval=4"),
+        "loop.broadcast_interval: lets older weights play",
     ),
     "evaluation actors without actors": (
         (*PPO, "hardware.actors.evaluation=1"),

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlplug.api import Rollout
 from rlplug.config import compose
 from rlplug.run.build import build, start
-from rlplug.run.state import capture
+from rlplug.run.callbacks import capture
 from rlplug.testing.checks.ranks import distances
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import RunError
+from rlplug.types import Batch, RunError
 from tests.actors.conftest import TWO, play, processes
 
 PPO = (
@@ -116,7 +117,7 @@ def test_several_rounds_in_flight(tmp_path: Path):
     words = (
         *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "train_batch_size=16", "logger=[]"),
         *("num_steps_sampled_before_learning_starts=20", "rollout_fragment_length=5", "total_steps=120"),
-        *(*TWO, "hardware.actors.max_requests_in_flight=2", "hardware.actors.broadcast_interval=3"),
+        *(*TWO, "loop.in_flight=2", "loop.broadcast_interval=3"),
     )
     requested: set[tuple[int, int]] = set()
 
@@ -151,7 +152,7 @@ def test_the_row_of_a_failed_step_ends_its_episode(capfd: pytest.CaptureFixture[
     with closing(build(compose(words), Path())) as trainer:
         before = torch.zeros(4, dtype=torch.bool)  # whether the row before ended an episode
         for _ in range(5):
-            (segment,) = trainer.collector.collect(32)
+            segment = trainer.collector.player.collect(32)
             ended = (segment["terminated"] | segment["truncated"])[:-1]
             expected = torch.cat([before[None], ended[:-1]])
             broken = ~segment["valid"][:-1] & ~expected
@@ -200,12 +201,16 @@ def test_the_open_row_of_a_lost_actor():
     words = (*PPO, *TWO, "hardware.actors.on_failure=ignore")
     with closing(build(compose(words), Path())) as trainer:
         start(trainer)
-        collect = trainer.collector.collect
+
+        def collect() -> Batch:
+            trainer.collector.submit(Rollout(32, "explore", 0))
+            return trainer.collector.poll()[0].batch
+
         for _ in range(2):
-            (segment,) = collect(32)
+            segment = collect()
         last = segment["obs"][-1].clone()
         processes()[-1].kill()
-        (segment,) = collect(32)
+        segment = collect()
         assert (~segment["valid"]).all(0).sum() == 2
         assert torch.equal(segment["obs"][0], last)
 
@@ -215,7 +220,7 @@ def test_a_busy_learner_ends_no_actor(capfd: pytest.CaptureFixture[str]):
     """While the learner is busy it gets no heartbeats, and the actors play on."""
     words = ("algo=dqn", "env=cartpole", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.seconds=0.1")
     words = (*words, "env.vectorization=list", "num_envs=2", "model.hidden=[16]", "logger=[]", "total_steps=10_000")
-    words = (*words, "rollout_fragment_length=64", "hardware.actors.max_requests_in_flight=2")
+    words = (*words, "rollout_fragment_length=64", "loop.in_flight=2")
 
     def disturb(played: int, trainer: Trainer) -> None:
         if played == 1:

@@ -20,8 +20,7 @@ import torch
 import yaml
 
 import rlplug
-from rlplug.checkpointing.format import FORMAT, folder_of
-from rlplug.checkpointing.reading import checkpoints, find
+from rlplug.checkpointing.format import FORMAT, checkpoints, find, folder_of
 from rlplug.cli import main
 from rlplug.config import default_node
 from rlplug.run import launch

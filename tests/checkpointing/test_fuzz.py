@@ -10,9 +10,9 @@ from random import Random
 import pytest
 import torch
 
-from rlplug.checkpointing import reading, row_log, serialize
+from rlplug.checkpointing import format, serialize
 from rlplug.checkpointing.serialize import decode
-from rlplug.run.state import restore
+from rlplug.run.callbacks import restore
 from tests.checkpointing.runs import fingerprint
 from tests.tools import fuzz
 
@@ -59,8 +59,7 @@ def cases(fuzzer: fuzz.Fuzzer, number: int = 30) -> None:
 
 
 def test_a_checksum_that_is_not_compared_is_seen(fuzzer: fuzz.Fuzzer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "read_tree", lambda path, record: decode(path.read_bytes()))
-    monkeypatch.setattr(row_log, "read_tree", reading.read_tree)
+    monkeypatch.setattr(format, "read_tree", lambda path, record: decode(path.read_bytes()))
     with pytest.raises(fuzz.ViolationError, match="case "):
         cases(fuzzer, 200)
 
@@ -78,7 +77,7 @@ def test_a_state_that_is_not_restored_is_seen(fuzzer: fuzz.Fuzzer, monkeypatch: 
 
 
 def test_another_error_is_seen(fuzzer: fuzz.Fuzzer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading.Checkpoint, "verify", lambda self, trees: 1 / 0)
+    monkeypatch.setattr(format.Checkpoint, "verify", lambda self, trees: 1 / 0)
     with pytest.raises(fuzz.ViolationError, match="ZeroDivisionError"):
         cases(fuzzer)
 

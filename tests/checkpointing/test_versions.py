@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from rlplug.agent import evaluate, load
-from rlplug.checkpointing.format import FORMAT
-from rlplug.checkpointing.reading import Checkpoint, find
+from rlplug.checkpointing.format import FORMAT, Checkpoint, find
 from rlplug.config import compose, migrate, parse
 from rlplug.run import launch
 from rlplug.testing.comparing import differences_of_runs

@@ -66,7 +66,7 @@ BAD = {
     "=3": "cannot read '=3': should be key=value",
     "seed=1,2": "seed: 1,2 is several values: add -m to sweep over them, or write a list [a,b]",
     "seed=range(3)": "seed: range(3) is several values: add -m to sweep over them",
-    "algo=[ppo,sac]": "algo: should be exactly one option. There are: ",
+    "algo=[ppo,sac]": "algo: should be exactly one option of ",
     # verbs and flags
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, evaluate, plugins, resume, train",
     "--bogus": "unrecognized arguments: --bogus; see --help",
@@ -79,7 +79,7 @@ BAD = {
     "plugins a b c": "plugins takes at most a kind and a name",
     # spaces and crosses
     "algo=dqn env=pendulum": "algo: dqn needs one Discrete action, but the environment's are Box(-1.0, 1.0, (1,)",
-    "algo=dqn model=lstm": "buffer: replay keeps no recurrent states, which dqn needs for its recurrent model; take ",
+    "algo=dqn model=lstm": "buffer: replay keeps no recurrent states, which dqn's model needs; take ",
     "algo=dqn buffer=sequence": "buffer: sequence keeps recurrent states, and the model has none; take ",
     "algo=reinforce model=lstm": "model: Reinforce cannot learn with a recurrent model; take another model",
     "algo=ppo env=taxi preprocess.normalize_obs=true": "preprocess.normalize_obs: there is no vector of numbers in ",

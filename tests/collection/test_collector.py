@@ -12,11 +12,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlplug.api import Algorithm, Exploration, Needs
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
-from rlplug.collection.collector import make_collector
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.in_process import InProcessCollector
+from rlplug.collection.in_process import make_shard
 from rlplug.collection.next_step import NextStepCollector
 from rlplug.collection.same_step import SameStepCollector
+from rlplug.collection.shard import ShardCollector
 from rlplug.config import compose
 from rlplug.context import EnvShard
 from rlplug.envs import NativeVector
@@ -38,18 +38,17 @@ def short_cartpole():
     return gymnasium.make("CartPole-v1", disable_env_checker=True, max_episode_steps=9)
 
 
-def source(mode: AutoresetMode, algorithm: Algorithm | None = None) -> InProcessCollector:
+def source(mode: AutoresetMode, algorithm: Algorithm | None = None) -> ShardCollector:
     env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
     ctx = context(env.spec, needs=Needs(keys=("obs", "action", "value")), num_envs=COLUMNS)
     shard = EnvShard("actor", COLUMNS, range(COLUMNS))
-    return make_collector(env, algorithm or Follower(), ctx, shard, list(range(COLUMNS)))
+    return make_shard(env, algorithm or Follower(), ctx, shard, list(range(COLUMNS)))
 
 
 def segments(mode: AutoresetMode, rows: int, n: int):
     made = source(mode)
     for _ in range(n):
-        for segment in made.collect(rows):
-            yield {key: leaf.clone() for key, leaf in segment.items()}
+        yield {key: leaf.clone() for key, leaf in made.collect(rows).items()}
 
 
 def transitions(mode: AutoresetMode, rows: int, n: int) -> dict[int, list[tuple]]:
@@ -155,7 +154,7 @@ def test_a_restored_source_continues_the_same_stream(env, algo, tmp_path):
         return build(config, tmp_path)
 
     def follow(trainer, n):
-        rows = [{k: v.clone() for k, v in s.items()} for _ in range(n) for s in trainer.collector.collect(50)]
+        rows = [{k: v.clone() for k, v in trainer.collector.player.collect(50).items()} for _ in range(n)]
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
     first, second = made(), made()
@@ -173,16 +172,16 @@ def test_a_restored_source_continues_the_same_stream(env, algo, tmp_path):
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_where_environments_cannot_be_restored_new_episodes_begin(mode):
     first = source(mode)
-    begun = next(iter(first.collect(7)))["obs"][0].clone()
+    begun = first.collect(7)["obs"][0].clone()
     for _ in range(2):
-        (before,) = first.collect(7)
+        before = first.collect(7)
     state = first.state()
     assert state["env"] is None
     again = []
     for _ in range(2):
         resumed = source(mode)
         resumed.load(decode(encode(copy_to_host(state))))
-        (after,) = resumed.collect(7)
+        after = resumed.collect(7)
         again.append({key: leaf.clone() for key, leaf in after.items()})
     after = again[0]
     assert all(torch.equal(leaf, again[1][key]) for key, leaf in after.items())
@@ -202,17 +201,17 @@ def cut_again(resumed, mode):
     """The first segment of a source that goes on where ``resumed`` stands, which could not be restored either."""
     other = source(mode)
     other.load(copy_to_host(resumed.state()))
-    return next(iter(other.collect(7)))
+    return other.collect(7)
 
 
 def test_stop_pads_short_columns(tmp_path):
     made = source(AutoresetMode.NEXT_STEP)
     asked = iter([False, False, True])
-    (cut,) = made.collect(6, stop=lambda: next(asked))
+    cut = made.collect(6, stop=lambda: next(asked))
     cut = {key: leaf.clone() for key, leaf in cut.items()}
     assert cut["valid"].sum(0).tolist() == [2] * COLUMNS
     assert torch.equal(cut["obs"][2], cut["obs"][-1])
-    (following,) = made.collect(6)
+    following = made.collect(6)
     assert torch.equal(following["obs"][0], cut["obs"][2])
     assert following["valid"][0].all()
 
@@ -229,9 +228,9 @@ def test_previous_action_and_reward_are_those_of_the_row_before(mode):
     ctx = context(env.spec, needs=Needs(keys=("obs", "action", "prev_action", "prev_reward")), num_envs=COLUMNS)
     algorithm = Remembering()
     algorithm.seen = []
-    made = make_collector(env, algorithm, ctx, EnvShard("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)))
+    made = make_shard(env, algorithm, ctx, EnvShard("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)))
     rewarded = 0
-    for segment in (s for _ in range(4) for s in made.collect(12)):
+    for segment in (made.collect(12) for _ in range(4)):
         first = segment["is_first"]
         assert (segment["prev_action"][first] == 0).all()
         assert (segment["prev_reward"][first] == 0).all()
@@ -273,11 +272,11 @@ class Pushing(Exploration):
         self.told.append((plain["action"].clone(), noisy["action"].clone()))
 
 
-def counting(mode: AutoresetMode, exploration=None) -> InProcessCollector:
+def counting(mode: AutoresetMode, exploration=None) -> ShardCollector:
     env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
     needs = Needs(keys=("obs", "action", "given", "carry"), carry_stride=1)
     ctx = context(env.spec, needs=needs, num_envs=COLUMNS)
-    return make_collector(
+    return make_shard(
         env, Counting(), ctx, EnvShard("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)), exploration
     )
 
@@ -287,24 +286,24 @@ def counting(mode: AutoresetMode, exploration=None) -> InProcessCollector:
 def test_a_row_has_the_recurrent_state_before_it(mode, rows):
     made, seen = counting(mode), 0
     for _ in range(60 // rows):
-        for s in made.collect(rows):
-            carry = torch.where(s["is_first"], 0.0, s["carry"]["rows"].squeeze(-1))
-            assert torch.equal(carry[:-1][s["valid"][:-1]], s["given"][:-1][s["valid"][:-1]])
-            final = ~s["valid"][1:] & s["valid"][:-1]  # where an episode, or the segment, ends
-            assert torch.equal(carry[1:][final], carry[:-1][final] + 1)
-            seen += int(final.sum())
+        s = made.collect(rows)
+        carry = torch.where(s["is_first"], 0.0, s["carry"]["rows"].squeeze(-1))
+        assert torch.equal(carry[:-1][s["valid"][:-1]], s["given"][:-1][s["valid"][:-1]])
+        final = ~s["valid"][1:] & s["valid"][:-1]  # where an episode, or the segment, ends
+        assert torch.equal(carry[1:][final], carry[:-1][final] + 1)
+        seen += int(final.sum())
     assert seen > COLUMNS
 
 
 def test_parameter_noise_acts_and_leaves_no_trace():
     extra = Pushing()
     made = counting(AutoresetMode.NEXT_STEP, {"pushing": extra})
-    (segment,) = made.collect(6)
+    segment = made.collect(6)
     assert segment["action"][:-1].all()
     assert not made.algorithm.push
     assert len(extra.told) == 1
     assert not torch.equal(*extra.told[0])
-    (segment,) = made.collect(6, mode="greedy")
+    segment = made.collect(6, mode="greedy")
     assert not segment["action"][:-1].all()
     assert len(extra.told) == 1
 
@@ -322,7 +321,7 @@ def test_what_is_not_kept_is_not_brought_to_the_host(mode):
     made = source(mode, Talkative())
     made.example()
     for asked in ("random", "explore", "greedy"):
-        (segment,) = made.collect(12, mode=asked)
+        segment = made.collect(12, mode=asked)
         assert "q" not in segment
         assert segment["valid"].any()
 
@@ -340,7 +339,7 @@ class Ranking(Follower):
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_package_sees_all_that_the_algorithm_said(mode):
-    (segment,) = source(mode, Ranking()).collect(7)
+    segment = source(mode, Ranking()).collect(7)
     acted = segment["valid"]
     torch.testing.assert_close(segment["value"][acted], 2 * segment["obs"].sum(-1)[acted] + 1.0)
     assert "extra" not in segment

@@ -129,7 +129,7 @@ def test_the_last_update_is_looked_at_too(flawed, tmp_path):
 
 
 def test_no_checkpoint_holds_weights_that_went_wrong(flawed, tmp_path):
-    from rlplug.checkpointing.reading import checkpoints, find
+    from rlplug.checkpointing.format import checkpoints, find
 
     folder = tmp_path / "run"
     with pytest.raises(RunError, match="is NaN at update 5, environment step") as stopped:

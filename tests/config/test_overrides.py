@@ -5,7 +5,9 @@ import yaml
 
 from rlplug import ConfigError, compose
 from rlplug.config import parse
-from rlplug.config.overrides import RESUMABLE, WHY, change, differences, told
+from rlplug.config.composition import change
+from rlplug.config.errors import differences, told
+from rlplug.config.schema import RESUMABLE, WHY
 from tests.installing import install, site  # noqa: F401  fixtures
 
 RAW = compose(["algo=sac", "env=pendulum", "exploration=[gaussian]"]).raw

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 
 from rlplug import tree
+from rlplug.api import Segment
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.types import ConfigError, EnvSpec, Group
 from tests.contract import worlds
@@ -369,7 +370,7 @@ def test_alphazero_plans_and_ranks():
     learner = worlds.learner(ctx, algorithm)
     data = {"reward": torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), "obs": torch.randn(3, 2, 3)}
     data |= {"valid": torch.tensor([[True, True], [True, True], [False, False]]), "visits": torch.full((3, 2, 2), 0.5)}
-    algorithm.observe(algorithm.postprocess(data), learner)
+    algorithm.observe(Segment(algorithm.postprocess(data)), learner)
     assert float(algorithm.threshold) == pytest.approx(0.75)  # between the scores 0 and 1
     segment = algorithm.postprocess(data)
     assert segment["returns"][0].tolist() == [-1.0, 1.0]

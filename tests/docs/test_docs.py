@@ -21,7 +21,8 @@ from rlplug.agent import EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.train import check_sweep
 from rlplug.config import parse
-from rlplug.config.overrides import RESUMABLE, change
+from rlplug.config.composition import change
+from rlplug.config.schema import RESUMABLE
 from rlplug.registry import KINDS, Events, Manifest
 from tests.installing import Install
 
@@ -45,7 +46,7 @@ def test_every_component_stands_in_a_table():
     options = TEXT[DOCS / "options.md"]
     assert "<!-- options: run -->" in options
     assert all(f"<!-- options: {kind} -->" in options for kind in KINDS if kind != "algo")
-    ours = [name for (kind, name), (owner, *_) in registry.owners().items() if (kind, owner.name) == ("algo", "rlplug")]
+    ours = [name for (kind, name), by in registry.owners().items() if kind == "algo" and by[0].distribution == "rlplug"]
     assert {"dqn", "ppo", "sac"} <= set(ours)
     for name in ours:
         assert f"<!-- options: algo/{name} -->" in TEXT[DOCS / f"{name}.md"]

@@ -15,11 +15,8 @@ from gymnasium.wrappers import FrameStackObservation
 
 from rlplug import tree
 from rlplug.api import Needs, Segment
-from rlplug.checkpointing.format import folder_of
-from rlplug.checkpointing.reading import Checkpoint
-from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.format import Checkpoint, FileRowLog, folder_of, write
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
-from rlplug.checkpointing.writing import write
 from rlplug.config import choose, default_node
 from rlplug.testing.checks.runs import differences
 from rlplug.testing.context import context, spec

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch.testing import assert_close
 
 from rlplug import compose, testing
+from rlplug.api import Segment
 from rlplug.distributed.fabric import one_rank
 from rlplug.nn import Linear
 from rlplug.plugins.exploration.icm import ICM
@@ -146,7 +147,7 @@ def test_training_makes_a_place_less_rewarding_than_an_unseen_one(cls):
     extra = make(cls, lr=1e-3)
     seen, unseen, learner = sample(extra), sample(extra, seed=2), learner_of(extra)
     unseen["obs"] += 2.0
-    extra.observe(seen, learner)
+    extra.observe(Segment(seen), learner)
     before = extra.intrinsic_reward(seen).sum()
     for _ in range(200):
         extra.update(seen, learner)
@@ -221,7 +222,7 @@ def test_observations_of_other_spaces(cls, obs):
         return torch.tensor([[space.sample().tolist() for _ in range(B)] for _ in range(T + 1)])
 
     batch = sample(extra) | {"obs": leaf(obs)}
-    extra.observe(batch, learner_of(extra))
+    extra.observe(Segment(batch), learner_of(extra))
     reward = extra.intrinsic_reward(batch)
     assert ((reward > 0) == torch.cat((batch["valid"][:-1], torch.zeros(1, B, dtype=torch.bool)))).all()
     losses = extra.update(batch, learner_of(extra))
@@ -236,7 +237,7 @@ def test_rnd_divides_by_the_deviation_of_the_discounted_return():
     learner, returns, sums = learner_of(rnd), torch.zeros(B), []
     for seed in (1, 2):
         batch = sample(rnd, seed)
-        rnd.observe(batch, learner)
+        rnd.observe(Segment(batch), learner)
         error = rnd.error(batch["obs"][1:]).detach()  # measured by the moments of the observations until then
         for t in range(T):
             returns = torch.where(batch["valid"][t], 0.9 * returns + error[t], returns)
@@ -250,7 +251,7 @@ def test_rnd_whitens_observations_that_transitions_lead_to():
     rnd = make(RND, obs_clip=1.5)
     batch = sample(rnd)
     batch["obs"] = 50.0 + 10.0 * batch["obs"]
-    rnd.observe(batch, learner_of(rnd))
+    rnd.observe(Segment(batch), learner_of(rnd))
     counted = batch["obs"][1:][batch["valid"][:-1]]
     expected = ((batch["obs"] - counted.mean(0)) / counted.std(0, correction=0)).clamp(-1.5, 1.5)
     assert_close(rnd.whitened(batch["obs"]), expected, rtol=1e-4, atol=1e-4)
@@ -259,7 +260,7 @@ def test_rnd_whitens_observations_that_transitions_lead_to():
 
 def test_rnd_measures_replayed_rows_by_frozen_statistics():
     rnd = make(RND)
-    rnd.observe(sample(rnd), learner_of(rnd))
+    rnd.observe(Segment(sample(rnd)), learner_of(rnd))
     before = {name: x.clone() for name, x in rnd.named_buffers()}
     other = sample(rnd, seed=3)
     assert torch.equal(rnd.intrinsic_reward(other), rnd.intrinsic_reward(other))
@@ -284,11 +285,10 @@ def merged(fabric: Any, columns: slice | None) -> dict[str, torch.Tensor]:
     rnd = make(RND)
     learner = FabricLearner(fabric=fabric, ctx=rnd.ctx, algorithm=rnd, buffer=None)  # type: ignore[arg-type]
     for seed in (1, 2):
-        batch = sample(rnd, seed)
+        mine = slice(None)
         if fabric.world_size == 2:
             mine = slice(0, 4) if fabric.global_rank == 0 else slice(4, None)
-            batch = {key: x[:, mine] for key, x in batch.items()}
-        rnd.observe(batch, learner)
+        rnd.observe(Segment({key: x[:, mine] for key, x in sample(rnd, seed).items()}, mine), learner)
     return dict(rnd.named_buffers())
 
 

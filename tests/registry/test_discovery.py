@@ -57,7 +57,7 @@ def test_the_built_ins_enter_by_the_same_door():
 def test_a_component_is_imported_when_it_is_loaded(install: Install):
     install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": MOON, "rlplug_moon/env.py": MOON_ENV})
     assert "moon" in registry.names("env")
-    assert registry.get("env", "moon").target == "rlplug_moon.env:Moon"
+    assert registry.owner("env", "moon").components["env", "moon"].target == "rlplug_moon.env:Moon"
     assert str(registry.owner("env", "moon")) == "rlplug-moon 1.2"
     assert "rlplug_moon.env" not in sys.modules
     assert registry.load("env", "moon").__name__ == "Moon"
@@ -104,7 +104,7 @@ def test_a_clash_is_an_error_only_for_the_name_that_clashes(install: Install):
     )
     assert registry.load("env", "mare").__name__ == "Mare"
     assert registry.broken() == []
-    for ask in (registry.get, registry.load, registry.owner):
+    for ask in (registry.load, registry.owner):
         with pytest.raises(ConfigError) as error:
             ask("env", "moon")
         assert str(error.value) == (
@@ -115,12 +115,12 @@ def test_a_clash_is_an_error_only_for_the_name_that_clashes(install: Install):
 def test_nobody_takes_a_built_in_name_silently(install: Install):
     install("rlplug-better", "rlplug_better", {"rlplug_better.py": manifest(("algo", "sac", "rlplug_better:SAC"))})
     with pytest.raises(ConfigError, match=r"algo 'sac' is claimed by rlplug .* and rlplug-better 1.2"):
-        registry.get("algo", "sac")
+        registry.owner("algo", "sac")
 
 
 def test_an_unknown_name_lists_what_there_is():
     with pytest.raises(ConfigError) as error:
-        registry.get("algo", "saac")
+        registry.owner("algo", "saac")
     assert error.value.key == "algo.name"
     assert "unknown algo 'saac'; did you mean sac? There are: " in str(error.value)
     assert str(error.value).endswith("There are: " + ", ".join(registry.names("algo")))
@@ -129,7 +129,7 @@ def test_an_unknown_name_lists_what_there_is():
 def test_an_unknown_name_may_be_that_of_a_broken_plugin(install: Install):
     install("rlplug-broken", "rlplug_broken", {"rlplug_broken.py": "import no_such_module"})
     with pytest.raises(ConfigError, match=r"unknown algo 'td3'.*broken: rlplug-broken 1.2 \(ModuleNotFoundError"):
-        registry.get("algo", "td3")
+        registry.owner("algo", "td3")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from rlplug import compose, registry
-from rlplug.config.run import kind_of
+from rlplug.config.schema import kind_of
 from rlplug.registry import installed
 from rlplug.types import CheckpointError, ConfigError
 from tests.installing import Install, install, manifest, site  # noqa: F401  fixtures

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlplug.checkpointing.reading import Checkpoint, checkpoints
+from rlplug.checkpointing.format import Checkpoint, checkpoints
 from rlplug.cli import main
 from rlplug.run.run_dir import read
 from rlplug.testing.comparing import differences_of_runs

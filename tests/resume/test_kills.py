@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlplug.checkpointing.reading import checkpoints
+from rlplug.checkpointing.format import checkpoints
 from rlplug.cli import main
 from rlplug.testing.checks.runs import differences
 from rlplug.testing.comparing import differences_of_runs

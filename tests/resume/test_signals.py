@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlplug.cli import main
-from rlplug.run.drive import STOPPING
+from rlplug.run.launch import STOPPING
 from rlplug.testing.comparing import differences_of_runs
 from tests.tools.kill import Process, warm_up, with_defaults
 

@@ -25,7 +25,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 import rlplug
 from rlplug.api import Plan
-from rlplug.checkpointing.reading import find
+from rlplug.checkpointing.format import find
 from rlplug.config import compose, parse
 from rlplug.context import EnvShard, RunContext
 from rlplug.evaluation.evaluator import Evaluator, summary
@@ -185,9 +185,9 @@ def test_schedules_follow_the_environment_steps(tmp_path):
 def test_noise_reaches_the_executed_actions(tmp_path):
     config = compose(["algo=sac", "env=pendulum", "exploration=ornstein_uhlenbeck", "rollout_fragment_length=50"])
     trainer = build(config, tmp_path)
-    (segment,) = trainer.collector.collect(50)
+    segment = trainer.collector.player.collect(50)
     assert segment["action"].abs().max() <= 1.0
-    x = trainer.collector.noise["ornstein_uhlenbeck"]["x"]
+    x = trainer.collector.player.noise["ornstein_uhlenbeck"]["x"]
     assert x.abs().sum() > 0
     assert trainer.policy.exploration["ornstein_uhlenbeck"].initial_carry(3)["x"].shape == (3, 1)
 
@@ -209,7 +209,7 @@ def test_shares_that_do_not_divide_are_refused_with_what_would():
 def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
     words = ["algo=sac", "env=pendulum", "num_envs=2"]
     with closing(build(compose(words), tmp_path)) as trainer:
-        needed = trainer.buffer.nbytes(trainer.collector.example())
+        needed = trainer.buffer.nbytes(trainer.collector.spec.row)
     monkeypatch.setattr(checks.psutil, "virtual_memory", lambda: SimpleNamespace(available=0.9 * needed))
     with pytest.raises(ConfigError, match=r"^buffer\.capacity: the buffer would need \S+ \S+, but only"):
         build(compose(words), tmp_path)

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from rlplug.api import Plan
-from rlplug.checkpointing.format import folder_of
-from rlplug.checkpointing.reading import Checkpoint
-from rlplug.checkpointing.writing import write
+from rlplug.checkpointing.format import Checkpoint, folder_of, write
 from rlplug.config import compose, parse
 from rlplug.run.build import build
-from rlplug.run.state import capture, restore
+from rlplug.run.callbacks import capture, restore
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case
 from rlplug.testing.rank_pool import ranks

@@ -18,8 +18,7 @@ import torch
 import yaml
 
 from rlplug.checkpointing.atomic import delete
-from rlplug.checkpointing.format import FOLDER, MANIFEST, folder_of
-from rlplug.checkpointing.reading import checkpoints
+from rlplug.checkpointing.format import FOLDER, MANIFEST, checkpoints, folder_of
 from rlplug.checkpointing.serialize import encode
 from rlplug.run import run_dir as run_folder
 

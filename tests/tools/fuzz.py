@@ -29,13 +29,11 @@ import yaml
 from torch import Tensor
 
 from rlplug.checkpointing.atomic import delete
-from rlplug.checkpointing.format import folder_of
-from rlplug.checkpointing.reading import Checkpoint, checkpoints, find
-from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.format import Checkpoint, FileRowLog, checkpoints, find, folder_of
 from rlplug.config import parse
 from rlplug.run import launch
 from rlplug.run import run_dir as run_folder
-from rlplug.run.state import capture, restore
+from rlplug.run.callbacks import capture, restore
 from rlplug.types import ConfigError, RunError, Tree
 from tests.tools.damage import OWN, PLAIN, SLY, Scene, candidates, copied
 

@@ -29,8 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlplug.checkpointing.atomic import PARTIAL
-from rlplug.checkpointing.format import FOLDER
-from rlplug.checkpointing.reading import Checkpoint, checkpoints
+from rlplug.checkpointing.format import FOLDER, Checkpoint, checkpoints
 from rlplug.config import compose
 from rlplug.testing.comparing import compare_runs
 from rlplug.types import CheckpointError, ConfigError, RunError

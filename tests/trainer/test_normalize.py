@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import rlplug
 from rlplug.agent import evaluate
+from rlplug.api import Segment
 from rlplug.config import Preprocess as Config
 from rlplug.config import compose
 from rlplug.run import launch
@@ -58,17 +59,17 @@ def segment(rows=6, columns=2, obs=3, seed=0, reward_scale=5.0):
 
 def test_nothing_is_touched_when_all_is_off():
     batch = segment()
-    assert made().normalized(batch) is batch
+    assert all(leaf is batch[key] for key, leaf in made().normalized(batch).items())
     assert not made().state_dict()
 
 
 def test_observations_are_normalised_by_what_was_seen_before_the_round():
     see, batches = made(normalize_obs=True), [segment(seed=i) for i in range(3)]
     for batch in batches[:2]:
-        see.observe(batch, Alone())
+        see.observe(Segment(batch), Alone())
     assert torch.equal(see(batches[0]["obs"]), batches[0]["obs"])  # nothing has settled yet
     see.commit()
-    see.observe(batches[2], Alone())  # counts for the next round only
+    see.observe(Segment(batches[2]), Alone())  # counts for the next round only
     rows = torch.cat([batch["obs"][batch["valid"]] for batch in batches[:2]]).double()
     expected = (batches[2]["obs"] - rows.mean(0)) / rows.std(0, correction=0)
     torch.testing.assert_close(see.normalized(batches[2])["obs"], expected.float(), rtol=1e-4, atol=1e-4)
@@ -76,7 +77,7 @@ def test_observations_are_normalised_by_what_was_seen_before_the_round():
 
 def test_normalised_observations_are_clipped():
     see = made(normalize_obs=True, clip_obs=0.5)
-    see.observe(segment(), Alone())
+    see.observe(Segment(segment()), Alone())
     see.commit()
     assert see(segment()["obs"]).abs().max() == 0.5
 
@@ -91,7 +92,7 @@ def test_only_vectors_of_numbers_are_normalised():
         "kind": torch.ones(7, 2, dtype=torch.long),
         "v": segment(obs=2)["obs"],
     }
-    see.observe(segment() | {"obs": obs}, Alone())
+    see.observe(Segment(segment() | {"obs": obs}), Alone())
     see.commit()
     seen = see(obs)
     assert seen["image"] is obs["image"]
@@ -107,7 +108,7 @@ def test_nothing_to_normalise_is_refused():
 def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
     see, batches = made(normalize_reward=True), [segment(seed=i) for i in range(2)]
     for batch in batches:
-        see.observe(batch, Alone())
+        see.observe(Segment(batch), Alone())
     returns, running = [], np.zeros(2)
     for batch in batches:
         for t in range(6):
@@ -187,6 +188,6 @@ def test_parts_of_any_name_are_normalised_each_by_itself():
     space = spaces.Dict({key: spaces.Box(-9, 9, (1,), np.float32) for key in ("a/b", "a.b", "a_b", "a")})
     see = made(space, normalize_obs=True)
     obs = {key: segment(obs=1, seed=i)["obs"] + 10 * i for i, key in enumerate(space.spaces)}
-    see.observe(segment() | {"obs": obs}, Alone())
+    see.observe(Segment(segment() | {"obs": obs}), Alone())
     see.commit()
     assert all(abs(float(part.mean())) < 0.5 for part in see(obs).values())

@@ -13,7 +13,7 @@ from rlplug.run.build import build
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import FabricLearner
-from rlplug.trainer.scaling import LARGEST, LossScale
+from rlplug.trainer.optimizer import LARGEST, LossScale
 from rlplug.types import RunError
 from tests.trainer.test_learner import CASES, close, three_steps
 

@@ -32,7 +32,7 @@ class Counts(Exploration):
 
     def observe(self, segment, learner):
         """Count over all ranks."""
-        found = learner.gather(self.slots(segment)[segment["valid"][:-1]])
+        found = learner.gather(self.slots(segment.batch)[segment.batch["valid"][:-1]])
         self.visits.index_add_(0, found, torch.ones_like(found))
 
     def intrinsic_reward(self, batch):

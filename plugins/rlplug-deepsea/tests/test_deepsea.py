@@ -70,7 +70,7 @@ class Alone:
 def test_the_bonus_is_beta_over_the_root_of_the_visits():
     """To place 0: none; 1: rows 0 to 1 twice, 1 to 2 twice, 3 to 4 once; 2: twice."""
     counts = Counts(testing.config("exploration/counts", beta=0.5), testing.context(testing.spec(3)))
-    counts.observe(segment(), Alone())
+    counts.observe(rlplug.Segment(segment()), Alone())
     assert sorted(counts.visits[counts.visits > 0].tolist()) == [2, 5]
     one, two = 0.5 / 5**0.5, 0.5 / 2**0.5
     expected = torch.tensor([[one, one], [one, one], [two, 0.0], [two, one], [0.0, 0.0]])

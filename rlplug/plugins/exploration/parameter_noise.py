@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from rlplug.api import Context, Exploration, Learner, Losses
+from rlplug.api import Context, Exploration, Learner, Losses, Segment
 from rlplug.settings import PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, Weights
 
@@ -57,7 +57,7 @@ class ParameterNoise(Exploration):
         distance, aim = policy_distance(plain, noisy, self.delta)
         self.excess.copy_(distance - aim)
 
-    def observe(self, segment: Batch, learner: Learner) -> None:
+    def observe(self, segment: Segment, learner: Learner) -> None:
         """Equation 2: a larger ``sigma`` while the distance, over all ranks that acted, is below its aim."""
         excess = learner.reduce(self.excess, "mean", ~self.excess.isnan())
         self.excess.fill_(torch.nan)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import nn as tnn
 
 from rlplug import nn, tree
-from rlplug.api import Context, Learner, Losses
+from rlplug.api import Context, Learner, Losses, Segment
 from rlplug.functional.returns import discounted_sum
 from rlplug.nn import Linear, precise
 from rlplug.nn.moments import Moments
@@ -109,14 +109,15 @@ class RND(Curiosity):
         return (features(self.predictor) - features(self.target).detach()).square().mean(-1)
 
     @torch.no_grad()
-    def observe(self, segment: Batch, learner: Learner) -> None:
+    def observe(self, segment: Segment, learner: Learner) -> None:
         """Move both statistics, on all ranks alike; a replay's samples are measured by what they are by then."""
-        segment = tree.map(lambda x: x.to(self.returns.device), {key: segment[key] for key in ("obs", "valid")})
-        obs, valid = next_obs(segment), segment["valid"][:-1]
+        batch = tree.map(lambda x: x.to(self.returns.device), {key: segment.batch[key] for key in ("obs", "valid")})
+        obs, valid = next_obs(batch), batch["valid"][:-1]
         self.whitened.observe(obs, valid, learner)
-        error, valid = (learner.gather(x.T).T for x in (self.error(obs), valid))
-        sums = discounted_sum(error, valid, self.returns, self.cfg.gamma)
-        self.returns.copy_(sums[-1])
+        own = torch.tensor(self.ctx.env_ids[segment.columns], device=valid.device)
+        env_ids, error, valid = learner.gather(own), *(learner.gather(x.T).T for x in (self.error(obs), valid))
+        sums = discounted_sum(error, valid, self.returns[env_ids], self.cfg.gamma)
+        self.returns[env_ids] = sums[-1]
         self.moments.add(sums[valid])
         self.moments.commit()
 

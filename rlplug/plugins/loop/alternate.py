@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from rlplug.api import Context, Run
-from rlplug.settings import settings
+from rlplug.api import Context, Loop, Run
+from rlplug.settings import PositiveInt, option, settings
 
 
-class Alternate:
+class Alternate(Loop):
     @settings
     class Config:
-        pass
+        in_flight: PositiveInt = option("Rounds that are ordered at a time; above 1, actors play on during updates.")
+        broadcast_interval: PositiveInt = option("Rounds that are played with the same weights.")
+        max_weight_sync_delay: PositiveInt | None = option(
+            "Steps of an actor after which weights are broadcast in any case; null: the interval alone decides."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.in_flight, self.broadcast_interval = cfg.in_flight, cfg.broadcast_interval
+        self.max_weight_sync_delay = cfg.max_weight_sync_delay
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
         self.round_steps = ctx.rollout_length * ctx.num_envs
 

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Buffer, Data, Needs, Segment
-from rlplug.checkpointing.format import folder_of
-from rlplug.checkpointing.row_log import FileRowLog
+from rlplug.checkpointing.format import FileRowLog, Snapshot, folder_of, write
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
-from rlplug.checkpointing.writing import Snapshot, write
 from rlplug.config import choose
 from rlplug.context import RunContext
 from rlplug.registry import load

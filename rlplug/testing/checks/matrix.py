@@ -16,7 +16,7 @@ import yaml
 from rlplug import registry
 from rlplug.api import Exploration
 from rlplug.config import RunConfig, compose, parse
-from rlplug.config.run import SEVERAL
+from rlplug.config.schema import SEVERAL
 from rlplug.registry import KINDS, Kind, load
 from rlplug.run.build import build
 from rlplug.testing.checks.runs import CPU, callbacks_of, node_of, option_of, play, require, trainables

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
+from rlplug.api import Segment
 from rlplug.config import parse
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import one_rank
@@ -74,7 +75,7 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
         fabric=fabric, ctx=ctx, algorithm=algorithm, buffer=again(share), progress=progress, microbatches=microbatches
     )
     ctx.schedules.refresh(learner.progress.env_steps)
-    algorithm.observe(share, learner)
+    algorithm.observe(Segment(share), learner)
     losses = learner.update()
     return flat({"weights": algorithm.state_dict(), "logged": losses.terms | losses.metrics})
 

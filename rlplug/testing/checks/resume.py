@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.checkpointing.format import folder_of
-from rlplug.checkpointing.reading import Checkpoint
-from rlplug.checkpointing.row_log import FileRowLog
-from rlplug.checkpointing.writing import write
-from rlplug.run.state import capture, restore
+from rlplug.checkpointing.format import Checkpoint, FileRowLog, folder_of, write
+from rlplug.run.callbacks import capture, restore
 from rlplug.testing.checks.runs import Case, callbacks_of, differences, play, require, some
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Tree

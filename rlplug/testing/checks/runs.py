@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Algorithm, Losses, Trainable
+from rlplug.api import Algorithm, Losses, Segment, Trainable
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
@@ -110,8 +110,8 @@ class Record:
         self.segment: Batch = {}
 
     @hookimpl
-    def rlplug_collected(self, run: Any, segment: Batch) -> None:
-        self.segment = tree.map(torch.clone, segment)
+    def rlplug_collected(self, run: Any, segment: Segment) -> None:
+        self.segment = tree.map(torch.clone, segment.batch)
 
     @hookimpl
     def rlplug_updated(self, run: Any, losses: Losses) -> None:

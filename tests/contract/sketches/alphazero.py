@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim, Segment
 from rlplug.nn.distributions import Categorical
 from rlplug.settings import PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
@@ -112,9 +112,9 @@ class AlphaZero(Algorithm):
         score = (data["reward"] * data["valid"]).sum(0).expand_as(data["reward"])
         return data | {"score": score, "returns": self.rank(score)}
 
-    def observe(self, segment: Batch, learner: Learner) -> None:
+    def observe(self, segment: Segment, learner: Learner) -> None:
         """Each episode's score once; the threshold reaches the actors with the weights."""
-        self.scores = torch.cat([self.scores, learner.gather(segment["score"][0])])[-self.cfg.memory :]
+        self.scores = torch.cat([self.scores, learner.gather(segment.batch["score"][0])])[-self.cfg.memory :]
         self.threshold = self.scores.nanquantile(self.cfg.percentile)
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:

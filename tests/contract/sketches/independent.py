@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from rlplug import tree
-from rlplug.api import Algorithm, Context, Learner, Losses, Needs
+from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Segment
 from rlplug.settings import option, settings
 from rlplug.types import Batch, EnvSpec, Group, Mode
 
@@ -82,9 +82,9 @@ class Independent(Algorithm):
         joint: Batch = {key: torch.stack([out[key] for out, _ in outs.values()], 1) for key in first}
         return joint, {name: after for name, (_, after) in outs.items()}
 
-    def observe(self, segment: Batch, learner: Learner) -> None:
-        for _, child, rows in self.views(segment):
-            child.observe(rows, learner)
+    def observe(self, segment: Segment, learner: Learner) -> None:
+        for _, child, rows in self.views(segment.batch):
+            child.observe(replace(segment, batch=rows), learner)
 
     def prepare(self, batch: Batch) -> Batch:
         return {name: child.prepare(rows) for name, child, rows in self.views(batch)}

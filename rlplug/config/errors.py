@@ -1,16 +1,16 @@
-"""pydantic's errors -> messages with the full key, what is wrong and what would be right."""
+"""What a user is told about a configuration: mistakes, with the full key and what would be right, and changes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
-from rlplug.registry import unknown
+from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
 Path = tuple[str | int, ...]
@@ -19,23 +19,17 @@ WRONG = dict.fromkeys(RANGES, "is out of range") | {"literal_error": "is none of
 SURPLUS = "^Input (should be )?|(, unable|, got| or an instance of) .*"
 
 
-def explain(error: ValidationError, node: dict[str, Any], config: type[Any], key: str = "") -> list[ConfigError]:
+def mistakes(error: ValidationError, node: Any, config: type[Any], key: str = "") -> list[ConfigError]:
     """Return one error for each mistake in ``node``, the settings at ``key``, which have to fit ``config``."""
     found: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         found.setdefault(_path(item, node), []).append(item)
-    errors: list[ConfigError] = []
-    for path, items in found.items():
-        if any(path == other[: len(path)] for other in found if other != path):
-            continue  # another branch of a union accepts the type of the value and refuses a part of it
-        if items[0]["type"] == "unexpected_keyword_argument":
-            errors.append(unknown_key(dotted(key, *path), _fields(config, path[:-1])))
-        else:
-            errors.append(_mistake(dotted(key, *path), items))
-    return errors
+    # if another path goes on from this one, that branch of a union accepts the type and refuses a part of the value
+    ends = [path for path in found if not any(path == other[: len(path)] for other in found if other != path)]
+    return [_mistake(key, path, found[path], config) for path in ends]
 
 
-def join_errors(errors: Sequence[ConfigError]) -> ConfigError:
+def joined(errors: Sequence[ConfigError]) -> ConfigError:
     """Return several mistakes as one error with a line for each."""
     return errors[0] if len(errors) == 1 else ConfigError("", "\n".join(map(str, errors)))
 
@@ -59,11 +53,6 @@ def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
     return unknown_key(key, siblings)
 
 
-def already_there(key: str) -> ConfigError:
-    """Return the error for ``+key=value`` when the key exists."""
-    return ConfigError(key, f"exists already: write {key}=<value>, without +")
-
-
 def value_at(tree: Any, key: str, default: Any = None) -> Any:
     """Return the value at a dotted key of nested mappings; ``default`` if there is none."""
     for part in key.split("."):
@@ -73,23 +62,44 @@ def value_at(tree: Any, key: str, default: Any = None) -> Any:
     return tree
 
 
-def _leaves(node: Any, path: str = "") -> list[str]:
-    """Return the dotted keys of all leaves."""
-    if not isinstance(node, Mapping):
-        return [path]
-    return [leaf for key, value in node.items() for leaf in _leaves(value, dotted(path, str(key)))]
-
-
 def dotted(key: str, *path: str | int) -> str:
     """Return ``algo.lr[0][1]`` for ``("lr", 0, 1)`` below ``algo``."""
-    for part in path:
-        key = f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}" if key else part
-    return key
+    below = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return (key + below).removeprefix(".")
 
 
 def show(value: Any) -> str:
     """Return a value as it is written in YAML."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], key: str = "") -> list[tuple[str, Any, Any]]:
+    """Return (dotted key, old value, new value) for each difference; None stands for a missing value or mapping."""
+    found: list[tuple[str, Any, Any]] = []
+    for part in {**old, **new}:
+        before, after, path = old.get(part), new.get(part), dotted(key, part)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, path)
+        elif repr(before) != repr(after):  # 1 equals true and 1.0
+            found.append((path, before, after))
+    return found
+
+
+def told(changed: Sequence[tuple[str, Any, Any]]) -> list[str]:
+    """Return a line for each of ``differences``: ``total_steps: 20000 -> 40000`` or ``+ logger.wandb``."""
+    lines: list[str] = []
+    for key, old, new in changed:
+        whole = isinstance(old, Mapping) or isinstance(new, Mapping)
+        lines.append(f"{'-' if new is None else '+'} {key}" if whole else f"{key}: {show(old)} -> {show(new)}")
+    return lines
+
+
+def _leaves(node: Any, path: str = "") -> Iterator[str]:
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _leaves(value, dotted(path, str(key)))
+    else:
+        yield path
 
 
 def _path(item: Any, node: Any) -> Path:
@@ -101,18 +111,16 @@ def _path(item: Any, node: Any) -> Path:
     return (*path, item["loc"][-1]) if item["type"] == "missing" else path
 
 
-def _mistake(key: str, items: list[Any]) -> ConfigError:
-    """Return what is wrong with one value: a mistake for each branch of a union, or one."""
+def _mistake(key: str, path: Path, items: list[Any], config: Any) -> ConfigError:
+    """Return what is wrong with the value at one path: an item for each branch of a union, or one."""
+    key = dotted(key, *path)
     items = [item for item in items if not item["type"].endswith("_type")] or items
     kind, value = items[0]["type"], show(items[0]["input"])
     if kind == "missing":
         return ConfigError(key, "is missing")
+    if kind == "unexpected_keyword_argument":
+        for part in path[:-1]:
+            config = config.__pydantic_fields__[part].annotation
+        return unknown_key(key, getattr(config, "__pydantic_fields__", ()))
     text = " or ".join(re.sub(SURPLUS, "", item["msg"]) for item in items).replace("dictionary", "mapping")
     return ConfigError(key, f"{value} {WRONG.get(kind, 'has the wrong type')}: should be {text}")
-
-
-def _fields(config: Any, path: Path) -> list[str]:
-    """Return the names of the fields of the settings at a path; none where there are no settings."""
-    for part in path:
-        config = getattr(config, "__pydantic_fields__", {})[part].annotation
-    return list(getattr(config, "__pydantic_fields__", {}))

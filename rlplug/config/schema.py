@@ -12,17 +12,14 @@ from pydantic import PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
-from rlplug.config.messages import dotted, explain, join_errors, show, unknown_key
+from rlplug.config.errors import dotted, joined, mistakes, show, unknown_key
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
 
 T = TypeVar("T")
-
-SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")
-"""kinds with exactly one component per run"""
-SEVERAL: tuple[Kind, ...] = ("exploration", "logger")
-"""kinds with any number of components per run, by name"""
+SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")  # a run has exactly one of them
+SEVERAL: tuple[Kind, ...] = ("exploration", "logger")  # a run has any number of them, by name
 
 
 @dataclass(frozen=True)
@@ -30,15 +27,12 @@ class Chosen:
     """A component that the configuration selects, with its validated settings."""
 
     kind: Kind
-    key: str
-    """the key of its node: ``algo``, ``exploration.gaussian``, ``critic_model``"""
+    key: str  # of its node: algo, exploration.gaussian, critic_model
     name: str
     cls: type[Any]
-    cfg: Any
-    """an instance of ``cls.Config``"""
+    cfg: Any  # an instance of cls.Config
 
     def build(self, ctx: Any) -> Any:
-        """Build the component for a ``Context``."""
         return self.cls(self.cfg, ctx)
 
 
@@ -77,9 +71,7 @@ class Preprocess:
     scale_reward: PositiveFloat = option("Factor of the environment's rewards.")
     normalize_reward: bool = option("Divide rewards by the running deviation of the discounted return.")
     reward_gamma: UnitFloat = option("Discount of that return.")
-    clip_reward: Literal["sign"] | PositiveFloat | None = option(
-        "sign: rewards become -1, 0 or 1; a number: they are clipped to +- this; null: neither."
-    )
+    clip_reward: Literal["sign"] | PositiveFloat | None = option("sign: rewards of -1, 0, 1; a number: within +- it.")
 
 
 @settings
@@ -99,9 +91,7 @@ class Core:
     checkpoint: Checkpoint = option("What the run can be continued from.")
     preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
     log: Log = option("Rows of metrics.")
-    on_nan: Literal["stop", "skip"] = option(
-        "What to do about a loss or gradient that is NaN or infinite: stop the run, or skip that gradient step."
-    )
+    on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: bool = option("Use torch.compile.")
     deterministic: bool = option("Use deterministic kernels only.")
 
@@ -122,6 +112,9 @@ class RunConfig(Core):
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
+RESUMABLE = ("total_steps", "eval", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
+"""what may change when a run is resumed"""
+WHY = "it alters what is learned; a run continues as it was started"
 
 
 def parse(raw: dict[str, Any]) -> RunConfig:
@@ -146,7 +139,7 @@ def parse(raw: dict[str, Any]) -> RunConfig:
             errors.append(ConfigError(kind, f"{show(nodes)} has the wrong type: should map names to settings"))
     models = {slot: chosen("model", slot, raw.get(slot)) for slot in slots if slot == "model" or raw[slot] is not None}
     if errors:
-        raise join_errors(errors)
+        raise joined(errors)
     components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
     return RunConfig(**core, **components, raw=raw)
 
@@ -163,12 +156,11 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
         hint = f"; a file of conf/model is chosen by model@{key}={node}" if kind == "model" else ""
         raise ConfigError(key, f"{show(node)} has the wrong type: should be a mapping with 'name' and settings{hint}")
     if not isinstance(name := node.get("name"), str):
-        names = ", ".join(registry.names(kind))
-        raise ConfigError(f"{key}.name", f"should name one of the components of kind {kind}: {names}")
+        raise ConfigError(f"{key}.name", f"should name one of kind {kind}: {', '.join(registry.names(kind))}")
     cls = registry.load(kind, name, f"{key}.name")
     if not hasattr(cls, "Config"):
         raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
-    return Chosen(kind, key, name, cls, typed(cls.Config, _settings(node), key))
+    return Chosen(kind, key, name, cls, typed(cls.Config, {k: v for k, v in node.items() if k != "name"}, key))
 
 
 def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
@@ -182,13 +174,14 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     try:
         cfg = config(**node | inside)
     except ValidationError as error:
-        raise join_errors([*explain(error, node, config, key), *errors]) from None
-    for name, value in node.items():
-        # pydantic accepts true as the number 1
-        if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool):
-            errors.append(ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number"))
+        raise joined([*mistakes(error, node, config, key), *errors]) from None
+    errors += [
+        ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number")
+        for name, value in node.items()
+        if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool)  # pydantic takes true for 1
+    ]
     if errors:
-        raise join_errors(errors)
+        raise joined(errors)
     return cfg
 
 
@@ -201,13 +194,10 @@ def _collect(errors: list[ConfigError], function: Callable[..., T], *args: Any) 
 
 
 def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str, Any]:
-    """Return a stored configuration with the settings of each component as its installed version declares them.
+    """Return a stored configuration with the settings of components of these kinds as they are declared now.
 
-    The node of a component, without ``name``, is passed through its classmethod ``Config.migrate(old) -> dict`` if it
-    has one; then the nodes inside it are migrated. A node whose component cannot be imported is not changed.
-
-    Args:
-        kinds: the kinds whose nodes are migrated and whose components are imported.
+    A node's settings pass through the classmethod ``Config.migrate(old) -> dict`` of its component if it has one, then
+    those of the nodes inside it. A node whose component cannot be imported is not changed.
 
     Raises:
         ConfigError: a component's ``migrate`` failed.
@@ -226,15 +216,11 @@ def _migrate(kind: Any, key: str, node: Any) -> Any:
         return node
     if hasattr(config, "migrate"):
         try:
-            node = {"name": name} | config.migrate(_settings(node))
+            node = {"name": name} | config.migrate({k: v for k, v in node.items() if k != "name"})
         except Exception as error:
             who = f"{kind} {name!r} of {registry.owner(kind, name)}"
             raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error
     return node | {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in _nested(config, node)}
-
-
-def _settings(node: dict[str, Any]) -> dict[str, Any]:
-    return {option: value for option, value in node.items() if option != "name"}
 
 
 def nested(chosen: Chosen) -> Iterator[Chosen]:

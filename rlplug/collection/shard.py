@@ -1,0 +1,273 @@
+"""One shard: environments that keep step and the policy that plays them, from segment to segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlplug import tree
+from rlplug.api import Algorithm, Exploration, VecEnv
+from rlplug.collection.nonfinite import check_segment
+from rlplug.collection.segment import SegmentMemory, copied, on_device, on_host, only
+from rlplug.context import EnvShard, RunContext
+from rlplug.envs.checking import Bounds
+from rlplug.types import Batch, Mode, Tree, Weights
+
+CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_, "is_first": np.bool_, "valid": np.bool_}
+
+
+class ShardCollector:
+    """Plays the environments of one shard in this process. A subclass plays the rows of a segment.
+
+    The tensors of a segment are this collector's own memory, valid until the next ``collect``.
+
+    Args:
+        seeds: one for each environment of ``shard``.
+        keys: what is kept of a segment, beside ``CORE``; None: what the algorithm needs.
+        normalize: what the policy sees of an observation.
+    """
+
+    extra_rows = 1  # of memory, beyond the transitions of a segment
+
+    def __init__(
+        self,
+        env: VecEnv,
+        algorithm: Algorithm,
+        ctx: RunContext,
+        shard: EnvShard,
+        seeds: Sequence[int],
+        exploration: Mapping[str, Exploration] | None = None,
+        keys: Sequence[str] | None = None,
+        normalize: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
+        self.exploration = dict(exploration or {})
+        self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
+        self.keys = ctx.needs.keys if keys is None else keys
+        self._kept = (*self.keys, *CORE)
+        (group, *others) = ctx.spec.groups.values()
+        checked = getattr(env, "check_bounds", True) and not others and not group.agents
+        self.bounds = Bounds(group.obs) if checked else None
+        cpu = ctx.device.type == "cpu"
+        self._to_device = (lambda step: step) if cpu else partial(on_device, device=ctx.device)
+        self._to_array = torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
+        self._step = env.step
+        self.failed_episodes = 0
+        """episodes that ended because their environment failed"""
+        self._restarts = 0  # how often new episodes began because the environments could not be restored
+        self._memory: dict[int, SegmentMemory] = {}  # by transitions of a segment
+        self._open: Batch = {}  # the row that the next segment begins with
+
+    def reset(self, tasks: Tree = None) -> None:
+        """Begin an episode in every environment.
+
+        Raises:
+            RunError: a first observation is NaN or infinite.
+        """
+        n, needed = self.num_envs, self.ctx.needs.keys
+        first = self.env.reset(self.seeds, tasks)
+        self._open = first | {key: np.ones(n, np.bool_) for key in ("is_first", "valid")}
+        check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids, self.bounds)
+        self._no_previous: Batch = {}  # what the first row of an episode has for the row before it
+        if "prev_action" in needed:
+            space = self.ctx.spec.single_agent.action
+            self._no_previous["prev_action"] = np.zeros((n, *(space.shape or ())), space.dtype)
+        if "prev_reward" in needed:
+            self._no_previous["prev_reward"] = np.zeros(n, np.float32)
+        self._open |= copied(self._no_previous)
+        self._observed = tuple(first)  # keys that the environment gives
+        self._inputs = (*self._observed, *self._no_previous, "is_first")  # keys that the policy sees
+        self.carry: Batch = self.algorithm.initial_carry(n)
+        self.noise: dict[str, Batch] = {name: extra.initial_carry(n) for name, extra in self.exploration.items()}
+
+    def example(self) -> Batch:
+        """Return one row ``[B, ...]`` as it will be stored. Environment and algorithm are asked once.
+
+        Raises:
+            ValueError: the algorithm needs a key that neither it nor the environment gives.
+        """
+        if not self._open:
+            self.reset()
+        with torch.inference_mode(), self.ctx.acting(self.shard):
+            rows = only(self.algorithm.postprocess(self._allocate(2).tensors), self._kept)
+        if missing := [key for key in self.keys if key not in rows and key != "action_mask"]:
+            name = type(self.algorithm).__name__
+            raise ValueError(f"{name}.needs names keys that nobody gives: {', '.join(missing)}")
+        return tree.take(rows, 0)
+
+    def collect(
+        self,
+        rows: int,
+        mode: Mode = "explore",
+        stop: Callable[[], bool] | None = None,
+        weights: Weights | None = None,
+        env_steps: int = 0,
+    ) -> Batch:
+        """Collect a segment ``[rows + 1, B]``.
+
+        Args:
+            stop: asked between rows; columns that it makes short are padded with ``valid=False``.
+            weights: to play with; None: the algorithm's own, as they are.
+            env_steps: of the run, for messages.
+
+        Raises:
+            RunError: it failed, and a number that is NaN or infinite came before.
+        """
+        if not self._open:
+            self.reset()
+        try:
+            with torch.inference_mode(), self.ctx.acting(self.shard), self._acting_weights(mode, weights):
+                if rows not in self._memory:
+                    self._memory[rows] = self._allocate(rows + self.extra_rows)
+                segment = self._play(self._memory[rows], rows, mode, stop)
+            return only(segment if mode == "greedy" else self.algorithm.postprocess(segment), self._kept)
+        except Exception:
+            check_segment(self.raw_segment(rows), env_steps, self.shard.env_ids, self.bounds)
+            raise
+
+    def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
+        """Play transitions from the open row on, leave the last row open, and return ``[rows + 1, B, ...]``."""
+        raise NotImplementedError
+
+    def raw_segment(self, rows: int) -> Batch:
+        """Return all that the last ``collect(rows)`` wrote; if it raised, the rows behind are of an earlier segment."""
+        return self._memory[rows].tensors if rows in self._memory else {}
+
+    @contextmanager
+    def _acting_weights(self, mode: Mode, weights: Weights | None) -> Iterator[None]:
+        """Act with other weights than the algorithm's own: given ones, and what exploration modules make of them."""
+        modules = [x for x in self.exploration.values() if type(x).perturb_weights is not Exploration.perturb_weights]
+        modules = modules if mode == "explore" else []
+        if weights is None and not modules:
+            yield
+            return
+        own = only(self.algorithm.state_dict(keep_vars=True), set(self.algorithm.actor_keys()))
+        before = {name: x.data for name, x in own.items()}
+
+        def put(weights: Weights) -> None:
+            for name, x in weights.items():
+                own[name].data = x
+
+        try:
+            put(weights or {})
+            if modules:
+                step = on_device(only(self._open, self._inputs), self.ctx.device)
+                unperturbed, _ = self._decide(step, "greedy")
+                perturbed = {name: x.data for name, x in own.items() if isinstance(x, nn.Parameter)}
+                for extra in modules:
+                    perturbed = extra.perturb_weights(perturbed)
+                put(perturbed)
+                noisy, _ = self._decide(step, "greedy")
+                for extra in modules:
+                    extra.adapt_noise(unperturbed, noisy)
+            yield
+        finally:
+            put(before)
+
+    # ---- the policy -----------------------------------------------------------------------------------------------
+
+    def _act(self, step: Batch, mode: Mode) -> Batch:
+        """Act on a row of every environment, and move the recurrent state on. ``step``: tensors ``[B, ...]``."""
+        step = self._to_device(step)
+        out, self.carry = self._decide(step, mode)
+        if mode == "explore":
+            for name, extra in self.exploration.items():
+                out, self.noise[name] = extra.perturb(out, step, self.noise[name])
+        return out
+
+    def _decide(self, step: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        if self.normalize is not None:
+            step = step | {"obs": self.normalize(step["obs"])}
+        return self.algorithm.act(step, self.carry, mode)
+
+    # ---- memory, and what is written into it: at a row, at rows, or at (rows [B], environments [B]) -----------------
+
+    def _allocate(self, length: int) -> SegmentMemory:
+        """Allocate ``length`` rows. Which keys the algorithm returns is found by asking it once.
+
+        Keys that have no memory are not brought to the host. All are kept where the algorithm has a ``postprocess``,
+        which may read them.
+        """
+        like = self._open | {key: np.zeros(self.num_envs, dtype) for key, dtype in CORE.items()}
+        step = on_device(only(self._open, self._inputs), self.ctx.device)
+        carry, noise = self.carry, dict(self.noise)
+        generators = {role: generator.get_state() for role, generator in self.ctx.generators.items()}
+        for mode in ("explore", "random"):
+            out = self._act(step, mode)
+            if type(self.algorithm).postprocess is Algorithm.postprocess:
+                out = only(out, ("action", *self.keys))
+            like |= on_host({key: x for key, x in out.items() if key not in like})
+        for role, state in generators.items():
+            self.ctx.generators[role].set_state(state)
+        self.carry, self.noise = carry, noise
+        if "carry" in self.keys:
+            like.setdefault("carry", on_host(carry))
+        return SegmentMemory(like, length)
+
+    def _write_carry(self, arrays: Batch, index: Any) -> None:
+        """Write the recurrent state before a row."""
+        if "carry" in self.keys:
+            tree.put(arrays["carry"], index, on_host(self.carry))
+
+    def _write_output(self, arrays: Batch, index: Any, out: Batch) -> None:
+        """Write what the algorithm returned when it acted on a row."""
+        for key, value in out.items():
+            if key in arrays:
+                if isinstance(value, dict):
+                    tree.put(arrays[key], index, tree.map(self._to_array, value))
+                else:  # as above, in a third of the time
+                    arrays[key][index] = self._to_array(value)
+
+    def _write_previous(self, arrays: Batch, index: Any, following: Any) -> None:
+        """Write what was acted on into the row that follows; behind a final observation, zeros: nobody acted on it."""
+        for key in self._no_previous:
+            values = arrays[key.removeprefix("prev_")]
+            acted = arrays["valid"][index].reshape(-1, *(1 for _ in values.shape[2:]))
+            arrays[key][following] = np.where(acted, values[index], 0)
+
+    def _write_value(self, arrays: Batch, index: Any, mode: Mode, where: Any = None) -> None:
+        """Write the value of rows on which nobody acts; only in the environments ``where [B]``, if given."""
+        if "value" not in self.keys:
+            return
+        step = tree.take({key: arrays[key] for key in self._inputs}, index)
+        out, _ = self._decide(on_device(step, self.ctx.device), mode)
+        values = on_host(only(out, arrays))
+        if where is not None:
+            (row, env), values = index, tree.take(values, where)
+            index = row[where], env[where]
+        tree.put(arrays, index, values)
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def state(self) -> Tree:
+        """Return where the stream stands; ``env`` is None where the environments cannot save theirs."""
+        stream = {"open": copied(self._open), "carry": self.carry, "noise": self.noise}
+        return stream | {"env": self.env.state(), "cuts": self._restarts}
+
+    def load(self, state: Tree) -> None:
+        """Continue from ``state``. Where it has no environments, every environment begins a new episode."""
+        if not self._open:
+            self.reset()
+        self._open, self._restarts = copied(state["open"]), state["cuts"]
+        self.carry, self.noise = on_device(state["carry"], self.ctx.device), on_device(state["noise"], self.ctx.device)
+        if state["env"] is not None:
+            self.env.load(state["env"])
+        else:
+            # The open row ends its episode as a final observation does; the next row is the first of a new one.
+            self._open["valid"] = np.zeros(self.num_envs, np.bool_)
+            self._restarts += 1
+            seeds = np.random.SeedSequence([*self.seeds, self._restarts]).generate_state(self.num_envs)
+            self._restart(self.env.reset(seeds.tolist()))
+
+    def _restart(self, first: Batch) -> None:
+        """Continue with first observations ``[B, ...]`` behind the open row."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.env.close()
