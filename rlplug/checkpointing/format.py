@@ -129,7 +129,7 @@ class FileRowLog(RowLog):
     def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None, number: int = 0) -> None:
         self.number, self.own, self.state = number, [chunk for chunk in chunks if chunk.part == number], state
         self.end = max((chunk.end for chunk in self.own), default=0)
-        others = sorted({chunk.part for chunk in chunks} - {number}) if not number else ()
+        others = sorted({chunk.part for chunk in chunks} - {0}) if not number else ()
         self.parts = {part: FileRowLog(chunks, number=part) for part in others}
 
     @property
