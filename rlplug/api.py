@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from rlplug.plan import Hardware as Hardware
 from rlplug.plan import Plan as Plan
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Weights
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Unit, Weights
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -485,16 +485,20 @@ class Run(Protocol):
     config: Any  # the validated run configuration, ``rlplug.config.RunConfig``
     run_dir: Path
     progress: Progress
+    loop: Loop
+    steps: int  # how far it is, in the unit of its loop
     logged: int  # rows of metrics so far; a continued run goes on behind those of its checkpoint
     algorithm: Algorithm
     collector: Collector
     learner: Learner
 
     @property
-    def done(self) -> bool: ...  # it has its steps, to less than one of every environment, or was asked to stop
+    def done(self) -> bool: ...  # it has its ``total_steps``, or cannot make a whole round more, or was asked to stop
 
     def report(self) -> None:
-        """Log, evaluate and write a checkpoint, each where it is due. A loop calls it between rounds.
+        """Log, evaluate and write a checkpoint, each where it is due.
+
+        A loop calls it between rounds, equally often on every rank; where it collects nothing, between updates.
 
         Raises:
             RunError: a gradient step since the last call was not made of finite numbers.
@@ -522,13 +526,13 @@ class Loop(Protocol):
     """
 
     # what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count
-    unit: ClassVar[Literal["env_steps", "updates"]] = "env_steps"
+    unit: ClassVar[Unit] = "env_steps"
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
 
     def updates(self, env_steps: int) -> int:
-        """Return how many updates will have been made after so many environment steps."""
+        """Return how many updates will have been made after so many environment steps, which are its unit."""
         ...
 
     def run(self, run: Run) -> None:

@@ -72,7 +72,7 @@ class Events:
 
     @hookspec
     def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
-        """One row of metrics, at every log interval and after every evaluation; ``step`` is in environment steps."""
+        """One row of metrics, at every log interval and after every evaluation; ``step`` is ``run.steps``."""
 
     @hookspec
     def rlplug_evaluated(self, run: Run, metrics: Mapping[str, float]) -> None:

@@ -122,7 +122,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
         raise ConfigError("env", f"{said} cannot be kept over them; env.vectorization=list leaves none")
     total, length = config.total_steps, trainer.ctx.rollout_length
-    if total < (steps := length * config.num_envs):
+    if trainer.loop.unit == "env_steps" and total < (steps := length * config.num_envs):
         each = f"{steps} steps (num_envs={config.num_envs} x {length} steps of each)"
         raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
     if elsewhere and plan.accelerator == "cuda":
