@@ -315,6 +315,9 @@ class Segment:
     """of the weights that played it"""
 
 
+Source: TypeAlias = Literal["collected", "stored"]
+
+
 class RowLog(Protocol):
     """Where a buffer keeps its content: a part of a checkpoint, written incrementally.
 
@@ -339,6 +342,7 @@ class Buffer(Protocol):
 
     gives: ClassVar[frozenset[Data]]  # what its samples can be: ``needs.data`` has to be among them
     sequences: ClassVar[bool]  # windows begin at rows whose recurrent state it keeps
+    sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any is collected
     size_key: ClassVar[str]  # the config key that says how much it keeps: ``buffer.capacity``
 
     @property
@@ -527,9 +531,14 @@ class Loop(Protocol):
 
     # what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count
     unit: ClassVar[Unit] = "env_steps"
+    collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
+
+    @classmethod
+    def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
+        """Return why it cannot drive an algorithm, in words that go on from its name; None: it can."""
 
     def updates(self, env_steps: int) -> int:
         """Return how many updates will have been made after so many environment steps, which are its unit."""

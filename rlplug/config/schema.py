@@ -174,7 +174,7 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     try:
         cfg = config(**node | inside)
     except ValidationError as error:
-        raise joined([*mistakes(error, node, config, key), *errors]) from None
+        raise joined([*mistakes(error, node, config, key, CORE if key else ()), *errors]) from None
     errors += [
         ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number")
         for name, value in node.items()
