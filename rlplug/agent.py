@@ -160,7 +160,7 @@ def evaluate(
         tell: is given, line by line, what a person should know.
 
     Returns:
-        ``checkpoint``, ``env_steps``, ``episodes``, ``seed`` and the metrics ``eval/...``.
+        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
 
     Raises:
         ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
@@ -194,10 +194,11 @@ def evaluate(
         return made
 
     with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize)) as evaluator:
-        played = evaluator.play(manifest["env_steps"])
+        played = evaluator.play(checkpoint.steps)
     return {
         "checkpoint": str(checkpoint.path),
         "env_steps": manifest["env_steps"],
+        "updates": manifest["updates"],
         "episodes": len(played),
         "seed": core.seed,
         **summary(played),
@@ -238,5 +239,5 @@ def _restored(
     except (RuntimeError, KeyError) as error:
         reason = [line.strip() for line in str(error).splitlines()][:2][-1]
         raise CheckpointError(f"{checkpoint.path} does not fit algo {algo.name!r} as it is now: {reason}") from None
-    ctx.schedules.refresh(manifest["env_steps"])
+    ctx.schedules.refresh(checkpoint.steps)
     return algorithm, ctx, normalizer

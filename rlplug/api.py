@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from rlplug.plan import Hardware as Hardware
 from rlplug.plan import Plan as Plan
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Weights
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Unit, Weights
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -315,6 +315,9 @@ class Segment:
     """of the weights that played it"""
 
 
+Source: TypeAlias = Literal["collected", "stored"]
+
+
 class RowLog(Protocol):
     """Where a buffer keeps its content: a part of a checkpoint, written incrementally.
 
@@ -343,6 +346,7 @@ class Buffer(Protocol):
 
     gives: ClassVar[frozenset[Data]]  # what its samples can be: ``needs.data`` has to be among them
     sequences: ClassVar[bool]  # windows begin at rows whose recurrent state it keeps
+    sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any is collected
     size_key: ClassVar[str]  # the config key that says how much it keeps: ``buffer.capacity``
 
     @property
@@ -489,16 +493,20 @@ class Run(Protocol):
     config: Any  # the validated run configuration, ``rlplug.config.RunConfig``
     run_dir: Path
     progress: Progress
+    loop: Loop
+    steps: int  # how far it is, in the unit of its loop
     logged: int  # rows of metrics so far; a continued run goes on behind those of its checkpoint
     algorithm: Algorithm
     collector: Collector
     learner: Learner
 
     @property
-    def done(self) -> bool: ...  # it has its steps, to less than one of every environment, or was asked to stop
+    def done(self) -> bool: ...  # it has its ``total_steps``, or cannot make a whole round more, or was asked to stop
 
     def report(self) -> None:
-        """Log, evaluate and write a checkpoint, each where it is due. A loop calls it between rounds.
+        """Log, evaluate and write a checkpoint, each where it is due.
+
+        A loop calls it between rounds, equally often on every rank; where it collects nothing, between updates.
 
         Raises:
             RunError: a gradient step since the last call was not made of finite numbers.
@@ -526,13 +534,18 @@ class Loop(Protocol):
     """
 
     # what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count
-    unit: ClassVar[Literal["env_steps", "updates"]] = "env_steps"
+    unit: ClassVar[Unit] = "env_steps"
+    collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
 
+    @classmethod
+    def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
+        """Return why it cannot drive an algorithm, in words that go on from its name; None: it can."""
+
     def updates(self, env_steps: int) -> int:
-        """Return how many updates will have been made after so many environment steps."""
+        """Return how many updates will have been made after so many environment steps, which are its unit."""
         ...
 
     def run(self, run: Run) -> None:

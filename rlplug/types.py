@@ -28,6 +28,8 @@ Weights: TypeAlias = dict[str, "Tensor"]
 
 Role = Literal["learner", "actor", "eval"]
 Mode = Literal["explore", "greedy", "random"]
+Unit = Literal["env_steps", "updates"]
+STEP: Mapping[Unit, str] = {"env_steps": "step", "updates": "update"}  # what a person calls one of them
 
 KEYS: Mapping[str, tuple[str, str, str]] = {
     "obs": ("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
