@@ -141,6 +141,10 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
         ConfigError: there is no such device; or several agents were trained, which ``evaluate`` alone can play.
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
+    if from_json(checkpoint.manifest["spec"]).has_agents:
+        raise ConfigError(
+            "env", f"{checkpoint.path} has several agents, and one policy cannot be loaded; evaluate plays them"
+        )
     core = _core(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
     algorithm, ctx, normalize = _restored(checkpoint, torch.device(device), core, warnings.warn)
     return Agent(algorithm, ctx, checkpoint.manifest["env_steps"], normalize)

@@ -52,7 +52,8 @@ class Losses:
 
     Attributes:
         terms: added up to the loss. Per row (``[..., B]``, as ``batch["valid"]``, or one row less): averaged over the
-            GLOBAL count of valid rows; 0-d: as it is.
+            GLOBAL count of valid rows; 0-d: as it is. With an agent axis (``[..., B, N]``, as ``batch["alive"]``):
+            averaged over the agents that are alive in valid rows; then every term and metric is 0-d or has that axis.
         metrics: detached; per row or 0-d, averaged over ranks in the same way.
         feedback: for the buffer: ``priority [B]``, a new ``carry``. ``after_step`` takes out what is the algorithm's.
     """
@@ -103,7 +104,14 @@ class Context(Protocol):
         """Build the model of a slot (``critic_model``; an empty one means ``model``), or of a ``ModelNode`` option."""
         ...
 
-    def child(self, spec: EnvSpec) -> Context: ...  # for an algorithm inside an algorithm
+    def child(self, spec: EnvSpec, needs: Needs | None = None) -> Context:
+        """Return the context of an algorithm inside an algorithm, ``cfg.<option>.build(ctx.child(spec))``.
+
+        Args:
+            spec: the spaces that the child serves.
+            needs: of the child; None: as this algorithm's.
+        """
+        ...
 
     def simulator(self) -> Simulator:
         """Return a model of the environment that plans from any state.
@@ -269,6 +277,7 @@ class Exploration(Trainable):
     """Changes what is done (``perturb``, ``perturb_weights``) or what is rewarded (``intrinsic_reward``)."""
 
     overrides_action: ClassVar[bool] = False  # ``perturb`` ignores the action that it is given, so it has to come first
+    knows_agents: ClassVar[bool] = False  # serves environments with agents, too
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         """Change ``out["action"]`` in explore mode; return the new carry second. First called before the run begins.
@@ -386,6 +395,10 @@ class VecEnv(Protocol):
     ignores its action. With ``SAME_STEP``, the step that ends an episode also resets its column: it returns the new
     episode's first observation in ``obs``, and the final one in ``final_obs`` (``final_action_mask``) beside it.
 
+    With agents (``NEXT_STEP`` only) it also gives ``alive [B, N]``: who acts on the row; the actions of the others mean
+    nothing. What belongs to an agent has an agent axis; see ``rlplug.types``. A column ends with the step behind which
+    nobody is alive. The row behind an agent's last action has its final observation; later ones are finite.
+
     With an attribute ``check_bounds = False`` its observations may lie beyond the bounds of their space. With
     ``independent = False`` the episodes of a column depend on which other columns there are: one seed serves all.
     """
@@ -398,7 +411,7 @@ class VecEnv(Protocol):
         ...
 
     def step(self, action: Any) -> Batch:
-        """Execute ``action [B, ...]``.
+        """Execute ``action [B, ...]``; ``[B, N, ...]`` of agents, ``{group: action}`` where there are several groups.
 
         Returns:
             ``obs`` and extras of the next row; ``reward``, ``terminated``, ``truncated`` of the row acted on. Where

@@ -31,7 +31,7 @@ def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
     Raises:
         ConfigError: it cannot serve these spaces, or recurrent models.
     """
-    needs: Needs = algo.cls.needs(algo.cfg, spec)
+    needs: Needs = algo.needs(spec)
     return algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
 
 
@@ -144,8 +144,8 @@ class RunContext(Context):
         vars(other).update(changes)
         return other
 
-    def child(self, spec: EnvSpec) -> RunContext:
-        return self.derive(spec=spec)
+    def child(self, spec: EnvSpec, needs: Needs | None = None) -> RunContext:
+        return self.derive(spec=spec, needs=needs or self.needs)
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
         chosen = self.slots[slot] if isinstance(slot, str) else slot

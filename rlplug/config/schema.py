@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -33,7 +34,23 @@ class Chosen:
     cfg: Any  # an instance of cls.Config
 
     def build(self, ctx: Any) -> Any:
-        return self.cls(self.cfg, ctx)
+        with self._full_keys():
+            return self.cls(self.cfg, ctx)
+
+    def needs(self, spec: Any) -> Any:
+        """Return the ``Needs`` of an algorithm."""
+        with self._full_keys():
+            return self.cls.needs(self.cfg, spec)
+
+    @contextmanager
+    def _full_keys(self) -> Iterator[None]:
+        """Name the options of a component inside another one as they are written: ``algo.algo.gamma``."""
+        try:
+            yield
+        except ConfigError as error:
+            if error.key.split(".")[0] != self.kind or self.kind not in SINGLE:
+                raise
+            raise ConfigError(self.key + error.key.removeprefix(self.kind), error.message) from None
 
 
 @settings

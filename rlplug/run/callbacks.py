@@ -52,13 +52,16 @@ class MetricsLog:
         """Write one row: means since the last one."""
         progress, clock, finished = trainer.progress, trainer.clock, trainer.episodes.drain()
         if not trainer.learner.replicated:
-            rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device).view(-1, 3)
+            rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
+            rows = rows.view(-1, 3 + len(trainer.episodes.groups))
             finished = trainer.learner.collectives.gather(rows).tolist()
         progress.episodes += len(finished)
         row: dict[str, float] = {}
         if finished:
-            returns, lengths, _ = zip(*finished, strict=True)
+            returns, lengths, _, *by_group = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
+            names = [f"episode/return/{name}" for name in trainer.episodes.groups]
+            row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
         row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
         wall = clock.wall()
         seconds = max(wall - self.wall, 1e-9)

@@ -39,6 +39,9 @@ def check(resolved: ResolvedRun) -> None:
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")
+        if resolved.spec.has_agents and not chosen.cls.knows_agents:
+            said = "knows environments of one agent alone, and this one has several; leave it out"
+            raise ConfigError(f"exploration.{key}", said)
     perturb = [key for key, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
     for key in perturb[1:]:
         if config.exploration[key].cls.overrides_action:

@@ -173,7 +173,7 @@ class FabricLearner:
     def _forward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Total:
         with self.fabric.autocast():
             losses = who.forward(batch, due)
-        total = total_loss(losses, batch.get("valid"), who, mean=self.whole)
+        total = total_loss(losses, batch.get("valid"), batch.get("alive"), who, mean=self.whole)
         return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
 
     def _all_reduce(self, totals: Sequence[Total], axis: int, params: Sequence[Tensor]) -> Losses:

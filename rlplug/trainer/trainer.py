@@ -54,7 +54,7 @@ class Trainer(Run):
         self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, policy.ctx, policy.algorithm
         self.learner: FabricLearner = learner
         self.buffer, self.progress, self.collector, self.reports = learner.buffer, learner.progress, collector, reports
-        self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids))
+        self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids), self.ctx.spec.nested)
         self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
