@@ -56,6 +56,9 @@ class MetricsLog:
             returns, lengths, _ = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
         row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
+        own: Mapping[str, float] = getattr(trainer.buffer, "metrics", dict)()
+        ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)
+        row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
         wall = clock.wall()
         seconds = max(wall - self.wall, 1e-9)
         row["time/env_steps_per_s"] = (steps - self.steps) / seconds
