@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from rlplug.cli import main
+from rlplug.testing import conformance
 from tests.contract.tenants.asynchronous import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
@@ -28,6 +29,11 @@ DQN = (
 def eager(install, site):  # noqa: F811
     install("rlplug-eager", "rlplug_eager", FILES)
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()])}
+
+
+def test_the_loop_passes_the_kit(eager):
+    for check in conformance.checks("rlplug-eager", kinds=["loop"]):
+        check()
 
 
 def summary(run: Path) -> dict:
