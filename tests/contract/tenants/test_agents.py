@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from rlplug import tree
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.run.build import build
+from rlplug.testing.comparing import compare_runs
 from tests.contract.tenants.agents import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
 QUIET = ("hardware=cpu", "logger=[]", "eval.every=0")
 SIGNALS = (
     *("algo=independent_dqn", "env=signals", *QUIET, "eval.episodes=4", "model.hidden=[16]", "replay_ratio=0.25"),
-    *("buffer.capacity=512", "num_steps_sampled_before_learning_starts=64", "checkpoint.every=100", "total_steps=320"),
+    *(
+        "buffer.capacity=512",
+        "num_steps_sampled_before_learning_starts=64",
+        "checkpoint.every=100",
+        "total_steps=320",
+        "log.every=200",
+    ),
 )
 
 
@@ -92,30 +104,23 @@ def test_two_groups_in_a_replay(tmp_path):
     trainer.close()
 
 
-def test_two_groups_resume_bit_for_bit(tmp_path):
-    whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert main([*SIGNALS, f"hydra.run.dir={whole}"]) == 0
-    assert main([*SIGNALS, "total_steps=160", f"hydra.run.dir={parted}"]) == 0
-    assert main(["resume", str(parted), "total_steps=320"]) == 0
-    one, two = (run_state(run) for run in (whole, parted))
-    assert one.keys() == two.keys()
-    assert len(one) > 60
-    assert [key for key in one if not same(one[key], two[key])] == []
-
-
-def run_state(run) -> dict:
-    from rlplug.checkpointing.format import find
-
-    checkpoint = find(run)
-    return {
-        (name, *path): leaf
-        for name in ("weights", "learner", "rank0")
-        for path, leaf in tree.items(checkpoint.tree(name))
-        if "metrics" not in path and "log" not in path
-    }
-
-
-def same(a, b) -> bool:
-    if isinstance(a, torch.Tensor | np.ndarray):
-        return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
-    return repr(a) == repr(b)
+def test_two_groups_killed_and_resumed_bit_for_bit(tmp_path, site):  # noqa: F811
+    words = (*SIGNALS, "total_steps=1600")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert main([*words, f"hydra.run.dir={whole}"]) == 0
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()])
+    command = [sys.executable, "-m", "rlplug", *words, f"hydra.run.dir={killed}"]
+    program = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
+    while program.poll() is None and len(list(killed.glob("checkpoints/step_*[0-9]"))) < 2:
+        time.sleep(0.01)
+    program.kill()
+    assert program.wait() == -signal.SIGKILL
+    assert main(["resume", str(killed)]) == 0
+    parts = compare_runs(whole, killed)
+    assert parts["weights"][0] > 20
+    assert [f"{part}: {name}" for part, (_, names) in parts.items() for name in names] == []
+    with (whole / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    returns = [row for row in rows if row["episode/return"]]
+    assert all(row["episode/return/scouts"] and row["episode/return/base"] for row in returns)
+    assert returns
