@@ -197,7 +197,9 @@ def evaluate(
             raise ConfigError("env", f"is not what {checkpoint.path} was trained on: {difference}")
         return made
 
-    with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize)) as evaluator:
+    with closing(
+        Evaluator(make, algorithm, ctx, core.eval.episodes, normalize if normalize.obs else None)
+    ) as evaluator:
         played = evaluator.play(manifest["env_steps"])
     return {
         "checkpoint": str(checkpoint.path),
@@ -216,7 +218,7 @@ def _core(raw: Mapping[str, Any]) -> Core:
 
 def _restored(
     checkpoint: Checkpoint, device: torch.device, core: Core, tell: Callable[[str], None]
-) -> tuple[Algorithm, RunContext, Callable[[Any], Any]]:
+) -> tuple[Algorithm, RunContext, Normalizer]:
     """Return the algorithm with its weights, the context it was built in, and what it sees of an observation."""
     manifest, raw = checkpoint.manifest, migrate(checkpoint.manifest["config"], ("algo", "model"))
     if device.type == "cuda" and not torch.cuda.is_available():
