@@ -117,8 +117,8 @@ class EnvSpec:
 
 def groups_of(batch: Batch) -> dict[str, Batch]:
     """Return what each group has of a batch; the only group has the batch itself, under an empty name."""
-    inner = {name: part for name, part in batch.items() if isinstance(part, dict) and name not in KEYS}
-    return {name: part for name, part in inner.items() if "alive" in part} or {"": batch}
+    parts: dict[str, Batch] = {name: part for name, part in batch.items() if isinstance(part, dict)}
+    return {name: part for name, part in parts.items() if "alive" in part and name not in KEYS} or {"": batch}
 
 
 @dataclass
