@@ -197,9 +197,8 @@ def evaluate(
             raise ConfigError("env", f"is not what {checkpoint.path} was trained on: {difference}")
         return made
 
-    with closing(
-        Evaluator(make, algorithm, ctx, core.eval.episodes, normalize if normalize.obs else None)
-    ) as evaluator:
+    seen = normalize if normalize.obs else None
+    with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, seen)) as evaluator:
         played = evaluator.play(manifest["env_steps"])
     return {
         "checkpoint": str(checkpoint.path),
