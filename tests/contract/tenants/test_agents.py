@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 import torch
 
+from rlplug import tree
 from rlplug.agent import evaluate, load
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.registry import hookimpl
 from rlplug.run.build import build
+from rlplug.testing import conformance
 from rlplug.testing.comparing import compare_runs
 from rlplug.types import ConfigError
 from tests.contract.tenants.agents import FILES
+from tests.contract.tenants.teams import Columns
 from tests.installing import install, site  # noqa: F401  fixtures
 
 QUIET = ("hardware=cpu", "logger=[]", "eval.every=0")
@@ -209,3 +212,64 @@ class Watching:
     def rlplug_collected(self, run, segment):
         batch = segment.batch
         self.rows.append(batch["obs"][batch["valid"].unsqueeze(-1) & batch["alive"]].clone())
+
+
+# ---- the conformance kit ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["two_step", "carts", "signals"])
+def test_environments_with_agents_keep_to_the_contract(name):
+    conformance.check_component("env", name)
+
+
+def zombie(result):
+    result["alive"] = result["alive"] | result.get("terminated", False)
+
+
+def vanishing(result):
+    result["alive"][:, 1] = False
+
+
+def dead_again(result):
+    if "terminated" in result:
+        result["terminated"][:, 0] |= ~result["alive"][:, 0]
+
+
+def without_agents(result):
+    if "reward" in result:
+        result["reward"] = result["reward"].sum(1)
+
+
+def without_alive(result):
+    del result["alive"]
+
+
+def outside(result):
+    result["obs"] = result["obs"][:, :1]
+
+
+WRONG = {
+    zombie: "an agent is terminated or truncated, and alive in the next row",
+    vanishing: "that was not alive is terminated|is not alive any more, but was not",
+    dead_again: "that was not alive is terminated",
+    without_agents: r"'reward' with shape \(3,\); wanted \(3, 2\)",
+    without_alive: "a row lacks 'alive'",
+    outside: r"obs has shape \(3, 1, 4\); wanted \(3, 2, 4\)",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_environment_that_breaks_the_contract_is_reported(monkeypatch, wrong):
+    def changed(method):
+        def call(self, *args):
+            result = tree.map(np.copy, method(self, *args))
+            wrong(result)
+            return result
+
+        return call
+
+    first = Columns.reset
+    monkeypatch.setattr(Columns, "step", changed(Columns.step))
+    monkeypatch.setattr(Columns, "reset", changed(first) if wrong is not vanishing else first)
+    with pytest.raises(AssertionError, match=WRONG[wrong]):
+        conformance.check_component("env", "carts")
