@@ -23,7 +23,7 @@ from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import batched, execute, observe
 from rlplug.envs.spec_json import from_json, mismatch
-from rlplug.evaluation.evaluator import Evaluator, summary
+from rlplug.evaluation.evaluator import Evaluator
 from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import CheckpointError, ConfigError, Mode
@@ -194,15 +194,15 @@ def evaluate(
         return made
 
     with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize)) as evaluator:
-        played = evaluator.play(manifest["env_steps"])
+        metrics, played = evaluator.evaluate(manifest["env_steps"])
     return {
         "checkpoint": str(checkpoint.path),
         "env_steps": manifest["env_steps"],
-        "episodes": len(played),
+        "episodes": len(played["return"]),
         "seed": core.seed,
-        **summary(played),
-        "eval/return_min": min(played)[0],
-        "eval/return_max": max(played)[0],
+        **metrics,
+        "eval/return_min": played["return"].min().item(),
+        "eval/return_max": played["return"].max().item(),
     }
 
 

@@ -38,15 +38,13 @@ class Episodes:
         self._return[columns], self._length[columns] = returns[-1] - base_return, lengths[-1] - base_length
         return int(valid.sum())
 
-    def drain(self, longest: int | None = None) -> list[tuple[float, int, int]]:
-        """Return (return, length, environment) of the episodes that ended since the last call, in time order.
+    def add_whole(self, batch: Batch) -> None:
+        """Count the episodes of a job, which belong to no environment of the run: -1."""
+        returns, lengths = batch["return"].tolist(), batch["length"].tolist()
+        self._finished += [(total, length, -1) for total, length in zip(returns, lengths, strict=True)]
 
-        Args:
-            longest: episodes that have reached so many steps count as they stand.
-        """
-        for b in np.flatnonzero(self._length >= longest) if longest else ():
-            self._finished.append((float(self._return[b]), int(self._length[b]), int(b)))
-            self._return[b], self._length[b] = 0.0, 0
+    def drain(self) -> list[tuple[float, int, int]]:
+        """Return (return, length, environment) of the episodes that ended since the last call, in time order."""
         finished, self._finished = self._finished, []
         return finished
 

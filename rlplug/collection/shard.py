@@ -108,6 +108,7 @@ class ShardCollector:
         stop: Callable[[], bool] | None = None,
         weights: Weights | None = None,
         env_steps: int = 0,
+        raw: bool = False,
     ) -> Batch:
         """Collect a segment ``[rows + 1, B]``.
 
@@ -115,6 +116,7 @@ class ShardCollector:
             stop: asked between rows; columns that it makes short are padded with ``valid=False``.
             weights: to play with; None: the algorithm's own, as they are.
             env_steps: of the run, for messages.
+            raw: return all that was written, without ``Algorithm.postprocess``.
 
         Raises:
             RunError: it failed, and a number that is NaN or infinite came before.
@@ -126,6 +128,8 @@ class ShardCollector:
                 if rows not in self._memory:
                     self._memory[rows] = self._allocate(rows + self.extra_rows)
                 segment = self._play(self._memory[rows], rows, mode, stop)
+            if raw:
+                return segment
             return only(segment if mode == "greedy" else self.algorithm.postprocess(segment), self._kept)
         except Exception:
             check_segment(self.raw_segment(rows), env_steps, self.shard.env_ids, self.bounds)
