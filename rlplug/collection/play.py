@@ -82,7 +82,7 @@ class Player:
 
         Raises:
             RunError: the environments gave a value that is NaN, infinite or out of bounds, or failed too often.
-            ValueError: the job plays with weights that are not there, or that the algorithm does not act with.
+            ValueError: see ``named_weights``.
         """
         shard, quota = share_of(job, self.role, columns)
         if not len(quota):
@@ -123,18 +123,10 @@ class Player:
 
     def _weights(self, job: Job, weights: Mapping[str, Weights]) -> Weights | None:
         """Return what the job plays with instead of the algorithm's own weights."""
-        chosen: Weights = {}
-        for who, name in job.policies.items():
-            if name not in weights:
-                named = ", ".join(map(repr, weights)) or "none"
-                raise ValueError(f"job {job.number} plays with the weights {name!r}; given were {named}")
-            chosen |= {f"{who}.{key}".removeprefix("."): x for key, x in weights[name].items()}
+        chosen = named_weights(job, weights, self.algorithm)
         if job.candidate is not None:
             with torch.no_grad():
                 chosen |= self.algorithm.candidate_weights(job.candidate)
-        if unknown := chosen.keys() - {*self.algorithm.actor_keys()}:
-            algorithm = type(self.algorithm).__name__
-            raise ValueError(f"job {job.number} plays with {min(unknown)!r}, which {algorithm} does not act with")
         tensors = {key: x if isinstance(x, torch.Tensor) else torch.tensor(x) for key, x in chosen.items()}
         return {key: x.detach().to(self.ctx.device) for key, x in tensors.items()} or None
 
@@ -166,6 +158,24 @@ class Player:
         for env in self._envs.values():
             env.close()
         self._envs.clear()
+
+
+def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm) -> Weights:
+    """Return the weights that a job's policies name, by their names in the algorithm.
+
+    Raises:
+        ValueError: they are not there, or the algorithm does not act with them.
+    """
+    chosen: Weights = {}
+    for who, name in job.policies.items():
+        if name not in weights:
+            given = ", ".join(map(repr, weights)) or "none"
+            raise ValueError(f"job {job.number} plays with the weights {name!r}; given were {given}")
+        chosen |= {f"{who}.{key}".removeprefix("."): x for key, x in weights[name].items()}
+    if unknown := chosen.keys() - {*algorithm.actor_keys()}:
+        said = f"which {type(algorithm).__name__} does not act with"
+        raise ValueError(f"job {job.number} plays with {min(unknown)!r}, {said}")
+    return chosen
 
 
 def share_of(job: Job, role: Role, columns: Sequence[int] | None = None) -> tuple[EnvShard, np.ndarray]:
