@@ -23,7 +23,7 @@ from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import batched, execute, observe
 from rlplug.envs.spec_json import from_json, mismatch
-from rlplug.evaluation.evaluator import Evaluator, summary
+from rlplug.evaluation.evaluator import Evaluator
 from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import CheckpointError, ConfigError, Mode
@@ -199,16 +199,16 @@ def evaluate(
 
     normalize = normalizer if normalizer.obs else None
     with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize)) as evaluator:
-        played = evaluator.play(checkpoint.steps)
+        metrics, played = evaluator.evaluate(checkpoint.steps)
     return {
         "checkpoint": str(checkpoint.path),
         "env_steps": manifest["env_steps"],
         "updates": manifest["updates"],
-        "episodes": len(played),
+        "episodes": len(played["return"]),
         "seed": core.seed,
-        **summary(played),
-        "eval/return_min": min(played)[0],
-        "eval/return_max": max(played)[0],
+        **metrics,
+        "eval/return_min": played["return"].min().item(),
+        "eval/return_max": played["return"].max().item(),
     }
 
 

@@ -5,7 +5,7 @@ Components of every kind are built by ``Class(cfg, ctx)``: ``cfg`` is the valida
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rlplug.functional.returns import episode_metrics
 from rlplug.plan import Hardware as Hardware
 from rlplug.plan import Plan as Plan
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Unit, Weights
@@ -268,6 +269,18 @@ class Algorithm(Trainable):
         """Change a segment on the actor, before it leaves: initial priorities, ranked rewards."""
         return data
 
+    def candidate_weights(self, candidate: Batch) -> Weights:
+        """Return the weights, by name in ``actor_keys()``, that a job's candidate plays with. It draws nothing."""
+        raise NotImplementedError(f"{type(self).__name__}.candidate_weights")
+
+    def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
+        """Return the metrics of an evaluation. Job numbers begin at 0 in each; ``eval/return_mean`` ranks checkpoints.
+
+        It is called on every rank, and ``play`` gives all of them the same.
+        """
+        ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
+        return episode_metrics(batch)
+
     def prepare(self, batch: Batch) -> Batch:
         """Compute on the learner, without gradient: advantages, n-step targets, the noise that ``forward`` uses."""
         return batch
@@ -322,6 +335,34 @@ class Segment:
     shard: int = 0
     version: int = 0
     """of the weights that played it"""
+    whole: bool = False
+    """whole episodes of a job, which no other segment continues; ``columns`` says nothing"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Whole episodes on order, in environments of their own; nothing of it stays open or enters a checkpoint."""
+
+    number: int  # chooses seeds and draws; no other job of the run has it
+    policies: Mapping[str, str] = field(default_factory=dict[str, str])
+    """submodule of the algorithm (empty: itself) -> which of the named weights it plays with; others: its own"""
+    candidate: Batch | None = None  # made into weights where it is played, by ``Algorithm.candidate_weights``
+    task: Tree = None  # what ``VecEnv.reset`` is given for every column
+    episodes: int = 1
+    max_steps: int = 27_000  # after which an episode is truncated: 30 minutes of Atari, as is usual there
+    mode: Mode = "explore"
+
+
+class Play(Protocol):
+    """Plays jobs and yields each with its episodes, in the order of ``jobs``.
+
+    These are side by side, as they ended: leaves ``[L+1, episodes, ...]`` of ``Needs.keys`` and of the stream; shorter
+    ones repeat their final row, ``valid=False``. ``return`` and ``length`` have one number for each, ``[episodes]``.
+    """
+
+    def __call__(
+        self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, /
+    ) -> Iterator[tuple[Job, Batch]]: ...
 
 
 Source: TypeAlias = Literal["collected", "stored"]
@@ -413,7 +454,10 @@ class VecEnv(Protocol):
     autoreset: AutoresetMode
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin an episode in every column; later seeds follow from its own. Return ``obs``, extras: ``[B, ...]``."""
+        """Begin an episode in every column; later seeds follow from its own. Return ``obs``, extras: ``[B, ...]``.
+
+        ``tasks``, leaves ``[B, ...]``, are those of the columns until the next ``reset``.
+        """
         ...
 
     def step(self, action: Any) -> Batch:
@@ -479,6 +523,10 @@ class Collector(Protocol):
         """
         ...
 
+    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
+        """Play jobs with the weights and statistics of now; see ``Play``. Nothing is in flight."""
+        ...
+
     def state(self) -> Tree:
         """Return where every shard stands behind its last polled segment: nothing ordered is lost or played twice."""
         ...
@@ -538,6 +586,17 @@ class Run(Protocol):
             shards: of each rank that are waited for, those that finish first; None: all, side by side as one. A loop
                 keeps to one way.
         """
+
+    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
+        """Play jobs: counted and observed, not stored. Every rank orders the same ones, and receives all of them.
+
+        See ``Play``. The ranks share the jobs out; all have been played when this returns. ``total_steps`` may be
+        exceeded by the episodes of the last call.
+
+        Raises:
+            RunError: rollouts are in flight.
+        """
+        ...
 
     def ready(self) -> bool: ...  # whether the buffer has enough for an update
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from rlplug import tree
-from rlplug.api import Plan
+from rlplug.api import Job, Plan
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.segment import on_host
 from rlplug.config import parse
@@ -77,7 +78,7 @@ class Actor(RemotePolicy):
 
     def _begin(self, env_ids: range) -> Tree:
         seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # every actor draws other numbers
-        self.collector = self.policy.shard(env_ids)
+        self.collector, self.player = self.policy.shard(env_ids), self.policy.player()
         self.collector.reset()
         return self._state(self.policy.statistics())
 
@@ -98,6 +99,11 @@ class Actor(RemotePolicy):
         self._update(rows, statistics, weights)
         segment = self.collector.collect(rows, mode, self._count_row, env_steps=statistics["env_steps"])
         return on_host(segment), pickle.dumps(self._state(statistics))
+
+    def play(self, job: Job, named: Mapping[str, Any], statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
+        """Return the episodes of a job as arrays, and no state: it changes none."""
+        self._update(0, statistics, weights)
+        return on_host(self.player.play(job, named, self._count_row)), pickle.dumps(None)
 
     def _state(self, statistics: Tree) -> Tree:
         """Return the state on the host: the learner may not have this device."""

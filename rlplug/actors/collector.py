@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,14 @@ import torch
 
 from rlplug import tree
 from rlplug.actors.actor import Actor, EvalActor
-from rlplug.api import Rollout, Segment, SegmentSpec
+from rlplug.api import Job, Rollout, Segment, SegmentSpec
+from rlplug.collection.play import named_weights
 from rlplug.collection.segment import copied
 from rlplug.collection.shard import CORE
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Played, shares_of
 from rlplug.trainer.policy import Policy
-from rlplug.types import Batch, ConfigError, Progress, RunError, Tree, groups_of
+from rlplug.types import Batch, ConfigError, Progress, RunError, Tree, Weights, groups_of
 
 if TYPE_CHECKING:
     from rlplug.actors.pool import ActorPool
@@ -85,9 +86,25 @@ class RayCollector:
         self.policy.merge_exploration([handle.state for handle in handles])
         return segments
 
+    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
+        """Let actors play jobs as they become free, and yield the episodes in the order of ``jobs``."""
+        assert self.pool is not None
+        for job in jobs:
+            named_weights(job, weights, self.policy.algorithm)  # before an actor fails of it
+        named = tree.map(lambda x: torch.as_tensor(x).detach().cpu().numpy(), dict(weights))
+        statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
+        acting, version = self.policy.acting_weights, self.progress.updates
+        ended: dict[int, Batch] = {}
+        played = self.pool.play(jobs, named, statistics, acting, version)
+        for n, job in enumerate(jobs):
+            while n not in ended:
+                number, batch = next(played)
+                ended[number] = tree.map(lambda x: torch.from_numpy(x.copy()), batch)  # Ray's memory is used again
+            yield job, ended.pop(n)
+
     def _gather(self, pool: ActorPool) -> Batch:
         """Return one segment ``[T+1, B]`` with the columns of all actors; those of lost actors have no valid rows."""
-        rows = pool.alive[0].requests[0].rows
+        rows = pool.alive[0].requests[0].what[0]
         if rows not in self._buffers:
             self._buffers[rows] = tree.map(lambda x: torch.stack([x] * (rows + 1)), self.spec.row)
         segment, missing = self._buffers[rows], np.ones(len(self.env_ids), np.bool_)

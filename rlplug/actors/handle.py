@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray import ObjectRef
@@ -18,7 +18,7 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, 
 
 from rlplug.actors.cluster import warn
 from rlplug.plan import Actors
-from rlplug.types import Batch, ConfigError, Mode, RunError, Tree
+from rlplug.types import Batch, ConfigError, RunError, Tree
 
 START_S = 300.0  # to start: a cluster may have to find a machine, and libraries are loaded
 MAX_BACKOFF_S = 60.0
@@ -40,10 +40,10 @@ class Status(Enum):
 
 @dataclass
 class Request:
-    """One round of collection, the same for all actors."""
+    """One round of collection, the same for all actors, or a job, which one of them plays."""
 
-    rows: int
-    mode: Mode
+    call: Literal["collect", "play"]
+    what: tuple[Any, ...]  # rows and mode; job and named weights
     statistics: Tree
     version: int
     weights: ObjectRef[Any]
@@ -107,8 +107,8 @@ class ActorHandle:
             self.last_seen = time.monotonic()
         weights = None if self._version == request.version else request.weights
         self._version = request.version
-        collect = self._process.collect.options(num_returns=2)
-        self._rounds.append(collect.remote(request.rows, request.mode, request.statistics, weights))
+        call = getattr(self._process, request.call).options(num_returns=2)
+        self._rounds.append(call.remote(*request.what, request.statistics, weights))
         if self.status is Status.IDLE:
             self.status = Status.PLAYING
 
@@ -134,7 +134,7 @@ class ActorHandle:
         """
         value: Any = ray.get(returned)
         if self.status is Status.PLAYING:
-            self._next_state, self.status = pickle.loads(value), Status.PLAYED
+            self._next_state, self.status = pickle.loads(value) or self.state, Status.PLAYED
             self.played_at = time.monotonic()
             return
         self._setup.popleft()
@@ -195,7 +195,7 @@ class ActorHandle:
             RunError: it failed too often, or may not fail.
         """
         self.errors.append(_explain(error))
-        self._play_errors += self.status is not Status.STARTING
+        self._play_errors += self.status is not Status.STARTING and self.requests[0].call == "collect"  # not of a job
         warn(f"{self}: {self.errors[-1]}")
         self.close()
         failures = len(self.errors)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from rlplug.actors.actor import Aggregator, RemotePolicy
 from rlplug.actors.cluster import warn
 from rlplug.actors.handle import FULL, MAKE_ROOM, ActorHandle, Request, Status, no_room
+from rlplug.api import Job
 from rlplug.context import ResolvedRun
 from rlplug.plan import Actors
 from rlplug.registry.installed import installed
@@ -87,17 +89,48 @@ class ActorPool:
         Raises:
             RunError: Ray has no room for them.
         """
-        try:
-            self.version, self._weights = version, ray.put(weights)
-        except FULL as error:
-            raise no_room(error) from None
+        self.version, self._weights = version, _stored(weights)
 
     def request(self, rows: int, mode: Mode, statistics: Tree, actors: Sequence[int] | None = None) -> None:
         """Ask all actors, or some, for one more round, with the weights that were broadcast last."""
-        request = Request(rows, mode, statistics, self.version, self._weights)
+        request = Request("collect", (rows, mode), statistics, self.version, self._weights)
         for handle in self.handles if actors is None else [self.handles[i] for i in actors]:
             if handle.status is not Status.LOST:
                 handle.request(request)
+
+    def play(
+        self, jobs: Sequence[Job], named: Any, statistics: Tree, weights: Callable[[], Any], version: int
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield number in ``jobs`` and episodes of every job, as they end; whoever is free plays the next one.
+
+        Nothing else is asked of the actors meanwhile. A job whose actor failed is played again.
+
+        Args:
+            weights: returns those of ``version``, if they are not those that were broadcast last.
+
+        Raises:
+            ConfigError, RunError: as ``gather``.
+        """
+        acting = self._weights if version == self.version else _stored(weights())
+        stored = _stored(named)
+        waiting = deque(enumerate(jobs))
+        playing: dict[ActorHandle, tuple[int, Job]] = {}
+        while waiting or playing:
+            for handle in self.handles:
+                if handle.status is Status.LOST and handle in playing:
+                    waiting.appendleft(playing.pop(handle))
+                if handle.status is Status.IDLE and waiting:
+                    playing[handle] = waiting.popleft()
+                    handle.request(Request("play", (playing[handle][1], stored), statistics, version, acting))
+            self._look_after(POLL_S, for_all=False)
+            for handle in [handle for handle in playing if handle.status is Status.PLAYED]:
+                try:
+                    episodes = self._fetch([handle])
+                except RayError as error:
+                    self._fail(handle, error)
+                    continue
+                handle.finish_round()
+                yield playing.pop(handle)[0], episodes
 
     def gather(self) -> Iterator[tuple[Sequence[ActorHandle], Any]]:
         """Yield the segments of the oldest round, each with the actors that collected it.
@@ -212,3 +245,11 @@ class ActorPool:
         handle.fail(error)
         if not self.alive:
             raise RunError(f"no actor is left; the last one was {handle}: {handle.errors[-1]}")
+
+
+def _stored(x: Any) -> ObjectRef[Any]:
+    """Put ``x`` where all actors can read it; raise ``RunError`` if Ray has no room."""
+    try:
+        return ray.put(x)
+    except FULL as error:
+        raise no_room(error) from None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from rlplug.api import Collector, Rollout, Segment, SegmentSpec
-from rlplug.types import Tree
+from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
+from rlplug.types import Batch, Tree, Weights
 
 
 class BroadcastCollector(Collector):
@@ -42,6 +42,11 @@ class BroadcastCollector(Collector):
         segments = self.broadcast(self.own.poll(shards) if self.own else None)
         self._count(None if shards is None else [segment.shard for segment in segments], -1)
         return segments
+
+    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
+        played = self.own.play(jobs, weights) if self.own else None
+        for job in jobs:
+            yield job, self.broadcast(next(played)[1] if played else None)
 
     def _count(self, shards: Sequence[int] | None, change: int) -> None:
         for shard in range(len(self.in_flight)) if shards is None else shards:

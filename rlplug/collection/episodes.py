@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from rlplug.collection.segment import ended as episodes_ended
 from rlplug.types import Batch, Tree, groups_of
@@ -60,19 +61,21 @@ class Episodes:
         self._return[columns], self._length[columns] = returns[-1] - base_return, lengths[-1] - base_length
         return int(valid.sum())
 
-    def drain(self, longest: int | None = None) -> list[tuple[float, ...]]:
+    def add_whole(self, batch: Batch) -> None:
+        """Count the episodes of a job, which belong to no environment of the run: -1."""
+        lengths, valid = batch["length"].tolist(), batch["valid"][..., None]
+        self._finished += [(total, n, -1) for total, n in zip(batch["return"].tolist(), lengths, strict=True)]
+        for name, group in self.groups.items():
+            returns = torch.where(valid, batch[name]["reward"], 0.0).sum(0).mean(-1).tolist()
+            group._finished += [(total, n, -1) for total, n in zip(returns, lengths, strict=True)]
+
+    def drain(self) -> list[tuple[float, ...]]:
         """Return (return, length, environment, return of every group) of the episodes that ended since the last call.
 
         They come in time order.
-
-        Args:
-            longest: episodes that have reached so many steps count as they stand.
         """
-        for b in np.flatnonzero(self._length >= longest) if longest else ():
-            self._finished.append((float(self._return[b]), int(self._length[b]), int(b)))
-            self._return[b], self._length[b] = 0.0, 0
         finished, self._finished = self._finished, []
-        by_group = [[episode[0] for episode in group.drain(longest)] for group in self.groups.values()]
+        by_group = [[episode[0] for episode in group.drain()] for group in self.groups.values()]
         return [(*episode, *returns) for episode, *returns in zip(finished, *by_group, strict=True)]
 
     def forget(self) -> None:

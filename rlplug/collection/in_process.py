@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.api import Collector, Rollout, Segment, SegmentSpec, VecEnv
+from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec, VecEnv
 from rlplug.collection.next_step import NextStepCollector
 from rlplug.collection.same_step import SameStepCollector
 from rlplug.collection.shard import ShardCollector
-from rlplug.types import ConfigError, Progress, Tree, Weights
+from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
+
+if TYPE_CHECKING:
+    from rlplug.collection.play import Player
 
 
 def make_shard(env: VecEnv, *args: Any, **kwargs: Any) -> ShardCollector:
@@ -33,8 +36,8 @@ class InProcessCollector(Collector):
         keeps_weights: rollouts may ask for weights older than the learner's, so they are copied.
     """
 
-    def __init__(self, player: ShardCollector, progress: Progress, keeps_weights: bool = False) -> None:
-        self.player, self.progress, self.keeps_weights = player, progress, keeps_weights
+    def __init__(self, player: ShardCollector, jobs: Player, progress: Progress, keeps_weights: bool = False) -> None:
+        self.player, self.jobs, self.progress, self.keeps_weights = player, jobs, progress, keeps_weights
         self._played: list[Segment] = []
         self._weights: tuple[int, Weights | None] = (-1, None)  # version, and a copy of them
 
@@ -63,6 +66,10 @@ class InProcessCollector(Collector):
     def poll(self, shards: int | None = None) -> list[Segment]:
         return [self._played.pop(0)]
 
+    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
+        for job in jobs:
+            yield job, self.jobs.play(job, weights)
+
     def state(self) -> Tree:
         played = [(segment.batch, segment.version) for segment in self._played]
         return self.player.state() | {"played": played, "weights": self._weights}
@@ -78,3 +85,4 @@ class InProcessCollector(Collector):
 
     def close(self) -> None:
         self.player.env.close()
+        self.jobs.close()

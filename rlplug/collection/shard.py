@@ -130,6 +130,7 @@ class ShardCollector:
         stop: Callable[[], bool] | None = None,
         weights: Weights | None = None,
         env_steps: int = 0,
+        raw: bool = False,
     ) -> Batch:
         """Collect a segment ``[rows + 1, B]``.
 
@@ -137,6 +138,7 @@ class ShardCollector:
             stop: asked between rows; columns that it makes short are padded with ``valid=False``.
             weights: to play with; None: the algorithm's own, as they are.
             env_steps: of the run, for messages.
+            raw: return all that was written, without ``Algorithm.postprocess``.
 
         Raises:
             RunError: it failed, and a number that is NaN or infinite came before.
@@ -148,6 +150,8 @@ class ShardCollector:
                 if rows not in self._memory:
                     self._memory[rows] = self._allocate(rows + self.extra_rows)
                 segment = self._play(self._memory[rows], rows, mode, stop)
+            if raw:
+                return segment
             segment = segment if mode == "greedy" else self.algorithm.postprocess(segment)
             return only(segment, self._kept, self.nested)
         except Exception:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
-from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.episodes import Episodes
-from rlplug.collection.in_process import make_shard
-from rlplug.collection.nonfinite import check_segment
+from rlplug import tree
+from rlplug.api import Algorithm, Job, VecEnv
+from rlplug.collection.play import MOST_COLUMNS, Player, share_of
 from rlplug.context import EnvShard, RunContext
-from rlplug.types import RunError
+from rlplug.types import Batch, Weights
 
-MOST_COLUMNS = 32
-LONGEST = 27_000  # steps after which an episode is counted as it stands: 30 minutes of Atari, as is usual there
+LONGEST = 27_000  # steps after which an episode is truncated: 30 minutes of Atari, as is usual there
 EVALUATION = 2  # tells evaluation's seeds from training's
-CHUNK = 32  # rows that are collected at a time
 Played: TypeAlias = list[tuple[float, int]]  # return and length of every episode
 
 
-class Stopped(KeyboardInterrupt):
-    """The run was asked to stop, and does so where nothing is half done."""
-
-
 class Evaluator:
-    """Plays episodes, in environments that are made once and kept.
-
-    Every column plays a number of episodes fixed beforehand, so that short ones are not over-represented.
+    """Plays the episodes of evaluations, in environments that are made once and kept.
 
     Args:
         episodes: of the whole evaluation.
@@ -44,53 +37,58 @@ class Evaluator:
         normalize: Callable[[Any], Any] | None = None,
         columns: Sequence[int] | None = None,
     ) -> None:
-        total = min(episodes, MOST_COLUMNS)
-        self.shard = EnvShard("eval", total, range(total) if columns is None else columns)
-        self.quota = np.bincount(np.arange(episodes) % total)[list(self.shard.env_ids)]
-        self.make, self.algorithm, self.ctx, self.normalize = make, algorithm, ctx, normalize
-        self.env: VecEnv | None = None
+        self.algorithm, self.episodes = algorithm, episodes
+        self.job = Job(0, episodes=episodes, max_steps=LONGEST, mode="greedy")
+        self.shard, self.quota = share_of(self.job, "eval", columns)
+        keys = ctx.needs.keys if evaluates_itself(algorithm) else ()
+        entropy = (ctx.seed, EVALUATION)
+        self.player = Player(make, algorithm, ctx, "eval", entropy, keys, normalize, name="an evaluation")
 
     def begin(self) -> VecEnv:
         """Return the environments; the first call makes them."""
-        if self.env is None:
-            self.env = self.make(self.shard)
-        return self.env
+        return self.player.env(self.shard)
+
+    def evaluate(self, number: int) -> tuple[dict[str, float], Batch]:
+        """Return the metrics of evaluation ``number``, and return and length of its greedy episodes."""
+        greedy: list[Batch] = []
+
+        def play(jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
+            for job in jobs:
+                batch = self.play_job(job, number, weights)
+                greedy.extend([batch] * (job.mode == "greedy"))
+                yield job, batch
+
+        metrics = self.algorithm.evaluate(play, self.episodes)
+        return metrics, {key: torch.cat([batch[key] for batch in greedy]) for key in ("return", "length")}
 
     def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> Played:
-        """Return (return, length) of every episode.
-
-        Args:
-            number: chooses the episodes' seeds, and what the policy draws.
-            stop: asked before every row; if it says so, ``Stopped`` is raised.
+        """Return (return, length) of the greedy episodes of evaluation ``number`` that are played here.
 
         Raises:
-            RunError: the environments gave a value that is NaN, infinite or out of bounds, or failed too often.
+            Stopped, RunError: as ``Player.play``.
         """
-        if not len(self.quota):
-            return []
-        env, env_ids = self.begin(), self.shard.env_ids
-        entropy = np.random.SeedSequence([self.ctx.seed, EVALUATION, number])
-        seeds = entropy.generate_state(self.shard.num_envs)[list(env_ids)].tolist()
-        self.ctx.generators["eval"].manual_seed(int(entropy.spawn(1)[0].generate_state(1)[0]))
-        collector = make_shard(env, self.algorithm, self.ctx, self.shard, seeds, keys=(), normalize=self.normalize)
-        counted, left, played = Episodes(len(self.quota)), self.quota.copy(), Played()
-        while left.any():
-            if stop():
-                raise Stopped
-            counted.add(collector.collect(CHUNK, "greedy", stop))
-            check_segment(collector.raw_segment(CHUNK), 0, env_ids, collector.bounds)
-            if collector.failed_episodes > self.quota.sum():
-                failed, ended = collector.failed_episodes, f"{len(played)} of {self.quota.sum()}"
-                raise RunError(f"the environments of an evaluation failed in {failed} episodes, and ended {ended}")
-            for episode_return, length, env in counted.drain(LONGEST):
-                if left[column := int(env)]:
-                    left[column] -= 1
-                    played.append((episode_return, int(length)))
-        return played
+        batch = self.play_job(self.job, number, None, stop, self.shard.env_ids)
+        return list(zip(batch["return"].tolist(), batch["length"].tolist(), strict=True)) if batch else []
+
+    def play_job(
+        self,
+        job: Job,
+        number: int,
+        weights: Mapping[str, Weights] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        columns: Sequence[int] | None = None,
+    ) -> Batch:
+        """Play a job of evaluation ``number``, which are numbered from 0; returns and raises as ``Player.play``."""
+        job = replace(job, max_steps=min(job.max_steps, LONGEST))
+        return self.player.play(job, weights, stop, [number], columns)
 
     def close(self) -> None:
-        if self.env is not None:
-            self.env.close()
+        self.player.close()
+
+
+def evaluates_itself(algorithm: Algorithm) -> bool:
+    """Return whether the algorithm has an evaluation of its own."""
+    return type(algorithm).evaluate is not Algorithm.evaluate
 
 
 def shares_of(episodes: int, parts: int) -> list[range]:
@@ -99,11 +97,18 @@ def shares_of(episodes: int, parts: int) -> list[range]:
     return [range(share[0], share[-1] + 1) if len(share) else range(0) for share in shares]
 
 
-def summary(played: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """Return mean and standard deviation of the returns, and the mean length."""
+def side_by_side(batches: Sequence[Batch]) -> Batch:
+    """Return the episodes of several shares of a job as one batch; some may be empty."""
+    batches = [batch for batch in batches if batch]
+    if len(batches) == 1:
+        return batches[0]
+    longest = max(len(batch["valid"]) for batch in batches)
+    rows = [{key: x for key, x in batch.items() if key not in ("return", "length")} for batch in batches]
+    padded = [tree.map(lambda x: torch.cat([x, x[-1:].expand(longest - len(x), *x.shape[1:])]), r) for r in rows]
+    return tree.cat(padded, 1) | {key: torch.cat([batch[key] for batch in batches]) for key in ("return", "length")}
+
+
+def as_batch(played: Played) -> Batch:
+    """Return ``return`` and ``length``, ``[episodes]``, of what ``Evaluator.play`` returned."""
     returns, lengths = zip(*played, strict=True)
-    return {
-        "eval/return_mean": float(np.mean(returns)),
-        "eval/return_std": float(np.std(returns)),
-        "eval/length_mean": float(np.mean(lengths)),
-    }
+    return {"return": torch.tensor(returns, dtype=torch.float64), "length": torch.tensor(lengths)}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from rlplug.types import Batch
 
 
 def reverse_scan(decay: Tensor, x: Tensor) -> Tensor:
@@ -110,3 +113,13 @@ def n_step(reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float) -> t
     folded = torch.where(running, reward[:-1], 0.0) * power[:-1].view(-1, *(1,) * (reward.ndim - 1))
     ended = (terminated[:-1] & running).any(0)
     return folded.sum(0), power[last] * ~ended, last
+
+
+def episode_metrics(batch: Batch) -> dict[str, float]:
+    """Return mean and standard deviation of ``return [B]``, and the mean ``length [B]``, of whole episodes."""
+    returns, lengths = (np.asarray(batch[key]) for key in ("return", "length"))
+    return {
+        "eval/return_mean": float(returns.mean()),
+        "eval/return_std": float(returns.std()),
+        "eval/length_mean": float(lengths.mean()),
+    }

@@ -84,7 +84,7 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) ->
     own: Collector
     if resolved.plan.actors is None:
         older = resolved.loop.broadcast_interval > 1
-        own = InProcessCollector(policy.shard(policy.ctx.env_ids), learner.progress, keeps_weights=older)
+        own = InProcessCollector(policy.shard(policy.ctx.env_ids), policy.player(), learner.progress, older)
     else:
         from rlplug.actors.collector import RayCollector
 

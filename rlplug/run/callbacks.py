@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,18 +15,21 @@ from uuid import uuid4
 import numpy as np
 import torch
 
+from rlplug.api import Job
 from rlplug.checkpointing.format import Checkpoint, FileRowLog, Snapshot
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.checkpointing.serialize import copy_to_host
+from rlplug.collection.play import Stopped
 from rlplug.context import ResolvedRun
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.evaluation.evaluator import Evaluator, Played, Stopped, shares_of, summary
+from rlplug.evaluation.evaluator import Evaluator, as_batch, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, record
+from rlplug.functional.returns import episode_metrics
 from rlplug.run import run_dir
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import CheckpointError, ConfigError, Progress, Tree
+from rlplug.types import Batch, CheckpointError, ConfigError, Progress, Tree, Weights
 
 if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
@@ -98,8 +102,11 @@ class Evaluation:
         if parts > 1:
             with closing(policy.env(ALONE)) as env:
                 parts = parts if getattr(env, "independent", True) else 1
-        columns = shares_of(episodes, parts)[ctx.rank] if ctx.rank < parts else range(0)
-        self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, episodes, policy.normalize, columns)
+        self._parts = parts
+        self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, episodes, policy.normalize, self._share(episodes))
+        if is_async and evaluates_itself(policy.algorithm):
+            said = f"is for greedy episodes, but {policy.config.algo.name} has an evaluation of its own; take 0"
+            raise ConfigError("hardware.actors.evaluation", said)
         self.actors: AsyncEval | None = None  # the first rank's, once they are started
         self.latest: dict[str, float] = {}
         self.latest_at: int | None = None
@@ -121,26 +128,43 @@ class Evaluation:
         """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
         policy, steps = self.policy, trainer.steps
         with trainer.clock.phase("evaluate"):
-            own, played = self._play(steps, lambda: bool(trainer.stop_signal)), Played()
-            for episodes, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
-                if episodes is None:
-                    trainer.agree_to_stop(stop_signal)
-                    raise Stopped
-                played += episodes
+            metrics = policy.algorithm.evaluate(partial(self._play, trainer), self.cfg.episodes)
+            if "eval/return_mean" not in metrics:
+                raise ValueError(f"{type(policy.algorithm).__name__}.evaluate returns no eval/return_mean")
             if self.cfg.record and trainer.ctx.rank == 0:
                 path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
                 record(env, path, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize)
-        return summary(played)
+        return metrics
 
-    def _play(self, number: int, stop: Callable[[], bool]) -> Played | None:
-        """Play this rank's share; None: it was asked to stop."""
+    def _play(
+        self, trainer: Trainer, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None
+    ) -> Iterator[tuple[Job, Batch]]:
+        """Play jobs of an evaluation: the ranks share the columns of each."""
+        for job in jobs:
+            own, shares = self._play_share(trainer, job, weights), list[Batch]()
+            for batch, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
+                if batch is None:
+                    trainer.agree_to_stop(stop_signal)
+                    raise Stopped
+                shares.append(batch)
+            yield job, side_by_side(shares)
+
+    def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
+        """Play this rank's share of a job; None: it was asked to stop."""
+        number, stop = trainer.progress.env_steps, lambda: bool(trainer.stop_signal)
         with suppress(Stopped):
             if self.actors is None:
-                return self.evaluator.play(number, stop)
+                return self.evaluator.play_job(job, number, weights, stop, self._share(job.episodes))
             if not stop():
                 self.actors.begin(number)
-                return self.actors.wait(stop)
+                played = self.actors.wait(stop)
+                return None if played is None else as_batch(played)
         return None
+
+    def _share(self, episodes: int) -> range:
+        """Return this rank's share of the columns of a job."""
+        rank = self.policy.ctx.rank
+        return shares_of(episodes, self._parts)[rank] if rank < self._parts else range(0)
 
     def state(self) -> Tree:
         """Return the latest result; an evaluation that is still being played begins again when the run is resumed."""
@@ -224,7 +248,7 @@ class Callbacks:
         with trainer.clock.phase("evaluate"):
             played = actors.wait(lambda: bool(trainer.stop_signal) or not wait)
         if played is not None:
-            result = summary(played)
+            result = episode_metrics(as_batch(played))
             self._evaluated(trainer, result, actors.env_steps)
             if self.manager is not None:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))

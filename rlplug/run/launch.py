@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
+from rlplug.collection.play import Stopped
 from rlplug.config import RunConfig, choose, migrate, parse, show
 from rlplug.config.errors import differences, told, value_at
 from rlplug.config.schema import RESUMABLE, WHY
@@ -21,7 +22,6 @@ from rlplug.distributed.keepalive import watch_ranks
 from rlplug.distributed.signals import handle_signals
 from rlplug.distributed.spawn import RankError, spawn_ranks
 from rlplug.distributed.torch_setup import denormals_flushed
-from rlplug.evaluation.evaluator import Stopped
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import run_dir
 from rlplug.run.build import build, start
@@ -127,7 +127,7 @@ def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: lis
         unit = config.loop.cls.unit
         if done := run_dir.finished(folder, unit):
             made = checkpoint.steps if checkpoint else before["total_steps"]
-            if 0 <= config.total_steps - made < (config.num_envs if unit == "env_steps" else 1):
+            if config.total_steps - made < (config.num_envs if unit == "env_steps" else 1):
                 tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
                 return None
             if checkpoint is None:
@@ -165,7 +165,8 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
         if key.split(".")[0] not in RESUMABLE:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
-    if (total := config.total_steps) < (made := checkpoint.steps):
+    total, made = config.total_steps, checkpoint.steps
+    if total < min(made, checkpoint.manifest["config"]["total_steps"]):  # episodes of jobs may exceed the total
         what = STEP[config.loop.cls.unit]
         raise ConfigError("total_steps", f"{total} is less than the {made} {what}s that the run has made already")
 

@@ -256,8 +256,8 @@ class FabricLearner:
         return x if self._observing else self.collectives.gather(x)
 
     def observe(self, segment: Segment) -> None:
-        """Let the running statistics of all that learns see a collected segment."""
-        self._observing = self.replicated  # every rank has the segment, and nothing is to be gathered
+        """Let the running statistics of all that learns see a collected segment, or episodes that every rank has."""
+        self._observing = self.replicated or segment.whole  # every rank has it, and nothing is to be gathered
         self.algorithm.observe(segment, self)
         if self.normalizer is not None:
             self.normalizer.observe(segment, self)

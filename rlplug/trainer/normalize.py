@@ -71,9 +71,11 @@ class Normalizer(nn.Module):
             tree.map(lambda m, x: m and m.add(x[acted], learner.gather), self._moments, batch["obs"])
         if self.reward is not None:
             reward, acted, first = (batch[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first"))
-            returns, scaled = self.returns[segment.columns], self.cfg.scale_reward * reward
+            returns = torch.zeros_like(reward[0]) if segment.whole else self.returns[segment.columns]
+            scaled = self.cfg.scale_reward * reward
             sums = discounted_sum(scaled, acted, returns, self.cfg.reward_gamma, first)
-            returns.copy_(sums[-1])
+            if not segment.whole:
+                returns.copy_(sums[-1])
             self.reward.add(sums.to(valid.device)[valid[:-1]], learner.gather)
             self.reward.commit()  # nobody acted by it
 

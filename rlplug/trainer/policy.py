@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.in_process import make_shard
+from rlplug.collection.play import Player
 from rlplug.collection.shard import ShardCollector
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
@@ -18,7 +19,7 @@ from rlplug.distributed.rng import seed_global
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import Tree
 
-TRAINING = 1  # tells the seeds of training's environments from those of evaluation's
+TRAINING, JOBS = 1, 3  # tell the seeds of training's environments and of its jobs from those of evaluation's
 
 
 class Policy:
@@ -54,6 +55,12 @@ class Policy:
         return make_shard(
             self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, normalize=self.normalize
         )
+
+    def player(self) -> Player:
+        """Make what plays jobs in this process."""
+        keys = (*self.ctx.needs.keys, *["obs"] * self.config.preprocess.normalize_obs)
+        entropy, make = (self.config.seed, JOBS), self.env
+        return Player(make, self.algorithm, self.ctx, "actor", entropy, keys, self.normalize, self.exploration)
 
     def state(self) -> Tree:
         """Return the weights of everything, as checkpoints hold them."""

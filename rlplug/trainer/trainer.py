@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import pluggy
 import torch
 
-from rlplug.api import Collector, Losses, Rollout, Run, Segment
+from rlplug.api import Collector, Job, Losses, Rollout, Run, Segment
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.nonfinite import check_segment
 from rlplug.context import ResolvedRun
@@ -20,7 +20,7 @@ from rlplug.registry import Events
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.metrics import Clock, Means
 from rlplug.trainer.policy import Policy
-from rlplug.types import Batch, Mode, Tree
+from rlplug.types import Batch, Mode, RunError, Tree, Weights
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -120,6 +120,27 @@ class Trainer(Run):
             self.progress.env_steps += self._sync_ranks(sum(steps))
         for segment in segments:
             self.hooks.hook.rlplug_collected(run=self, segment=segment)
+
+    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
+        if n := sum(n or 0 for n in self.collector.in_flight):
+            raise RunError(f"{n} rollouts are in flight; a loop that plays jobs has none then: in_flight=1, all shards")
+        self.policy.normalizer.commit()
+        ranks, played = self.learner.collectives, list[Batch]()
+        first, parts = (0, 1) if self.learner.replicated else (ranks.rank, ranks.world_size)
+        with self.clock.phase("collect"):
+            own = (batch for _, batch in self.collector.play(jobs[first::parts], weights or {}))
+            for _ in range(0, len(jobs), parts):
+                batch = next(own, dict[str, Any]())  # the last ones may be less than one for every rank
+                played += ranks.exchange(batch) if parts > 1 else [batch]
+        played = played[: len(jobs)]
+        for i, batch in enumerate(played):
+            rows = {key: leaf for key, leaf in batch.items() if key not in ("return", "length")}
+            self.learner.observe(Segment(rows, whole=True))
+            self.progress.env_steps += int(batch["length"].sum())
+            if i % parts == first:  # the others' are gathered when they are logged
+                self.episodes.add_whole(batch)
+        self._sync_ranks(0)
+        return zip(jobs, played, strict=True)
 
     def _order(self, mode: Mode, shards: int | None) -> None:
         """Order rollouts: a round, and what the loop wants ahead of it. All ordered steps fit into ``total_steps``.

@@ -20,9 +20,10 @@ import torch
 from rlplug.actors.actor import Actor, EvalActor, RemotePolicy, actor_device
 from rlplug.api import Plan
 from rlplug.checkpointing.serialize import copy_to_host
+from rlplug.collection.play import Stopped
 from rlplug.config import RunConfig, compose
 from rlplug.distributed.rng import global_state, load_global_state
-from rlplug.evaluation.evaluator import Evaluator, Stopped
+from rlplug.evaluation.evaluator import Evaluator
 from rlplug.registry.installed import installed
 from rlplug.run.build import build
 from rlplug.testing.checks.runs import differences
@@ -108,7 +109,7 @@ def test_an_evaluation_stops_at_the_next_row(evaluator: Evaluator):
 
 def test_an_evaluation_actor_builds_its_environments_at_once_and_counts_rows(learner: Trainer, evaluator: Evaluator):
     actor = make(EvalActor, learner, range(2))
-    assert actor.evaluator.env is not None
+    assert actor.evaluator.player._envs
     played, _ = actor.collect(7, "greedy", statistics(learner), learner.policy.acting_weights())
     assert played == evaluator.play(7)
     assert actor.heartbeat()[0] >= max(length for _, length in played) == 200

@@ -15,7 +15,7 @@ from rlplug import tree
 from rlplug.api import Segment
 from rlplug.types import ConfigError, EnvSpec, Group
 from tests.contract import worlds
-from tests.contract.sketches import alphazero, dreamerv3, es, maml, r2d2
+from tests.contract.sketches import alphazero, dreamerv3, maml, r2d2
 
 FOLDER = Path(__file__).with_name("sketches")
 SOLO = EnvSpec({"agent": Group(worlds.box(3), spaces.Discrete(2))})
@@ -213,47 +213,6 @@ def test_maml_iteration_collects_with_what_it_adapted():
     assert all(torch.equal(first["0"][key], first["2"][key]) for key in before)
     assert not torch.equal(second["0"]["policy.0.weight"], second["2"]["policy.0.weight"])
     assert not any(leaf.requires_grad for leaf in second["0"].values())
-
-
-class Hill:
-    """A source of two rounds: an episode pays most to the candidate whose parameters are all 0.5."""
-
-    def __init__(self, algorithm):
-        self.algorithm, self.sent = algorithm, []
-
-    def collect(self, rows, weights=None, tasks=None, stop=None, mode="explore"):
-        for half in (slice(0, None, 2), slice(1, None, 2)):
-            mine = tree.map(lambda x, half=half: x[half], tasks)
-            n = len(mine["seed"])
-            data = {"reward": torch.zeros(rows + 1, n), "valid": torch.ones(rows + 1, n).bool(), "task": mine}
-            data["reward"][1] = torch.tensor(
-                [height(self.algorithm.weights(tree.map(lambda x, i=i: x[i], mine))) for i in range(n)]
-            )
-            data["valid"][-1] = False
-            self.sent.append(self.algorithm.postprocess(data))
-            yield self.sent[-1]
-
-
-def height(weights):
-    return -sum(float((w.detach() - 0.5).square().sum()) for w in weights.values())
-
-
-def test_es_climbs_and_sends_seeds_only():
-    torch.testing.assert_close(
-        es.centred_ranks(torch.tensor([10.0, -5.0, 3.0, 7.0])), torch.tensor([0.5, -0.5, -1 / 6, 1 / 6])
-    )
-    ctx = worlds.context(SOLO, worlds.Layer)
-    algorithm = es.ES(es.ES.Config(pairs=32, sigma=0.1, weight_decay=1e-6, lr=0.02), ctx)
-    run = worlds.Driven(Hill(algorithm), worlds.learner(ctx, algorithm))
-    before = height(dict(algorithm.named_parameters()))
-    for _ in range(5):
-        es.generation(run, algorithm, rows=2)
-    assert height(dict(algorithm.named_parameters())) > before + 0.5
-    assert run.progress.updates == 5
-    for results in run.collector.sent:
-        assert {key: leaf.shape for key, leaf in results.items()} == dict.fromkeys(
-            ("return", "length", "seed", "sign"), (32,)
-        )
 
 
 class Corridor:

@@ -28,7 +28,8 @@ from rlplug.api import Plan
 from rlplug.checkpointing.format import find
 from rlplug.config import compose, parse
 from rlplug.context import EnvShard, RunContext
-from rlplug.evaluation.evaluator import Evaluator, summary
+from rlplug.evaluation.evaluator import Evaluator, as_batch
+from rlplug.functional.returns import episode_metrics
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import hookimpl
 from rlplug.run import checks, launch
@@ -121,7 +122,9 @@ def test_evaluation_plays_exactly_its_episodes_and_disturbs_nothing(tmp_path):
     first, again, other = evaluator.play(0), evaluator.play(0), evaluator.play(1)
     assert first == again != other
     assert len(first) == 40
-    assert summary(first)["eval/length_mean"] == summary(first)["eval/return_mean"] > 1
+    assert (
+        episode_metrics(as_batch(first))["eval/length_mean"] == episode_metrics(as_batch(first))["eval/return_mean"] > 1
+    )
     after = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
     learner, actor, _ = after[0]
     assert torch.equal(before[0][0], learner)

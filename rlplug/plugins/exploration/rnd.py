@@ -114,10 +114,14 @@ class RND(Curiosity):
         batch = tree.map(lambda x: x.to(self.returns.device), {key: segment.batch[key] for key in ("obs", "valid")})
         obs, valid = next_obs(batch), batch["valid"][:-1]
         self.whitened.observe(obs, valid, learner)
-        own = torch.tensor(self.ctx.env_ids[segment.columns], device=valid.device)
-        env_ids, error, valid = learner.gather(own), *(learner.gather(x.T).T for x in (self.error(obs), valid))
-        sums = discounted_sum(error, valid, self.returns[env_ids], self.cfg.gamma)
-        self.returns[env_ids] = sums[-1]
+        error, valid = (learner.gather(x.T).T for x in (self.error(obs), valid))
+        if segment.whole:
+            sums = discounted_sum(error, valid, torch.zeros_like(error[0]), self.cfg.gamma)
+        else:
+            own = torch.tensor(self.ctx.env_ids[segment.columns], device=valid.device)
+            env_ids = learner.gather(own)
+            sums = discounted_sum(error, valid, self.returns[env_ids], self.cfg.gamma)
+            self.returns[env_ids] = sums[-1]
         self.moments.add(sums[valid])
         self.moments.commit()
 

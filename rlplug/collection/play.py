@@ -1,0 +1,267 @@
+"""Whole episodes on order: jobs are played in environments of their own, from which nothing stays open."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlplug import tree
+from rlplug.api import Algorithm, Exploration, Job, VecEnv
+from rlplug.collection.episodes import Episodes
+from rlplug.collection.in_process import make_shard
+from rlplug.collection.nonfinite import check_segment
+from rlplug.collection.segment import ended, only
+from rlplug.collection.shard import CORE
+from rlplug.context import EnvShard, RunContext
+from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
+from rlplug.types import Batch, Role, RunError, Weights, groups_of
+
+MOST_COLUMNS = 32
+CHUNK = 32  # rows that are collected at a time
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was asked to stop, and does so where nothing is half done."""
+
+
+class Player:
+    """Plays jobs. What comes of one follows from the weights, the entropy and the job's number alone.
+
+    Every column plays a number of episodes fixed beforehand, so that short ones are not over-represented.
+
+    Args:
+        make: makes environments, which are kept.
+        role: what draws, and what the environments are made for.
+        entropy: tells the seeds of these jobs from all others of the run.
+        keys: what is kept of an episode, beside the stream.
+        name: of what is played, for messages.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[EnvShard], VecEnv],
+        algorithm: Algorithm,
+        ctx: RunContext,
+        role: Role,
+        entropy: Sequence[int],
+        keys: Sequence[str],
+        normalize: Callable[[Any], Any] | None = None,
+        exploration: Mapping[str, Exploration] | None = None,
+        name: str = "a job",
+    ) -> None:
+        self.make, self.algorithm, self.ctx, self.entropy = make, algorithm, ctx, entropy
+        self.role: Role = role
+        self.keys, self.normalize, self.exploration, self.name = keys, normalize, dict(exploration or {}), name
+        self._envs: dict[tuple[int, ...], VecEnv] = {}
+
+    def env(self, shard: EnvShard) -> VecEnv:
+        """Return the environments of a shard; the first call makes them."""
+        key = (shard.num_envs, *shard.env_ids)
+        if key not in self._envs:
+            self._envs[key] = self.make(shard)
+        return self._envs[key]
+
+    def play(
+        self,
+        job: Job,
+        weights: Mapping[str, Weights] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        prefix: Sequence[int] = (),
+        columns: Sequence[int] | None = None,
+    ) -> Batch:
+        """Return the episodes of a job, or of some of its columns, as ``api.Play`` describes them.
+
+        Args:
+            stop: asked before every row; if it says so, ``Stopped`` is raised.
+            prefix: numbers in front of the job's, where jobs are numbered from 0 more than once.
+
+        Raises:
+            RunError: the environments gave a value that is NaN, infinite or out of bounds, or failed too often.
+            ValueError: see ``named_weights``.
+        """
+        shard, quota = share_of(job, self.role, columns)
+        if not len(quota):
+            return {}
+        env, seeds = self.env(shard), np.random.SeedSequence([*self.entropy, *prefix, *[job.number] * (job.number > 0)])
+        tasks = None if job.task is None else tree.map(lambda x: np.stack([x] * len(quota)), job.task)
+        acting, exploration = self._weights(job, weights or {}), self.exploration if job.mode == "explore" else {}
+        kept, nested = (*self.keys, *CORE, "alive"), self.ctx.spec.nested
+        recorder, collector, failed = Recorder(quota, job.max_steps), None, 0
+        with self._drawing(seeds.spawn(1)[0]), self._unchanged(exploration):
+            while recorder.left.any():
+                if collector is None or recorder.waits:  # columns are reset together
+                    failed += collector.failed_episodes if collector else 0
+                    drawn = seeds.generate_state(shard.num_envs)[[*shard.env_ids]].tolist()
+                    collector = make_shard(
+                        env, self.algorithm, self.ctx, shard, drawn, exploration, self.keys, self.normalize
+                    )
+                    collector.reset(tasks)
+                    recorder.reset()
+                    seeds = seeds.spawn(1)[0]
+                if stop():
+                    raise Stopped
+                segment = collector.collect(CHUNK, job.mode, stop, acting, raw=True)
+                check_segment(collector.raw_segment(CHUNK), 0, shard.env_ids, collector.bounds)
+                if failed + collector.failed_episodes > quota.sum():
+                    times, ended = failed + collector.failed_episodes, f"{len(recorder.played)} of {quota.sum()}"
+                    raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
+                recorder.add(only(segment, kept, nested) if self._leaves_as_is(job) else segment)
+        batch = recorder.batch()
+        if not self._leaves_as_is(job):
+            with torch.inference_mode(), self.ctx.acting(shard):
+                rows = {key: leaf for key, leaf in batch.items() if key not in ("return", "length")}
+                batch |= self.algorithm.postprocess(rows)
+        return only(batch, (*kept, "return", "length"), nested)
+
+    def _leaves_as_is(self, job: Job) -> bool:
+        return job.mode == "greedy" or type(self.algorithm).postprocess is Algorithm.postprocess
+
+    def _weights(self, job: Job, weights: Mapping[str, Weights]) -> Weights | None:
+        """Return what the job plays with instead of the algorithm's own weights."""
+        chosen = named_weights(job, weights, self.algorithm)
+        if job.candidate is not None:
+            with torch.no_grad():
+                chosen |= self.algorithm.candidate_weights(job.candidate)
+        tensors = {key: x if isinstance(x, torch.Tensor) else torch.tensor(x) for key, x in chosen.items()}
+        return {key: x.detach().to(self.ctx.device) for key, x in tensors.items()} or None
+
+    @contextmanager
+    def _drawing(self, seeds: np.random.SeedSequence) -> Iterator[None]:
+        """Draw what follows from these seeds, and leave all generators as they are."""
+        generator = self.ctx.generators[self.role]
+        before, everywhere = generator.get_state(), global_state(self.ctx.device)
+        number = int(seeds.generate_state(1)[0])
+        generator.manual_seed(number)
+        seed_global_from(number)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+            load_global_state(everywhere, self.ctx.device)
+
+    @contextmanager
+    def _unchanged(self, exploration: Mapping[str, Exploration]) -> Iterator[None]:
+        """Take back what acting changes in exploration modules."""
+        before = {name: tree.map(torch.clone, extra.state_dict()) for name, extra in exploration.items()}
+        try:
+            yield
+        finally:
+            for name, extra in exploration.items():
+                extra.load_state_dict(before[name])
+
+    def close(self) -> None:
+        for env in self._envs.values():
+            env.close()
+        self._envs.clear()
+
+
+def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm) -> Weights:
+    """Return the weights that a job's policies name, by their names in the algorithm.
+
+    Raises:
+        ValueError: they are not there, or the algorithm does not act with them.
+    """
+    chosen: Weights = {}
+    for who, name in job.policies.items():
+        if name not in weights:
+            given = ", ".join(map(repr, weights)) or "none"
+            raise ValueError(f"job {job.number} plays with the weights {name!r}; given were {given}")
+        chosen |= {f"{who}.{key}".removeprefix("."): x for key, x in weights[name].items()}
+    if unknown := chosen.keys() - {*algorithm.actor_keys()}:
+        said = f"which {type(algorithm).__name__} does not act with"
+        raise ValueError(f"job {job.number} plays with {min(unknown)!r}, {said}")
+    return chosen
+
+
+def share_of(job: Job, role: Role, columns: Sequence[int] | None = None) -> tuple[EnvShard, np.ndarray]:
+    """Return the columns of a job that are played here, and how many episodes each has to play; None: all."""
+    total = min(job.episodes, MOST_COLUMNS)
+    shard = EnvShard(role, total, range(total) if columns is None else columns)
+    return shard, np.bincount(np.arange(job.episodes) % total)[[*shard.env_ids]]
+
+
+class Recorder:
+    """Cuts episodes out of the segments of columns, and keeps those that count.
+
+    Args:
+        quota: how many episodes of every column count, ``[B]``.
+        max_steps: after which an episode is truncated; its column then waits for ``reset``.
+    """
+
+    def __init__(self, quota: np.ndarray, max_steps: int) -> None:
+        self.left, self.max_steps = quota.copy(), max_steps
+        self.played: list[tuple[float, int, Batch]] = []  # return, length and rows
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget open episodes: all columns begin new ones."""
+        n = len(self.left)
+        self._counted, self._capped = Episodes(n), np.zeros(n, np.bool_)
+        self._rows: list[list[Batch]] = [[] for _ in range(n)]  # of the open episode of every column
+        self._steps = np.zeros(n, np.int64)
+        self._ended: list[deque[Batch]] = [deque() for _ in range(n)]
+
+    @property
+    def waits(self) -> bool:
+        """Whether no column goes on that has episodes left."""
+        return bool(self._capped[self.left > 0].all())
+
+    def add(self, segment: Batch) -> None:
+        """Take a segment ``[T+1, B]``; it is cut where an episode has its most steps."""
+        arrays, over = tree.map(torch.Tensor.numpy, segment), ended(segment).numpy()
+        for b in range(len(self.left)):
+            if self._capped[b]:
+                arrays["valid"][:, b] = False
+            else:
+                self._cut(arrays, over[:, b], b)
+        self._counted.add(segment)
+        for total, length, b in self._counted.drain():
+            if self.left[b]:
+                self.left[b] -= 1
+                self.played.append((total, length, self._ended[b].popleft()))
+
+    def _cut(self, arrays: Batch, over: np.ndarray, b: int) -> None:
+        """Go through the transitions of a column, which end an episode where ``over [T]``, and keep the open one's."""
+        rows, first, start = np.flatnonzero(arrays["valid"][:-1, b]), arrays["is_first"], 0
+        plain = not over[rows].any() and not first[rows, b].any() and self._steps[b] + len(rows) < self.max_steps
+        for i, t in enumerate([] if plain else rows):
+            if first[t, b]:  # what came before broke off
+                self._rows[b], self._steps[b], start = [], 0, i
+            self._steps[b] += 1
+            if self._steps[b] == self.max_steps and not over[t]:
+                arrays["valid"][t + 1 :, b], self._capped[b] = False, True
+                for part in groups_of(arrays).values():
+                    part["truncated"][t, b] = True
+                    if "alive" in part:
+                        part["alive"][t + 1 :, b] = False
+            if over[t] or self._capped[b]:
+                self._end(arrays, b, rows[start : i + 1])
+                start = i + 1
+            if self._capped[b]:
+                return
+        if self.left[b] and start < len(rows):
+            self._rows[b].append(tree.take(arrays, (rows[start:], b)))
+        self._steps[b] += len(rows) * plain
+
+    def _end(self, arrays: Batch, b: int, rows: np.ndarray) -> None:
+        """Put an episode together; its final row follows the last one that was acted on."""
+        if self.left[b]:
+            final = tree.take(arrays, (rows[-1:] + 1, b))
+            for part in (final, *groups_of(final).values()):
+                for key in CORE.keys() & part.keys():
+                    part[key][:] = 0
+            self._ended[b].append(tree.cat([*self._rows[b], tree.take(arrays, (rows, b)), final]))
+        self._rows[b], self._steps[b] = [], 0
+
+    def batch(self) -> Batch:
+        """Return the episodes side by side, ``[L+1, episodes]``, as they ended."""
+        returns, lengths, episodes = zip(*self.played, strict=True)
+        longest = np.arange(max(lengths) + 1)
+        padded = [tree.take(rows, np.minimum(longest, n)) for n, rows in zip(lengths, episodes, strict=True)]
+        batch = tree.map(lambda *leaves: torch.from_numpy(np.stack(leaves, 1)), *padded)
+        return batch | {"return": torch.tensor(returns, dtype=torch.float64), "length": torch.tensor(lengths)}

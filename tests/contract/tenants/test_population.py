@@ -1,0 +1,67 @@
+"""Evolution strategies: candidates that actors play as they become free, and an update from their returns alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlplug.checkpointing.format import find
+from rlplug.cli import main
+from tests.contract.tenants import population
+from tests.contract.tenants.population import FILES, centered_ranks
+from tests.installing import install, site  # noqa: F401  fixtures
+
+ES = ("algo=es", "env=cartpole", "model.hidden=[16]", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=20")
+TWO = ("num_envs=2", "hardware.actors.count=2", "hardware.actors.num_cpus=0.5")
+
+
+@pytest.fixture(autouse=True)
+def es(install):  # noqa: F811
+    install("rlplug-es", "rlplug_es", FILES)
+
+
+def run(folder: Path, *words: str) -> tuple[dict, dict]:
+    """Return the summary and the weights of a run."""
+    assert main([*ES, *words, f"hydra.run.dir={folder}"]) == 0
+    return json.loads((folder / "summary.json").read_text()), find(folder).tree("weights")["algorithm"]
+
+
+def test_two_actors_learn_to_balance_a_pole(tmp_path):
+    summary, _ = run(tmp_path / "run", *TWO, "total_steps=40000")
+    print(f"return {summary['eval/return_mean']:.0f} after {summary['env_steps']} steps, {summary['updates']} updates")
+    assert summary["eval/return_mean"] > 150
+    assert summary["episodes"] == 32 * summary["updates"]
+
+
+def test_two_actors_equal_one_process(tmp_path):
+    (alone, weights), (two, same) = (
+        run(tmp_path / "1", "num_envs=2", "total_steps=3000"),
+        run(tmp_path / "2", *TWO, "total_steps=3000"),
+    )
+    for key in ("env_steps", "updates", "episodes", "eval/return_mean"):
+        assert alone[key] == two[key]
+    assert alone["env_steps"] >= 3000
+    assert weights.keys() == same.keys()
+    assert all(torch.equal(weights[key], same[key]) for key in weights)
+
+
+def test_a_run_that_made_more_steps_than_asked_for_goes_on(tmp_path):
+    before, _ = run(tmp_path / "run", "total_steps=1000")
+    assert before["env_steps"] > 1000
+    assert main(["resume", str(tmp_path / "run")]) == 0  # there is nothing to do
+    assert main(["resume", str(tmp_path / "run"), "total_steps=4000"]) == 0
+    longer, weights = run(tmp_path / "undisturbed", "total_steps=4000")
+    after = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert after["env_steps"] == longer["env_steps"] >= 4000
+    resumed = find(tmp_path / "run").tree("weights")["algorithm"]
+    assert all(torch.equal(weights[key], resumed[key]) for key in weights)
+
+
+def test_ranks_do_not_depend_on_scale():
+    returns = torch.tensor([10.0, -5.0, 3.0, 7.0])
+    torch.testing.assert_close(centered_ranks(returns), torch.tensor([0.5, -0.5, -1 / 6, 1 / 6]))
+    assert torch.equal(centered_ranks(returns.exp()), centered_ranks(returns))
+    assert population.PROTOCOLS
