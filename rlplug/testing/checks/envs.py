@@ -15,7 +15,8 @@ from rlplug.api import VecEnv
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
 from rlplug.context import EnvShard, RunContext
-from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
+from rlplug.testing.checks.agents import check_agents
+from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, sample_actions, some
 from rlplug.testing.checks.settings import MISSING
 from rlplug.types import Batch, ConfigError, EnvSpec
 
@@ -39,19 +40,26 @@ def complete(name: str) -> list[str]:
 
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:
     """Rows under random allowed actions, copied, each with the action that led to it (None: a reset)."""
-    env.spec.single_agent.action.seed(actions)
+    _seed(env, actions)
     row = tree.map(np.array, env.reset([seed + i for i in range(COLUMNS)]))
     yield row, None
     for _ in range(steps):
         action = draw(env, row)
-        given = action.copy()
+        given = tree.map(np.copy, action)
         row = tree.map(np.array, env.step(action))
-        require(np.array_equal(action, given), "step() changes the array of actions that it is given")
+        require(not differences(action, given), "step() changes the array of actions that it is given")
         yield row, given
 
 
-def draw(env: VecEnv, row: Batch) -> np.ndarray:
+def _seed(env: VecEnv, seed: int) -> None:
+    for group in env.spec.groups.values():
+        group.action.seed(seed)
+
+
+def draw(env: VecEnv, row: Batch) -> Any:
     """A random action for every column, one that ``row["action_mask"]`` allows where there is a mask."""
+    if env.spec.has_agents:
+        return sample_actions(env.spec, COLUMNS, row)
     space = env.spec.single_agent.action
     if "action_mask" not in row:
         return np.stack([space.sample() for _ in range(COLUMNS)])
@@ -72,6 +80,18 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
             raise
         warnings.warn(f"the option {option!r} of env {name!r} is not checked: {error}", stacklevel=2)
         return
+    if env.spec.has_agents:
+        require(env.autoreset is AutoresetMode.NEXT_STEP, "with agents, columns are reset by the step behind their end")
+        check_agents(env, walk(env, 0, STEPS), COLUMNS)
+    else:
+        _check_rows(env)
+    _follows_its_seeds(env, make(name, option, **changes))
+    env.close()
+    if option in (None, complete(name)[0]) and _can(name, option, "subprocess"):
+        _same_in_processes(*(make(name, option, **changes | {"vectorization": how}) for how in ("list", "subprocess")))
+
+
+def _check_rows(env: VecEnv) -> None:
     spec, group = env.spec, env.spec.single_agent
     if getattr(group.action, "is_bounded", lambda: False)():
         low, high = group.action.low, group.action.high  # type: ignore[attr-defined]
@@ -109,10 +129,6 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
             length[ended] = 0
     if spec.max_episode_steps and spec.max_episode_steps < STEPS:
         require(ends, f"no episode ended within {STEPS} steps, although max_episode_steps is {spec.max_episode_steps}")
-    _follows_its_seeds(env, make(name, option, **changes))
-    env.close()
-    if option in (None, complete(name)[0]) and _can(name, option, "subprocess"):
-        _same_in_processes(*(make(name, option, **changes | {"vectorization": how}) for how in ("list", "subprocess")))
 
 
 def _inside(key: str, leaf: Any, space: Any) -> None:
@@ -159,16 +175,16 @@ def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
     if state is None:
         twin.close()
         return
-    env.spec.single_agent.action.seed(3)
-    actions: list[np.ndarray] = []
+    _seed(env, 3)
+    actions: list[Any] = []
     went_on: list[Batch] = []
     for _ in range(20):
         actions.append(draw(env, row))
-        row = tree.map(np.array, env.step(actions[-1].copy()))
+        row = tree.map(np.array, env.step(tree.map(np.copy, actions[-1])))
         went_on.append(row)
     list(walk(twin, 9, 13))
     twin.load(decode(encode(state)))  # as it comes out of a checkpoint
-    again = [tree.map(np.array, twin.step(action.copy())) for action in actions]
+    again = [tree.map(np.array, twin.step(tree.map(np.copy, action))) for action in actions]
     names = differences(went_on, again)
     require(not names, f"another one that loads its state() does not continue as it did ({some(names)})")
     twin.close()

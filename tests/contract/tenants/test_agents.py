@@ -12,6 +12,7 @@ from rlplug import tree
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.run.build import build
+from rlplug.testing import conformance
 from tests.contract.tenants.agents import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
@@ -25,6 +26,15 @@ SIGNALS = (
 @pytest.fixture(autouse=True)
 def teams(install):  # noqa: F811
     install("rlplug-teams", "rlplug_teams", FILES)
+
+
+def test_environments_and_algorithms_with_agents_pass_the_kit():
+    checks = conformance.checks("rlplug-teams")
+    assert {"env-signals-episodes-signals", "algo-qmix-act-two_step", "algo-independent-ranks-carts"} <= {
+        *map(str, checks)
+    }
+    for check in checks:
+        check()
 
 
 def summary(run) -> dict:
