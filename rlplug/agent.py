@@ -188,7 +188,7 @@ def evaluate(
         tell(f"evaluating on the processor, since the run's hardware is not here: {error}")
         plan = Plan()
     set_up_torch(plan, core.deterministic)
-    algorithm, ctx, normalize = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
+    algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
 
     def make(shard: EnvShard) -> VecEnv:
         made = env.build(ctx.derive(shard=shard))
@@ -197,6 +197,7 @@ def evaluate(
             raise ConfigError("env", f"is not what {checkpoint.path} was trained on: {difference}")
         return made
 
+    normalize = normalizer if normalizer.obs else None
     with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize)) as evaluator:
         played = evaluator.play(checkpoint.steps)
     return {
@@ -217,7 +218,7 @@ def _core(raw: Mapping[str, Any]) -> Core:
 
 def _restored(
     checkpoint: Checkpoint, device: torch.device, core: Core, tell: Callable[[str], None]
-) -> tuple[Algorithm, RunContext, Callable[[Any], Any]]:
+) -> tuple[Algorithm, RunContext, Normalizer]:
     """Return the algorithm with its weights, the context it was built in, and what it sees of an observation."""
     manifest, raw = checkpoint.manifest, migrate(checkpoint.manifest["config"], ("algo", "model"))
     if device.type == "cuda" and not torch.cuda.is_available():

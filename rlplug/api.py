@@ -369,6 +369,8 @@ class Buffer(Protocol):
     def sample(self) -> Batch:
         """Return rows ``[burn_in + window + 1, B]`` with ``index`` and ``sample_prob``; a rollout all it has, once.
 
+        Segments come as ``[T+1, B]`` with ``version [B]``, episodes as ``[L+1, B]``, padded with ``valid=False``.
+
         One that draws by priority adds ``weight [B]``, ``(N prob)^-beta``: the learner divides it by the largest one.
         """
         ...
@@ -379,6 +381,10 @@ class Buffer(Protocol):
         Raises:
             RunError: ``values`` has another key, or one that this buffer does not keep.
         """
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged as ``buffer/<name>``, summed over ranks; a buffer may lack this method."""
+        return {}
 
     def nbytes(self, row: Batch) -> int:
         """Return the bytes this buffer will take for rows whose leaves look like those of ``row`` (``[B, ...]``)."""

@@ -57,6 +57,7 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
     "prev_action": ("[T+1, B, ...]", "as action", "action of the row before; zeros where is_first"),
     "index": ("[B]", "int64", "insertion id of the sample in its buffer"),
     "priority": ("[B]", "float32", "new priority of a sample (feedback), or first one of a row (postprocess)"),
+    "version": ("[B]", "int64", "updates that the weights had seen with which the column was played (queue)"),
     "sample_prob": ("[B]", "float32", "probability with which the buffer drew the sample"),
     "weight": ("[B]", "float32", "importance weight of a sample drawn by priority, at most 1 over all ranks"),
     "reward_int": ("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),
@@ -116,8 +117,8 @@ class EnvSpec:
 
 def groups_of(batch: Batch) -> dict[str, Batch]:
     """Return what each group has of a batch; the only group has the batch itself, under an empty name."""
-    inner = {name: part for name, part in batch.items() if isinstance(part, dict) and name not in KEYS}
-    return {name: part for name, part in inner.items() if "alive" in part} or {"": batch}
+    parts: dict[str, Batch] = {name: part for name, part in batch.items() if isinstance(part, dict)}
+    return {name: part for name, part in parts.items() if "alive" in part and name not in KEYS} or {"": batch}
 
 
 @dataclass

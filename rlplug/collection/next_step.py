@@ -22,7 +22,7 @@ class NextStepCollector(ShardCollector):
         inputs, has_agents = self._seen(tensors), self.has_agents
         observed = [(key, arrays[key]) for key in self._observed if key not in self.nested]
         action: Any = {name: arrays[name]["action"] for name in self.nested} or arrays["action"]
-        reward, terminated, truncated = (arrays.get(key) for key in RESULT)
+        reward, terminated, truncated = (arrays.get(key, arrays) for key in RESULT)  # several groups have their own
         is_first, valid = arrays["is_first"], arrays["valid"]
         end = rows
         for t in range(rows):

@@ -46,7 +46,7 @@ class Adam(torch.optim.Adam):
             self._collect()
         for group, lists in zip(self.param_groups, self._lists, strict=True):
             params, first, second, steps = lists
-            grads = [p.grad for p in params]
+            grads: list[Any] = [p.grad for p in params]
             if any(g is None for g in grads):
                 have = [i for i, g in enumerate(grads) if g is not None]
                 params, grads, first, second, steps = (

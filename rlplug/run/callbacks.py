@@ -63,6 +63,9 @@ class MetricsLog:
             names = [f"episode/return/{name}" for name in trainer.episodes.groups]
             row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
         row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
+        own: Mapping[str, float] = getattr(trainer.buffer, "metrics", dict)()
+        ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)
+        row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
         wall = clock.wall()
         seconds = max(wall - self.wall, 1e-9)
         if progress.env_steps:

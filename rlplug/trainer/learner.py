@@ -91,8 +91,8 @@ class FabricLearner:
                     own = extra.update(batch, self)
                     losses.metrics.update({f"{name}/{key}": value for key, value in (own.terms | own.metrics).items()})
             if losses.feedback:
-                index, values = batch["index"], losses.feedback
-                if self.replicated:  # every rank's buffer holds every rank's rows
+                index, values = batch.get("index"), losses.feedback
+                if self.replicated and index is not None:  # every rank's buffer holds every rank's rows
                     index, values = (tree.map(self.collectives.gather_columns, x) for x in (index, values))
                 self.buffer.feedback(index, values)
         except Exception:
@@ -244,7 +244,9 @@ class FabricLearner:
     # ---- batches and statistics -----------------------------------------------------------------------------------
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
-        same = self.replicated and self.ctx.needs.data != "windows"  # other samples are whole, on every rank
+        needs = self.ctx.needs
+        drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
+        same = self.replicated and not drawn  # a sample that is not drawn is whole, on every rank
         return minibatches(batch, size, unit, self.ctx.generators["learner"], self.collectives, same)
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:

@@ -171,7 +171,10 @@ class Trainer(Run):
         return steps
 
     def ready(self) -> bool:
-        return self.buffer.ready()
+        ready, ranks = self.buffer.ready(), self.learner.collectives
+        if self.ctx.needs.data == "episodes":  # they end on one rank, and not yet on another
+            return ranks.sums([ready])[0] == ranks.world_size
+        return ready
 
     def update(self, batch: Batch | None = None) -> Losses:
         skipped = self.learner.skipped

@@ -63,7 +63,6 @@ BROKEN = {
     ("buffer", "borrowing", "streams"): "is not what was added|every transition of the round once",
     ("model", "sticky", "shapes-sticky"): "the carry is not cleared where is_first",
     ("env", "precise", "episodes-precise"): "'reward' as float64; wanted float32",
-    ("env", "undead", "episodes-undead"): "'alive' of an agent falls where it neither ended, or stays behind it",
     ("loop", "stubborn", "resumes"): "resumed run is not the undisturbed one",
     ("logger", "misspelt", "run"): "unknown hook 'rlplug_loged'",
 }

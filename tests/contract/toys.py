@@ -16,7 +16,6 @@ from rlplug.plugins.loop.alternate import Alternate
 from rlplug.registry import Component, hookimpl
 from rlplug.settings import PositiveFloat, PositiveInt, option, settings
 from rlplug.types import ConfigError
-from tests.contract.tenants.teams import TwoStep
 
 
 class Sound(Algorithm):
@@ -283,13 +282,6 @@ class Precise:
         return env
 
 
-class Undead(TwoStep):
-    """A game whose agents are alive behind their end."""
-
-    def row(self):
-        return super().row() | {"alive": np.ones((self.columns, 2), np.bool_)}
-
-
 class Stubborn(Alternate):
     """Counts its rounds by itself, and learns after every other one."""
 
@@ -344,7 +336,6 @@ OTHERS = {
     ("model", "sticky"): "name: sticky\nsize: 8\n",
     ("loop", "stubborn"): "name: stubborn\nin_flight: 1\nbroadcast_interval: 1\nmax_weight_sync_delay: null\n",
     ("env", "precise"): "name: precise\n",
-    ("env", "undead"): "name: undead\n",
     ("logger", "misspelt"): "# @package logger.misspelt\nname: misspelt\n",
 }
 CONF = {f"conf/algo/{name}.yaml": YAML.format(name=name) for name in ALGORITHMS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from rlplug.testing.context import context, spec
 from rlplug.types import Batch
 
 COLUMNS, ROWS, SAMPLES, CAPACITY = 5, 4, 16, 120
+CAPACITIES: dict[Data, int] = {"segments": 20, "episodes": CAPACITY * COLUMNS}
 
 
 class Stream:
@@ -36,20 +38,22 @@ class Stream:
     Args:
         stack: observations are images of so many frames, oldest first, of which there are too few in an episode's
             first rows: some columns fill up with zeros, some with the first frame. 0: vectors.
+        whole: every episode ends, and has no gaps.
     """
 
-    def __init__(self, length: int, stack: int = 0) -> None:
+    def __init__(self, length: int, stack: int = 0, whole: bool = False) -> None:
         dice = np.random.default_rng(0)
         number = np.arange(length * COLUMNS).reshape(length, COLUMNS)
         final = np.zeros((length, COLUMNS), np.bool_)
-        for column in range(1, COLUMNS):
+        for column in range(not whole, COLUMNS):
             at = 0
             while at < length:
                 at += int(dice.integers(1, 9))
                 final[at : at + 1, column] = True
                 at += 1
         valid = ~final
-        valid[:, -1] &= np.arange(length) % 17 < 11
+        if not whole:
+            valid[:, -1] &= np.arange(length) % 17 < 11
         first = np.zeros_like(final)
         first[0], first[1:] = True, final[:-1]
         ended = np.zeros_like(final)
@@ -98,11 +102,15 @@ class Variant:
     """A buffer for ``COLUMNS`` environments; small, where it has a capacity.
 
     Args:
+        data: what it gives; None: the first of that.
+        off_policy: of the algorithm.
         stack: see ``Stream``.
         changes: of the buffer's own options.
     """
 
-    def __init__(self, name: str, window: int, stack: int = 0, **changes: Any) -> None:
+    def __init__(
+        self, name: str, window: int, stack: int = 0, data: Data | None = None, off_policy: bool = False, **changes: Any
+    ) -> None:
         self.cls, self.stack = load("buffer", name), stack
         gives: Any = getattr(self.cls, "gives", None)
         require(
@@ -113,14 +121,15 @@ class Variant:
             isinstance(getattr(self.cls, "sequences", None), bool),
             "the class says sequences = True (windows begin at rows whose recurrent state is kept) or False",
         )
-        self.replays = "windows" in gives
+        self.data: Data = data or min(gives)
+        self.drawn = off_policy or self.data == "windows"
+        """samples are drawn, again and again; otherwise all is given once"""
         self.node = node_of("buffer", option_of("buffer", name))
-        self.node |= ({"capacity": CAPACITY} if "capacity" in self.node else {}) | changes
-        self.carries = self.cls.sequences or not self.replays
+        self.node |= ({"capacity": CAPACITIES.get(self.data, CAPACITY)} if "capacity" in self.node else {}) | changes
+        self.carries = self.cls.sequences or self.data != "windows"
         keys = ("obs", "action", "carry") if self.carries else ("obs", "action")
-        self.needs = Needs(
-            window=window, data="windows" if self.replays else "rollout", off_policy=self.replays, keys=keys
-        )
+        window = window if self.data in ("windows", "rollout") else 1
+        self.needs = Needs(window=window, data=self.data, off_policy=self.drawn, keys=keys)
         if self.cls.sequences:
             self.needs = replace(self.needs, burn_in=2, carry_stride=3)
 
@@ -128,6 +137,9 @@ class Variant:
         image = spaces.Box(0, 255, (self.stack, 16, 16), np.uint8)
         of = replace(spec(image, 2), frame_stack=self.stack) if self.stack else spec(3, 2)
         return context(of, needs=self.needs, num_envs=COLUMNS, rollout_length=ROWS, batch_size=SAMPLES)
+
+    def stream(self) -> Stream:
+        return Stream(CAPACITY * 2, self.stack, whole=self.data == "episodes")
 
     def make(self, ctx: RunContext | None = None) -> Buffer:
         return choose("buffer", "buffer", self.node).build(ctx or self.context())
@@ -141,8 +153,11 @@ class Variant:
 
 def variants(name: str, windows: tuple[int, ...], **changes: Any) -> Iterator[Variant]:
     """A buffer on vectors and on stacked images, with every way that it offers of keeping these."""
-    for window in windows:
-        yield Variant(name, window, **changes)
+    for data in sorted(load("buffer", name).gives):
+        for window in windows if data == "windows" else windows[:1]:
+            yield Variant(name, window, data=data, **changes)
+        if data == "episodes":
+            yield Variant(name, 1, data=data, off_policy=True, **changes)
     options = node_of("buffer", option_of("buffer", name)).keys()
     for deduplicate in (True, False) if "deduplicate" in options else (None,):
         for compress in (None, "lz4") if "compress" in options else (None,):
@@ -161,7 +176,7 @@ def check_streams(name: str, **changes: Any) -> None:
 
 
 def _check_stream(name: str, variant: Variant) -> None:
-    stream, buffer = Stream(CAPACITY * 2, variant.stack), variant.make()
+    stream, buffer = variant.stream(), variant.make()
     require(not buffer.ready(), "an empty buffer says that it is ready")
     drawn, ids, added, was_ready = set[int](), dict[int, int](), list[int](), False
     for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
@@ -172,18 +187,22 @@ def _check_stream(name: str, variant: Variant) -> None:
         if turn % 2 or not was_ready:  # two segments between two samples
             continue
         sample = buffer.sample()
-        drawn |= _check_sample(stream, sample, variant.needs, buffer.sequences)
+        given = _check_sample(stream, sample, variant.needs, buffer.sequences)
         _check_index(sample, ids)
         was_ready = buffer.ready()
-        require(
-            was_ready == variant.replays,
-            f"gives = {set(buffer.gives)}, but after a sample ready() is {was_ready}",
-        )
-        if was_ready:
-            _keeps_its_own(buffer, sample)
-        else:
+        if variant.drawn:
+            require(was_ready, f"its samples are {variant.data}, but after one of them ready() is False")
+        elif variant.data == "rollout":
+            require(not was_ready, "it gives the last round, but after that ready() is True")
             require(_numbers(sample) == sorted(added), "drained, it gives every transition of the round once")
             added = []
+        else:
+            again = given & drawn
+            require(not again, f"it gives {variant.data} once, but transitions {sorted(again)[:3]} came again")
+            require(given <= set(added), "it gives transitions that were not added")
+        drawn |= given
+        if variant.data != "rollout":
+            _keeps_its_own(buffer, sample)
     require(drawn, f"{name} was never ready within {CAPACITY * 2} rows of {COLUMNS} environments ({variant})")
     columns = {number % COLUMNS for number in drawn}
     require(columns == set(range(COLUMNS)), f"only the columns {sorted(columns)} of {COLUMNS} were ever sampled")
@@ -259,14 +278,14 @@ def check_saves(name: str, **changes: Any) -> None:
 
 
 def _check_saved(variant: Variant) -> None:
-    stream, ctx = Stream(CAPACITY * 2, variant.stack), variant.context()
+    stream, ctx = variant.stream(), variant.context()
     twin, buffer = variant.make(), variant.make(ctx)  # equal seeds: they draw the same
     store, added = Counting(), 0
     with tempfile.TemporaryDirectory() as folder:
         for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
             twin.add(Segment(variant.segment(stream, start)))
             buffer.add(Segment(variant.segment(stream, start)))
-            added += ROWS
+            added += ROWS * (COLUMNS if variant.data == "episodes" else 1)  # whose rows are those of one column each
             if turn % 3 == 0:
                 store.appended = 0
                 buffer.save(store)
@@ -274,7 +293,7 @@ def _check_saved(variant: Variant) -> None:
                     store.appended <= added,
                     f"save() appends {store.appended} rows, of which {added} are new: begin at store.end",
                 )
-                added = 0
+                added = added - store.appended if variant.data == "episodes" else 0
                 write(folder_of(Path(folder), turn), Snapshot({}, {}, store.chunks))
                 store = Counting(store.chunks, decode(encode(copy_to_host(store.state))))
                 buffer = variant.make(ctx)
@@ -303,10 +322,10 @@ class Counting(FileRowLog):
 def check_nbytes(name: str, **changes: Any) -> None:
     """``nbytes`` is an upper bound of what is kept, and at most a tenth above it."""
     for variant in variants(name, (1,), **changes):
-        stream, buffer = Stream(CAPACITY * 2, variant.stack), variant.make()
+        stream, buffer = variant.stream(), variant.make()
         said = buffer.nbytes(tree.map(lambda leaf: leaf[0], variant.segment(stream, 0)))
         for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
-            if variant.replays or not buffer.ready():
+            if variant.data != "rollout" or not buffer.ready():
                 buffer.add(Segment(variant.segment(stream, start)))
         kept = sum(_arrays(buffer).values())
         require(kept <= said, f"nbytes() says {said}, but {kept} bytes are kept: count every array {variant}")
@@ -331,7 +350,7 @@ def _arrays(root: Any) -> dict[int, int]:
         elif isinstance(thing, dict):
             for value in thing.values():
                 visit(value)
-        elif isinstance(thing, list | tuple | set):
+        elif isinstance(thing, list | tuple | set | deque):
             for value in thing:
                 visit(value)
         elif hasattr(thing, "__dict__"):

@@ -24,7 +24,7 @@ from rlplug.run.build import build
 from rlplug.run.callbacks import Callbacks
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, EnvSpec, Group, groups_of
+from rlplug.types import Batch, EnvSpec, groups_of
 
 UPDATES = 2
 """learner steps of a short run"""
@@ -247,7 +247,7 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
     for _ in range(length):
         step = _observed(result) | {name: _observed(result[name]) for name in env.spec.nested} | {"is_first": first}
         rows.append(tree.map(lambda x: torch.as_tensor(np.array(x)), step))
-        result = env.step(sample_actions(env.spec, COLUMNS))
+        result = env.step(sample_actions(env.spec))
         ended = result["terminated"] | result["truncated"] if not env.spec.has_agents else _left(result)
         first, over = over if env.autoreset is AutoresetMode.NEXT_STEP else ended, ended
     env.close()
@@ -260,25 +260,17 @@ def _observed(row: Batch) -> Batch:
 
 def _left(row: Batch) -> np.ndarray:
     """Return in which columns nobody is alive."""
-    return ~np.concatenate([part["alive"].reshape(COLUMNS, -1) for part in groups_of(row).values()], 1).any(1)
+    alive = [part["alive"].reshape(COLUMNS, -1).any(1) for part in groups_of(row).values()]
+    return np.logical_not(np.logical_or.reduce(alive))
 
 
-def sample_actions(spec: EnvSpec, columns: int, row: Batch | None = None) -> Any:
-    """Return random actions ``[B, N, ...]``; ``{group: action}`` of several groups. ``row`` may forbid some of them."""
-    parts = groups_of(row) if row is not None and spec.nested else {}
-    found = {name: _sample(group, columns, parts.get(name, row or {})) for name, group in spec.groups.items()}
+def sample_actions(spec: EnvSpec) -> Any:
+    """Return random actions of ``COLUMNS`` environments: ``[B, N, ...]`` of agents, ``{group: action}`` of groups."""
+    found: dict[str, Any] = {}
+    for name, group in spec.groups.items():
+        actions = np.stack([group.action.sample() for _ in range(COLUMNS * (len(group.agents) or 1))])
+        found[name] = actions.reshape(COLUMNS, -1, *actions.shape[1:]) if group.agents else actions
     return found if spec.nested else next(iter(found.values()))
-
-
-def _sample(group: Group, columns: int, part: Batch) -> np.ndarray:
-    many = len(group.agents) or 1
-    masks = part.get("action_mask")
-    if masks is None:
-        drawn = [group.action.sample() for _ in range(columns * many)]
-    else:
-        drawn = [group.action.sample(mask=mask) for mask in masks.reshape(columns * many, -1).astype(np.int8)]
-    actions = np.stack(drawn)
-    return actions.reshape(columns, many, *actions.shape[1:]) if group.agents else actions
 
 
 @contextmanager

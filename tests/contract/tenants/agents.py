@@ -48,7 +48,8 @@ class Team(nn.Module):
 
     def __init__(self, cfg: QMIX.Config, ctx: Context) -> None:
         super().__init__()
-        group, state = team(ctx.spec), ctx.spec.extras["state"]
+        group: Any = team(ctx.spec)
+        state: Any = ctx.spec.extras["state"]
         self.agents = len(group.agents)
         inputs = Box(-torch.inf, torch.inf, (group.obs.shape[0] + self.agents,))  # observation and agent id
         self.torso = ctx.build("model", inputs)

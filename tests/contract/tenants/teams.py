@@ -27,6 +27,7 @@ class Columns:
 
     autoreset = AutoresetMode.NEXT_STEP
     spec: EnvSpec
+    alive: np.ndarray
 
     def __init__(self, ctx: Context, names: tuple[str, ...]) -> None:
         self.columns = len(ctx.env_ids)
@@ -45,7 +46,7 @@ class Columns:
         row = self.row()
         return {key: leaf | result[key] if isinstance(leaf, dict) else leaf for key, leaf in (result | row).items()}
 
-    def draw(self, column: int) -> np.random.Generator:
+    def draw(self, column: Any) -> np.random.Generator:
         """Return what decides all about a column's episode."""
         return np.random.default_rng([self.seeds[column], self.episodes[column]])
 
@@ -62,7 +63,7 @@ class Columns:
 
     def going(self) -> np.ndarray:
         """Return in which columns somebody is alive, ``[B]``."""
-        return self.alive.any(1)
+        return np.asarray(self.alive.any(1))
 
     def state(self) -> Tree:
         return {name: getattr(self, name).copy() for name in self.names}

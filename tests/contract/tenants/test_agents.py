@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 
 from rlplug import tree
+from rlplug.agent import evaluate, load
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.registry import hookimpl
 from rlplug.run.build import build
 from rlplug.testing import conformance
+from rlplug.testing.comparing import compare_runs
+from rlplug.types import ConfigError
 from tests.contract.tenants.agents import FILES
+from tests.contract.tenants.teams import Columns
 from tests.installing import install, site  # noqa: F401  fixtures
 
 QUIET = ("hardware=cpu", "logger=[]", "eval.every=0")
 SIGNALS = (
     *("algo=independent_dqn", "env=signals", *QUIET, "eval.episodes=4", "model.hidden=[16]", "replay_ratio=0.25"),
-    *("buffer.capacity=512", "num_steps_sampled_before_learning_starts=64", "checkpoint.every=100", "total_steps=320"),
+    *(
+        "buffer.capacity=512",
+        "num_steps_sampled_before_learning_starts=64",
+        "checkpoint.every=100",
+        "total_steps=320",
+        "log.every=200",
+    ),
 )
 
 
 @pytest.fixture(autouse=True)
 def teams(install):  # noqa: F811
     install("rlplug-teams", "rlplug_teams", FILES)
-
-
-def test_environments_and_algorithms_with_agents_pass_the_kit():
-    checks = conformance.checks("rlplug-teams")
-    assert {"env-signals-episodes-signals", "algo-qmix-act-two_step", "algo-independent-ranks-carts"} <= {
-        *map(str, checks)
-    }
-    for check in checks:
-        check()
 
 
 def summary(run) -> dict:
@@ -102,30 +111,172 @@ def test_two_groups_in_a_replay(tmp_path):
     trainer.close()
 
 
-def test_two_groups_resume_bit_for_bit(tmp_path):
-    whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert main([*SIGNALS, f"hydra.run.dir={whole}"]) == 0
-    assert main([*SIGNALS, "total_steps=160", f"hydra.run.dir={parted}"]) == 0
-    assert main(["resume", str(parted), "total_steps=320"]) == 0
-    one, two = (run_state(run) for run in (whole, parted))
-    assert one.keys() == two.keys()
-    assert len(one) > 60
-    assert [key for key in one if not same(one[key], two[key])] == []
+def test_two_groups_killed_and_resumed_bit_for_bit(tmp_path, site):  # noqa: F811
+    words = (*SIGNALS, "total_steps=1600")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert main([*words, f"hydra.run.dir={whole}"]) == 0
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()])
+    command = [sys.executable, "-m", "rlplug", *words, f"hydra.run.dir={killed}"]
+    program = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
+    while program.poll() is None and len(list(killed.glob("checkpoints/step_*[0-9]"))) < 2:
+        time.sleep(0.01)
+    program.kill()
+    assert program.wait() == -signal.SIGKILL
+    assert main(["resume", str(killed)]) == 0
+    parts = compare_runs(whole, killed)
+    assert parts["weights"][0] > 20
+    assert [f"{part}: {name}" for part, (_, names) in parts.items() for name in names] == []
+    with (whole / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    returns = [row for row in rows if row["episode/return"]]
+    assert all(row["episode/return/scouts"] and row["episode/return/base"] for row in returns)
+    assert returns
 
 
-def run_state(run) -> dict:
-    from rlplug.checkpointing.format import find
+# ---- bad input -------------------------------------------------------------------------------------------------------
 
-    checkpoint = find(run)
-    return {
-        (name, *path): leaf
-        for name in ("weights", "learner", "rank0")
-        for path, leaf in tree.items(checkpoint.tree(name))
-        if "metrics" not in path and "log" not in path
+CARTS, SIGNAL = r"carts \(cart0, cart1\)", r"scouts \(north, south\); base \(one agent\)"
+REFUSED = {
+    "ppo": (("algo=ppo", "env=carts"), "env", rf"has the agents {CARTS}.* serves one agent"),
+    "dqn": (("algo=dqn", "env=carts", "exploration=[]"), "env", CARTS),
+    "sac": (("algo=sac", "env=signals"), "env", SIGNAL),
+    "reinforce": (("algo=reinforce", "env=carts"), "env", CARTS),
+    "qmix": (("algo=qmix", "env=signals"), "env", "one group of agents"),
+    "exploration": (("algo=qmix", "env=two_step", "exploration=icm"), "exploration.icm", "of one agent alone"),
+    "reward": (
+        ("algo=independent", "env=carts", "preprocess.normalize_reward=true"),
+        "preprocess.normalize_reward",
+        "",
+    ),
+    "obs": ((*SIGNALS, "preprocess.normalize_obs=true"), "preprocess.normalize_obs", "scouts, base"),
+    "recurrent": (("algo=independent", "env=carts", "model=lstm"), "model", "Independent"),
+    "video": (("algo=independent", "env=carts", "eval.record=1"), "eval.record", ""),
+    "nested value": (("algo=independent", "env=carts", "algo.algo.gamma=2"), "algo.algo.gamma", "out of range"),
+    "nested key": (("algo=independent", "env=carts", "+algo.algo.gama=1"), "algo.algo.gama", "did you mean"),
+    "nested name": (("algo=independent", "env=carts", "algo.algo.name=pop"), "algo.algo.name", "ppo"),
+    "nested cross": (
+        ("algo=independent", "env=carts", "algo.algo.sgd_minibatch_size=9999"),
+        "algo.algo.sgd_minibatch_size",
+        "9999 is more than",
+    ),
+    "nested spaces": (
+        ("algo=independent_dqn", "env=carts", "algo.algo.num_atoms=3", "algo.algo.v_max=-20"),
+        "algo.algo.v_max",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_before_anything_starts(tmp_path, what):
+    words, key, said = REFUSED[what]
+    with pytest.raises(ConfigError) as caught:
+        build(compose([*words, *QUIET]), tmp_path / "run").close()
+    assert caught.value.key == key
+    assert re.search(said, str(caught.value))
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_policy_of_several_cannot_be_loaded(tmp_path):
+    run = tmp_path / "run"
+    assert main([*SIGNALS, f"hydra.run.dir={run}"]) == 0
+    with pytest.raises(ConfigError, match="several agents"):
+        load(run)
+    assert evaluate(run, ["eval.episodes=3"])["episodes"] == 3
+    described = {
+        key: origin["name"] for key, origin in json.loads((run / "manifest.json").read_text())["plugins"].items()
     }
+    assert described["algo.algo"] == "dqn"
 
 
-def same(a, b) -> bool:
-    if isinstance(a, torch.Tensor | np.ndarray):
-        return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
-    return repr(a) == repr(b)
+def test_observations_of_agents_are_normalized_alike(tmp_path):
+    """Every agent that is alive counts once, in the moments that all agents are normalized by."""
+    words = ("algo=independent", "env=carts", *QUIET, "preprocess.normalize_obs=true", "total_steps=2048")
+    trainer = build(compose([*words]), tmp_path)
+    rows = []
+    trainer.hooks.register(Watching(rows))
+    trainer.loop.run(trainer)
+    moments = trainer.policy.normalizer.obs["obs"]
+    moments.commit()
+    seen = torch.cat(rows).double()
+    assert 1000 < len(seen) < 2 * trainer.progress.env_steps
+    torch.testing.assert_close(moments.mean.double(), seen.mean(0), atol=1e-5, rtol=1e-4)
+    trainer.close()
+
+
+class Watching:
+    def __init__(self, rows):
+        self.rows = rows
+
+    @hookimpl
+    def rlplug_collected(self, run, segment):
+        batch = segment.batch
+        self.rows.append(batch["obs"][batch["valid"].unsqueeze(-1) & batch["alive"]].clone())
+
+
+# ---- the conformance kit ---------------------------------------------------------------------------------------------
+
+
+def test_algorithms_with_agents_keep_to_the_contract():
+    checks = conformance.checks("rlplug-teams", kinds=["algo"])
+    assert {"algo-qmix-act-two_step", "algo-independent-ranks-carts"} <= {*map(str, checks)}
+    for check in checks:
+        check()
+
+
+@pytest.mark.parametrize("name", ["two_step", "carts", "signals"])
+def test_environments_with_agents_keep_to_the_contract(name):
+    conformance.check_component("env", name)
+
+
+def zombie(result):
+    result["alive"] = result["alive"] | result.get("terminated", False)
+
+
+def vanishing(result):
+    result["alive"][:, 1] = False
+
+
+def dead_again(result):
+    if "terminated" in result:
+        result["terminated"][:, 0] |= ~result["alive"][:, 0]
+
+
+def without_agents(result):
+    if "reward" in result:
+        result["reward"] = result["reward"].sum(1)
+
+
+def without_alive(result):
+    del result["alive"]
+
+
+def outside(result):
+    result["obs"] = result["obs"][:, :1]
+
+
+WRONG = {
+    zombie: "an agent is terminated or truncated, and alive in the next row",
+    vanishing: "that was not alive is terminated|is not alive any more, but was not",
+    dead_again: "that was not alive is terminated",
+    without_agents: r"'reward' with shape \(3,\); wanted \(3, 2\)",
+    without_alive: "a row lacks 'alive'",
+    outside: r"obs has shape \(3, 1, 4\); wanted \(3, 2, 4\)",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_environment_that_breaks_the_contract_is_reported(monkeypatch, wrong):
+    def changed(method):
+        def call(self, *args):
+            result = tree.map(np.copy, method(self, *args))
+            wrong(result)
+            return result
+
+        return call
+
+    first = Columns.reset
+    monkeypatch.setattr(Columns, "step", changed(Columns.step))
+    monkeypatch.setattr(Columns, "reset", changed(first) if wrong is not vanishing else first)
+    with pytest.raises(AssertionError, match=WRONG[wrong]):
+        conformance.check_component("env", "carts")

@@ -1,0 +1,204 @@
+"""Whole episodes, put together from segments."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlplug import tree
+from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.plugins.buffer.shards import check_feedback
+from rlplug.settings import PositiveInt, option, settings
+from rlplug.types import Batch, ConfigError, RunError
+
+
+class Episodes:
+    """Keeps episodes of ``L`` steps as their ``L + 1`` rows. A sample is episodes side by side.
+
+    It is as long as the longest of them, and the others are padded with ``valid=False``. ``train_batch_size`` counts
+    episodes, as it counts windows of a replay. An algorithm that is off-policy gets so many, drawn uniformly. Any other
+    one gets each episode once: all that have ended, as soon as there are so many.
+
+    Episodes that broke off, because their environment failed or was replaced, are not whole, and are left out.
+    """
+
+    gives: ClassVar[frozenset[Data]] = frozenset({"episodes"})
+    sequences: ClassVar[bool] = False
+    size_key: ClassVar[str] = "buffer.capacity"
+
+    @settings
+    class Config:
+        capacity: PositiveInt = option("Environment steps kept; an episode's final observation counts as one.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.ctx, self.capacity, self.device = ctx, cfg.capacity, torch.device("cpu")
+        self.off_policy, columns = ctx.needs.off_policy, len(ctx.env_ids)
+        self.share = ctx.num_envs // columns  # of the ranks' data
+        self.size = ctx.batch_size // ctx.world_size
+        if not self.off_policy and columns == ctx.num_envs:
+            self.size = ctx.batch_size  # of episodes that every rank gets
+        longest = ctx.spec.max_episode_steps
+        least = (longest + 1 if longest else 2) * (columns + (1 if self.off_policy else self.size))
+        if cfg.capacity // self.share < least:
+            raise ConfigError(
+                "buffer.capacity",
+                f"{cfg.capacity} does not hold the episodes, of up to {longest or '?'} steps, that {ctx.num_envs}"
+                f" environments play and an update needs; at least {least * self.share} is needed",
+            )
+        self._open: list[list[Batch] | None] = [None] * columns  # of each column's episode; None: wait for the next one
+        self._ended = np.zeros(columns, np.bool_)  # the last segment ended with a final observation, which is taken
+        self._episodes: deque[Batch] = deque()  # leaves [L+1, ...]
+        self._first, self._start = 0, 0  # number of the oldest episode, and of its first row
+        self._rows = 0  # of episodes that have ended
+        self._open_rows = np.zeros(columns, np.int64)
+        self._dropped = 0
+
+    def add(self, segment: Segment) -> None:
+        """Add to the open episodes; keep those that end.
+
+        Raises:
+            RunError: an episode does not end, and nothing else is left to make room for it.
+        """
+        batch, begin = segment.batch, segment.columns.indices(len(self._open))[0]
+        ended = (batch["terminated"] | batch["truncated"]) & batch["valid"]
+        final = np.zeros(ended.shape, np.bool_)
+        final[1:] = ended[:-1].numpy()
+        valid, first = batch["valid"].numpy().copy(), batch["is_first"].numpy()
+        valid[-1] = False
+        for b in range(valid.shape[1]):
+            self._add(begin + b, tree.take(batch, (slice(None), b)), valid[:, b], final[:, b], first[:, b])
+        self._make_room()
+
+    def _add(self, column: int, rows: Batch, valid: Any, final: Any, first: Any) -> None:
+        """Add rows ``[T+1, ...]`` of one column. A row that waits for other columns is neither valid nor final."""
+        low = int(self._ended[column])  # its final observation came with the segment before
+        first = first.copy()
+        first[-1] = False  # row T is row 0 of the next segment
+        for at in [*np.flatnonzero(first | final).tolist(), len(valid)]:
+            if at < low:
+                continue
+            is_final = at < len(valid) and final[at]
+            high = at + 1 if is_final else at
+            taken = low + np.flatnonzero((valid | final)[low:high])
+            pieces = self._open[column]
+            if pieces is not None and len(taken):
+                pieces.append(tree.take(rows, torch.from_numpy(taken)))
+                self._open_rows[column] += len(taken)
+            if is_final:
+                self._close(column)
+            elif at < len(valid):
+                self._dropped += bool(self._open_rows[column])  # it broke off
+                self._open[column], self._open_rows[column] = [], 0
+            low = high
+        self._ended[column] = final[-1]
+
+    def _close(self, column: int) -> None:
+        pieces = self._open[column]
+        self._open[column], self._open_rows[column] = None, 0
+        if pieces is None:  # its beginning was never seen
+            return
+        episode = tree.cat(pieces)
+        episode["is_first"][0], episode["valid"][-1] = True, False
+        self._episodes.append(episode)
+        self._rows += len(episode["valid"])
+
+    def _make_room(self) -> None:
+        capacity = self.capacity // self.share
+        while self._episodes and self._rows + self._open_rows.sum() > capacity:
+            self._pop()
+            self._dropped += not self.off_policy
+        if self._open_rows.sum() > capacity:
+            longest = int(self._open_rows.max())
+            raise RunError(
+                f"buffer.capacity={self.capacity} does not hold the episodes that are being played: one has {longest}"
+                " steps and has not ended; raise it, or limit an episode's steps"
+            )
+
+    def _pop(self) -> Batch:
+        episode = self._episodes.popleft()
+        self._first, self._start = self._first + 1, self._start + len(episode["valid"])
+        self._rows -= len(episode["valid"])
+        return episode
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def ready(self) -> bool:
+        return len(self) > 0 if self.off_policy else len(self) >= self.size
+
+    def sample(self) -> Batch:
+        """``[L+1, B]``, first rows ``is_first``, with ``index [B]``, the episodes' numbers, and ``sample_prob``."""
+        if self.off_policy:
+            drawn = self.ctx.randint(len(self), self.size).cpu()
+            episodes, prob = [self._episodes[i] for i in drawn.tolist()], 1.0 / len(self)
+            index = self._first + drawn
+        else:
+            index, prob = self._first + torch.arange(len(self)), 1.0
+            episodes = [self._pop() for _ in range(len(self))]
+        batch = _side_by_side(episodes)
+        return batch | {"index": index, "sample_prob": torch.full((len(index),), prob)}
+
+    def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Ignore priorities: every draw is uniform.
+
+        Raises:
+            RunError: something else is fed back.
+        """
+        check_feedback(self, values, ("priority",))
+
+    def metrics(self) -> dict[str, float]:
+        """Episodes that broke off, or were dropped before they were used."""
+        return {"dropped_episodes": self._dropped}
+
+    def nbytes(self, row: Batch) -> int:
+        return self.capacity // self.share * sum(leaf[0].nbytes for leaf in tree.leaves(row))
+
+    def save(self, log: RowLog) -> None:
+        """Rows of episodes that have ended, once; those of open ones each time."""
+        lengths, start, new = list(self._lengths()), self._start, list[Batch]()
+        for episode, length in zip(self._episodes, lengths, strict=True):
+            if start >= log.end:
+                new.append(episode)
+            start += length
+        if new:
+            log.append(start - sum(len(episode["valid"]) for episode in new), tree.cat(new))
+        log.trim(self._start)
+        log.state = {
+            "first": (self._first, self._start),
+            "lengths": torch.tensor(lengths),
+            "open": [pieces and [tree.cat(pieces)] for pieces in self._open],
+            "ended": self._ended.copy(),
+            "dropped": self._dropped,
+        }
+
+    def _lengths(self) -> Iterator[int]:
+        return (len(episode["valid"]) for episode in self._episodes)
+
+    def load(self, log: RowLog) -> None:
+        if log.state is None:
+            return
+        state = log.state
+        (self._first, self._start), self._dropped = state["first"], state["dropped"]
+        self._open, self._ended = list(state["open"]), state["ended"].copy()
+        self._open_rows[:] = [sum(len(piece["valid"]) for piece in pieces or ()) for pieces in self._open]
+        rows = [tree.take(rows, slice(max(0, self._start - start), None)) for start, rows in log.rows()]
+        if len(state["lengths"]):
+            rows, low = tree.cat(rows), 0
+            for length in state["lengths"].tolist():
+                self._episodes.append(tree.map(torch.clone, tree.take(rows, slice(low, low + length))))
+                low += length
+        self._rows = sum(self._lengths())
+
+
+def _side_by_side(episodes: list[Batch]) -> Batch:
+    """Episodes ``[L+1, ...]`` as columns; the last row of shorter ones, which is not valid, is repeated."""
+    longest = max(len(episode["valid"]) for episode in episodes)
+    rows = [torch.arange(longest).clamp(max=len(episode["valid"]) - 1) for episode in episodes]
+    return tree.map(
+        lambda *leaves: torch.stack([leaf[at] for leaf, at in zip(leaves, rows, strict=True)], 1), *episodes
+    )

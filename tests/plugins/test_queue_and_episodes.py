@@ -1,0 +1,235 @@
+"""Buffers whose samples are segments in order, and whole episodes; streams and checkpoints are the kit's checks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rlplug.api import Needs, Segment
+from rlplug.checkpointing.format import FileRowLog
+from rlplug.config import choose, default_node
+from rlplug.testing.checks.runs import differences
+from rlplug.testing.context import context, spec
+from rlplug.types import ConfigError, RunError
+
+
+def make(name, columns=2, batch=8, rows=4, off_policy=False, of=None, **changes):
+    data = "segments" if name == "queue" else "episodes"
+    ctx = context(
+        of,
+        needs=Needs(data=data, off_policy=off_policy, keys=("obs", "action")),
+        num_envs=columns,
+        rollout_length=rows,
+        batch_size=batch,
+    )
+    return choose("buffer", "buffer", default_node("buffer", name) | changes).build(ctx)
+
+
+def rows(number, **flags):
+    """A segment's rows ``[T+1, B]`` that say ``number``."""
+    number = torch.as_tensor(number)
+    batch = {key: torch.zeros(number.shape, dtype=torch.bool) for key in ("terminated", "truncated", "is_first")}
+    batch |= {"valid": torch.ones(number.shape, dtype=torch.bool)} | {
+        key: torch.as_tensor(x) for key, x in flags.items()
+    }
+    batch["valid"] = batch["valid"].clone()
+    batch["valid"][-1] = False
+    return batch | {"obs": number[..., None].float().repeat(1, 1, 4), "action": number, "reward": number.float()}
+
+
+def numbered(start, columns=2, length=4):
+    return rows(torch.arange(start * 10, start * 10 + length + 1)[:, None] + 1000 * torch.arange(columns))
+
+
+# ---- queue ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_segments_side_by_side_with_their_versions_each_once():
+    queue = make("queue", columns=3, batch=8)
+    queue.add(Segment(numbered(0, 1), slice(0, 1), 0, version=5))
+    assert not queue.ready()
+    queue.add(Segment(numbered(1, 2), slice(1, 3), 1, version=7))
+    queue.add(Segment(numbered(2, 1), slice(0, 1), 0, version=8))
+    sample = queue.sample()
+    assert sample["action"][0].tolist() == [0, 10, 1010]
+    assert sample["version"].tolist() == [5, 7, 7]
+    assert sample["version"].dtype == torch.int64
+    assert not queue.ready()
+    queue.add(Segment(numbered(3, 1), slice(0, 1), 0, version=9))
+    assert queue.sample()["action"][0].tolist() == [20, 30]
+
+
+def test_a_queue_that_is_full_drops_the_oldest_and_counts_it():
+    queue, store = make("queue", capacity=3), FileRowLog()
+    for start in range(5):
+        queue.add(Segment(numbered(start), version=start))
+    assert queue.metrics() == {"dropped_segments": 2}
+    queue.save(store)
+    loaded = make("queue", capacity=3)
+    loaded.load(store)
+    assert loaded.metrics() == {"dropped_segments": 2}
+    for of in (queue, loaded):
+        assert [of.sample()["version"].tolist() for _ in range(3)] == [[2, 2], [3, 3], [4, 4]]
+        assert not of.ready()
+
+
+def test_a_segment_is_stored_once_by_however_many_checkpoints():
+    queue, store = make("queue"), FileRowLog()
+    for start in range(4):
+        queue.add(Segment(numbered(start)))
+        queue.save(store)
+    assert [(chunk.start, chunk.end) for chunk in store.chunks] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    queue.sample()
+    queue.save(store)
+    assert [chunk.start for chunk in store.chunks] == [1, 2, 3]
+
+
+def test_a_short_segment_is_padded_with_rows_that_are_not_valid():
+    queue = make("queue")
+    queue.add(Segment(numbered(0, length=2)))
+    sample = queue.sample()
+    assert sample["action"][:, 0].tolist() == [0, 1, 2, 2, 2]
+    assert sample["valid"][:, 0].tolist() == [True, True, False, False, False]
+
+
+def test_a_queue_that_holds_no_sample_is_refused():
+    with pytest.raises(ConfigError, match=r"buffer\.capacity: 2 segments of 2 environments hold 16.*at least 4 is"):
+        make("queue", batch=32, capacity=2)
+    queue = make("queue", batch=16, capacity=2)
+    queue.add(Segment(numbered(0, 1), slice(0, 1), 0))
+    with pytest.raises(ConfigError, match=r"buffer\.capacity: 2 segments hold less than the 16 transitions"):
+        queue.add(Segment(numbered(0, 1), slice(1, 2), 1))
+
+
+@pytest.mark.parametrize(("name", "key"), [("queue", "priority"), ("episodes", "carry")])
+def test_what_is_fed_back_and_not_kept_is_refused(name, key):
+    with pytest.raises(RunError, match=f"'{key}' was fed back to the buffer {name}"):
+        make(name).feedback(torch.tensor([0]), {key: torch.ones(1)})
+
+
+# ---- episodes ------------------------------------------------------------------------------------------------------
+
+
+def stream(ends, length, seed=0):
+    """Rows of one column each: episodes of the given lengths, again and again; final rows are not valid."""
+    number = np.arange(length)
+    first, valid, ended = np.zeros(length, bool), np.ones(length, bool), np.zeros(length, bool)
+    at, episodes, turn = 0, [], 0
+    while at < length:
+        first[at] = True
+        steps = ends[turn % len(ends)]
+        if at + steps < length:
+            valid[at + steps], ended[at + steps - 1] = False, True
+            episodes.append(list(range(at, at + steps + 1)))
+        at, turn = at + steps + 1, turn + 1
+    return number, first, valid, ended, episodes
+
+
+def segments(columns, size, until):
+    """Segments of ``size`` transitions, by their last row."""
+    parts = [np.stack(leaf, 1) for leaf in zip(*(column[:4] for column in columns), strict=True)]
+    for start in range(0, until - size, size):
+        number, first, valid, ended = (leaf[start : start + size + 1].copy() for leaf in parts)
+        ended[-1] = False  # what follows from an action of row T is not known yet
+        key = ("terminated", "truncated")[start % 2]
+        number = number + 1000 * np.arange(len(columns))
+        yield start + size, Segment(rows(number, is_first=first, valid=valid, **{key: ended}))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_each_episode_is_given_once_and_whole(size):
+    columns = [stream(ends, 100) for ends in ((3, 1, 7), (5,), (2, 2, 9))]
+    buffer, got = make("episodes", columns=3, batch=4, rows=size, capacity=200), []
+    for end, part in segments(columns, size, 100):
+        buffer.add(part)
+        known = [[1000 * b + i for i in e] for b, c in enumerate(columns) for e in c[4] if e[-1] <= end]
+        assert len(buffer) == len(known) - len(got), "an episode is there as soon as its final observation is"
+        if not buffer.ready():
+            continue
+        sample = buffer.sample()
+        assert sample["is_first"][0].all()
+        assert not sample["is_first"][1:][sample["valid"][1:]].any()
+        for number, valid in zip(sample["action"].T.tolist(), sample["valid"].T.tolist(), strict=True):
+            steps = sum(valid)
+            assert valid == [True] * steps + [False] * (len(valid) - steps)
+            assert set(number[steps:]) == {number[steps]}, "padded with the final observation"
+            got.append(number[: steps + 1])
+        assert sorted(got) == sorted(known)
+    assert len(got) > 20
+    assert buffer.metrics() == {"dropped_episodes": 0}
+
+
+def test_rows_that_wait_for_other_columns_are_left_out():
+    number = torch.tensor([0, 0, 0, 1, 2, 2, 2, 3, 4])[:, None]  # what same-step collectors pad with
+    valid = torch.tensor([False, False, True, True, False, False, True, True, False])[:, None]
+    first = torch.tensor([True, True, True, *[False] * 6])[:, None]
+    ended = torch.tensor([*[False] * 7, True, False])[:, None]
+    buffer = make("episodes", columns=1, batch=1)
+    buffer.add(Segment(rows(number, is_first=first, terminated=ended, valid=valid)))
+    assert buffer.sample()["action"][:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_episode_that_broke_off_and_one_without_a_beginning_are_left_out():
+    number = torch.arange(9)[:, None]
+    first = torch.tensor([False, False, True, False, False, True, False, False, False])[:, None]
+    ended = torch.tensor([True, False, False, False, False, False, True, False, False])[:, None]
+    valid = torch.tensor([True, False, True, True, False, True, True, False, False])[:, None]
+    buffer = make("episodes", columns=1, batch=1)
+    buffer.add(Segment(rows(number, is_first=first, truncated=ended, valid=valid)))
+    assert len(buffer) == 1
+    assert buffer.sample()["action"][:, 0].tolist() == [5, 6, 7]
+    assert buffer.metrics() == {"dropped_episodes": 1}
+
+
+def test_an_off_policy_algorithm_draws_uniformly_from_what_fits():
+    buffer = make("episodes", columns=2, batch=500, off_policy=True, capacity=60)
+    columns = [stream((3, 4), 400), stream((5,), 400)]
+    for _, part in segments(columns, 4, 400):
+        buffer.add(part)
+    kept = sum(len(e["valid"]) for e in buffer._episodes) + buffer._open_rows.sum()
+    assert 60 - 6 <= kept <= 60
+    drawn = torch.cat([buffer.sample()["index"] for _ in range(40)])
+    counts = drawn.bincount()[buffer._first :]
+    assert len(counts) == len(buffer)
+    assert ((counts / counts.sum() * len(buffer) - 1).abs() < 0.1).all()
+    assert buffer.metrics() == {"dropped_episodes": 0}, "what is replaced was not lost unused"
+    sample = buffer.sample()
+    torch.testing.assert_close(sample["sample_prob"], torch.full((500,), 1 / len(buffer)))
+
+
+def test_open_episodes_go_through_a_checkpoint():
+    columns = [stream((3, 1, 7), 100), stream((40,), 100)]
+    buffer, store = make("episodes", batch=3, capacity=300), FileRowLog()
+    loaded = make("episodes", batch=3, capacity=300)
+    for end, part in segments(columns, 4, 100):
+        buffer.add(part)
+        if end == 28:
+            buffer.save(store)
+            loaded.load(store)
+        elif end > 28:
+            loaded.add(part)
+    sample = buffer.sample()
+    assert 40 in sample["valid"].sum(0), "the long episode, of which a checkpoint had the beginning"
+    assert not differences(sample, loaded.sample())
+
+
+def test_episodes_that_do_not_fit_are_refused_or_stop_the_run():
+    of = replace(spec(), max_episode_steps=50)
+    with pytest.raises(ConfigError, match=r"buffer\.capacity: 500 does not hold.*at least 510 is needed"):
+        make("episodes", columns=2, batch=8, of=of, capacity=500)
+    buffer = make("episodes", columns=1, batch=1, capacity=20)
+    parts = [part for _, part in segments([stream((1000,), 100)], 4, 100)]
+    for part in parts[:5]:
+        buffer.add(part)
+    with pytest.raises(RunError, match=r"buffer\.capacity=20.*one has 24 steps and has not ended"):
+        buffer.add(parts[5])
+
+
+def test_unused_episodes_that_are_dropped_are_counted():
+    buffer = make("episodes", columns=1, batch=4, capacity=30)
+    for _, part in segments([stream((5,), 100)], 4, 100):
+        buffer.add(part)
+    assert buffer.metrics()["dropped_episodes"] == 100 // 6 - len(buffer) > 0
