@@ -41,6 +41,7 @@ from rlplug.testing.checks import (
     resume,
     settings,
     steps,
+    stored,
 )
 from rlplug.testing.checks.runs import Case, case_of, node_of, option_of, options, require
 from rlplug.types import ConfigError
@@ -176,9 +177,9 @@ def _properties(kind: Kind, name: str) -> Iterator[tuple[str, Callable[[], None]
                     yield f"{what}-{case.env}", partial(check, case)
         case "exploration":
             yield "on-algorithms", partial(_on_every_algorithm, name)
-        case "buffer" if buffers.fills_itself(name):
-            yield "stored", partial(buffers.check_stored, name)
-            yield "resumes", partial(buffers.check_stored_resumes, name)
+        case "buffer" if stored.fills_itself(name):
+            yield "stored", partial(stored.check_stored, name)
+            yield "resumes", partial(stored.check_stored_resumes, name)
         case "buffer":
             yield "streams", partial(buffers.check_streams, name)
             yield "nbytes", partial(buffers.check_nbytes, name)

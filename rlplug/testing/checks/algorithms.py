@@ -25,6 +25,7 @@ from rlplug.testing.checks.runs import (
     trainables,
     watch,
 )
+from rlplug.types import Batch
 
 
 def check_learns(case: Case) -> None:
@@ -69,19 +70,28 @@ def check_act(case: Case) -> None:
     """Actions have the space's shape and type in every mode, and lie inside it."""
     trainer = case.build()
     play(trainer, 1)
-    rows, space, needs = episodes(trainer), trainer.ctx.spec.single_agent.action, trainer.ctx.needs
-    # A Gaussian policy that learns from its own data alone may leave the box: the environment clips.
-    bounded = not isinstance(space, spaces.Box) or needs.off_policy or needs.perturbable
+    rows, spec, needs = episodes(trainer), trainer.ctx.spec, trainer.ctx.needs
     for mode in ("explore", "greedy", "random"):
         for out in answers(trainer.algorithm, trainer.ctx, rows, mode):
-            require("action" in out, f"act() in mode {mode!r} gives {sorted(out)}, and no 'action'")
             for leaf in tree.leaves(out):
                 require(isinstance(leaf, Tensor), f"act() in mode {mode!r} gives a {type(leaf).__name__}; give tensors")
-            require_inside(out["action"], space, f"act() in mode {mode!r}", bounded)
+            for name, group in spec.groups.items():
+                part, who = out[name] if spec.nested else out, f"act() in mode {mode!r}"
+                require("action" in part, f"{who} gives {sorted(part)}, and no 'action'")
+                # A Gaussian policy that learns from its own data alone may leave the box: the environment clips.
+                bounded = not isinstance(group.action, spaces.Box) or needs.off_policy or needs.perturbable
+                action = part["action"].flatten(0, 1) if group.agents else part["action"]
+                require_inside(action, group.action, who, bounded)
     said = [answers(trainer.algorithm, trainer.ctx, rows, "greedy", seed) for seed in (1, 2)]
-    names = differences(*([out["action"] for out in outs] for outs in said))
+    names = differences(*([_actions(out) for out in outs] for outs in said))
     require(not names, "act() in mode 'greedy' depends on random numbers; an agent is judged by its best action")
     trainer.close()
+
+
+def _actions(out: Batch) -> Any:
+    return {name: part["action"] for name, part in out.items() if isinstance(part, dict) and "action" in part} or out[
+        "action"
+    ]
 
 
 def require_inside(action: Tensor, space: spaces.Space[Any], who: str, bounded: bool = True) -> None:

@@ -24,7 +24,7 @@ from rlplug.run.build import build
 from rlplug.run.callbacks import Callbacks
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch
+from rlplug.types import Batch, EnvSpec, groups_of
 
 UPDATES = 2
 """learner steps of a short run"""
@@ -103,13 +103,9 @@ class Case:
 
 def case_of(words: Sequence[str], algorithm: str | None = None, env: str = "cartpole") -> Case:
     """Return the run of ``words``, in which ``algo=`` and ``env=`` choose others than the default algorithm's."""
-    chosen = {"algo": algorithm, "env": env} | dict(word.split("=", 1) for word in words if _chooses_case(word))
-    name = chosen["algo"] or compose([]).algo.name
-    return Case(name, str(chosen["env"]), tuple(word for word in words if not _chooses_case(word)))
-
-
-def _chooses_case(word: str) -> bool:
-    return word.startswith(("algo=", "env="))
+    chosen = dict(word.split("=", 1) for word in words if word.startswith(("algo=", "env=")))
+    rest = tuple(word for word in words if not word.startswith(("algo=", "env=")))
+    return Case(chosen.get("algo", algorithm) or compose([]).algo.name, chosen.get("env", env), rest)
 
 
 class Record:
@@ -241,22 +237,40 @@ COLUMNS = 4
 
 
 def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
-    """What ``act`` is asked in a real environment under random actions: ``obs``, extras and ``is_first``."""
+    """What ``act`` is asked in a real environment under random actions: what is observed, and ``is_first``."""
     shard = EnvShard("eval", COLUMNS, range(COLUMNS))
     env = trainer.config.env.build(trainer.ctx.derive(shard=shard))
-    space = env.spec.single_agent.action
-    space.seed(0)
+    for group in env.spec.groups.values():
+        group.action.seed(0)
     first, over, rows = np.ones(COLUMNS, np.bool_), np.zeros(COLUMNS, np.bool_), []
     result = env.reset(list(range(COLUMNS)))
-    core = ("reward", "terminated", "truncated", "final_obs")
     for _ in range(length):
-        step = {key: leaf for key, leaf in result.items() if key not in core} | {"is_first": first}
+        step = _observed(result) | {name: _observed(result[name]) for name in env.spec.nested} | {"is_first": first}
         rows.append(tree.map(lambda x: torch.as_tensor(np.array(x)), step))
-        result = env.step(np.stack([space.sample() for _ in range(COLUMNS)]))
-        ended = result["terminated"] | result["truncated"]
+        result = env.step(sample_actions(env.spec))
+        ended = result["terminated"] | result["truncated"] if not env.spec.has_agents else _left(result)
         first, over = over if env.autoreset is AutoresetMode.NEXT_STEP else ended, ended
     env.close()
     return rows
+
+
+def _observed(row: Batch) -> Batch:
+    return {key: leaf for key, leaf in row.items() if key not in ("reward", "terminated", "truncated", "final_obs")}
+
+
+def _left(row: Batch) -> np.ndarray:
+    """Return in which columns nobody is alive."""
+    alive = [part["alive"].reshape(COLUMNS, -1).any(1) for part in groups_of(row).values()]
+    return np.logical_not(np.logical_or.reduce(alive))
+
+
+def sample_actions(spec: EnvSpec) -> Any:
+    """Return random actions of ``COLUMNS`` environments: ``[B, N, ...]`` of agents, ``{group: action}`` of groups."""
+    found: dict[str, Any] = {}
+    for name, group in spec.groups.items():
+        actions = np.stack([group.action.sample() for _ in range(COLUMNS * (len(group.agents) or 1))])
+        found[name] = actions.reshape(COLUMNS, -1, *actions.shape[1:]) if group.agents else actions
+    return found if spec.nested else next(iter(found.values()))
 
 
 @contextmanager

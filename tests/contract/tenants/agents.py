@@ -216,7 +216,8 @@ from rlplug import Component, hookimpl
 @hookimpl
 def rlplug_components():
     algos, envs = "tests.contract.tenants.agents:", "tests.contract.tenants.teams:"
-    found = [Component("algo", "qmix", algos + "QMIX"), Component("algo", "independent", algos + "Independent")]
+    found = [Component("algo", "qmix", algos + "QMIX", ("env=two_step",))]
+    found += [Component("algo", "independent", algos + "Independent", ("env=carts",))]
     names = {"two_step": "TwoStep", "carts": "Carts", "signals": "Signals"}
     return found + [Component("env", name, envs + cls) for name, cls in names.items()]
 

@@ -217,6 +217,13 @@ class Watching:
 # ---- the conformance kit ---------------------------------------------------------------------------------------------
 
 
+def test_algorithms_with_agents_keep_to_the_contract():
+    checks = conformance.checks("rlplug-teams", kinds=["algo"])
+    assert {"algo-qmix-act-two_step", "algo-independent-ranks-carts"} <= {*map(str, checks)}
+    for check in checks:
+        check()
+
+
 @pytest.mark.parametrize("name", ["two_step", "carts", "signals"])
 def test_environments_with_agents_keep_to_the_contract(name):
     conformance.check_component("env", name)
