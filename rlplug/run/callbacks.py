@@ -151,7 +151,7 @@ class Evaluation:
 
     def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
         """Play this rank's share of a job; None: it was asked to stop."""
-        number, stop = trainer.progress.env_steps, lambda: bool(trainer.stop_signal)
+        number, stop = trainer.steps, lambda: bool(trainer.stop_signal)
         with suppress(Stopped):
             if self.actors is None:
                 return self.evaluator.play_job(job, number, weights, stop, self._share(job.episodes))
