@@ -280,3 +280,17 @@ def test_an_environment_that_breaks_the_contract_is_reported(monkeypatch, wrong)
     monkeypatch.setattr(Columns, "reset", changed(first) if wrong is not vanishing else first)
     with pytest.raises(AssertionError, match=WRONG[wrong]):
         conformance.check_component("env", "carts")
+
+
+def test_actors_play_groups_as_one_process_does(tmp_path, monkeypatch, site):  # noqa: F811
+    """Where the loop waits for all, actors change nothing."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()]))
+    words, runs = (
+        (*SIGNALS, "checkpoint.every=0", "hardware.actors.num_cpus=0.25"),
+        (tmp_path / "one", tmp_path / "two"),
+    )
+    for run, count in zip(runs, (0, 2), strict=True):
+        assert main([*words, f"hardware.actors.count={count}", f"hydra.run.dir={run}"]) == 0
+    parts = compare_runs(*runs)
+    assert [name for part in ("weights", "buffer") for name in parts[part][1]] == []
+    assert summary(runs[0])["eval/return_mean"] == summary(runs[1])["eval/return_mean"]
