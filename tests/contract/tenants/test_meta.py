@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from gymnasium.spaces import Discrete
 
+from rlplug import tree
 from rlplug.agent import evaluate
 from rlplug.cli import main
 from rlplug.types import EnvSpec, Group
+from tests.contract import worlds
 from tests.contract.tenants import meta
 from tests.installing import install, site  # noqa: F401  fixtures
 
@@ -48,10 +52,8 @@ def test_two_actors_equal_one_process(tmp_path):
 
 def test_actors_beside_training_cannot_play_an_evaluation_of_its_own(tmp_path, capsys):
     assert main([*MAML, *TWO, "hardware.actors.evaluation=1", f"hydra.run.dir={tmp_path / 'run'}"]) != 0
-    assert (
-        "hardware.actors.evaluation: is for greedy episodes, but maml has an evaluation of its own; take 0"
-        in "".join(capsys.readouterr())
-    )
+    said = "hardware.actors.evaluation: is for greedy episodes, but maml has an evaluation of its own; take 0"
+    assert said in "".join(capsys.readouterr())
 
 
 def a_maml():
