@@ -233,6 +233,7 @@ def _restored(
     run = {name: getattr(core, name) for name in ("num_envs", "total_steps", "seed", "deterministic")}
     tempo = {name: manifest[name] for name in ("rollout_length", "batch_size")}
     ctx = RunContext(spec=spec, needs=needs, slots=models, device=device, **run, **tempo)
+    ctx.make_env = lambda of: choose("env", "env", raw["env"]).build(of)  # for a simulator alone
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         algorithm = algo.build(ctx).to(device)
     weights: dict[str, Any] = checkpoint.tree("weights")

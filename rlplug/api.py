@@ -448,6 +448,8 @@ class VecEnv(Protocol):
 
     With an attribute ``check_bounds = False`` its observations may lie beyond the bounds of their space. With
     ``independent = False`` the episodes of a column depend on which other columns there are: one seed serves all.
+    With a method ``simulator() -> Simulator | None`` it offers a model of itself, as ``Context.simulator`` returns it;
+    that lives on when the environments are closed.
     """
 
     spec: EnvSpec

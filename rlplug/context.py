@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Loop, Needs, Plan, Simulator
+from rlplug.api import Context, Loop, Needs, Plan, Simulator, VecEnv
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.nn.ensemble import Ensemble
 from rlplug.types import ConfigError, EnvSpec, Role, Tree
@@ -54,6 +54,7 @@ class ResolvedRun:
             "learning_starts": config.num_steps_sampled_before_learning_starts,
         }
         place = {"device": device, "env_ids": env_ids, "rank": rank, "world_size": world_size}
+        place["make_env"] = config.env.build
         return RunContext(spec=self.spec, needs=self.needs, slots=config.models, **run, **tempo, **place)
 
 
@@ -111,7 +112,9 @@ class RunContext(Context):
         rank: int = 0,
         world_size: int = 1,
         deterministic: bool = False,
+        make_env: Callable[[Context], VecEnv] | None = None,
     ) -> None:
+        self.make_env = make_env
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
@@ -154,6 +157,11 @@ class RunContext(Context):
         return Ensemble([chosen.build(self.derive(space=space, ensemble_size=1)) for _ in range(ensemble_size)])
 
     def simulator(self) -> Simulator:
+        if self.make_env is not None:
+            env: Any = self.make_env(self.derive(shard=EnvShard("eval", 1, range(1))))
+            env.close()
+            if hasattr(env, "simulator") and (model := env.simulator()) is not None:
+                return model
         raise ConfigError("env", "this environment offers no simulator, which the algorithm plans with")
 
     def schedule(self, node: Any) -> Tensor:

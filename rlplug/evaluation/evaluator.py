@@ -49,17 +49,18 @@ class Evaluator:
         return self.player.env(self.shard)
 
     def evaluate(self, number: int) -> tuple[dict[str, float], Batch]:
-        """Return the metrics of evaluation ``number``, and return and length of its greedy episodes."""
-        greedy: list[Batch] = []
+        """Return the metrics of evaluation ``number``, and return and length of its greedy episodes, or of all."""
+        played: dict[bool, list[Batch]] = {True: [], False: []}
 
         def play(jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
             for job in jobs:
                 batch = self.play_job(job, number, weights)
-                greedy.extend([batch] * (job.mode == "greedy"))
+                played[job.mode == "greedy"].append(batch)
                 yield job, batch
 
         metrics = self.algorithm.evaluate(play, self.episodes)
-        return metrics, {key: torch.cat([batch[key] for batch in greedy]) for key in ("return", "length")}
+        episodes = played[True] or played[False]
+        return metrics, {key: torch.cat([batch[key] for batch in episodes]) for key in ("return", "length")}
 
     def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> Played:
         """Return (return, length) of the greedy episodes of evaluation ``number`` that are played here.

@@ -54,7 +54,7 @@ class AlphaZero(Algorithm):
     def initial_carry(self, n: int) -> Batch:
         return {"score": torch.zeros(n)}  # of the episode so far
 
-    def evaluate(self, rows: Batch) -> tuple[Tensor, Tensor]:
+    def estimate(self, rows: Batch) -> tuple[Tensor, Tensor]:
         """Log-prior ``[..., A]`` and value in [-1, 1] ``[...]``."""
         features, _ = self.torso(rows["obs"], {}, None)
         prior = Categorical(self.policy(features), rows.get("action_mask"))
@@ -75,7 +75,7 @@ class AlphaZero(Algorithm):
         child = torch.full((columns, size, actions), -1)
         over, scores = torch.zeros(columns, size, dtype=torch.bool), score[:, None].repeat(1, size)
         state = root["env_state"][:, None].repeat_interleave(size, 1)
-        prior[:, 0] = self.evaluate(root)[0].exp()
+        prior[:, 0] = self.estimate(root)[0].exp()
         if mode == "explore":  # Dirichlet(1): normalised exponentials
             noise = -self.ctx.rand(columns, actions).clamp(min=1e-9).log() * (prior[:, 0] > 0)
             prior[:, 0] += self.cfg.noise * (noise / noise.sum(-1, keepdim=True) - prior[:, 0])
@@ -93,7 +93,7 @@ class AlphaZero(Algorithm):
                 live = live & (below >= 0) & ~over[b, below]
                 node = torch.where(live, below, node)
             row = self.simulator.step(state[b, node], action)
-            log_prior, value = self.evaluate(row)
+            log_prior, value = self.estimate(row)
             prior[:, new], state[:, new] = log_prior.exp(), row["env_state"]
             scores[:, new] = scores[b, node] + row["reward"]
             over[:, new] = row["terminated"] | row["truncated"]
@@ -118,7 +118,7 @@ class AlphaZero(Algorithm):
         self.threshold = self.scores.nanquantile(self.cfg.percentile)
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        log_prior, value = self.evaluate(batch)
+        log_prior, value = self.estimate(batch)
         policy = -torch.where(batch["visits"] > 0, batch["visits"] * log_prior, 0.0).sum(-1)
         return Losses({"policy": policy, "value": (value - batch["returns"]).square()})
 
