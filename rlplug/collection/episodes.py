@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ class Episodes:
             returns = torch.where(valid, batch[name]["reward"], 0.0).sum(0).mean(-1).tolist()
             group._finished += [(total, n, -1) for total, n in zip(returns, lengths, strict=True)]
 
-    def drain(self) -> list[tuple[float, ...]]:
+    def drain(self) -> list[tuple[Any, ...]]:
         """Return (return, length, environment, return of every group) of the episodes that ended since the last call.
 
         They come in time order.
