@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from gymnasium import spaces
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
@@ -41,7 +43,7 @@ class Modeled:
         model: bool = option("Offer a simulator.")
 
     def __new__(cls, cfg: Config, ctx: Context) -> VecEnv:
-        env = make_list(find("CartPole-v1"), len(ctx.env_ids))
+        env: Any = make_list(find("CartPole-v1"), len(ctx.env_ids))
         env.simulator = lambda: CartPoleModel() if cfg.model else None
         return env
 
@@ -57,7 +59,7 @@ class Lookahead(Algorithm):
         super().__init__()
         self.cfg, self.ctx, self.model = cfg, ctx, ctx.simulator()
         self.unused = torch.nn.Parameter(torch.zeros(()))
-        self.actions = int(ctx.spec.single_agent.action.n)
+        self.actions = spaces.flatdim(ctx.spec.single_agent.action)
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_it_differentiates_through_the_adaptation():
     algorithm.double()
     batch = algorithm.prepare(tree.map(lambda x: x.double() if x.is_floating_point() else x, batch))
     algorithm(batch, ("policy",)).terms["policy"].mean().backward()
-    weight = algorithm.policy[0].weight
+    weight: Any = algorithm.get_parameter("policy.0.weight")
     for i, j in ((0, 0), (2, 1)):
         values = []
         for step in (1e-5, -2e-5):
