@@ -44,8 +44,11 @@ def lines(*places: str) -> int:
 KERNEL = ("api.py", "types.py", "registry", "context.py", "collection", "trainer")
 CORE = (*KERNEL, "tree.py", "settings.py", "plan.py", "agent.py", "config", "checkpointing", "distributed")
 BUDGETS = {  # lines; who raises one writes the reason beside it
-    "kernel": (KERNEL, 3200),  # rows of agents: an axis, groups, and who is alive
-    "core": ((*CORE, "evaluation", "actors", "run"), 7650),  # the same
+    "kernel": (
+        KERNEL,
+        3650,
+    ),  # 3,000 before collection opened: shards, jobs, agents, and loops that count what they like
+    "core": ((*CORE, "evaluation", "actors", "run"), 8300),  # 7,400 before: the same
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 250),
     "sac": (("plugins/algo/sac.py",), 250),

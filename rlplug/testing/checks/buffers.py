@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Buffer, Data, Needs, Segment
@@ -22,6 +19,7 @@ from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
 from rlplug.context import RunContext
 from rlplug.registry import load
+from rlplug.testing.checks.memory import arrays_of
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, require, some
 from rlplug.testing.context import context, spec
 from rlplug.types import Batch
@@ -327,34 +325,6 @@ def check_nbytes(name: str, **changes: Any) -> None:
         for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
             if variant.data != "rollout" or not buffer.ready():
                 buffer.add(Segment(variant.segment(stream, start)))
-        kept = sum(_arrays(buffer).values())
+        kept = sum(arrays_of(buffer).values())
         require(kept <= said, f"nbytes() says {said}, but {kept} bytes are kept: count every array {variant}")
         require(said <= 1.1 * kept + 1024, f"nbytes() says {said}, but only {kept} bytes are kept {variant}")
-
-
-def _arrays(root: Any) -> dict[int, int]:
-    """Bytes of every chunk of memory that an object's own tensors and arrays refer to, by address."""
-    found: dict[int, int] = {}
-    seen: set[int] = set()
-
-    def visit(thing: Any) -> None:
-        if id(thing) in seen or isinstance(thing, RunContext | ModuleType | type):
-            return
-        seen.add(id(thing))
-        if isinstance(thing, Tensor):
-            if thing.ndim:  # others are schedules, which belong to the run
-                found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
-        elif isinstance(thing, np.ndarray):
-            base = thing if thing.base is None or not isinstance(thing.base, np.ndarray) else thing.base
-            found[base.ctypes.data] = base.nbytes
-        elif isinstance(thing, dict):
-            for value in thing.values():
-                visit(value)
-        elif isinstance(thing, list | tuple | set | deque):
-            for value in thing:
-                visit(value)
-        elif hasattr(thing, "__dict__"):
-            visit(vars(thing))
-
-    visit(root)
-    return found

@@ -1,0 +1,166 @@
+"""What a run measures of itself between rounds: rows of metrics, and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rlplug.api import Job
+from rlplug.collection.play import Stopped
+from rlplug.context import ResolvedRun
+from rlplug.evaluation.evaluator import Evaluator, as_batch, evaluates_itself, shares_of, side_by_side
+from rlplug.evaluation.video import ALONE, record
+from rlplug.trainer.policy import Policy
+from rlplug.trainer.trainer import Trainer
+from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
+
+if TYPE_CHECKING:
+    from rlplug.actors.collector import AsyncEval
+
+
+class MetricsLog:
+    """Rows of metrics, one every ``every`` steps, and one for each evaluation."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.rows = every, 0
+        self.wall, self.last = 0.0, Progress()  # of the run, at the last row of means
+
+    def steps(self, trainer: Trainer) -> int:
+        """Return how far the run was at the last row of means."""
+        return getattr(self.last, trainer.loop.unit)
+
+    def due(self, trainer: Trainer) -> bool:
+        return trainer.steps // self.every > self.steps(trainer) // self.every
+
+    def log(self, trainer: Trainer) -> None:
+        """Write one row: means since the last one."""
+        progress, clock, finished = trainer.progress, trainer.clock, trainer.episodes.drain()
+        if not trainer.learner.replicated:
+            rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
+            rows = rows.view(-1, 3 + len(trainer.episodes.groups))
+            finished = trainer.learner.collectives.gather(rows).tolist()
+        progress.episodes += len(finished)
+        row: dict[str, float] = {}
+        if finished:
+            returns, lengths, _, *by_group = zip(*finished, strict=True)
+            row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
+            names = [f"episode/return/{name}" for name in trainer.episodes.groups]
+            row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
+        row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
+        own: Mapping[str, float] = getattr(trainer.buffer, "metrics", dict)()
+        ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)
+        row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
+        wall = clock.wall()
+        seconds = max(wall - self.wall, 1e-9)
+        if progress.env_steps:
+            row["time/env_steps_per_s"] = (progress.env_steps - self.last.env_steps) / seconds
+        row["time/updates_per_s"] = (progress.updates - self.last.updates) / seconds
+        row |= {"time/wall_s": wall} | {f"time/{phase}": spent for phase, spent in clock.spent.items()}
+        self.wall, self.last = wall, replace(progress)
+        self.log_row(trainer, row)
+
+    def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
+        self.rows += 1
+        trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.steps)
+
+    def state(self) -> Tree:
+        return {"rows": self.rows, "steps": self.last.env_steps, "updates": self.last.updates}
+
+    def load(self, state: Tree, wall: float) -> None:
+        self.rows, self.last, self.wall = state["rows"], Progress(state["steps"], state["updates"]), wall
+
+
+class Evaluation:
+    """Evaluations: the ranks share the episodes out, or Ray actors play them beside training (``is_async``).
+
+    They are the episodes that one rank would play, so the first rank plays all where environments are not independent.
+    """
+
+    def __init__(self, policy: Policy, is_async: bool) -> None:
+        self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
+        ctx, episodes, parts = policy.ctx, self.cfg.episodes, 1 if is_async else policy.ctx.world_size
+        if parts > 1:
+            with closing(policy.env(ALONE)) as env:
+                parts = parts if getattr(env, "independent", True) else 1
+        self._parts = parts
+        self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, episodes, policy.normalize, self._share(episodes))
+        if is_async and evaluates_itself(policy.algorithm):
+            said = f"is for greedy episodes, but {policy.config.algo.name} has an evaluation of its own; take 0"
+            raise ConfigError("hardware.actors.evaluation", said)
+        self.actors: AsyncEval | None = None  # the first rank's, once they are started
+        self.latest: dict[str, float] = {}
+        self.latest_at: int | None = None
+        self._due_after = 0
+
+    def start(self, resolved: ResolvedRun) -> None:
+        from rlplug.actors.collector import AsyncEval
+
+        self.actors = AsyncEval(self.policy, resolved)
+
+    def due(self, trainer: Trainer) -> bool:
+        return bool(self.cfg.every) and trainer.steps >= self._due_after + self.cfg.every
+
+    def mark(self, trainer: Trainer) -> None:
+        """Count the evaluation that was due as made, or begun."""
+        self._due_after = trainer.steps // self.cfg.every * self.cfg.every
+
+    def run(self, trainer: Trainer) -> dict[str, float]:
+        """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
+        policy, steps = self.policy, trainer.steps
+        with trainer.clock.phase("evaluate"):
+            metrics = policy.algorithm.evaluate(partial(self._play, trainer), self.cfg.episodes)
+            if "eval/return_mean" not in metrics:
+                raise ValueError(f"{type(policy.algorithm).__name__}.evaluate returns no eval/return_mean")
+            if self.cfg.record and trainer.ctx.rank == 0:
+                path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
+                record(env, path, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize)
+        return metrics
+
+    def _play(
+        self, trainer: Trainer, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None
+    ) -> Iterator[tuple[Job, Batch]]:
+        """Play jobs of an evaluation: the ranks share the columns of each."""
+        for job in jobs:
+            own, shares = self._play_share(trainer, job, weights), list[Batch]()
+            for batch, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
+                if batch is None:
+                    trainer.agree_to_stop(stop_signal)
+                    raise Stopped
+                shares.append(batch)
+            yield job, side_by_side(shares)
+
+    def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
+        """Play this rank's share of a job; None: it was asked to stop."""
+        number, stop = trainer.steps, lambda: bool(trainer.stop_signal)
+        with suppress(Stopped):
+            if self.actors is None:
+                return self.evaluator.play_job(job, number, weights, stop, self._share(job.episodes))
+            if not stop():
+                self.actors.begin(number)
+                played = self.actors.wait(stop)
+                return None if played is None else as_batch(played)
+        return None
+
+    def _share(self, episodes: int) -> range:
+        """Return this rank's share of the columns of a job."""
+        rank = self.policy.ctx.rank
+        return shares_of(episodes, self._parts)[rank] if rank < self._parts else range(0)
+
+    def state(self) -> Tree:
+        """Return the latest result; an evaluation that is still being played begins again when the run is resumed."""
+        playing = self.actors is not None and self.actors.playing
+        return {"latest": self.latest, "latest_at": self.latest_at, "due_after": 0 if playing else self._due_after}
+
+    def load(self, state: Tree) -> None:
+        self.latest, self.latest_at, self._due_after = state["latest"], state["latest_at"], state["due_after"]
+
+    def close(self) -> None:
+        self.evaluator.close()
+        if self.actors is not None:
+            self.actors.close()

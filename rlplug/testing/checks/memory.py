@@ -1,0 +1,40 @@
+"""The memory that an object keeps."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from rlplug.context import RunContext
+
+
+def arrays_of(root: Any) -> dict[int, int]:
+    """Bytes of every chunk of memory that an object's own tensors and arrays refer to, by address."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+
+    def visit(thing: Any) -> None:
+        if id(thing) in seen or isinstance(thing, RunContext | ModuleType | type):
+            return
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            if thing.ndim:  # others are schedules, which belong to the run
+                found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+        elif isinstance(thing, np.ndarray):
+            base = thing if thing.base is None or not isinstance(thing.base, np.ndarray) else thing.base
+            found[base.ctypes.data] = base.nbytes
+        elif isinstance(thing, dict):
+            for value in thing.values():
+                visit(value)
+        elif isinstance(thing, list | tuple | set | deque):
+            for value in thing:
+                visit(value)
+        elif hasattr(thing, "__dict__"):
+            visit(vars(thing))
+
+    visit(root)
+    return found
