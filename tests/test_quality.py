@@ -47,7 +47,7 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     "kernel": (
         KERNEL,
         3650,
-    ),  # 3,000 before collection opened: shards, jobs, agents, and loops that count what they like
+    ),  # 3,000 before collection opened: shards, jobs, agents, loops that count updates
     "core": ((*CORE, "evaluation", "actors", "run"), 8300),  # 7,400 before: the same
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 250),
