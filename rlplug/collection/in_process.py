@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-from gymnasium.vector import AutoresetMode
+from typing import TYPE_CHECKING
 
 from rlplug import tree
-from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec, VecEnv
-from rlplug.collection.next_step import NextStepCollector
-from rlplug.collection.same_step import SameStepCollector
+from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
 from rlplug.collection.shard import ShardCollector
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
 
 if TYPE_CHECKING:
     from rlplug.collection.play import Player
-
-
-def make_shard(env: VecEnv, *args: Any, **kwargs: Any) -> ShardCollector:
-    """Build the collector for the environment's autoreset mode. Arguments: those of ``ShardCollector``."""
-    if env.autoreset is AutoresetMode.NEXT_STEP:
-        return NextStepCollector(env, *args, **kwargs)
-    if env.spec.has_agents:
-        said = "has agents, and resets within the step that ends an episode; environments with agents reset one later"
-        raise ConfigError("env", f"{said} (AutoresetMode.NEXT_STEP)")
-    return SameStepCollector(env, *args, **kwargs)
 
 
 class InProcessCollector(Collector):

@@ -13,7 +13,7 @@ import torch
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, Job, VecEnv
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.in_process import make_shard
+from rlplug.collection.making import make_shard
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.segment import ended, only
 from rlplug.collection.shard import CORE

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.in_process import make_shard
+from rlplug.collection.making import make_shard
 from rlplug.collection.segment import ended
 from rlplug.context import EnvShard, RunContext
 from rlplug.types import ConfigError

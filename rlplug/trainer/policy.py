@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
-from rlplug.collection.in_process import make_shard
+from rlplug.collection.making import make_shard
 from rlplug.collection.play import Player
 from rlplug.collection.shard import ShardCollector
 from rlplug.config import RunConfig

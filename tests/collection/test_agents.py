@@ -14,7 +14,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Needs
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.in_process import make_shard
+from rlplug.collection.making import make_shard
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.segment import ended
 from rlplug.context import EnvShard

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlplug.api import Algorithm, Exploration, Needs
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.in_process import make_shard
+from rlplug.collection.making import make_shard
 from rlplug.collection.next_step import NextStepCollector
 from rlplug.collection.same_step import SameStepCollector
 from rlplug.collection.shard import ShardCollector
