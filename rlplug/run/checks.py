@@ -93,7 +93,7 @@ def _check_buffer(config: RunConfig, needs: Needs) -> None:
         given = " or ".join(WHAT[data] for data in sorted(buffer.gives))
         raise ConfigError("buffer", f"{name} gives {given}, but {algo} learns from {WHAT[needs.data]}; take {ways}")
     if needs.carry_stride:
-        why = f"keeps no recurrent states, which {algo} needs for its recurrent model"
+        why = f"keeps no recurrent states, which {algo}'s model needs"
         ways += ", or a model without a state"
     else:
         why = "keeps recurrent states, and the model has none"
