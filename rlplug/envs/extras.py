@@ -57,11 +57,15 @@ def _space(key: str, value: Any) -> Space[Any]:
         x = np.asarray(value)
     except ValueError:  # lists of different lengths
         x = np.asarray(None)
-    if x.dtype.kind == "f":
-        return Box(-np.inf, np.inf, x.shape, np.float32)
-    if x.dtype.kind == "b":
-        return Box(0, 1, x.shape, np.bool_)
-    if x.dtype.kind in "iu":
-        limits = np.iinfo(x.dtype)
-        return Box(limits.min, limits.max, x.shape, x.dtype.type)
+    dtype: Any = np.dtype(x.dtype).type
+    match x.dtype.kind:
+        case "f":
+            return Box(-np.inf, np.inf, x.shape, np.float32)
+        case "b":
+            return Box(0, 1, x.shape, dtype)
+        case "i" | "u":
+            limits: Any = np.iinfo(dtype)
+            return Box(limits.min, limits.max, x.shape, dtype)
+        case _:
+            pass
     raise ConfigError(OPTION, f"info[{key!r}] is of type {type(value).__name__}, and no number or array of numbers")
