@@ -281,6 +281,21 @@ class Algorithm(Trainable):
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
         return episode_metrics(batch)
 
+    def logp(self, batch: Batch) -> Tensor:
+        """Return the log-probability or log-density ``[T+1, B]`` of ``batch["action"]`` under the present policy.
+
+        Like ``values`` it takes rows of a stream segment, observations as ``prepare`` gets them, computes a recurrent
+        model from the ``carry`` stored with row 0, draws nothing, and leaves gradients to the caller.
+
+        Raises:
+            NotImplementedError: the algorithm has no such policy, or does not say.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.logp")
+
+    def values(self, batch: Batch) -> Tensor:
+        """Return the present critic's estimate of the return from every row on, ``[T+1, B]``; see ``logp``."""
+        raise NotImplementedError(f"{type(self).__name__}.values")
+
     def prepare(self, batch: Batch) -> Batch:
         """Compute on the learner, without gradient: advantages, n-step targets, the noise that ``forward`` uses."""
         return batch

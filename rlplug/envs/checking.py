@@ -57,10 +57,11 @@ def _reader(name: str, space: Space[Any], n: int | None) -> Callable[[Any], Any]
             return {str(i): read(part) for i, (read, part) in enumerate(zip(each, obs, strict=True))}
 
         return read_tuple
-    return _leaf(name, space, n)
+    return leaf_reader(name, space, n)
 
 
-def _leaf(name: str, space: Space[Any], n: int | None) -> Callable[[Any], np.ndarray]:
+def leaf_reader(name: str, space: Space[Any], n: int | None = None) -> Callable[[Any], np.ndarray]:
+    """Function as that of ``reader``, for a space that is no Dict or Tuple; errors call what it reads ``name``."""
     assert space.shape is not None
     shape = space.shape if n is None else (n, *space.shape)
     inside = inside_obs(space)

@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.envs.checking import MisfitError, writer
+from rlplug.envs.extras import Extras
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.spaces import allocate, equal, execute, single_agent
 from rlplug.types import Batch, EnvSpec, RunError, Tree
@@ -39,13 +41,14 @@ class EnvList:
         max_episode_steps: after how many steps they truncate; None: never, or unknown.
         frame_stack: so many frames are stacked in their observations.
         mask_key: what action masks are called in ``info``; None: there are none.
+        info_keys: what of ``info`` every row has as an extra.
         check_bounds: whoever collects shall stop at an observation beyond the bounds of its space.
         env_ids: the environments' global numbers, for messages.
         remake: makes an environment in place of one that raises or says what its spaces do not allow; its column
             begins the next episode, and ``step`` says so in ``restarted [B]``. None: the run stops.
 
     Raises:
-        ConfigError: the environments have spaces that cannot be served.
+        ConfigError: the environments have spaces that cannot be served, or ``info`` lacks what is asked for.
     """
 
     autoreset = AutoresetMode.NEXT_STEP
@@ -57,6 +60,7 @@ class EnvList:
         *,
         frame_stack: int = 1,
         mask_key: str | None = None,
+        info_keys: Sequence[str] = (),
         check_bounds: bool = True,
         env_ids: Sequence[int] | None = None,
         remake: Callable[[], gymnasium.Env[Any, Any]] | None = None,
@@ -71,16 +75,18 @@ class EnvList:
         self._steps = [env.step for env in self.envs]
         obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
         self._mask_key = mask_key
-        self._masks = find_masks(action_space, mask_key, self._reset(0, 0)[1] if mask_key is not None else {})
+        info = self._reset(0, 0)[1] if mask_key is not None or info_keys else {}
+        self._masks, self._extras = find_masks(action_space, mask_key, info), Extras(info_keys, info)
         mask_size = self._masks.size if self._masks else None
-        self.spec = single_agent(obs_space, action_space, max_episode_steps, frame_stack, mask_size)
+        spec = single_agent(obs_space, action_space, max_episode_steps, frame_stack, mask_size)
+        self.spec = replace(spec, extras=spec.extras | self._extras.spaces)
         self.check_bounds, self._execute = check_bounds, execute(action_space)
         self.place(rows_of(self.spec, n))
 
     def place(self, rows: Batch) -> None:
         """Write into these arrays, which look like those of ``rows_of``, from the next ``reset`` on."""
         self._mask = rows.get("action_mask")
-        self._first = {key: rows[key] for key in ("obs", "action_mask") if key in rows}
+        self._first = {key: rows[key] for key in ("obs", *self.spec.extras)}
         self._obs, self._write = rows["obs"], writer(self.envs[0].observation_space, rows["obs"])
         self._reward, self._terminated, self._truncated = rows["reward"], rows["terminated"], rows["truncated"]
         self._restarted = rows["restarted"]
@@ -120,6 +126,7 @@ class EnvList:
                 row, reward[i], terminated[i], truncated[i], info = self._steps[i](outside)
                 self._final[i] = end = bool(terminated[i] or truncated[i])
                 self._write(i, row)
+                self._extras.write(self._first, i, info)
                 if self._masks is not None:
                     self._allow(i, info, end, bool(terminated[i]))
                 elif self._mask_key in info:
@@ -217,6 +224,7 @@ class EnvList:
         row, info = self._reset(i, episode)
         try:
             self._write(i, row)
+            self._extras.write(self._first, i, info)
             if self._masks is not None:
                 self._allow(i, info, False, False)
             elif self._mask_key in info:
@@ -264,6 +272,7 @@ def rows_of(spec: EnvSpec, n: int) -> Batch:
         "truncated": np.zeros(n, np.bool_),
         "restarted": np.zeros(n, np.bool_),
     }
-    if "action_mask" in spec.extras:
-        rows["action_mask"] = np.ones((n, *(spec.extras["action_mask"].shape or ())), np.bool_)
+    for key, space in spec.extras.items():
+        mask = key == "action_mask"
+        rows[key] = np.ones((n, *(space.shape or ())), np.bool_) if mask else allocate(space, n)
     return rows

@@ -112,6 +112,7 @@ class Maker:
             "max_episode_steps": self.wrapping.limit(registered),
             "frame_stack": self.wrapping.frame_stack,
             "mask_key": self.wrapping.mask_key,
+            "info_keys": self.wrapping.info_keys,
         }
 
 
@@ -146,6 +147,8 @@ def why_not_native(spec: EnvSpec, wrapping: Wrapping) -> str | None:
     """Why the environment's own vector cannot be taken; None: it can."""
     if spec.vector_entry_point is None or spec.additional_wrappers:
         return f"{spec.id} registers no vector of its own"
+    if wrapping.info_keys:
+        return "env.info_keys reads info of single environments"
     if is_atari(spec):
         return None if wrapping.atari else f"the vector of {spec.id} preprocesses images (env.atari=true)"
     single = {
@@ -177,6 +180,7 @@ def make_native(
     if reason := why_not_native(spec, wrapping):
         raise ConfigError("env.vectorization", f"{reason}; use auto or list")
     told = Maker(spec, kwargs or {}, wrapping).offers
+    del told["info_keys"]
     if is_atari(spec):
         given = {"frameskip": wrapping.frame_skip, "stack_num": wrapping.frame_stack} | ATARI
         if wrapping.sticky_actions is not None:

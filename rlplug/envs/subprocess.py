@@ -88,7 +88,7 @@ class Subprocess:
         self._action: np.ndarray = self._rows.pop("action")
         if options.get("remake") is None:
             del self._rows["restarted"]
-        self._first = {key: self._rows[key] for key in ("obs", "action_mask") if key in self._rows}
+        self._first = {key: self._rows[key] for key in ("obs", *self.spec.extras)}
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin episode 0 of every column.

@@ -31,6 +31,7 @@ class Wrapping:
 
     max_episode_steps: int | None = None
     mask_key: str | None = None
+    info_keys: Sequence[str] = ()
     atari: bool = False
     frame_skip: int = 1
     sticky_actions: float | None = None

@@ -10,6 +10,11 @@ from rlplug.functional.returns import n_step
 from rlplug.types import Batch
 
 
+def carry_before(batch: Batch) -> Batch:
+    """Return the recurrent state before row 0, ``[B, ...]``, that stands in ``carry``; none: an empty batch."""
+    return tree.map(lambda x: x[0], batch.get("carry", {}))
+
+
 def chunks(batch: Batch, length: int) -> Batch:
     """Cut a rollout into columns of ``length`` rows, each with the recurrent state that stands before it.
 

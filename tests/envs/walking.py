@@ -31,6 +31,39 @@ class Walk(gymnasium.Env):
         return {"position": self.position, "side": 6 + int(np.sign(self.position[0]))}
 
 
+class Windy(gymnasium.Env):
+    """Says in ``info`` what follows from the observation ``[seed, step]``; episodes of 4 steps.
+
+    Args:
+        lacks: the step whose info is empty; 0: the reset.
+        says: what else is in the infos of these steps.
+    """
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, lacks=None, says=None):
+        self.lacks, self.says = lacks, says or {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.start, self.steps = int(self.np_random.integers(1000)), 0
+        return self._said()
+
+    def step(self, action):
+        self.steps += 1
+        obs, info = self._said()
+        return obs, 1.0, self.steps == 4, False, info
+
+    def _said(self):
+        wind = [[2 * self.start, 2.5 * self.steps, 0]]
+        info = {"wind": wind, "steps": self.steps, "odd": self.steps % 2 == 1} | self.says.get(self.steps, {})
+        return np.array([self.start, self.steps], np.float32), {} if self.lacks == self.steps else info
+
+
+gymnasium.register("Windy-v0", "tests.envs.walking:Windy")
+
+
 class Bare(Walk):
     """Says whether its process has imported torch."""
 

@@ -333,3 +333,19 @@ def test_a_support_without_width_is_refused():
     with pytest.raises(ConfigError, match=r"algo\.v_max: 1\.0 should be above algo\.v_min, which is 1\.0"):
         make(num_atoms=51, v_min=1.0, v_max=1.0)
     make(num_atoms=1, v_min=1.0, v_max=1.0)
+
+
+@pytest.mark.parametrize(("model", "changes"), [("mlp", {}), ("mlp", RAINBOW), ("lstm", {**SEQUENCES, "burn_in": 0})])
+def test_the_value_of_a_row_is_that_of_the_greedy_action(model, changes):
+    algorithm = make(model, **changes)
+    batch = sample(algorithm)
+    carry = {key: x[0] for key, x in batch.get("carry", {}).items()}
+    for t, value in enumerate(algorithm.values(batch)):
+        row = {key: batch[key][t] for key in ("obs", "is_first", "action_mask")}
+        out, carry = algorithm.act(row, carry, "greedy")
+        assert_close(value, out["q"].gather(-1, out["action"][:, None])[:, 0])
+
+
+def test_it_has_no_density_of_actions():
+    with pytest.raises(NotImplementedError, match=r"DQN\.logp"):
+        make().logp(sample(make()))

@@ -190,7 +190,7 @@ def test_one_unroll_of_stream_rows_is_every_episode_by_itself(cell, shared):
     algorithm = make(overrides=[f"model={cell}"], vf_share_layers=shared, gamma=0.9, lambda_=0.8)
     batch = segment(algorithm)
     with torch.no_grad():
-        value = algorithm.values(batch, tree.map(lambda x: x[0], batch["carry"]))
+        value = algorithm.state_values(batch, tree.map(lambda x: x[0], batch["carry"]))
         torso, name = (algorithm.model, "policy") if shared else (algorithm.value_model, "value")
         for column, starts in enumerate([[0], [0], [0, 6], [0, 10]]):
             for start, end in zip(starts, [*starts[1:], T + 1], strict=True):
@@ -217,7 +217,7 @@ def test_chunks_unroll_to_what_acted(length, overrides):
     with torch.no_grad():
         prepared = algorithm.prepare(segment(algorithm))
         losses = algorithm.forward(prepared, ("policy",))
-        features = algorithm.values(prepared, tree.map(lambda x: x[0], prepared["carry"]))
+        features = algorithm.state_values(prepared, tree.map(lambda x: x[0], prepared["carry"]))
     valid = prepared["valid"]
     assert valid.shape == (length, B * -(-T // length))
     assert int(valid.sum()) == T * B - 2
@@ -293,3 +293,32 @@ def test_chunks_without_a_transition_are_not_learned_from(tmp_path):
     words += ["env.vectorization=list", "rollout_fragment_length=5", "algo.max_seq_len=4"]
     words += ["algo.sgd_minibatch_size=4", "total_steps=100", "eval.every=0", "eval.episodes=1", "logger=[]"]
     rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shared"),
+    [([], False), ([], True), (["model=lstm"], False), (["model=lstm"], True), (["model@critic_model=gru"], False)],
+    ids=["mlp", "mlp shared", "lstm", "lstm shared", "memory of the critic"],
+)
+def test_the_policy_judges_as_it_acted_while_its_weights_are_the_same(overrides, shared):
+    algorithm = make(overrides=overrides, vf_share_layers=shared)
+    batch = segment(algorithm)
+    torch.testing.assert_close(algorithm.logp(batch), batch["logp"])
+    carry = batch.get("carry", {})
+    for t in range(T + 1):  # every row by itself, from the state that was stored before it
+        row = {key: batch[key][t : t + 1] for key in ("obs", "is_first")}
+        value = algorithm.state_values(row, tree.map(lambda x, t=t: x[t], carry))[0]
+        torch.testing.assert_close(algorithm.values(batch)[t], value)
+    with torch.no_grad():
+        for p in algorithm.parameters():
+            p += 0.1
+    assert (algorithm.logp(batch) - batch["logp"]).abs().max() > 1e-3
+    assert algorithm.values(batch).shape == (T + 1, B)
+
+
+def test_the_policy_judges_with_masks():
+    algorithm = make()
+    mask = torch.zeros(T + 1, B, 2, dtype=torch.bool)
+    mask[..., 1] = True
+    batch = segment(algorithm, mask)
+    torch.testing.assert_close(algorithm.logp(batch), torch.zeros(T + 1, B))

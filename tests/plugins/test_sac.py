@@ -427,3 +427,82 @@ def test_the_burn_in_warms_up_without_gradient():
 def test_a_memory_of_the_critics_alone_is_refused():
     with pytest.raises(ConfigError, match="critic_model"):
         make(overrides=["model=mlp", "model@critic_model=lstm"])
+
+
+def judged(kind: str) -> tuple[SAC, dict]:
+    """An algorithm, and a segment with actions that it took, each row from the state that is stored with it."""
+    spec, overrides = KINDS[kind]
+    algorithm = make(spec=spec, overrides=overrides)
+    batch = sample(algorithm)
+    batch.setdefault("is_first", torch.zeros(batch["valid"].shape, dtype=torch.bool))
+    if "carry" in batch:
+        batch["carry"] = tree.map(lambda x: x[:1].clone(), batch["carry"])
+    carry, actions = tree.map(lambda x: x[0], batch.get("carry", {})), []
+    for t in range(len(batch["valid"])):
+        row = tree.map(lambda x, t=t: x[t], {key: batch[key] for key in ("obs", "is_first")})
+        with torch.no_grad():
+            out, carry = algorithm.act(row, carry, "explore")
+        actions.append(out["action"])
+    return algorithm, batch | {"action": torch.stack(actions)}
+
+
+def heads(algorithm: SAC, batch) -> list:
+    """The policy's distribution of every row, computed row by row."""
+    carry, out = tree.map(lambda x: x[0], batch.get("carry", {})), []
+    for t in range(len(batch["valid"])):
+        features, carry = algorithm.model(tree.map(lambda x, t=t: x[t], batch["obs"]), carry, batch["is_first"][t])
+        out.append(algorithm.policy(features))
+    return out
+
+
+@pytest.mark.parametrize("kind", ["vector", "lstm", "memory of the policy alone", "dict"])
+def test_the_density_of_a_stored_action_is_that_of_a_squashed_normal(kind):
+    algorithm, batch = judged(kind)
+    logp = algorithm.logp(batch)
+    assert logp.shape == batch["valid"].shape
+    for t, dist in enumerate(heads(algorithm, batch)):
+        normal = torch.distributions.Normal(dist.mean.double(), dist.log_std.double().exp())
+        squashed = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform())
+        torch.testing.assert_close(
+            logp[t].double(), squashed.log_prob(batch["action"][t].double()).sum(-1), atol=1e-3, rtol=1e-3
+        )
+
+
+@pytest.mark.parametrize("kind", ["discrete", "multi", "binary", "lstm discrete"])
+def test_the_probability_of_a_stored_choice(kind):
+    algorithm, batch = judged(kind)
+    logp = algorithm.logp(batch)
+    for t, dist in enumerate(heads(algorithm, batch)):
+        action = batch["action"][t].reshape(len(logp[t]), -1)
+        each = [torch.distributions.Categorical(logits=dist.log_probs[:, i]) for i in range(action.shape[1])]
+        torch.testing.assert_close(logp[t], sum(one.log_prob(action[:, i]) for i, one in enumerate(each)))
+
+
+@pytest.mark.parametrize("kind", ["vector", "image", "lstm"])
+def test_the_value_is_the_mean_over_the_actions_of_the_policy(kind):
+    algorithm, batch = judged(kind)
+    drawn = torch.get_rng_state()
+    with torch.no_grad():
+        value = algorithm.values(batch)
+        assert torch.equal(value, algorithm.values(batch))
+        assert torch.equal(drawn, torch.get_rng_state())
+        assert value.shape == batch["valid"].shape
+        code, _ = algorithm.critic.encode(batch["obs"], {}, batch["is_first"])
+        total, n = torch.zeros_like(value), 2000
+        dists = heads(algorithm, batch)
+        for _ in range(n):
+            pairs = [dist.sample_and_logp(torch.randn_like(dist.mean)) for dist in dists]
+            action, logp = (torch.stack(x) for x in zip(*pairs, strict=True))
+            total += algorithm.critic(code, action).amin(0) - algorithm.log_alpha.exp() * logp
+    error = (value - total / n).abs()
+    assert error.mean() < 0.1 < value.std() + logp.std()
+
+
+def test_the_value_of_choices_is_exact():
+    algorithm, batch = judged("lstm discrete")
+    value = algorithm.values(batch)
+    code, _ = algorithm.critic.encode(batch["obs"], {}, batch["is_first"])
+    q = algorithm.critic(code).amin(0).squeeze(-2)
+    for t, dist in enumerate(heads(algorithm, batch)):
+        p = dist.log_probs.squeeze(-2).exp()
+        torch.testing.assert_close(value[t], (p * (q[t] - algorithm.log_alpha.exp() * p.log())).sum(-1))

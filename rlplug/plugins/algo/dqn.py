@@ -21,7 +21,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.priorities import sequence_priority
-from rlplug.functional.sequences import n_step_rows
+from rlplug.functional.sequences import carry_before, n_step_rows
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale
 from rlplug.nn import Adam, unroll
@@ -154,6 +154,11 @@ class DQN(Algorithm):
             return self._raw(out).squeeze(-1)
         return (out.softmax(-1) * self._raw(self.support)).sum(-1)
 
+    def values(self, batch: Batch) -> Tensor:
+        """Return ``max_a Q(s, a)`` over the allowed actions, by the means of noisy weights."""
+        features, _ = self.online.torso(batch["obs"], carry_before(batch), batch.get("is_first"))
+        return forbid(self.q(self.online.head(features, noisy=False)), batch.get("action_mask")).amax(-1)
+
     def _raw(self, x: Tensor) -> Tensor:
         """Convert values to returns, from the units in which they are learned."""
         return x if self.cfg.value_rescaling is None else inverse_rescale(x, self.cfg.value_rescaling)
@@ -206,7 +211,7 @@ class DQN(Algorithm):
     def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute ``[rows, B, A, atoms]`` of the online network, and of the target network from row ``ahead`` on."""
         burn_in = self.ctx.needs.burn_in
-        carry = tree.map(lambda x: x[0], batch.get("carry", {}))
+        carry = carry_before(batch)
         rows = ahead = {"obs": batch["obs"], "is_first": batch["is_first"]}
         if self.ahead:
             ahead = tree.map(lambda x: x[self.ahead :], rows)

@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
-from rlplug.functional.sequences import chunks
+from rlplug.functional.sequences import carry_before, chunks
 from rlplug.nn import Adam, Distribution, Linear, head_for, precise
 from rlplug.settings import (
     NonNegativeFloat,
@@ -109,7 +108,7 @@ class PPO(Algorithm):
         features, after = self.model(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
         return features, self.policy(features, rows.get("action_mask")), after
 
-    def values(self, rows: Batch, carry: Batch, features: Tensor | None = None) -> Tensor:
+    def state_values(self, rows: Batch, carry: Batch, features: Tensor | None = None) -> Tensor:
         """Value ``[...]`` of every row; ``features`` are those of the policy's torso, if they are known."""
         if self.value_model is not None:
             features, _ = self.value_model(rows["obs"], carry.get("value", {}), rows.get("is_first"))
@@ -128,12 +127,19 @@ class PPO(Algorithm):
         action = dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
         return {"action": action, "logp": dist.logp(action), "dist": dist.params}, carry
 
+    def logp(self, batch: Batch) -> Tensor:
+        _, dist, _ = self.dist(batch, carry_before(batch))
+        return dist.logp(batch["action"])
+
+    def values(self, batch: Batch) -> Tensor:
+        return self.state_values(batch, carry_before(batch))
+
     def prepare(self, batch: Batch) -> Batch:
         """Equations 11 and 12: advantages by GAE, and the value's targets.
 
         The weights are still those that acted, so all values of the rollout come from one forward, or one unroll.
         """
-        value = self.values(batch, _before(batch))
+        value = self.values(batch)
         advantage, ret = gae(
             batch["reward"], value, batch["terminated"], batch["valid"], self.cfg.gamma, self.cfg.lambda_
         )
@@ -152,9 +158,9 @@ class PPO(Algorithm):
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Equation 9, with the adaptive penalty of equation 8 where ``kl_coeff`` is on."""
-        carry = _before(batch)
+        carry = carry_before(batch)
         features, dist, _ = self.dist(batch, carry)
-        value = self.values(batch, carry, features)
+        value = self.state_values(batch, carry, features)
         logp = dist.logp(batch["action"])
         ratio = torch.exp(logp - batch["logp"])
         terms = {
@@ -196,8 +202,3 @@ class PPO(Algorithm):
             self.kl_coeff.copy_(adapt_kl_coeff(self.kl_coeff, losses.metrics["kl"], self.cfg.kl_target))
             losses.metrics["kl_coeff"] = self.kl_coeff.clone()
         return losses
-
-
-def _before(batch: Batch) -> Batch:
-    """The recurrent state before row 0, if there is one."""
-    return tree.map(lambda x: x[0], batch.get("carry", {}))

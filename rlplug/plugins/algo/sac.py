@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.priorities import sequence_priority
-from rlplug.functional.sequences import n_step_sequences, n_step_transitions
+from rlplug.functional.quadrature import normal_points
+from rlplug.functional.sequences import carry_before, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.nn import Adam, MultiCategoricalHead, TanhGaussianHead, choices_of, critic_for, frozen, unroll
 from rlplug.settings import (
@@ -77,13 +78,8 @@ class SAC(Algorithm):
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        return replace(
-            needs,
-            window=cfg.sequence_length + cfg.n_step - 1,
-            burn_in=cfg.burn_in,
-            carry_stride=cfg.stride,
-            keys=(*needs.keys, "is_first", "carry"),
-        )
+        window, keys = cfg.sequence_length + cfg.n_step - 1, (*needs.keys, "is_first", "carry")
+        return replace(needs, window=window, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -94,20 +90,14 @@ class SAC(Algorithm):
         self.sequences, self.discrete = ctx.needs.carry_stride > 0, choices is not None
         self.model = ctx.build("model", obs)
         if self.sequences and not self.model.initial_carry(1):
-            raise ConfigError(
-                "model", "has no recurrent state, but critic_model has; sac needs both, or the first alone"
-            )
-        self.policy: TanhGaussianHead | MultiCategoricalHead = (
-            TanhGaussianHead(self.model.out_dim, self.size)
-            if choices is None
-            else MultiCategoricalHead(self.model.out_dim, choices, self.shape)
+            said = "has no recurrent state, but critic_model has; sac needs both, or the first alone"
+            raise ConfigError("model", said)
+        n = self.model.out_dim
+        self.policy = (
+            TanhGaussianHead(n, self.size) if choices is None else MultiCategoricalHead(n, choices, self.shape)
         )
-        self.critic, self.target = (
-            critic_for(
-                partial(ctx.build, "critic_model"), obs, action, ensemble_size=ensemble_size, recurrent=self.sequences
-            )
-            for _ in range(2)
-        )
+        build = partial(critic_for, partial(ctx.build, "critic_model"), obs, action, recurrent=self.sequences)
+        self.critic, self.target = (build(ensemble_size=ensemble_size) for _ in range(2))
         self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.initial_alpha)), requires_grad=cfg.alpha_lr is not None)
         self.actor_lr, self.critic_lr = ctx.schedule(cfg.actor_lr), ctx.schedule(cfg.critic_lr)
@@ -119,10 +109,8 @@ class SAC(Algorithm):
         def part(params, lr: Tensor) -> Optim:
             return Optim(Adam(params, lr=lr), self.cfg.grad_clip, self.cfg.grad_clip_by, lr=lr)
 
-        parts = {
-            "critic": part(self.critic.parameters(), self.critic_lr),
-            "actor": part([*self.model.parameters(), *self.policy.parameters()], self.actor_lr),
-        }
+        actor = [*self.model.parameters(), *self.policy.parameters()]
+        parts = {"critic": part(self.critic.parameters(), self.critic_lr), "actor": part(actor, self.actor_lr)}
         return parts | ({"alpha": part([self.log_alpha], self.alpha_lr)} if self.cfg.alpha_lr is not None else {})
 
     def actor_keys(self) -> tuple[str, ...]:
@@ -135,8 +123,7 @@ class SAC(Algorithm):
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         n = len(step["is_first"])
-        features, carry = self.model(step["obs"], carry, step["is_first"])
-        dist = self.policy(features, step.get("action_mask"))
+        dist, carry = self.dist(step, carry)
         if mode == "greedy":
             action = dist.mode()
         elif mode == "explore":
@@ -146,6 +133,21 @@ class SAC(Algorithm):
         else:
             action = self.ctx.rand(n, *self.shape) * 2.0 - 1.0
         return {"action": action.view(n, *self.shape)}, carry
+
+    def dist(self, rows: Batch, carry: Batch) -> tuple[Any, Batch]:
+        features, carry = self.model(rows["obs"], carry, rows.get("is_first"))
+        return self.policy(features, rows.get("action_mask")), carry
+
+    def logp(self, batch: Batch) -> Tensor:
+        action, (dist, _) = batch["action"], self.dist(batch, carry_before(batch))
+        return dist.logp(action if self.discrete else action.reshape(*action.shape[:2], self.size))
+
+    def values(self, batch: Batch) -> Tensor:
+        """Return ``V = E[min Q - alpha log pi]``, see ``soft_value``; recurrent critics begin with zeros."""
+        code, _ = self.critic.encode(batch["obs"], {}, batch.get("is_first"))
+        (dist, _), alpha = self.dist(batch, carry_before(batch)), self.log_alpha.exp()
+        noise = [None] if self.discrete else normal_points(32, self.size).to(code).unbind()  # the same every time
+        return torch.stack([self.soft_value(self.critic, code, dist, x, alpha)[0] for x in noise]).mean(0)
 
     # ---- learning -------------------------------------------------------------------------------------------------
 

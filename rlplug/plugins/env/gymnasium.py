@@ -33,6 +33,10 @@ class Config:
     workers: PositiveInt | None = option("Processes of vectorization=subprocess; null: as many as there are cores.")
     max_episode_steps: PositiveInt | None = option("Steps after which an episode is truncated; null: as registered.")
     mask_key: str | None = option("Name of the action mask in info or in a Dict observation; null: there is none.")
+    info_keys: list[str] = option(
+        "What of info every row has beside its observation, for an algorithm that names it in Needs.keys: numbers or"
+        " arrays that every reset and step give."
+    )
     check_bounds: bool = option("Stop at an observation beyond the bounds that its space declares.")
     restart_failed: bool = option(
         "Replace an environment that raises or returns what its spaces do not allow, and begin another episode."
@@ -46,6 +50,10 @@ class Config:
     flatten: bool = option("Make one vector of an observation of any kind; Discrete parts become one-hot.")
     select: list[NonNegativeInt] | None = option("Indices of a vector observation that are kept; null: all.")
     frame_stack: PositiveInt = option("So many images, oldest first, are stacked on the first axis.")
+
+    @classmethod
+    def migrate(cls, old: dict[str, Any]) -> dict[str, Any]:
+        return {"info_keys": []} | old
 
 
 class Gymnasium:
@@ -112,6 +120,8 @@ def _shown(cfg: Config, options: dict[str, Any]) -> VecEnv:
 
 
 def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
+    if options.pop("info_keys"):
+        raise ConfigError("env.info_keys", "reads info of single environments, and env.backend=envpool has none")
     from rlplug.envs.envpool import make_envpool  # only where it is chosen: the package is optional
 
     if cfg.vectorization not in ("auto", "native"):

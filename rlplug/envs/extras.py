@@ -1,0 +1,71 @@
+"""Numbers out of an environment's ``info`` that every row has beside its observation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Space
+
+from rlplug.envs.checking import MisfitError, leaf_reader
+from rlplug.envs.spaces import inside_obs
+from rlplug.types import KEYS, Batch, ConfigError
+
+OPTION = "env.info_keys"
+RESERVED = {*KEYS, "restarted"} - {"state"}
+
+
+class Extras:
+    """Reads the named keys of ``info``. Shape and type of each are those of the first reset.
+
+    Floats become float32, as observations do; integers and bools stay what they are.
+
+    Args:
+        keys: which ones, in this order.
+        info: what the environment says at its first reset.
+
+    Raises:
+        ConfigError: a name means something else in a batch; ``info`` lacks it, or has something that is not numeric.
+    """
+
+    def __init__(self, keys: Sequence[str], info: Mapping[str, Any]) -> None:
+        self.spaces: dict[str, Space[Any]] = {}
+        for key in keys:
+            if key in RESERVED or key.startswith("final_"):
+                raise ConfigError(OPTION, f"a batch has its own {key!r}; let the environment name it differently")
+            if key not in info:
+                known = f"has {', '.join(map(str, info))}" if info else "is empty"
+                raise ConfigError(OPTION, f"the environment's info lacks {key!r} at the first reset: it {known}")
+            self.spaces[key] = inside_obs(_space(key, info[key]))
+        self._read = {key: leaf_reader(f"info[{key!r}]", space) for key, space in self.spaces.items()}
+
+    def write(self, rows: Batch, i: int, info: Mapping[str, Any]) -> None:
+        """Put what ``info`` has into row ``i`` of ``rows``, ``[B, ...]`` each.
+
+        Raises:
+            MisfitError: a key is not there, or is not as it was at the first reset.
+        """
+        for key, read in self._read.items():
+            if key not in info:
+                raise MisfitError(f"info lacks {key!r}, which {OPTION} names and the first reset had")
+            rows[key][i] = read(info[key])
+
+
+def _space(key: str, value: Any) -> Space[Any]:
+    try:
+        x = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        x = np.asarray(None)
+    dtype: Any = np.dtype(x.dtype).type
+    match x.dtype.kind:
+        case "f":
+            return Box(-np.inf, np.inf, x.shape, np.float32)
+        case "b":
+            return Box(0, 1, x.shape, dtype)
+        case "i" | "u":
+            limits: Any = np.iinfo(dtype)
+            return Box(limits.min, limits.max, x.shape, dtype)
+        case _:
+            pass
+    raise ConfigError(OPTION, f"info[{key!r}] is of type {type(value).__name__}, and no number or array of numbers")
