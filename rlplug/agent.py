@@ -141,6 +141,10 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
         ConfigError: there is no such device; or several agents were trained, which ``evaluate`` alone can play.
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
+    if from_json(checkpoint.manifest["spec"]).has_agents:
+        raise ConfigError(
+            "env", f"{checkpoint.path} has several agents, and one policy cannot be loaded; evaluate plays them"
+        )
     core = _core(checkpoint.manifest["config"] | ({} if seed is None else {"seed": seed}))
     algorithm, ctx, normalize = _restored(checkpoint, torch.device(device), core, warnings.warn)
     return Agent(algorithm, ctx, checkpoint.manifest["env_steps"], normalize)
@@ -160,7 +164,7 @@ def evaluate(
         tell: is given, line by line, what a person should know.
 
     Returns:
-        ``checkpoint``, ``env_steps``, ``episodes``, ``seed`` and the metrics ``eval/...``.
+        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
 
     Raises:
         ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
@@ -184,7 +188,7 @@ def evaluate(
         tell(f"evaluating on the processor, since the run's hardware is not here: {error}")
         plan = Plan()
     set_up_torch(plan, core.deterministic)
-    algorithm, ctx, normalize = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
+    algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
 
     def make(shard: EnvShard) -> VecEnv:
         made = env.build(ctx.derive(shard=shard))
@@ -193,11 +197,13 @@ def evaluate(
             raise ConfigError("env", f"is not what {checkpoint.path} was trained on: {difference}")
         return made
 
+    normalize = normalizer if normalizer.obs else None
     with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize)) as evaluator:
-        played = evaluator.play(manifest["env_steps"])
+        played = evaluator.play(checkpoint.steps)
     return {
         "checkpoint": str(checkpoint.path),
         "env_steps": manifest["env_steps"],
+        "updates": manifest["updates"],
         "episodes": len(played),
         "seed": core.seed,
         **summary(played),
@@ -212,7 +218,7 @@ def _core(raw: Mapping[str, Any]) -> Core:
 
 def _restored(
     checkpoint: Checkpoint, device: torch.device, core: Core, tell: Callable[[str], None]
-) -> tuple[Algorithm, RunContext, Callable[[Any], Any]]:
+) -> tuple[Algorithm, RunContext, Normalizer]:
     """Return the algorithm with its weights, the context it was built in, and what it sees of an observation."""
     manifest, raw = checkpoint.manifest, migrate(checkpoint.manifest["config"], ("algo", "model"))
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -238,5 +244,5 @@ def _restored(
     except (RuntimeError, KeyError) as error:
         reason = [line.strip() for line in str(error).splitlines()][:2][-1]
         raise CheckpointError(f"{checkpoint.path} does not fit algo {algo.name!r} as it is now: {reason}") from None
-    ctx.schedules.refresh(manifest["env_steps"])
+    ctx.schedules.refresh(checkpoint.steps)
     return algorithm, ctx, normalizer

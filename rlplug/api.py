@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from rlplug.plan import Hardware as Hardware
 from rlplug.plan import Plan as Plan
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Weights
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Unit, Weights
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -52,7 +52,8 @@ class Losses:
 
     Attributes:
         terms: added up to the loss. Per row (``[..., B]``, as ``batch["valid"]``, or one row less): averaged over the
-            GLOBAL count of valid rows; 0-d: as it is.
+            GLOBAL count of valid rows; 0-d: as it is. With an agent axis (``[..., B, N]``, as ``batch["alive"]``):
+            averaged over the agents that are alive in valid rows; then every term and metric is 0-d or has that axis.
         metrics: detached; per row or 0-d, averaged over ranks in the same way.
         feedback: for the buffer: ``priority [B]``, a new ``carry``. ``after_step`` takes out what is the algorithm's.
     """
@@ -103,7 +104,14 @@ class Context(Protocol):
         """Build the model of a slot (``critic_model``; an empty one means ``model``), or of a ``ModelNode`` option."""
         ...
 
-    def child(self, spec: EnvSpec) -> Context: ...  # for an algorithm inside an algorithm
+    def child(self, spec: EnvSpec, needs: Needs | None = None) -> Context:
+        """Return the context of an algorithm inside an algorithm, ``cfg.<option>.build(ctx.child(spec))``.
+
+        Args:
+            spec: the spaces that the child serves.
+            needs: of the child; None: as this algorithm's.
+        """
+        ...
 
     def simulator(self) -> Simulator:
         """Return a model of the environment that plans from any state.
@@ -269,6 +277,7 @@ class Exploration(Trainable):
     """Changes what is done (``perturb``, ``perturb_weights``) or what is rewarded (``intrinsic_reward``)."""
 
     overrides_action: ClassVar[bool] = False  # ``perturb`` ignores the action that it is given, so it has to come first
+    knows_agents: ClassVar[bool] = False  # serves environments with agents, too
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         """Change ``out["action"]`` in explore mode; return the new carry second. First called before the run begins.
@@ -315,6 +324,9 @@ class Segment:
     """of the weights that played it"""
 
 
+Source: TypeAlias = Literal["collected", "stored"]
+
+
 class RowLog(Protocol):
     """Where a buffer keeps its content: a part of a checkpoint, written incrementally.
 
@@ -343,6 +355,7 @@ class Buffer(Protocol):
 
     gives: ClassVar[frozenset[Data]]  # what its samples can be: ``needs.data`` has to be among them
     sequences: ClassVar[bool]  # windows begin at rows whose recurrent state it keeps
+    sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any is collected
     size_key: ClassVar[str]  # the config key that says how much it keeps: ``buffer.capacity``
 
     @property
@@ -388,6 +401,10 @@ class VecEnv(Protocol):
     ignores its action. With ``SAME_STEP``, the step that ends an episode also resets its column: it returns the new
     episode's first observation in ``obs``, and the final one in ``final_obs`` (``final_action_mask``) beside it.
 
+    With agents (``NEXT_STEP`` only) it also gives ``alive [B, N]``: who acts on the row; the actions of the others mean
+    nothing. What belongs to an agent has an agent axis; see ``rlplug.types``. A column ends with the step behind which
+    nobody is alive. The row behind an agent's last action has its final observation; later ones are finite.
+
     With an attribute ``check_bounds = False`` its observations may lie beyond the bounds of their space. With
     ``independent = False`` the episodes of a column depend on which other columns there are: one seed serves all.
     """
@@ -400,7 +417,7 @@ class VecEnv(Protocol):
         ...
 
     def step(self, action: Any) -> Batch:
-        """Execute ``action [B, ...]``.
+        """Execute ``action [B, ...]``; ``[B, N, ...]`` of agents, ``{group: action}`` where there are several groups.
 
         Returns:
             ``obs`` and extras of the next row; ``reward``, ``terminated``, ``truncated`` of the row acted on. Where
@@ -495,16 +512,20 @@ class Run(Protocol):
     config: Any  # the validated run configuration, ``rlplug.config.RunConfig``
     run_dir: Path
     progress: Progress
+    loop: Loop
+    steps: int  # how far it is, in the unit of its loop
     logged: int  # rows of metrics so far; a continued run goes on behind those of its checkpoint
     algorithm: Algorithm
     collector: Collector
     learner: Learner
 
     @property
-    def done(self) -> bool: ...  # it has its steps, to less than one of every environment, or was asked to stop
+    def done(self) -> bool: ...  # it has its ``total_steps``, or cannot make a whole round more, or was asked to stop
 
     def report(self) -> None:
-        """Log, evaluate and write a checkpoint, each where it is due. A loop calls it between rounds.
+        """Log, evaluate and write a checkpoint, each where it is due.
+
+        A loop calls it between rounds, equally often on every rank; where it collects nothing, between updates.
 
         Raises:
             RunError: a gradient step since the last call was not made of finite numbers.
@@ -532,13 +553,18 @@ class Loop(Protocol):
     """
 
     # what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count
-    unit: ClassVar[Literal["env_steps", "updates"]] = "env_steps"
+    unit: ClassVar[Unit] = "env_steps"
+    collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
 
+    @classmethod
+    def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
+        """Return why it cannot drive an algorithm, in words that go on from its name; None: it can."""
+
     def updates(self, env_steps: int) -> int:
-        """Return how many updates will have been made after so many environment steps."""
+        """Return how many updates will have been made after so many environment steps, which are its unit."""
         ...
 
     def run(self, run: Run) -> None:

@@ -31,7 +31,7 @@ def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
     Raises:
         ConfigError: it cannot serve these spaces, or recurrent models.
     """
-    needs: Needs = algo.cls.needs(algo.cfg, spec)
+    needs: Needs = algo.needs(spec)
     return algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
 
 
@@ -58,7 +58,7 @@ class ResolvedRun:
 
 
 class Schedules:
-    """The schedules of a run: 0-d tensors that follow the environment steps."""
+    """The schedules of a run: 0-d tensors that follow its steps."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.step = device, 0
@@ -144,8 +144,8 @@ class RunContext(Context):
         vars(other).update(changes)
         return other
 
-    def child(self, spec: EnvSpec) -> RunContext:
-        return self.derive(spec=spec)
+    def child(self, spec: EnvSpec, needs: Needs | None = None) -> RunContext:
+        return self.derive(spec=spec, needs=needs or self.needs)
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
         chosen = self.slots[slot] if isinstance(slot, str) else slot
@@ -186,10 +186,10 @@ class RunContext(Context):
         generators = {role: generator.get_state() for role, generator in self.generators.items()}
         return {"device": self.device.type, "generators": generators, "schedules": self.schedules.step}
 
-    def load(self, state: Tree, env_steps: int) -> list[str]:
+    def load(self, state: Tree, steps: int) -> list[str]:
         """Go on where ``state`` was taken; return what is not as it was, in words.
 
-        Generators whose state is that of another kind of device are seeded by ``env_steps``.
+        Generators whose state is that of another kind of device are seeded by ``steps``.
         """
         self.schedules.refresh(state["schedules"])
         if state["device"] == self.device.type:
@@ -197,5 +197,5 @@ class RunContext(Context):
                 generator.set_state(state["generators"][role])
             return []
         for generator in self.generators.values():
-            generator.manual_seed(generator.initial_seed() + env_steps)
+            generator.manual_seed(generator.initial_seed() + steps)
         return [f"random numbers: {state['device']} drew them before, and {self.device.type} draws others"]

@@ -27,11 +27,14 @@ T = TypeVar("T")
 class Nested(NamedTuple):
     """Mark an option that holds a component: in YAML a mapping with ``name`` and that component's settings."""
 
-    kind: Literal["model"]
+    kind: Literal["model", "algo"]
 
 
 ModelNode: TypeAlias = Annotated[Any, Nested("model")]
 """A model inside a component, built by ``ctx.build(cfg.<option>, space)``."""
+
+AlgoNode: TypeAlias = Annotated[Any, Nested("algo")]
+"""An algorithm inside a component: ``cfg.<option>.build(ctx.child(spec))``, and ``cfg.<option>.needs(spec)``."""
 
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -7,9 +7,15 @@ The stream rule
     ``terminated_t`` and ``truncated_t`` result from ``action_t``. Environment steps are ``sum(valid)``. Row ``T``
     reopens the next segment.
 
-``T`` is time, ``B`` columns (environments, or samples of a batch), ``A`` the size of an action. With agents,
-``is_first, valid, truncated, index, sample_prob, state`` and ``task`` have no agent axis and stay at the top level;
-every other key has one, or stands in its group.
+``T`` is time, ``B`` columns (environments, or samples of a batch), ``A`` the size of an action.
+
+Agents
+    In an environment of one group of ``N`` agents, what belongs to an agent has an agent axis: ``obs``, ``action``,
+    ``reward``, ``terminated``, ``truncated``, ``alive``, ``action_mask`` are ``[T+1, B, N, ...]``. With several groups
+    it stands in its group, ``{"<group>": {"obs": ..., "action": ...}}``. ``is_first, valid, index, sample_prob, task``
+    and extras such as ``state`` belong to the column: they have no agent axis, and stay at the top level. An episode of
+    a column ends when no agent of any group is alive any more. Where an agent's part in it ends earlier, the row behind
+    has its final observation, and ``alive=False``; rows of one agent obey the stream rule with ``valid & alive``.
 """
 
 from __future__ import annotations
@@ -28,6 +34,8 @@ Weights: TypeAlias = dict[str, "Tensor"]
 
 Role = Literal["learner", "actor", "eval"]
 Mode = Literal["explore", "greedy", "random"]
+Unit = Literal["env_steps", "updates"]
+STEP: Mapping[Unit, str] = {"env_steps": "step", "updates": "update"}  # what a person calls one of them
 
 KEYS: Mapping[str, tuple[str, str, str]] = {
     "obs": ("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
@@ -38,7 +46,7 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
     "is_first": ("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
     "valid": ("[T+1, B]", "bool", "the row begins a transition; False on final observations and row T"),
     "action_mask": ("[T+1, B, A]", "bool", "actions allowed in the row"),
-    "alive": ("[T+1, B, N]", "bool", "agents that take part in the row"),
+    "alive": ("[T+1, B, N]", "bool", "agents that take part in the row, and act on it"),
     "state": ("[T+1, B, ...]", "float32", "global state of a multi-agent environment"),
     "task": ("[T+1, B, ...]", "as the space", "task that the episode is played on"),
     "logp": ("[T+1, B]", "float32", "log-probability of the action under the policy that acted"),
@@ -90,11 +98,27 @@ class EnvSpec:
         Raises:
             ConfigError: it has several groups, or agents.
         """
-        (group, *others) = self.groups.values()
-        if others or group.agents:
-            names = ", ".join(self.groups)
-            raise ConfigError("env", f"this algorithm plays one agent, but the environment has {names}")
+        (group, *_) = self.groups.values()
+        if self.has_agents:
+            names = [f"{name} ({', '.join(group.agents) or 'one agent'})" for name, group in self.groups.items()]
+            said = f"has the agents {'; '.join(names)}, but what was chosen serves one agent"
+            raise ConfigError("env", f"{said}; take an environment of one agent, or an algorithm for several")
         return group
+
+    @property
+    def has_agents(self) -> bool:
+        return len(self.groups) > 1 or any(group.agents for group in self.groups.values())
+
+    @property
+    def nested(self) -> tuple[str, ...]:
+        """The groups that stand in a batch under their names: all, where there are several."""
+        return tuple(self.groups) if len(self.groups) > 1 else ()
+
+
+def groups_of(batch: Batch) -> dict[str, Batch]:
+    """Return what each group has of a batch; the only group has the batch itself, under an empty name."""
+    parts: dict[str, Batch] = {name: part for name, part in batch.items() if isinstance(part, dict)}
+    return {name: part for name, part in parts.items() if "alive" in part and name not in KEYS} or {"": batch}
 
 
 @dataclass

@@ -44,8 +44,8 @@ def lines(*places: str) -> int:
 KERNEL = ("api.py", "types.py", "registry", "context.py", "collection", "trainer")
 CORE = (*KERNEL, "tree.py", "settings.py", "plan.py", "agent.py", "config", "checkpointing", "distributed")
 BUDGETS = {  # lines; who raises one writes the reason beside it
-    "kernel": (KERNEL, 3000),
-    "core": ((*CORE, "evaluation", "actors", "run"), 7400),
+    "kernel": (KERNEL, 3200),  # rows of agents: an axis, groups, and who is alive
+    "core": ((*CORE, "evaluation", "actors", "run"), 7650),  # the same
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 250),
     "sac": (("plugins/algo/sac.py",), 250),

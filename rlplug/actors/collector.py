@@ -15,10 +15,11 @@ from rlplug import tree
 from rlplug.actors.actor import Actor, EvalActor
 from rlplug.api import Rollout, Segment, SegmentSpec
 from rlplug.collection.segment import copied
+from rlplug.collection.shard import CORE
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Played, shares_of
 from rlplug.trainer.policy import Policy
-from rlplug.types import Batch, ConfigError, Progress, RunError, Tree
+from rlplug.types import Batch, ConfigError, Progress, RunError, Tree, groups_of
 
 if TYPE_CHECKING:
     from rlplug.actors.pool import ActorPool
@@ -101,8 +102,9 @@ class RayCollector:
         if missing.any():
             if self._last_row is not None:  # row 0 is the observation after the last step
                 tree.put(arrays, np.s_[:, missing], tree.take(self._last_row, np.s_[None, missing]))
-            for key in ("valid", "is_first", "terminated", "truncated", "reward"):
-                arrays[key][:, missing] = 0
+            for part in (arrays, *groups_of(arrays).values()):
+                for key in CORE.keys() & part.keys():
+                    part[key][:, missing] = 0
         if self.cfg.on_failure == "ignore":
             self._last_row = copied(tree.take(arrays, -1))
         return segment

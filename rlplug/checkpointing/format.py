@@ -33,7 +33,7 @@ from rlplug.api import RowLog
 from rlplug.checkpointing import atomic
 from rlplug.checkpointing.atomic import PARTIAL
 from rlplug.checkpointing.serialize import Record, copy_to_host, damaged, read_tree, write_tree
-from rlplug.types import Batch, CheckpointError, Tree
+from rlplug.types import Batch, CheckpointError, Tree, Unit
 
 FORMAT = 1  # is raised when the meaning of a file changes
 MANIFEST, FOLDER, DAMAGED = "manifest.json", "checkpoints", ".damaged"
@@ -60,6 +60,8 @@ class FileRecord(BaseModel):
 
 class CheckpointManifest(Manifest):
     env_steps: int
+    updates: int
+    unit: Unit = "env_steps"
     score: float | None
     wall_s: float
     since_logged_s: float
@@ -254,6 +256,11 @@ class Checkpoint:
         return read_tree(file, self.manifest["files"][file.name])
 
     @property
+    def steps(self) -> int:
+        """How far the run was, in the unit of its loop."""
+        return steps_of(self.manifest)
+
+    @property
     def ranks(self) -> int:
         """Number of ranks that wrote it."""
         return sum(re.fullmatch(r"rank\d+\.pt", name) is not None for name in self.manifest["files"])
@@ -268,9 +275,14 @@ class Checkpoint:
         ]
 
 
-def folder_of(run: Path, env_steps: int) -> Path:
-    """Return the folder of a run's checkpoint at an environment step."""
-    return run / FOLDER / f"step_{env_steps:012}"
+def folder_of(run: Path, steps: int) -> Path:
+    """Return the folder of a run's checkpoint at a step."""
+    return run / FOLDER / f"step_{steps:012}"
+
+
+def steps_of(manifest: Mapping[str, Any]) -> int:
+    """Return how far the run of a checkpoint was, in the unit of its loop."""
+    return manifest[manifest.get("unit", "env_steps")]
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -299,8 +311,8 @@ def find(path: Path, trees: Sequence[str] | None = None, tell: Callable[[str], N
     for candidate in checkpoints(path):
         try:
             found = Checkpoint(candidate).verify(trees)
-            if candidate != folder_of(path, found.manifest["env_steps"]):
-                raise CheckpointError(f"{candidate} was renamed: it is of step {found.manifest['env_steps']:,}")
+            if candidate != folder_of(path, found.steps):
+                raise CheckpointError(f"{candidate} was renamed: it is of step {found.steps:,}")
             return found
         except CheckpointError as error:
             reasons.append(error.message)

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import FOLDER, Checkpoint, Snapshot, checkpoints, folder_of, note_score, remove, write
+from rlplug.checkpointing.format import (
+    FOLDER,
+    Checkpoint,
+    Snapshot,
+    checkpoints,
+    folder_of,
+    note_score,
+    remove,
+    steps_of,
+    write,
+)
 from rlplug.types import CheckpointError, RunError
 
 BEST = "best"  # link to the checkpoint with the best evaluation, beside the checkpoints
@@ -25,10 +35,10 @@ class CheckpointManager:
     there is one; they raise ``RunError`` if it could not be written.
     """
 
-    def __init__(self, run: Path, cfg: Any, env_steps: int) -> None:
+    def __init__(self, run: Path, cfg: Any, steps: int) -> None:
         self.run, self.cfg = run, cfg
         self.minutes = float(cfg.every.removesuffix("min")) if isinstance(cfg.every, str) else None
-        self._steps, self._time = env_steps, time.monotonic()
+        self._steps, self._time = steps, time.monotonic()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
 
@@ -42,27 +52,27 @@ class CheckpointManager:
         """Whether nothing is being written and the minutes of ``every`` have passed."""
         return not self.busy and (self.minutes is None or time.monotonic() - self._time >= 60 * self.minutes)
 
-    def due(self, env_steps: int) -> bool:
+    def due(self, steps: int) -> bool:
         """Return whether a checkpoint is due, given that the first rank's manager is idle."""
-        if not self.cfg.every or env_steps == self._steps:
+        if not self.cfg.every or steps == self._steps:
             return False
-        return self.minutes is not None or env_steps // self.cfg.every > self._steps // self.cfg.every
+        return self.minutes is not None or steps // self.cfg.every > self._steps // self.cfg.every
 
     def is_best(self, score: float) -> bool:
         """Return whether a checkpoint with this score would be kept for it."""
         return not math.isnan(score) and sum(kept >= score for kept, _ in self._best()) < self.cfg.keep_best
 
     def submit(self, snapshot: Snapshot) -> Path | None:
-        """Begin to write a checkpoint; if there is one of the same environment step, only its score is written."""
+        """Begin to write a checkpoint; if there is one of the same step, only its score is written."""
         before = self.wait()
-        self._steps, self._time = snapshot.manifest["env_steps"], time.monotonic()
+        self._steps, self._time = steps_of(snapshot.manifest), time.monotonic()
         self._writing = self._thread.submit(self._write, folder_of(self.run, self._steps), snapshot)
         return before
 
-    def set_score(self, env_steps: int, score: float) -> Path | None:
+    def set_score(self, steps: int, score: float) -> Path | None:
         """Write the score of an evaluation into the checkpoint of that step, if there is one."""
         before = self.wait()
-        if (folder := folder_of(self.run, env_steps)).exists():
+        if (folder := folder_of(self.run, steps)).exists():
             note_score(folder, score)
             self._prune()
         return before

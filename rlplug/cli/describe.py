@@ -27,14 +27,10 @@ def describe(trainer: Trainer) -> str:
         parts = module.named_children()
         table += [(f"  {part}", f"{type(inner).__name__}, {_count(inner):,}") for part, inner in parts]
     row = trainer.collector.spec.row
-    round_steps = config.rollout_fragment_length * config.num_envs
-    rounds = config.total_steps // round_steps
     table += [
         ("buffer", f"{config.buffer.name}, {size(trainer.buffer.nbytes(row))}"),
         ("  a row", ", ".join(f"{key} {_shape(leaf)}" for key, leaf in row.items())),
-        ("loop", f"{config.loop.name}, {rounds:,} rounds of {round_steps:,} steps"),
-        ("  steps", f"{rounds * round_steps:,} of total_steps={config.total_steps:,}"),
-        ("  updates", f"about {trainer.loop.updates(rounds * round_steps):,}"),
+        *_loop(trainer),
         ("hardware", f"{plan.world_size} x {plan.accelerator}, {plan.precision}, {plan.threads} thread(s) of torch"),
         *_ranks(trainer),
         *_actors(trainer),
@@ -42,6 +38,20 @@ def describe(trainer: Trainer) -> str:
         ("logger", ", ".join(config.logger)),
     ]
     return "\n".join(f"{key:<14} {value}" for key, value in table)
+
+
+def _loop(trainer: Trainer) -> list[tuple[str, str]]:
+    """Return how many rounds and updates are to come."""
+    config, loop = trainer.config, trainer.loop
+    if loop.unit == "updates":
+        return [("loop", config.loop.name), ("  updates", f"total_steps={config.total_steps:,}")]
+    round_steps = config.rollout_fragment_length * config.num_envs
+    rounds = config.total_steps // round_steps
+    return [
+        ("loop", f"{config.loop.name}, {rounds:,} rounds of {round_steps:,} steps"),
+        ("  steps", f"{rounds * round_steps:,} of total_steps={config.total_steps:,}"),
+        ("  updates", f"about {loop.updates(rounds * round_steps):,}"),
+    ]
 
 
 def _ranks(trainer: Trainer) -> list[tuple[str, str]]:

@@ -52,6 +52,7 @@ def table(result: Mapping[str, Any]) -> str:
     rows = {
         "checkpoint": result["checkpoint"],
         "env steps": f"{result['env_steps']:,}",
+        "updates": f"{result['updates']:,}",
         "episodes": f"{result['episodes']:,} (seed {result['seed']})",
         "return": f"{result['eval/return_mean']:,.2f} ± {result['eval/return_std']:,.2f} ({spread})",
         "length": f"{result['eval/length_mean']:,.1f}",

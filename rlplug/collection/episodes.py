@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from rlplug.types import Batch, Tree
+from rlplug.collection.segment import ended as episodes_ended
+from rlplug.types import Batch, Tree, groups_of
 
 
 class Episodes:
-    """Counts returns and lengths of the episodes in a stream of segments ``[T+1, B]``."""
+    """Counts returns and lengths of the episodes in a stream of segments ``[T+1, B]``.
 
-    def __init__(self, num_envs: int) -> None:
+    The return of several agents is the mean over their returns.
+
+    Args:
+        groups: those of which returns are counted by themselves, too.
+    """
+
+    def __init__(self, num_envs: int, groups: Sequence[str] = ()) -> None:
         self._return, self._length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         self._finished: list[tuple[float, int, int]] = []
+        self.groups = {name: Episodes(num_envs) for name in groups}
 
     def add(self, segment: Batch, columns: slice = slice(None)) -> int:
         """Count a segment of some columns, and return the number of its environment steps."""
-        valid = segment["valid"][:-1].numpy()
-        reward = np.where(valid, segment["reward"][:-1].numpy(), 0.0)
-        ended = ((segment["terminated"] | segment["truncated"])[:-1].numpy()) & valid
+        valid, ended = segment["valid"][:-1].numpy(), episodes_ended(segment).numpy()
         began = segment["is_first"][:-1].numpy() & valid  # after an end, or in place of an episode that broke off
+        parts = groups_of(segment)
+        rewards = {name: part["reward"][:-1].numpy() for name, part in parts.items()}
+        if "alive" in next(iter(parts.values())):
+            rewards = {name: reward.reshape(*valid.shape, -1) for name, reward in rewards.items()}
+            for name, group in self.groups.items():
+                group._count(rewards[name].mean(2), valid, ended, began, columns)
+            return self._count(np.concatenate([*rewards.values()], 2).mean(2), valid, ended, began, columns)
+        return self._count(rewards[""], valid, ended, began, columns)
+
+    def _count(
+        self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, began: np.ndarray, columns: slice
+    ) -> int:
+        """Count rewards ``[T, B]``; the others say which rows were acted on, ended and began an episode."""
+        reward = np.where(valid, reward, 0.0)
         if not ended.any() and not began.any():
             self._return[columns] += reward.sum(0)
             self._length[columns] += valid.sum(0)
@@ -38,8 +60,10 @@ class Episodes:
         self._return[columns], self._length[columns] = returns[-1] - base_return, lengths[-1] - base_length
         return int(valid.sum())
 
-    def drain(self, longest: int | None = None) -> list[tuple[float, int, int]]:
-        """Return (return, length, environment) of the episodes that ended since the last call, in time order.
+    def drain(self, longest: int | None = None) -> list[tuple[float, ...]]:
+        """Return (return, length, environment, return of every group) of the episodes that ended since the last call.
+
+        They come in time order.
 
         Args:
             longest: episodes that have reached so many steps count as they stand.
@@ -48,14 +72,20 @@ class Episodes:
             self._finished.append((float(self._return[b]), int(self._length[b]), int(b)))
             self._return[b], self._length[b] = 0.0, 0
         finished, self._finished = self._finished, []
-        return finished
+        by_group = [[episode[0] for episode in group.drain(longest)] for group in self.groups.values()]
+        return [(*episode, *returns) for episode, *returns in zip(finished, *by_group, strict=True)]
 
     def forget(self) -> None:
         """Drop the episodes that have not ended: their environments were reset."""
         self._return, self._length = np.zeros_like(self._return), np.zeros_like(self._length)
+        for group in self.groups.values():
+            group.forget()
 
     def state(self) -> Tree:
-        return {"return": self._return, "length": self._length, "finished": self._finished}
+        groups = {name: group.state() for name, group in self.groups.items()}
+        return {"return": self._return, "length": self._length, "finished": self._finished, "groups": groups}
 
     def load(self, state: Tree) -> None:
         self._return, self._length, self._finished = state["return"], state["length"], state["finished"]
+        for name, group in self.groups.items():
+            group.load(state["groups"][name])

@@ -18,7 +18,12 @@ from rlplug.types import ConfigError, Progress, Tree, Weights
 
 def make_shard(env: VecEnv, *args: Any, **kwargs: Any) -> ShardCollector:
     """Build the collector for the environment's autoreset mode. Arguments: those of ``ShardCollector``."""
-    return (NextStepCollector if env.autoreset is AutoresetMode.NEXT_STEP else SameStepCollector)(env, *args, **kwargs)
+    if env.autoreset is AutoresetMode.NEXT_STEP:
+        return NextStepCollector(env, *args, **kwargs)
+    if env.spec.has_agents:
+        said = "has agents, and resets within the step that ends an episode; environments with agents reset one later"
+        raise ConfigError("env", f"{said} (AutoresetMode.NEXT_STEP)")
+    return SameStepCollector(env, *args, **kwargs)
 
 
 class InProcessCollector(Collector):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.collection.segment import SegmentMemory, copied
-from rlplug.collection.shard import CORE, ShardCollector
+from rlplug.collection.segment import SegmentMemory, copied, merged
+from rlplug.collection.shard import RESULT, ShardCollector
 from rlplug.types import Batch, Mode
 
 
@@ -19,10 +19,10 @@ class NextStepCollector(ShardCollector):
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         tensors, arrays = memory.tensors, memory.arrays
         tree.put(arrays, 0, self._open)
-        inputs = {key: tensors[key] for key in self._inputs}
-        observed = [(key, arrays[key]) for key in self._observed]
-        action, reward = arrays["action"], arrays["reward"]
-        terminated, truncated = arrays["terminated"], arrays["truncated"]
+        inputs, has_agents = self._seen(tensors), self.has_agents
+        observed = [(key, arrays[key]) for key in self._observed if key not in self.nested]
+        action: Any = {name: arrays[name]["action"] for name in self.nested} or arrays["action"]
+        reward, terminated, truncated = (arrays.get(key, arrays) for key in RESULT)  # several groups have their own
         is_first, valid = arrays["is_first"], arrays["valid"]
         end = rows
         for t in range(rows):
@@ -31,20 +31,23 @@ class NextStepCollector(ShardCollector):
                 break
             self._write_carry(arrays, t)
             self._write_output(arrays, t, self._act(tree.take(inputs, t), mode))
-            result = self._step(action[t])
-            reward[t] = result["reward"]
-            terminated[t] = result["terminated"]
-            truncated[t] = result["truncated"]
+            result = self._step(tree.take(action, t) if has_agents else action[t])
+            if has_agents:
+                self._write_agents(arrays, t, result)
+            else:
+                reward[t] = result["reward"]
+                terminated[t] = result["terminated"]
+                truncated[t] = result["truncated"]
+                np.logical_or(terminated[t], truncated[t], out=valid[t + 1])
+                np.logical_not(valid[t + 1], out=valid[t + 1])
             if "restarted" in result:  # the row's observation is the last one of an episode that broke off
                 valid[t] &= ~result["restarted"]
                 self.failed_episodes += int(result["restarted"].sum())
             np.logical_not(valid[t], out=is_first[t + 1])
-            np.logical_or(terminated[t], truncated[t], out=valid[t + 1])
-            np.logical_not(valid[t + 1], out=valid[t + 1])
             for key, leaf in observed:
                 tree.put(leaf, t + 1, result[key])
             self._write_previous(arrays, t, t + 1)
-        self._open = copied(tree.take({key: arrays[key] for key in (*self._inputs, "valid")}, end))
+        self._open = copied(tree.take(self._seen(arrays) | {"valid": valid}, end))
         if end < rows:
             tree.put(arrays, slice(end + 1, rows + 1), self._open)
         self._write_carry(arrays, slice(end, rows + 1))
@@ -53,8 +56,20 @@ class NextStepCollector(ShardCollector):
             self._write_value(arrays, end, mode)
         return tensors
 
+    def _write_agents(self, arrays: Batch, t: int, result: Batch) -> None:
+        """Write what followed from the actions of row ``t``; somebody acts on the next row where an agent is alive."""
+        pairs = [(arrays[name], result[name]) for name in self.nested] or [(arrays, result)]
+        for part, given in pairs:
+            for key in RESULT:
+                part[key][t] = given[key]
+        for name in self.nested:
+            for key in self._observed[name]:
+                tree.put(arrays[name][key], t + 1, result[name][key])
+        alive = [given["alive"].reshape(self.num_envs, -1).any(1) for _, given in pairs]
+        np.logical_or.reduce(alive, out=arrays["valid"][t + 1])
+
     def _restart(self, first: Batch) -> None:
-        first = first | {key: np.zeros(self.num_envs, CORE[key]) for key in ("reward", "terminated", "truncated")}
+        first = merged(first, self._no_result)
 
         def step(action: Any) -> Batch:
             self._step = self.env.step

@@ -11,7 +11,7 @@ import torch
 from rlplug import tree
 from rlplug.collection.segment import only
 from rlplug.envs.checking import Bounds
-from rlplug.types import Batch, RunError
+from rlplug.types import Batch, RunError, groups_of
 
 
 def kind(value: float) -> str:
@@ -36,7 +36,8 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
         RunError: names the key, the environment and the step of the first such number.
     """
     found: list[tuple[int, str]] = []
-    for path, leaf in tree.items(only(segment, ("obs", "reward"))):
+    parts = {name: only(part, ("obs", "reward")) for name, part in groups_of(segment).items()}
+    for (group, *path), leaf in tree.items(parts):
         values = leaf.numpy()
         # The sum of squares is finite only if every value is. It costs a microsecond, isfinite().all() five.
         if values.dtype.kind == "f" and not math.isfinite(np.vdot(values, values)):
@@ -46,7 +47,7 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
             for t, b in np.argwhere(bad & valid if is_reward else bad)[:1]:
                 step, what = env_steps + int(valid[: t + is_reward].sum()), kind(np.abs(values[t, b]).sum())
                 place = f"environment {env_ids[b]} is {what} at environment step {step}"
-                found.append((step, f"{'.'.join(path)} of {place}"))
+                found.append((step, f"{'.'.join(path)} of {group and f'{group} in '}{place}"))
     if bounds and "obs" in segment and (beyond := bounds.find(tree.map(torch.Tensor.numpy, segment["obs"]))):
         t, b, what = beyond
         step = env_steps + int(segment["valid"].numpy()[:t].sum())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlplug import tree
-from rlplug.types import Batch
+from rlplug.types import Batch, groups_of
 
 
 class SegmentMemory:
@@ -20,9 +21,25 @@ class SegmentMemory:
             self.tensors: Batch = tree.map(torch.from_numpy, self.arrays)
 
 
-def only(batch: Batch, keys: Container[str]) -> Batch:
-    """Return the entries of ``batch`` whose keys are among ``keys``."""
-    return {key: leaf for key, leaf in batch.items() if key in keys}
+def only(batch: Batch, keys: Container[str], nested: Collection[str] = ()) -> Batch:
+    """Return the entries of ``batch`` whose keys are among ``keys``, and those of its groups ``nested``."""
+    kept = {key: leaf for key, leaf in batch.items() if key in keys or key in nested}
+    return kept | {name: only(batch[name], keys) for name in nested}
+
+
+def merged(batch: Batch, more: Batch) -> Batch:
+    """Return ``batch`` with the entries of ``more``, and those of dicts that both have."""
+    both = {key: merged(batch[key], leaf) for key, leaf in more.items() if isinstance(batch.get(key), dict)}
+    return batch | more | both
+
+
+def ended(batch: Batch) -> Tensor:
+    """Return which transitions ``[T, B]`` end the episode of their column: behind them, no agent is alive."""
+    acted, groups = batch["valid"][:-1], groups_of(batch).values()
+    if "alive" not in next(iter(groups)):
+        return acted & (batch["terminated"] | batch["truncated"])[:-1]
+    going = [part["alive"][1:].reshape(*acted.shape, -1).any(2) for part in groups]
+    return acted & ~torch.stack(going).any(0)
 
 
 def on_host(batch: Batch) -> Batch:

@@ -14,12 +14,14 @@ from torch import nn
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
-from rlplug.collection.segment import SegmentMemory, copied, on_device, on_host, only
+from rlplug.collection.segment import SegmentMemory, copied, merged, on_device, on_host, only
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.checking import Bounds
-from rlplug.types import Batch, Mode, Tree, Weights
+from rlplug.types import Batch, Group, Mode, Tree, Weights
 
-CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_, "is_first": np.bool_, "valid": np.bool_}
+RESULT = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
+COLUMN = {"is_first": np.bool_, "valid": np.bool_}
+CORE = RESULT | COLUMN
 
 
 class ShardCollector:
@@ -29,7 +31,7 @@ class ShardCollector:
 
     Args:
         seeds: one for each environment of ``shard``.
-        keys: what is kept of a segment, beside ``CORE``; None: what the algorithm needs.
+        keys: what is kept of a segment, beside ``CORE`` and ``alive``; None: what the algorithm needs.
         normalize: what the policy sees of an observation.
     """
 
@@ -50,10 +52,10 @@ class ShardCollector:
         self.exploration = dict(exploration or {})
         self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
         self.keys = ctx.needs.keys if keys is None else keys
-        self._kept = (*self.keys, *CORE)
-        (group, *others) = ctx.spec.groups.values()
-        checked = getattr(env, "check_bounds", True) and not others and not group.agents
-        self.bounds = Bounds(group.obs) if checked else None
+        self.has_agents, self.nested = ctx.spec.has_agents, ctx.spec.nested
+        self._kept = (*self.keys, *CORE, *(("alive",) if self.has_agents else ()))
+        checked = getattr(env, "check_bounds", True) and not self.has_agents
+        self.bounds = Bounds(ctx.spec.single_agent.obs) if checked else None
         cpu = ctx.device.type == "cpu"
         self._to_device = (lambda step: step) if cpu else partial(on_device, device=ctx.device)
         self._to_array = torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
@@ -70,21 +72,40 @@ class ShardCollector:
         Raises:
             RunError: a first observation is NaN or infinite.
         """
-        n, needed = self.num_envs, self.ctx.needs.keys
         first = self.env.reset(self.seeds, tasks)
-        self._open = first | {key: np.ones(n, np.bool_) for key in ("is_first", "valid")}
+        self._open = first | {key: np.ones(self.num_envs, dtype) for key, dtype in COLUMN.items()}
         check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids, self.bounds)
-        self._no_previous: Batch = {}  # what the first row of an episode has for the row before it
-        if "prev_action" in needed:
-            space = self.ctx.spec.single_agent.action
-            self._no_previous["prev_action"] = np.zeros((n, *(space.shape or ())), space.dtype)
-        if "prev_reward" in needed:
-            self._no_previous["prev_reward"] = np.zeros(n, np.float32)
-        self._open |= copied(self._no_previous)
-        self._observed = tuple(first)  # keys that the environment gives
-        self._inputs = (*self._observed, *self._no_previous, "is_first")  # keys that the policy sees
-        self.carry: Batch = self.algorithm.initial_carry(n)
-        self.noise: dict[str, Batch] = {name: extra.initial_carry(n) for name, extra in self.exploration.items()}
+        # what the first row of an episode has for the row before it, and what a row has that nobody acts on
+        self._no_previous, self._no_result = self._zeros(first, self._previous), self._zeros(first, self._result)
+        self._open = merged(self._open, copied(self._no_previous))
+        self._observed = {key: tuple(first[key]) if key in self.nested else () for key in first}  # by the environment
+        seen = merged(first, self._no_previous)
+        self._inputs = (*seen, "is_first")  # keys that the policy sees
+        self._group_inputs = {name: tuple(seen[name]) for name in self.nested}
+        self.carry: Batch = self.algorithm.initial_carry(self.num_envs)
+        initial = {name: extra.initial_carry(self.num_envs) for name, extra in self.exploration.items()}
+        self.noise: dict[str, Batch] = initial
+
+    def _zeros(self, first: Batch, function: Callable[[Group, tuple[int, ...]], Batch]) -> Batch:
+        """Return ``function(group, shape)`` of every group: ``[B]``, or ``[B, N]`` where it has agents."""
+        groups = self.ctx.spec.groups
+        if self.nested:
+            return {name: zeros for name in groups if (zeros := function(groups[name], first[name]["alive"].shape))}
+        (group,) = groups.values()
+        return function(group, first["alive"].shape if self.has_agents else (self.num_envs,))
+
+    def _previous(self, group: Group, shape: tuple[int, ...]) -> Batch:
+        action = np.zeros((*shape, *(group.action.shape or ())), group.action.dtype)
+        zeros = {"prev_action": action, "prev_reward": np.zeros(shape, np.float32)}
+        return only(zeros, self.ctx.needs.keys)
+
+    def _result(self, group: Group, shape: tuple[int, ...]) -> Batch:
+        return {key: np.zeros(shape, dtype) for key, dtype in RESULT.items()}
+
+    def _seen(self, batch: Batch) -> Batch:
+        """Return what the policy sees."""
+        seen = {key: batch[key] for key in self._inputs}
+        return seen | {name: only(batch[name], keys) for name, keys in self._group_inputs.items()}
 
     def example(self) -> Batch:
         """Return one row ``[B, ...]`` as it will be stored. Environment and algorithm are asked once.
@@ -95,8 +116,9 @@ class ShardCollector:
         if not self._open:
             self.reset()
         with torch.inference_mode(), self.ctx.acting(self.shard):
-            rows = only(self.algorithm.postprocess(self._allocate(2).tensors), self._kept)
-        if missing := [key for key in self.keys if key not in rows and key != "action_mask"]:
+            rows = only(self.algorithm.postprocess(self._allocate(2).tensors), self._kept, self.nested)
+        given = {*rows, "action_mask"}.union(*(rows[name] for name in self.nested))
+        if missing := [key for key in self.keys if key not in given]:
             name = type(self.algorithm).__name__
             raise ValueError(f"{name}.needs names keys that nobody gives: {', '.join(missing)}")
         return tree.take(rows, 0)
@@ -126,7 +148,8 @@ class ShardCollector:
                 if rows not in self._memory:
                     self._memory[rows] = self._allocate(rows + self.extra_rows)
                 segment = self._play(self._memory[rows], rows, mode, stop)
-            return only(segment if mode == "greedy" else self.algorithm.postprocess(segment), self._kept)
+            segment = segment if mode == "greedy" else self.algorithm.postprocess(segment)
+            return only(segment, self._kept, self.nested)
         except Exception:
             check_segment(self.raw_segment(rows), env_steps, self.shard.env_ids, self.bounds)
             raise
@@ -157,7 +180,7 @@ class ShardCollector:
         try:
             put(weights or {})
             if modules:
-                step = on_device(only(self._open, self._inputs), self.ctx.device)
+                step = on_device(self._seen(self._open), self.ctx.device)
                 unperturbed, _ = self._decide(step, "greedy")
                 perturbed = {name: x.data for name, x in own.items() if isinstance(x, nn.Parameter)}
                 for extra in modules:
@@ -194,15 +217,16 @@ class ShardCollector:
         Keys that have no memory are not brought to the host. All are kept where the algorithm has a ``postprocess``,
         which may read them.
         """
-        like = self._open | {key: np.zeros(self.num_envs, dtype) for key, dtype in CORE.items()}
-        step = on_device(only(self._open, self._inputs), self.ctx.device)
+        like = merged(copied(self._open), self._no_result)
+        step = on_device(self._seen(self._open), self.ctx.device)
         carry, noise = self.carry, dict(self.noise)
         generators = {role: generator.get_state() for role, generator in self.ctx.generators.items()}
         for mode in ("explore", "random"):
             out = self._act(step, mode)
             if type(self.algorithm).postprocess is Algorithm.postprocess:
-                out = only(out, ("action", *self.keys))
-            like |= on_host({key: x for key, x in out.items() if key not in like})
+                out = only(out, ("action", *self.keys), self.nested)
+            for part, more in [(like, out), *((like[name], out[name]) for name in self.nested)]:
+                part |= on_host({key: x for key, x in more.items() if key not in part})
         for role, state in generators.items():
             self.ctx.generators[role].set_state(state)
         self.carry, self.noise = carry, noise
@@ -219,25 +243,33 @@ class ShardCollector:
         """Write what the algorithm returned when it acted on a row."""
         for key, value in out.items():
             if key in arrays:
-                if isinstance(value, dict):
+                if key in self.nested:
+                    self._write_output(arrays[key], index, value)
+                elif isinstance(value, dict):
                     tree.put(arrays[key], index, tree.map(self._to_array, value))
                 else:  # as above, in a third of the time
                     arrays[key][index] = self._to_array(value)
 
     def _write_previous(self, arrays: Batch, index: Any, following: Any) -> None:
         """Write what was acted on into the row that follows; behind a final observation, zeros: nobody acted on it."""
-        for key in self._no_previous:
-            values = arrays[key.removeprefix("prev_")]
-            acted = arrays["valid"][index].reshape(-1, *(1 for _ in values.shape[2:]))
-            arrays[key][following] = np.where(acted, values[index], 0)
+        if not self._no_previous:
+            return
+        for part in [arrays[name] for name in self.nested] or [arrays]:
+            acted = arrays["valid"][index]
+            if self.has_agents:
+                acted = (acted.T & part["alive"][index].T).T
+            for key in ("prev_action", "prev_reward"):
+                if key in part:
+                    values = part[key.removeprefix("prev_")][index]
+                    where = acted.reshape(*acted.shape, *(1 for _ in values.shape[acted.ndim :]))
+                    part[key][following] = np.where(where, values, 0)
 
     def _write_value(self, arrays: Batch, index: Any, mode: Mode, where: Any = None) -> None:
         """Write the value of rows on which nobody acts; only in the environments ``where [B]``, if given."""
         if "value" not in self.keys:
             return
-        step = tree.take({key: arrays[key] for key in self._inputs}, index)
-        out, _ = self._decide(on_device(step, self.ctx.device), mode)
-        values = on_host(only(out, arrays))
+        out, _ = self._decide(on_device(tree.take(self._seen(arrays), index), self.ctx.device), mode)
+        values = on_host(only(out, arrays) | {name: only(out[name], arrays[name]) for name in self.nested})
         if where is not None:
             (row, env), values = index, tree.take(values, where)
             index = row[where], env[where]

@@ -19,14 +19,20 @@ WRONG = dict.fromkeys(RANGES, "is out of range") | {"literal_error": "is none of
 SURPLUS = "^Input (should be )?|(, unable|, got| or an instance of) .*"
 
 
-def mistakes(error: ValidationError, node: Any, config: type[Any], key: str = "") -> list[ConfigError]:
-    """Return one error for each mistake in ``node``, the settings at ``key``, which have to fit ``config``."""
+def mistakes(
+    error: ValidationError, node: Any, config: type[Any], key: str = "", core: Sequence[str] = ()
+) -> list[ConfigError]:
+    """Return one error for each mistake in ``node``, the settings at ``key``, which have to fit ``config``.
+
+    Args:
+        core: keys of the whole run, which somebody may have looked for here.
+    """
     found: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         found.setdefault(_path(item, node), []).append(item)
     # if another path goes on from this one, that branch of a union accepts the type and refuses a part of the value
     ends = [path for path in found if not any(path == other[: len(path)] for other in found if other != path)]
-    return [_mistake(key, path, found[path], config) for path in ends]
+    return [_mistake(key, path, found[path], config, core) for path in ends]
 
 
 def joined(errors: Sequence[ConfigError]) -> ConfigError:
@@ -47,7 +53,7 @@ def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
     if not isinstance(node, Mapping):
         return ConfigError(key, f"unknown key: {parent} is a single value and has no keys")
     siblings = [str(name) for name in node if name != "hydra"]
-    elsewhere = [path for path in _leaves(tree) if path.endswith(f".{last}") and not path.startswith("hydra.")]
+    elsewhere = [path for path in _leaves(tree) if f".{path}".endswith(f".{last}") and not path.startswith("hydra.")]
     if elsewhere and not get_close_matches(last, siblings, cutoff=0.85):
         return ConfigError(key, f"unknown key; did you mean {' or '.join(elsewhere)}?")
     return unknown_key(key, siblings)
@@ -111,7 +117,7 @@ def _path(item: Any, node: Any) -> Path:
     return (*path, item["loc"][-1]) if item["type"] == "missing" else path
 
 
-def _mistake(key: str, path: Path, items: list[Any], config: Any) -> ConfigError:
+def _mistake(key: str, path: Path, items: list[Any], config: Any, core: Sequence[str]) -> ConfigError:
     """Return what is wrong with the value at one path: an item for each branch of a union, or one."""
     key = dotted(key, *path)
     items = [item for item in items if not item["type"].endswith("_type")] or items
@@ -121,6 +127,8 @@ def _mistake(key: str, path: Path, items: list[Any], config: Any) -> ConfigError
     if kind == "unexpected_keyword_argument":
         for part in path[:-1]:
             config = config.__pydantic_fields__[part].annotation
+        if path[-1] in core:
+            return ConfigError(key, f"unknown key; did you mean {path[-1]}?")
         return unknown_key(key, getattr(config, "__pydantic_fields__", ()))
     text = " or ".join(re.sub(SURPLUS, "", item["msg"]) for item in items).replace("dictionary", "mapping")
     return ConfigError(key, f"{value} {WRONG.get(kind, 'has the wrong type')}: should be {text}")

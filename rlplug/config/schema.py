@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -33,12 +34,28 @@ class Chosen:
     cfg: Any  # an instance of cls.Config
 
     def build(self, ctx: Any) -> Any:
-        return self.cls(self.cfg, ctx)
+        with self._full_keys():
+            return self.cls(self.cfg, ctx)
+
+    def needs(self, spec: Any) -> Any:
+        """Return the ``Needs`` of an algorithm."""
+        with self._full_keys():
+            return self.cls.needs(self.cfg, spec)
+
+    @contextmanager
+    def _full_keys(self) -> Iterator[None]:
+        """Name the options of a component inside another one as they are written: ``algo.algo.gamma``."""
+        try:
+            yield
+        except ConfigError as error:
+            if error.key.split(".")[0] != self.kind or self.kind not in SINGLE:
+                raise
+            raise ConfigError(self.key + error.key.removeprefix(self.kind), error.message) from None
 
 
 @settings
 class Eval:
-    every: NonNegativeInt = option("Environment steps between evaluations; 0: only at the end.")
+    every: NonNegativeInt = option("Steps between evaluations; 0: only at the end.")
     episodes: PositiveInt = option("Episodes of one evaluation.")
     record: NonNegativeInt = option("Episodes that every evaluation plays for a video, videos/step_*.gif; 0: none.")
 
@@ -47,13 +64,13 @@ def _interval(value: Any) -> Any:
     minutes = isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?min", value) and float(value[:-3]) > 0
     if minutes or (type(value) is int and value >= 0):
         return value
-    raise PydanticCustomError("interval_type", "environment steps, or minutes such as 5min")
+    raise PydanticCustomError("interval_type", "steps, or minutes such as 5min")
 
 
 @settings
 class Checkpoint:
     every: Annotated[int | str, PlainValidator(_interval)] = option(
-        "Environment steps between checkpoints, or minutes such as 5min; 0: only at the end."
+        "Steps between checkpoints, or minutes such as 5min; 0: only at the end."
     )
     keep_last: PositiveInt = option("Newest checkpoints that are kept.")
     keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept beside them.")
@@ -61,7 +78,7 @@ class Checkpoint:
 
 @settings
 class Log:
-    every: PositiveInt = option("Environment steps between two rows of metrics.")
+    every: PositiveInt = option("Steps between two rows of metrics.")
 
 
 @settings
@@ -79,7 +96,7 @@ class Core:
     """The settings of a run that belong to no component."""
 
     seed: NonNegativeInt = option("Everything random follows from it.")
-    total_steps: PositiveInt = option("Environment steps of the whole run.")
+    total_steps: PositiveInt = option("Steps of the whole run: environment steps, or updates if the loop counts these.")
     num_envs: PositiveInt = option("Environments of the whole run.")
     rollout_fragment_length: PositiveInt = option("Environment steps per environment in one round of collection.")
     train_batch_size: PositiveInt = option("Samples per update from a replay; a rollout is drained whole.")
@@ -174,7 +191,7 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     try:
         cfg = config(**node | inside)
     except ValidationError as error:
-        raise joined([*mistakes(error, node, config, key), *errors]) from None
+        raise joined([*mistakes(error, node, config, key, CORE if key else ()), *errors]) from None
     errors += [
         ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number")
         for name, value in node.items()

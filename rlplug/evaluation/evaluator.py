@@ -82,10 +82,10 @@ class Evaluator:
             if collector.failed_episodes > self.quota.sum():
                 failed, ended = collector.failed_episodes, f"{len(played)} of {self.quota.sum()}"
                 raise RunError(f"the environments of an evaluation failed in {failed} episodes, and ended {ended}")
-            for episode_return, length, column in counted.drain(LONGEST):
-                if left[column]:
+            for episode_return, length, env in counted.drain(LONGEST):
+                if left[column := int(env)]:
                     left[column] -= 1
-                    played.append((episode_return, length))
+                    played.append((episode_return, int(length)))
         return played
 
     def close(self) -> None:

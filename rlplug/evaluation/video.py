@@ -11,6 +11,7 @@ import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
 from rlplug.collection.in_process import make_shard
+from rlplug.collection.segment import ended
 from rlplug.context import EnvShard, RunContext
 from rlplug.types import ConfigError
 
@@ -43,7 +44,7 @@ def record(
         while episodes and len(shown) < LONGEST:
             shown.append(_picture(env))
             segment = collector.collect(1, "greedy")
-            episodes -= int((segment["terminated"] | segment["truncated"])[0, 0])
+            episodes -= int(ended(segment)[0, 0])
         first, *others = [Image.fromarray(picture) for picture in shown]
         fps = getattr(env, "render_fps", 30)
     path.parent.mkdir(exist_ok=True)

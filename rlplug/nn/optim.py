@@ -46,7 +46,7 @@ class Adam(torch.optim.Adam):
             self._collect()
         for group, lists in zip(self.param_groups, self._lists, strict=True):
             params, first, second, steps = lists
-            grads = [p.grad for p in params]
+            grads: list[Any] = [p.grad for p in params]
             if any(g is None for g in grads):
                 have = [i for i, g in enumerate(grads) if g is not None]
                 params, grads, first, second, steps = (
@@ -54,6 +54,11 @@ class Adam(torch.optim.Adam):
                 )
             if not params:
                 continue
+            # the kernel walks memory: a gradient of another layout (a compiled convolution's) would meet other weights
+            grads = [
+                g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+                for p, g in zip(params, grads, strict=True)
+            ]
             torch._foreach_add_(steps, 1.0)
             torch._fused_adam_(
                 params,

@@ -1,5 +1,16 @@
 """Find plugins. Imports pluggy and importlib; neither torch nor Hydra."""
 # pyright: reportUnusedImport=false
 
-from rlplug.registry.discovery import broken, conf_folder, load, names, owner, owners, plugins, refresh, warn_broken
+from rlplug.registry.discovery import (
+    broken,
+    conf_folder,
+    load,
+    names,
+    owner,
+    owners,
+    plugins,
+    refresh,
+    tried_with,
+    warn_broken,
+)
 from rlplug.registry.hookspecs import KINDS, Component, Events, Kind, Manifest, hookimpl

@@ -94,6 +94,11 @@ def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
     raise ConfigError(key or f"{kind}.name", message)
 
 
+def tried_with(kind: Kind, name: str) -> tuple[str, ...]:
+    """Return the words with which the conformance kit tries a component. Raises as ``owner``."""
+    return owner(kind, name).components[kind, name].tried_with
+
+
 def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
     """Import a component's class; ``key`` as in ``owner``.
 

@@ -26,6 +26,8 @@ class Component:
         kind: one of ``KINDS``.
         name: the value of ``name:`` in a configuration.
         target: ``"package.module:Class"``, imported when a configuration selects the component.
+        tried_with: words of a command line with which the conformance kit tries it: the algorithm, environment,
+            buffer or loop that it cannot do without, and settings that make a run short.
 
     Raises:
         ValueError: the kind is unknown, or the target is malformed.
@@ -34,6 +36,7 @@ class Component:
     kind: Kind
     name: str
     target: str
+    tried_with: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -72,7 +75,7 @@ class Events:
 
     @hookspec
     def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
-        """One row of metrics, at every log interval and after every evaluation; ``step`` is in environment steps."""
+        """One row of metrics, at every log interval and after every evaluation; ``step`` is ``run.steps``."""
 
     @hookspec
     def rlplug_evaluated(self, run: Run, metrics: Mapping[str, float]) -> None:

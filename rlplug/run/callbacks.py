@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +25,7 @@ from rlplug.evaluation.video import ALONE, record
 from rlplug.run import run_dir
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import CheckpointError, ConfigError, Tree
+from rlplug.types import CheckpointError, ConfigError, Progress, Tree
 
 if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
@@ -34,48 +35,55 @@ MISFITS = (RuntimeError, KeyError, IndexError, ValueError, TypeError, AttributeE
 
 
 class MetricsLog:
-    """Rows of metrics, one every ``every`` environment steps, and one for each evaluation."""
+    """Rows of metrics, one every ``every`` steps, and one for each evaluation."""
 
     def __init__(self, every: int) -> None:
         self.every, self.rows = every, 0
-        self.wall, self.steps, self._updates = 0.0, 0, 0  # of the run, at the last row of means
+        self.wall, self.last = 0.0, Progress()  # of the run, at the last row of means
+
+    def steps(self, trainer: Trainer) -> int:
+        """Return how far the run was at the last row of means."""
+        return getattr(self.last, trainer.loop.unit)
 
     def due(self, trainer: Trainer) -> bool:
-        return trainer.progress.env_steps // self.every > self.steps // self.every
+        return trainer.steps // self.every > self.steps(trainer) // self.every
 
     def log(self, trainer: Trainer) -> None:
         """Write one row: means since the last one."""
         progress, clock, finished = trainer.progress, trainer.clock, trainer.episodes.drain()
-        steps, updates = progress.env_steps, progress.updates
         if not trainer.learner.replicated:
-            rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device).view(-1, 3)
+            rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
+            rows = rows.view(-1, 3 + len(trainer.episodes.groups))
             finished = trainer.learner.collectives.gather(rows).tolist()
         progress.episodes += len(finished)
         row: dict[str, float] = {}
         if finished:
-            returns, lengths, _ = zip(*finished, strict=True)
+            returns, lengths, _, *by_group = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
+            names = [f"episode/return/{name}" for name in trainer.episodes.groups]
+            row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
         row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
         own: Mapping[str, float] = getattr(trainer.buffer, "metrics", dict)()
         ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
         wall = clock.wall()
         seconds = max(wall - self.wall, 1e-9)
-        row["time/env_steps_per_s"] = (steps - self.steps) / seconds
-        row["time/updates_per_s"] = (updates - self._updates) / seconds
+        if progress.env_steps:
+            row["time/env_steps_per_s"] = (progress.env_steps - self.last.env_steps) / seconds
+        row["time/updates_per_s"] = (progress.updates - self.last.updates) / seconds
         row |= {"time/wall_s": wall} | {f"time/{phase}": spent for phase, spent in clock.spent.items()}
-        self.wall, self.steps, self._updates = wall, steps, updates
+        self.wall, self.last = wall, replace(progress)
         self.log_row(trainer, row)
 
     def log_row(self, trainer: Trainer, row: Mapping[str, float]) -> None:
         self.rows += 1
-        trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.progress.env_steps)
+        trainer.hooks.hook.rlplug_logged(run=trainer, metrics=row, step=trainer.steps)
 
     def state(self) -> Tree:
-        return {"rows": self.rows, "steps": self.steps, "updates": self._updates}
+        return {"rows": self.rows, "steps": self.last.env_steps, "updates": self.last.updates}
 
     def load(self, state: Tree, wall: float) -> None:
-        self.rows, self.steps, self._updates, self.wall = state["rows"], state["steps"], state["updates"], wall
+        self.rows, self.last, self.wall = state["rows"], Progress(state["steps"], state["updates"]), wall
 
 
 class Evaluation:
@@ -103,15 +111,15 @@ class Evaluation:
         self.actors = AsyncEval(self.policy, resolved)
 
     def due(self, trainer: Trainer) -> bool:
-        return bool(self.cfg.every) and trainer.progress.env_steps >= self._due_after + self.cfg.every
+        return bool(self.cfg.every) and trainer.steps >= self._due_after + self.cfg.every
 
     def mark(self, trainer: Trainer) -> None:
         """Count the evaluation that was due as made, or begun."""
-        self._due_after = trainer.progress.env_steps // self.cfg.every * self.cfg.every
+        self._due_after = trainer.steps // self.cfg.every * self.cfg.every
 
     def run(self, trainer: Trainer) -> dict[str, float]:
         """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
-        policy, steps = self.policy, trainer.progress.env_steps
+        policy, steps = self.policy, trainer.steps
         with trainer.clock.phase("evaluate"):
             own, played = self._play(steps, lambda: bool(trainer.stop_signal)), Played()
             for episodes, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
@@ -164,7 +172,7 @@ class Callbacks:
 
     def open(self, trainer: Trainer) -> CheckpointManager:
         """Write checkpoints from now on."""
-        self.manager = CheckpointManager(trainer.run_dir, trainer.config.checkpoint, trainer.progress.env_steps)
+        self.manager = CheckpointManager(trainer.run_dir, trainer.config.checkpoint, trainer.steps)
         return self.manager
 
     def ready_to_save(self) -> bool:
@@ -181,7 +189,7 @@ class Callbacks:
             else:
                 self._poll_eval(trainer, wait=True)
                 if evaluation.actors is not None:
-                    evaluation.actors.begin(trainer.progress.env_steps)
+                    evaluation.actors.begin(trainer.steps)
             evaluation.mark(trainer)
         if (manager := self.manager) is None:
             return
@@ -190,7 +198,7 @@ class Callbacks:
             best = score is not None and trainer.learner.collectives.broadcast(manager.is_best(score))
             # the score of an asynchronous evaluation is known later
             best = best or (due and evaluation.is_async and trainer.config.checkpoint.keep_best > 0)
-            if best or (trainer.may_checkpoint and manager.due(trainer.progress.env_steps)):
+            if best or (trainer.may_checkpoint and manager.due(trainer.steps)):
                 if not due:
                     self._poll_eval(trainer, wait=True)
                 self._saved(trainer, manager.submit(capture(trainer, score)))
@@ -199,14 +207,14 @@ class Callbacks:
         """Evaluate now, and report the result; raise ``Stopped`` if the run was asked to stop meanwhile."""
         self._poll_eval(trainer, wait=True)
         result = self.evaluation.run(trainer)
-        self._evaluated(trainer, result, trainer.progress.env_steps)
+        self._evaluated(trainer, result, trainer.steps)
         return result
 
-    def _evaluated(self, trainer: Trainer, result: dict[str, float], env_steps: int) -> None:
-        self.evaluation.latest, self.evaluation.latest_at = result, env_steps
+    def _evaluated(self, trainer: Trainer, result: dict[str, float], step: int) -> None:
+        self.evaluation.latest, self.evaluation.latest_at = result, step
         trainer.hooks.hook.rlplug_evaluated(run=trainer, metrics=result)
-        now = env_steps == trainer.progress.env_steps
-        self.log.log_row(trainer, result if now else result | {"eval/env_steps": env_steps})
+        now = step == trainer.steps
+        self.log.log_row(trainer, result if now else result | {f"eval/{trainer.loop.unit}": step})
 
     def _poll_eval(self, trainer: Trainer, wait: bool = False) -> None:
         """Report the evaluation that actors play beside training, if it has ended."""
@@ -229,7 +237,7 @@ class Callbacks:
         snapshot = capture(trainer)
         if not trainer.agreed_stop:
             with suppress(Stopped):
-                if trainer.progress.env_steps > self.log.steps:
+                if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
                 snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]
         if self.manager is not None:
@@ -273,6 +281,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
         "run": callbacks.identity,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         **vars(trainer.progress),
+        "unit": trainer.loop.unit,
         "score": score,
         "wall_s": round(wall, 3),
         "spent": dict(clock.spent),
@@ -314,7 +323,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"])
         trainer.buffer.load(callbacks.row_log)
         missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)
-        return missing + trainer.ctx.load(own["context"], trainer.progress.env_steps)
+        return missing + trainer.ctx.load(own["context"], trainer.steps)
     except MISFITS as error:
         reason = next((line.strip() for line in str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{path} does not fit what is installed and configured now: {reason}") from error

@@ -12,7 +12,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from rlplug import registry
-from rlplug.api import Buffer, Data, Exploration, Needs, Plan
+from rlplug.api import Buffer, Data, Exploration, Loop, Needs, Plan
+from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun
 from rlplug.plan import require_room
 from rlplug.registry import Kind
@@ -30,14 +31,17 @@ WHAT: dict[Data, str] = {
 
 def check(resolved: ResolvedRun) -> None:
     """Raise ``ConfigError`` unless components go together, and ranks and actors get equal shares."""
-    config, needs = resolved.config, resolved.needs
-    algo, name, buffer = config.algo.name, config.buffer.name, config.buffer.cls
-    _check_buffer(buffer, name, needs, algo)
+    config, needs, algo = resolved.config, resolved.needs, resolved.config.algo.name
+    _check_loop(config, needs)
+    _check_buffer(config, needs)
     if "action_mask" in resolved.spec.extras and "action_mask" not in needs.keys:
         raise ConfigError("env.mask_key", f"{algo} does not heed masks of allowed actions; null plays without them")
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")
+        if resolved.spec.has_agents and not chosen.cls.knows_agents:
+            said = "knows environments of one agent alone, and this one has several; leave it out"
+            raise ConfigError(f"exploration.{key}", said)
     perturb = [key for key, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
     for key in perturb[1:]:
         if config.exploration[key].cls.overrides_action:
@@ -53,22 +57,42 @@ def check(resolved: ResolvedRun) -> None:
         _check_actors(resolved)
 
 
-def _check_buffer(buffer: type[Buffer], name: str, needs: Needs, algo: str) -> None:
+def _gives(buffer: type[Buffer], needs: Needs) -> bool:
+    sequences = needs.data != "windows" or buffer.sequences == bool(needs.carry_stride)
+    return sequences and needs.data in buffer.gives
+
+
+def _has_rows(buffer: type[Buffer], loop: type[Loop]) -> bool:
+    return ("collected" if loop.collects else "stored") in getattr(buffer, "sources", Buffer.sources)
+
+
+def _check_loop(config: RunConfig, needs: Needs) -> None:
+    """Check that a loop can drive an algorithm, and that it collects if the buffer has no rows of its own."""
+    name, loop, buffer, algorithm = config.loop.name, config.loop.cls, config.buffer.cls, config.algo.cls
+    if why := loop.refusal(algorithm, needs):
+        ways = _options("loop", lambda cls: cls.refusal(algorithm, needs) is None)
+        raise ConfigError("loop", f"{name} {why}; take {ways}")
+    if not _has_rows(buffer, loop):
+        buffers = _options("buffer", lambda cls: _has_rows(cls, loop) and _gives(cls, needs))
+        loops = _options("loop", lambda cls: _has_rows(buffer, cls) and cls.refusal(algorithm, needs) is None)
+        takes = f"collects, and {config.buffer.name} holds its own rows alone"
+        lacks = f"collects nothing, and {config.buffer.name} holds nothing else"
+        ways = " or ".join(way for way in (buffers, loops) if not way.endswith("="))
+        raise ConfigError("loop", f"{name} {takes if loop.collects else lacks}; take {ways}")
+
+
+def _check_buffer(config: RunConfig, needs: Needs) -> None:
     """Check that a buffer gives what an algorithm learns from, and keeps recurrent states if they are needed."""
+    buffer, name, algo, loop = config.buffer.cls, config.buffer.name, config.algo.name, config.loop.cls
     if needs.data == "windows" and not needs.off_policy:
         raise ConfigError("algo", f"{algo} learns from {WHAT[needs.data]}, so its Needs should say off_policy=True")
-    sequences = bool(needs.carry_stride)
-
-    def fits(cls: type[Buffer]) -> bool:
-        return needs.data in cls.gives and (needs.data != "windows" or cls.sequences == sequences)
-
-    if fits(buffer):
+    if _gives(buffer, needs):
         return
-    ways = _options("buffer", fits)
+    ways = _options("buffer", lambda cls: _gives(cls, needs) and _has_rows(cls, loop))
     if needs.data not in buffer.gives:
         given = " or ".join(WHAT[data] for data in sorted(buffer.gives))
         raise ConfigError("buffer", f"{name} gives {given}, but {algo} learns from {WHAT[needs.data]}; take {ways}")
-    if sequences:
+    if needs.carry_stride:
         why = f"keeps no recurrent states, which {algo} needs for its recurrent model"
         ways += ", or a model without a state"
     else:
@@ -122,7 +146,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
         raise ConfigError("env", f"{said} cannot be kept over them; env.vectorization=list leaves none")
     total, length = config.total_steps, trainer.ctx.rollout_length
-    if total < (steps := length * config.num_envs):
+    if trainer.loop.unit == "env_steps" and total < (steps := length * config.num_envs):
         each = f"{steps} steps (num_envs={config.num_envs} x {length} steps of each)"
         raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
     if elsewhere and plan.accelerator == "cuda":

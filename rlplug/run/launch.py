@@ -27,7 +27,7 @@ from rlplug.run import run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import callbacks_of, restore
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import CheckpointError, ConfigError, RunError
+from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
 Tell: TypeAlias = Callable[[str], None]  # is given, line by line, what a person should know
 # errors of the disk, or of what somebody put there
@@ -124,9 +124,10 @@ def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: lis
         if path is not None:
             checkpoint = checkpoint or Checkpoint(path)
             _check_own(checkpoint, manifest["run"], config)
-        if done := run_dir.finished(folder):
-            made = checkpoint.manifest["env_steps"] if checkpoint else before["total_steps"]
-            if 0 <= config.total_steps - made < config.num_envs:
+        unit = config.loop.cls.unit
+        if done := run_dir.finished(folder, unit):
+            made = checkpoint.steps if checkpoint else before["total_steps"]
+            if 0 <= config.total_steps - made < (config.num_envs if unit == "env_steps" else 1):
                 tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
                 return None
             if checkpoint is None:
@@ -134,16 +135,16 @@ def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: lis
         with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer:
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
-            steps = trainer.progress.env_steps
-            where = f"step {steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"
+            where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"
             inexact = [f"not exactly as it would have gone on: {what}" for what in missing]
             for line in (*told(changed), f"continuing from {where}", *inexact):
                 tell(line)
             fabric.barrier()  # every rank has read what it needs
             if first:
+                progress = trainer.progress
                 for aside in tidy(folder, checkpoint):
                     tell(f"what is damaged was set aside as {aside}")
-                run_dir.note_resumed(folder, config, manifest, steps, changed)
+                run_dir.note_resumed(folder, config, manifest, progress, changed)
             return _drive(trainer)
 
 
@@ -164,8 +165,9 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
         if key.split(".")[0] not in RESUMABLE:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
-    if (total := config.total_steps) < (made := checkpoint.manifest["env_steps"]):
-        raise ConfigError("total_steps", f"{total} is less than the {made} steps that the run has made already")
+    if (total := config.total_steps) < (made := checkpoint.steps):
+        what = STEP[config.loop.cls.unit]
+        raise ConfigError("total_steps", f"{total} is less than the {made} {what}s that the run has made already")
 
 
 def _drive(trainer: Trainer) -> float:
@@ -211,12 +213,13 @@ def _end(trainer: Trainer, status: str) -> None:
     summary = {
         "status": status,
         **evaluation.latest,
-        "eval/env_steps": evaluation.latest_at,
+        f"eval/{trainer.loop.unit}": evaluation.latest_at,
         "env_steps": progress.env_steps,
         "updates": progress.updates,
         "episodes": progress.episodes,
         "wall_s": round(wall, 3),
         "env_steps_per_s": round(progress.env_steps / (wall - startup), 1),
+        "updates_per_s": round(progress.updates / (wall - startup), 1),
         "startup_s": round(startup, 3),
         "checkpoint": next((path.name for path in checkpoints(folder)), None),
     }

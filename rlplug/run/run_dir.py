@@ -24,7 +24,7 @@ from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
-from rlplug.types import CheckpointError, ConfigError
+from rlplug.types import STEP, CheckpointError, ConfigError, Progress, Unit
 
 CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
 
@@ -115,22 +115,27 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return migrate(raw), manifest
 
 
-def finished(folder: Path) -> str | None:
+def finished(folder: Path, unit: Unit) -> str | None:
     """Return steps and evaluation of a finished run, in words; None for a run that has not finished."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         if summary["status"] == "finished":
-            return f"{summary['env_steps']:,} steps, evaluation {summary['eval/return_mean']:,.1f}"
+            return f"{summary[unit]:,} {STEP[unit]}s, evaluation {summary['eval/return_mean']:,.1f}"
     return None
 
 
 def note_resumed(
-    folder: Path, config: RunConfig, manifest: dict[str, Any], env_steps: int, changed: Sequence[tuple[str, Any, Any]]
+    folder: Path,
+    config: RunConfig,
+    manifest: dict[str, Any],
+    progress: Progress,
+    changed: Sequence[tuple[str, Any, Any]],
 ) -> None:
     """Note in a run's ``manifest`` where it continues and what the command line ``changed``; delete its summary."""
     resumed = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "env_steps": env_steps,
+        "env_steps": progress.env_steps,
+        "updates": progress.updates,
         "versions": versions(),
         "changed": {key: {"from": old, "to": new} for key, old, new in changed},
     }

@@ -19,7 +19,7 @@ from rlplug.run.callbacks import restore
 from rlplug.testing.checks.runs import differences, flat
 from rlplug.types import Tree
 
-TIMES = ("wall_s", "env_steps_per_s", "startup_s")
+TIMES = ("wall_s", "env_steps_per_s", "updates_per_s", "startup_s")
 """values of ``summary.json`` that differ between equal runs; in ``metrics.csv`` they are ``time/...``"""
 
 

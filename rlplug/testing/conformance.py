@@ -12,6 +12,10 @@ or one component, with what it needs to be tried quickly::
 
     conformance.check_algorithm("x", env="cartpole", overrides=["algo.warm_up=100"])
 
+A component that needs a certain algorithm, environment, buffer or loop names it in its manifest, and is tried with it::
+
+    Component("loop", "study", "rlplug_x:Study", tried_with=("algo=cloning", "buffer=experts"))
+
 Every check makes real, short runs. It raises AssertionError, and the message says what to change.
 """
 
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,11 +42,11 @@ from rlplug.testing.checks import (
     settings,
     steps,
 )
-from rlplug.testing.checks.runs import Case, node_of, option_of, options, require
+from rlplug.testing.checks.runs import Case, case_of, node_of, option_of, options, require
 from rlplug.types import ConfigError
 
 ENVS = ("cartpole", "pendulum")
-"""environments that algorithms are tried on, where they accept them"""
+"""environments that algorithms are tried on, where they accept them and their manifest names no other"""
 
 OF_ALGORITHM: dict[str, Callable[[Case], None]] = {
     "learns": algorithms.check_learns,
@@ -116,22 +120,32 @@ def check_algorithm(name: str, env: str | None = None, overrides: Sequence[str] 
         overrides: further words of the command line, such as a shorter warm-up.
     """
     settings.check_settings("algo", name)
-    for option in [env] if env else accepted(name):
+    for case in [_case(name, env)] if env else cases(name):
         for check in OF_ALGORITHM.values():
-            check(Case(name, option, tuple(overrides)))
+            check(replace(case, overrides=(*case.overrides, *overrides)))
 
 
 def check_exploration(name: str, algorithm: str, env: str, overrides: Sequence[str] = ()) -> None:
     """An exploration module on top of an algorithm that allows it."""
     settings.check_settings("exploration", name)
-    case = Case(algorithm, env, tuple(overrides))
+    case = _case(algorithm, env)
+    case = replace(case, overrides=(*case.overrides, *overrides))
     require(explorations.accepts(case, name), f"{algorithm} on {env} refuses the exploration {name}")
     explorations.check_exploration(case, name)
     resume.check_resumes(case, f"exploration=[{name}]")
 
 
+def cases(algorithm: str) -> list[Case]:
+    """An algorithm on every environment that it is tried on, with the words of its manifest."""
+    return [_case(algorithm, env) for env in accepted(algorithm)]
+
+
+def _case(algorithm: str, env: str) -> Case:
+    return case_of([*registry.tried_with("algo", algorithm), f"env={env}"], algorithm)
+
+
 def accepted(algorithm: str) -> list[str]:
-    """The environments of ``ENVS`` that an algorithm accepts.
+    """The environments that an algorithm accepts: of those that its manifest names, or else of ``ENVS``.
 
     Raises:
         AssertionError: none.
@@ -139,7 +153,8 @@ def accepted(algorithm: str) -> list[str]:
     cls = registry.load("algo", algorithm)
     node = {key: value for key, value in node_of("algo", option_of("algo", algorithm)).items() if key != "name"}
     cfg, found, refusals = typed(cls.Config, node, "algo"), [], []
-    for option in ENVS:
+    named = [word[4:] for word in registry.tried_with("algo", algorithm) if word.startswith("env=")]
+    for option in named or ENVS:
         name = node_of("env", option)["name"]
         env = envs.make(name, option)
         env.close()
@@ -156,11 +171,14 @@ def _properties(kind: Kind, name: str) -> Iterator[tuple[str, Callable[[], None]
     yield "settings", partial(settings.check_settings, kind, name)
     match kind:
         case "algo":
-            for env in accepted(name):
+            for case in cases(name):
                 for what, check in OF_ALGORITHM.items():
-                    yield f"{what}-{env}", partial(check, Case(name, env))
+                    yield f"{what}-{case.env}", partial(check, case)
         case "exploration":
             yield "on-algorithms", partial(_on_every_algorithm, name)
+        case "buffer" if buffers.fills_itself(name):
+            yield "stored", partial(buffers.check_stored, name)
+            yield "resumes", partial(buffers.check_stored_resumes, name)
         case "buffer":
             yield "streams", partial(buffers.check_streams, name)
             yield "nbytes", partial(buffers.check_nbytes, name)
@@ -181,12 +199,12 @@ def _properties(kind: Kind, name: str) -> Iterator[tuple[str, Callable[[], None]
 
 
 def _on_every_algorithm(name: str) -> None:
-    cases: list[Case] = []
-    for algorithm in registry.names("algo"):
+    tried: list[Case] = [case_of(words)] if (words := registry.tried_with("exploration", name)) else []
+    for algorithm in () if words else registry.names("algo"):
         with suppress(Exception):  # an algorithm that cannot be tried fails its own checks
-            cases += [Case(algorithm, env) for env in accepted(algorithm)]
-    served = [case for case in cases if explorations.accepts(case, name)]
-    require(served, f"is refused by every algorithm: {', '.join(f'{case.name} on {case.env}' for case in cases)}")
+            tried += cases(algorithm)
+    served = [case for case in tried if explorations.accepts(case, name)]
+    require(served, f"is refused by every algorithm: {', '.join(f'{case.name} on {case.env}' for case in tried)}")
     for case in served:
         explorations.check_exploration(case, name)
         resume.check_resumes(case, f"exploration=[{name}]")

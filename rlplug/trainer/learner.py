@@ -17,7 +17,7 @@ import torch
 import torch._dynamo
 from lightning.fabric import Fabric
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._inductor.exc import InductorError
 
 from rlplug import tree
@@ -173,7 +173,7 @@ class FabricLearner:
     def _forward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Total:
         with self.fabric.autocast():
             losses = who.forward(batch, due)
-        total = total_loss(losses, batch.get("valid"), who, mean=self.whole)
+        total = total_loss(losses, batch.get("valid"), batch.get("alive"), who, mean=self.whole)
         return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
 
     def _all_reduce(self, totals: Sequence[Total], axis: int, params: Sequence[Tensor]) -> Losses:
@@ -203,7 +203,7 @@ class FabricLearner:
         try:
             with torch._dynamo.config.patch(trace_autograd_ops=True):
                 losses, gradients = self._graphs[who, due](batch)
-        except (TorchDynamoException, InductorError) as error:
+        except (TorchDynamoException, InductorError, FailOnRecompileLimitHit) as error:
             reason = str(error).strip().splitlines()[0]
             self.compile, name = False, type(who).__name__
             warnings.warn(f"compile: {name} could not be compiled and runs eagerly: {reason}", stacklevel=2)

@@ -73,18 +73,22 @@ class Total(NamedTuple):
     loss: Tensor
 
 
-def total_loss(losses: Losses, valid: Tensor | None, who: Trainable, mean: bool) -> Total:
+def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: Trainable, mean: bool) -> Total:
     """Reduce terms and metrics over valid rows.
 
     Args:
-        losses: of ``who``; terms and metrics are ``[..., B]`` as ``valid``, or one row less, or 0-d.
+        losses: of ``who``; terms and metrics are ``[..., B]`` as ``valid``, or ``[..., B, N]`` as ``alive``, or one row
+            less, or 0-d.
         valid: which rows count; None: all.
+        alive: which agents of a row count, where terms have an agent axis; None: there are no agents.
         mean: return means. Otherwise sums, to be divided by the global count, where a 0-d value counts once a row.
 
     Raises:
         ValueError: a term has another shape.
     """
     every = (*losses.terms.values(), *losses.metrics.values())
+    if alive is not None and any(x.ndim == alive.ndim for x in every):
+        valid = alive if valid is None else valid.view(*valid.shape, *(1 for _ in alive.shape[valid.ndim :])) & alive
     rows = next((x for x in every if x.ndim), every[0]) if valid is None else valid
     weight, count = None, float(rows.numel())
     if valid is not None:

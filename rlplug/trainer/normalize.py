@@ -15,7 +15,7 @@ from rlplug.api import Learner, Segment
 from rlplug.config import Preprocess as Config
 from rlplug.functional.returns import discounted_sum
 from rlplug.nn.moments import Moments
-from rlplug.types import Batch, ConfigError, EnvSpec, Tree
+from rlplug.types import Batch, ConfigError, EnvSpec, Tree, groups_of
 
 
 class Normalizer(nn.Module):
@@ -29,14 +29,21 @@ class Normalizer(nn.Module):
 
     def __init__(self, cfg: Config, spec: EnvSpec, num_envs: int) -> None:
         super().__init__()
-        self.cfg, self._moments = cfg, _moments(spec.single_agent.obs) if cfg.normalize_obs else {}
+        if spec.has_agents and cfg.normalize_reward:
+            said = "knows the return of one agent, and the environment has several; take false"
+            raise ConfigError("preprocess.normalize_reward", said)
+        if spec.nested and cfg.normalize_obs:
+            said = f"knows one group of agents, and the environment has {', '.join(spec.nested)}; take false"
+            raise ConfigError("preprocess.normalize_obs", said)
+        (group, *_) = spec.groups.values()
+        self.cfg, self._moments = cfg, _moments(group.obs) if cfg.normalize_obs else {}
         vectors = {
             "/".join(quote(key, safe="").replace(".", "%2E") for key in ("obs", *path)): moments
             for path, moments in tree.items(self._moments)
             if moments is not None
         }  # by name of a module, which has no dots
         if cfg.normalize_obs and not vectors:
-            said = f"there is no vector of numbers in the observations, {spec.single_agent.obs}"
+            said = f"there is no vector of numbers in the observations, {group.obs}"
             raise ConfigError("preprocess.normalize_obs", said)
         self.obs = nn.ModuleDict(vectors)
         self.reward = Moments() if cfg.normalize_reward else None
@@ -49,13 +56,19 @@ class Normalizer(nn.Module):
     def normalized(self, batch: Batch) -> Batch:
         """Return a sample, leaves ``[T+1, B, ...]``, as the learner sees it."""
         views = {"obs": self, "reward": self._reward}
-        return batch | {key: view(batch[key]) for key, view in views.items() if key in batch}
+        parts = groups_of(batch)
+        seen = {
+            name: part | {key: view(part[key]) for key, view in views.items() if key in part}
+            for name, part in parts.items()
+        }
+        return seen[""] if "" in seen else batch | seen
 
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Count every row of a segment that was acted on, once."""
         batch, valid = segment.batch, segment.batch["valid"]
         if self.obs:
-            tree.map(lambda m, x: m and m.add(x[valid], learner.gather), self._moments, batch["obs"])
+            acted = valid.unsqueeze(-1) & batch["alive"] if "alive" in batch else valid
+            tree.map(lambda m, x: m and m.add(x[acted], learner.gather), self._moments, batch["obs"])
         if self.reward is not None:
             reward, acted, first = (batch[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first"))
             returns, scaled = self.returns[segment.columns], self.cfg.scale_reward * reward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,7 +54,7 @@ class Trainer(Run):
         self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, policy.ctx, policy.algorithm
         self.learner: FabricLearner = learner
         self.buffer, self.progress, self.collector, self.reports = learner.buffer, learner.progress, collector, reports
-        self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids))
+        self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids), self.ctx.spec.nested)
         self._closing: list[Any] = [reports, collector]
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
@@ -62,10 +63,15 @@ class Trainer(Run):
         self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
         self.agreed_stop = 0  # the signal that ends the run, once all ranks know
         self.may_checkpoint = False  # whether the first rank can write a checkpoint after this round
+        self._in_agreement = False  # whether the ranks agreed on these two since the last report
 
     @property
     def logged(self) -> int:
         return self.reports.logged
+
+    @property
+    def steps(self) -> int:
+        return getattr(self.progress, self.loop.unit)
 
     def request_stop(self, signal_number: int) -> None:
         """End the run after this round; 0 takes that back."""
@@ -79,12 +85,15 @@ class Trainer(Run):
 
     @property
     def _steps_left(self) -> int:
-        """Steps of every environment of a round until ``total_steps``, which is never exceeded."""
+        """Steps of every environment of a round until ``total_steps``, which is never exceeded if it counts steps."""
+        if self.loop.unit == "updates":
+            return sys.maxsize
         return (self.config.total_steps - self.progress.env_steps) // self._round_envs
 
     @property
     def done(self) -> bool:
-        return bool(self.agreed_stop) or self._steps_left <= 0
+        left = self.config.total_steps - self.steps if self.loop.unit == "updates" else self._steps_left
+        return bool(self.agreed_stop) or left <= 0
 
     def close_with(self, resource: Any) -> None:
         """Close ``resource`` after everything else, when the trainer is closed."""
@@ -96,6 +105,9 @@ class Trainer(Run):
             self._closing.pop(0).close()
 
     def report(self) -> None:
+        if not self._in_agreement:  # a round without collection
+            self._sync_ranks(0)
+        self._in_agreement = False
         self.learner.check_finite()
         self.reports.report(self)
 
@@ -153,7 +165,7 @@ class Trainer(Run):
         ranks, first = self.learner.collectives, self.learner.collectives.rank == 0
         own = [steps if first or not self.learner.replicated else 0, first and self.reports.ready_to_save()]
         steps, may, *stops = ranks.sums([*own, *(self.stop_signal == number for number in SIGNALS)])
-        self.may_checkpoint = bool(may)
+        self.may_checkpoint, self._in_agreement = bool(may), True
         if ranks.world_size > 1:
             self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)
         return steps
@@ -167,7 +179,7 @@ class Trainer(Run):
     def update(self, batch: Batch | None = None) -> Losses:
         skipped = self.learner.skipped
         with self.clock.phase("update"):
-            self.ctx.schedules.refresh(self.progress.env_steps)
+            self.ctx.schedules.refresh(self.steps)
             losses = self.learner.update(batch)
         self.means.add(losses.terms | losses.metrics, finite=self.learner.skipped > skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from rlplug.testing.checks.ranks import distances
 from tests.actors.conftest import TWO, play
@@ -43,6 +44,16 @@ CASES = {
 )
 def test_two_actors_equal_one_process(words: tuple[str, ...], updates: int):
     assert distances(play(words, updates), play((*words, *TWO), updates)) == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_older_weights_are_the_loops_and_not_the_hardwares():
+    """Rounds that are ordered ahead, with weights that are kept for three rounds: the same in one process."""
+    words = (*SAC, *NORMAL, "rollout_fragment_length=5", "loop.in_flight=2", "loop.broadcast_interval=3")
+    alone = play(words, 40)
+    assert distances(alone, play((*words, *TWO), 40)) == []
+    newest, name = play((*SAC, *NORMAL, "rollout_fragment_length=5"), 40), "weights.model.net.layers.0.weight"
+    assert not torch.allclose(alone[name], newest[name], atol=1e-3)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pluggy
 import pytest
 import yaml
 
+from rlplug.api import Loop
 from rlplug.registry import Events, conf_folder, load
 from rlplug.types import Progress
 
@@ -35,11 +36,16 @@ class LoggedRun:
     run_dir: Path
     config: Config = field(default_factory=Config)
     progress: Progress = field(default_factory=Progress)
+    loop: type[Loop] = Loop
     logged: int = 0
 
     def __post_init__(self) -> None:
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
+
+    @property
+    def steps(self) -> int:
+        return getattr(self.progress, self.loop.unit)
 
     def start(self, *loggers: Any) -> None:
         for logger in loggers:

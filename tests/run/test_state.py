@@ -74,6 +74,13 @@ def test_a_schedule_that_is_acted_by_stands_where_it_stood():
     check_resumes(Case("sac", "pendulum"), "exploration=[gaussian]", noise, early, "model.hidden=[8]", updates=50)
 
 
+def test_rollouts_that_were_played_ahead_resume():
+    """Two rounds are ordered at a time, with weights that serve for three: what was played ahead is saved."""
+    ahead = ("loop.in_flight=2", "loop.broadcast_interval=3", "rollout_fragment_length=4")
+    early = "num_steps_sampled_before_learning_starts=20"
+    check_resumes(Case("sac", "pendulum"), *ahead, early, "model.hidden=[8]", updates=50)
+
+
 @pytest.mark.parametrize("compress", ["null", "lz4"])
 def test_stacks_of_images_and_priorities_resume(compress):
     pytest.importorskip("ale_py")

@@ -106,7 +106,7 @@ class Fuzzer:
     def __post_init__(self) -> None:
         """Copy the run, train another one, and find out what each checkpoint holds and leads to."""
         raw, _ = run_folder.read(self.run)
-        newest = find(self.run).manifest["env_steps"]
+        newest = find(self.run).steps
         self.work.mkdir(exist_ok=True)
         self.good = self.work / "good"
         shutil.copytree(self.run, self.good, symlinks=True)

@@ -31,6 +31,7 @@ from pathlib import Path
 from rlplug.checkpointing.atomic import PARTIAL
 from rlplug.checkpointing.format import FOLDER, Checkpoint, checkpoints
 from rlplug.config import compose
+from rlplug.registry import load
 from rlplug.testing.comparing import compare_runs
 from rlplug.types import CheckpointError, ConfigError, RunError
 
@@ -282,12 +283,13 @@ def _partial(run: Path) -> list[str]:
 
 
 def _starts(run: Path) -> list[int]:
-    """Return the environment steps that each process of the run began with."""
+    """Return the step, as the run counts them, that each process of the run began with."""
     try:
         manifest = json.loads((run / "manifest.json").read_text())
     except FileNotFoundError:
         return []
-    return [0, *(resumed["env_steps"] for resumed in manifest["resumed"])]
+    unit = load("loop", manifest["plugins"]["loop"]["name"]).unit
+    return [0, *(resumed[unit] for resumed in manifest["resumed"])]
 
 
 def with_defaults(overrides: Sequence[str]) -> list[str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 import torch
 from torch.optim.adam import adam
 
+from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
+from rlplug.run.build import build
 from rlplug.trainer.learner import FabricLearner
 from tests.plugins import test_sac
 
@@ -78,3 +83,52 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
         losses = learner.minimize(algorithm.prepare(test_sac.sample(algorithm)), algorithm)
     assert losses.terms.keys() == set(PARTS)
     assert not learner.compile
+
+
+WORLD = ("env=cartpole", "env.id=rlplug.testing.worlds:World-v0", "env.vectorization=list", "logger=[]", "num_envs=4")
+ALGORITHMS = {
+    "ppo": ("algo=ppo", "rollout_fragment_length=8", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=1"),
+    "dqn": ("algo=dqn", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64"),
+    "sac": ("algo=sac", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64"),
+}
+MODELS = {
+    "mlp": ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]"),
+    "cnn": ("+env.kwargs.observation=image", "model=cnn", "model.hidden=[8]"),
+    "multi_input": ("+env.kwargs.observation=dict", "model=multi_input"),
+    "lstm": ("+env.kwargs.observation=vector", "model=lstm", "model.hidden=8"),
+    "gru": ("+env.kwargs.observation=vector", "model=gru", "model.hidden=8"),
+    "icm": ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]", "exploration=[icm]"),
+    "rnd": ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]", "exploration=[rnd]"),
+}
+RECURRENT = {"dqn": ("algo.sequence_length=6", "algo.burn_in=2", "algo.stride=4"), "sac": ("algo.sequence_length=6",)}
+
+
+def weights(words, compiled):
+    """What everything that learns holds after one update, and whether it was compiled to the end."""
+    with closing(build(compose([*words, f"compile={compiled}"]), Path())) as trainer:
+        while not trainer.ready() or trainer.progress.env_steps < 64:
+            trainer.collect("random" if trainer.ctx.learning_starts else "explore")
+        trainer.update()
+        modules = {"algorithm": trainer.algorithm} | trainer.policy.exploration
+        found = {f"{name}.{key}": p.detach().clone() for name, x in modules.items() for key, p in x.named_parameters()}
+        return found, trainer.learner.compile
+
+
+@pytest.mark.parametrize(
+    ("algo", "model"),
+    [
+        pytest.param(algo, model, marks=() if (algo, model) == ("ppo", "cnn") else pytest.mark.slow)
+        for algo in ALGORITHMS
+        for model in MODELS
+    ],
+)
+def test_one_compiled_step_is_the_eager_one(algo, model):
+    words = (*WORLD, *ALGORITHMS[algo], *MODELS[model], f"+env.kwargs.action={'box' if algo == 'sac' else 'discrete'}")
+    if model in ("lstm", "gru") and algo in RECURRENT:
+        words = (*words, "buffer=sequence", *RECURRENT[algo])
+    (eager, _), (compiled, still) = weights(words, False), weights(words, True)
+    assert still
+    lr = 1e-3
+    worst = max(float((eager[key] - compiled[key]).abs().max()) / lr for key in eager)
+    print(f"{algo} {model}: largest difference of a step, in steps: {worst:.1e}")
+    assert worst < 0.01

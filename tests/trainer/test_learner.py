@@ -81,7 +81,36 @@ def segment():
     return batch | {"valid": valid, "is_first": first}
 
 
-CASES = {"noisy_actor": (NoisyActor, flat_batch, 0), "lstm": (Recurrent, segment, 1)}
+class Team(Trainable):
+    """A loss of every agent, ``[T, B, N]``, and a term beside them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.value = nn.Linear(3, 1)
+
+    def optimizers(self):
+        return {"all": Optim(torch.optim.SGD(self.parameters(), 0.1), grad_clip=0.05)}
+
+    def forward(self, batch, parts):
+        error = self.value(batch["obs"]).squeeze(-1)[:-1] - batch["reward"][:-1]
+        return Losses({"value": error.square(), "decay": self.value.weight.norm()}, {"error": error.detach().abs()})
+
+
+def team_segment():
+    batch, g = segment(), torch.Generator().manual_seed(3)
+    alive = torch.rand(T + 1, B, 2, generator=g) > 0.4
+    batch |= {
+        key: torch.stack([batch[key], torch.randn(batch[key].shape, generator=g)], 2) for key in ("obs", "reward")
+    }
+    return batch | {"alive": alive}
+
+
+CASES = {
+    "noisy_actor": (NoisyActor, flat_batch, 0),
+    "lstm": (Recurrent, segment, 1),
+    "team": (Team, team_segment, 1),
+}
 
 
 def three_steps(fabric: Fabric, case: str, microbatches: int = 1, scaled: bool = False):
@@ -124,6 +153,31 @@ def test_means_count_valid_rows_only():
     losses = learner.minimize(batch, learner.algorithm)
     rows = NoisyActor().forward(batch, ("actor", "critic")).terms["critic"]
     torch.testing.assert_close(losses.terms["critic"], rows[batch["valid"]].mean().detach())
+
+
+def test_means_count_living_agents_only():
+    batch, who = team_segment(), Team()
+    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
+    losses = learner.minimize(batch, who)
+    terms = Team().forward(batch, ("all",)).terms["value"]
+    counts = (batch["valid"].unsqueeze(-1) & batch["alive"])[:-1]
+    assert 0 < counts.sum() < batch["valid"].sum() * 2
+    torch.testing.assert_close(losses.terms["value"], terms[counts].mean().detach())
+    junk = batch | {"obs": batch["obs"].masked_fill(~batch["alive"].unsqueeze(-1), torch.nan)}
+    again = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=Team(), buffer=None)  # type: ignore[arg-type]
+    torch.testing.assert_close(again.minimize(junk, again.algorithm).terms["value"], losses.terms["value"])
+
+
+def test_terms_with_and_without_agents_do_not_mix():
+    class Mixed(Team):
+        def forward(self, batch, parts):
+            losses = super().forward(batch, parts)
+            return Losses(losses.terms | {"joint": losses.terms["value"].mean(-1)})
+
+    who = Mixed()
+    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Mixed: a term of shape"):
+        learner.minimize(team_segment(), who)
 
 
 class Delayed(NoisyActor):

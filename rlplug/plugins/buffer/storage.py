@@ -35,8 +35,9 @@ class Ring:
     def __init__(self, cfg: Storage, ctx: Context, span: int, stride: int = 0, columns: range | None = None) -> None:
         columns = range(len(ctx.env_ids)) if columns is None else columns
         self.begin, self.columns = columns.start, len(columns)
-        self.cfg, self.span, self.stride = cfg, span, stride
-        self.stack = ctx.spec.frame_stack if cfg.deduplicate else 1
+        self.cfg, self.span, self.stride, self.nested = cfg, span, stride, ctx.spec.nested
+        # stacks of agents, whose axis comes before that of frames, are kept as they are
+        self.stack = ctx.spec.frame_stack if cfg.deduplicate and not ctx.spec.has_agents else 1
         self.rows = cfg.capacity // ctx.num_envs + 1
         least = span + ctx.rollout_length + self.stack - 1
         if self.rows <= least:
@@ -221,7 +222,8 @@ class Ring:
         Args:
             axes: of ``like`` before those of an observation.
         """
-        for path, leaf in tree.items({"obs": like["obs"]} if "obs" in like else {}):
+        parts = {name: {"obs": like[name]["obs"]} for name in self.nested if "obs" in like[name]}
+        for path, leaf in tree.items(parts if self.nested else {"obs": like["obs"]} if "obs" in like else {}):
             stack = self.stack if path == ("obs",) else 1
             if stack > 1 or (self.cfg.compress and leaf.ndim >= axes + 2 and str(leaf.dtype).endswith("uint8")):
                 yield path, leaf, stack

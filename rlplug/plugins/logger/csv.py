@@ -20,7 +20,7 @@ STEP = "step"
 
 
 class CSV:
-    """Columns: ``step`` (environment steps), then the metrics in order of appearance; blank where a row has none.
+    """Columns: ``step`` (of the run's unit), then the metrics in order of appearance; blank where a row has none.
 
     A row is written in one piece. New columns rewrite the file beside its final name and rename it. A continued
     run drops the rows that were written after its checkpoint.

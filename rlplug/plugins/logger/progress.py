@@ -20,6 +20,7 @@ from rich.text import Text
 from rlplug import hookimpl
 from rlplug.api import Context, Run
 from rlplug.settings import PositiveFloat, option, settings
+from rlplug.types import STEP
 
 NEXT = {"finished": "evaluate", "interrupted": "resume"}
 WINDOW_S = 30.0  # steps per second are measured over the last so many seconds
@@ -73,22 +74,23 @@ class State:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.metrics: dict[str, float] = {}
-        self._samples = deque([(time.monotonic(), run.progress.env_steps)])
+        self.unit = STEP[run.loop.unit] + "s"
+        self._samples = deque([(time.monotonic(), run.steps)])
 
     @property
     def fraction(self) -> float:
-        return min(self.run.progress.env_steps / self.run.config.total_steps, 1.0)
+        return min(self.run.steps / self.run.config.total_steps, 1.0)
 
     def speed(self) -> list[str]:
         """Steps done, steps per second over the last ``WINDOW_S``, time left at that speed."""
-        now, steps, total = time.monotonic(), self.run.progress.env_steps, self.run.config.total_steps
+        now, steps, total = time.monotonic(), self.run.steps, self.run.config.total_steps
         self._samples.append((now, steps))
         while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_S:
             self._samples.popleft()
         then, before = self._samples[0]
         rate = (steps - before) / max(now - then, 1e-9)
         left = f"{_clock(max(total - steps, 0) / rate)} left" if rate else "-:--:-- left"
-        return [f"{steps:,}/{total:,} steps", f"{rate:,.0f} steps/s", left]
+        return [f"{steps:,}/{total:,} {self.unit}", f"{rate:,.0f} {self.unit}/s", left]
 
     def scores(self) -> list[str]:
         """Mean return of training's last episodes, and the last evaluation."""
@@ -150,11 +152,11 @@ class _Plain:
 
 def report(run: Run, summary: Mapping[str, Any]) -> str:
     """The table at the end of a run."""
-    steps, wall = summary["env_steps"], summary["wall_s"]
+    wall, unit = summary["wall_s"], run.loop.unit
     rows = {
         "status": summary["status"],
         "evaluation": _evaluation(summary) or "none",
-        "steps": f"{steps:,} of {run.config.total_steps:,}",
+        f"{STEP[unit]}s": f"{summary[unit]:,} of {run.config.total_steps:,}",
         "wall time": f"{_clock(wall)}",
         "run folder": str(run.run_dir),
     }

@@ -14,7 +14,7 @@ from rlplug.settings import PositiveInt, option, settings
 
 
 class TensorBoard:
-    """Metrics against environment steps, and the whole configuration as a text, in ``tensorboard/``."""
+    """Metrics against the run's steps, and the whole configuration as a text, in ``tensorboard/``."""
 
     @settings
     class Config:
@@ -26,7 +26,7 @@ class TensorBoard:
 
     @hookimpl
     def rlplug_started(self, run: Run) -> None:
-        steps = run.progress.env_steps
+        steps = run.steps
         self._writer = SummaryWriter(
             str(run.run_dir / "tensorboard"),
             purge_step=steps + 1 if steps else 0,  # hides what a run that is continued had logged behind that step

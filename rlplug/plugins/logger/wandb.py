@@ -18,7 +18,7 @@ EXIT_CODES = {"finished": 0, "interrupted": 255}  # W&B shows 255 as killed, any
 
 
 class WandB:
-    """Metrics against ``env_steps``, and the whole configuration.
+    """Metrics against ``env_steps``, or ``updates`` where the loop counts these, and the whole configuration.
 
     W&B takes no row back: of a run that was killed and resumed it shows the steps between checkpoint and end twice.
 
@@ -63,13 +63,13 @@ class WandB:
             reinit="create_new",
             settings=wandb.Settings(console="off"),
         )
-        self._run.define_metric("env_steps", hidden=True)
-        self._run.define_metric("*", step_metric="env_steps")
+        self._run.define_metric(run.loop.unit, hidden=True)
+        self._run.define_metric("*", step_metric=run.loop.unit)
 
     @hookimpl
     def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
         if self._run:
-            self._run.log({**metrics, "env_steps": step})
+            self._run.log({**metrics, run.loop.unit: step})
 
     @hookimpl
     def rlplug_ended(self, run: Run, summary: Mapping[str, Any]) -> None:

@@ -158,8 +158,8 @@ def check_state(case: Case) -> None:
     ):
         fresh = case.build(seed=1)
         fresh.algorithm.load_state_dict({key: state[key] for key in keys}, strict=strict)
-        fresh.ctx.schedules.refresh(trained.progress.env_steps)
-        trained.ctx.schedules.refresh(trained.progress.env_steps)
+        fresh.ctx.schedules.refresh(trained.steps)
+        trained.ctx.schedules.refresh(trained.steps)
         for mode in ("greedy", "explore"):
             said = [answers(t.algorithm, t.ctx, rows, mode) for t in (trained, fresh)]
             names = sorted({name.partition(".")[2] for name in differences(*said)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +22,9 @@ from rlplug.checkpointing.format import FileRowLog, Snapshot, folder_of, write
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
 from rlplug.context import RunContext
-from rlplug.registry import load
-from rlplug.testing.checks.runs import differences, flat, node_of, option_of, require, some
+from rlplug.registry import load, tried_with
+from rlplug.testing.checks.resume import check_resumes
+from rlplug.testing.checks.runs import case_of, differences, flat, node_of, option_of, require, some
 from rlplug.testing.context import context, spec
 from rlplug.types import Batch
 
@@ -163,6 +165,36 @@ def variants(name: str, windows: tuple[int, ...], **changes: Any) -> Iterator[Va
         for compress in (None, "lz4") if "compress" in options else (None,):
             ways = {"deduplicate": deduplicate, "compress": compress}
             yield Variant(name, windows[-1], 3, **{key: way for key, way in ways.items() if key in options} | changes)
+
+
+def fills_itself(name: str) -> bool:
+    """Say whether nothing collected is added to a buffer, so that no stream can try it."""
+    return "collected" not in getattr(load("buffer", name), "sources", Buffer.sources)
+
+
+def check_stored(name: str) -> None:
+    """A buffer that fills itself is ready at once, and gives windows of the keys that the algorithm needs."""
+    with closing(case_of(tried_with("buffer", name)).build(f"buffer={option_of('buffer', name)}")) as trainer:
+        buffer, needs = trainer.buffer, trainer.ctx.needs
+        require(buffer.ready(), "nothing is collected for it, but ready() is False at the start")
+        for _ in range(SAMPLES):
+            sample = buffer.sample()
+            missing = sorted({"reward", "terminated", "truncated", "is_first", "valid", *needs.keys} - sample.keys())
+            require(not missing, f"a sample lacks {some(missing)}")
+            valid, rows = sample["valid"], needs.burn_in + needs.window + 1
+            if needs.data == "windows":
+                wanted = (rows, trainer.ctx.batch_size)
+                require(tuple(valid.shape) == wanted, f"'valid' of a sample is {list(valid.shape)}; wanted {[*wanted]}")
+            require(valid.ndim == 2, f"a sample's leaves are [T+1, B, ...], but valid has shape {list(valid.shape)}")
+            require(not valid[-1].any(), "the last row of a sample begins no transition: its 'valid' is False")
+            require(valid[needs.burn_in :].any(0).all(), "a sample has columns that carry no loss: no valid row")
+        row = tree.map(lambda leaf: leaf[0], sample)
+        require(buffer.nbytes(row) > 0, "nbytes() says that its rows take no memory")
+
+
+def check_stored_resumes(name: str) -> None:
+    """In a resumed run it samples what it would have sampled."""
+    check_resumes(case_of(tried_with("buffer", name)), f"buffer={option_of('buffer', name)}")
 
 
 def check_streams(name: str, **changes: Any) -> None:

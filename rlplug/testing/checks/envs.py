@@ -17,7 +17,7 @@ from rlplug.config import choose
 from rlplug.context import EnvShard, RunContext
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
-from rlplug.types import Batch, ConfigError, EnvSpec
+from rlplug.types import KEYS, Batch, ConfigError, EnvSpec, Group
 
 COLUMNS, STEPS = 3, 1100
 CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
@@ -39,25 +39,50 @@ def complete(name: str) -> list[str]:
 
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:
     """Rows under random allowed actions, copied, each with the action that led to it (None: a reset)."""
-    env.spec.single_agent.action.seed(actions)
+    seed_actions(env, actions)
     row = tree.map(np.array, env.reset([seed + i for i in range(COLUMNS)]))
     yield row, None
     for _ in range(steps):
         action = draw(env, row)
-        given = action.copy()
+        given = tree.map(np.copy, action)
         row = tree.map(np.array, env.step(action))
-        require(np.array_equal(action, given), "step() changes the array of actions that it is given")
+        require(not differences(action, given), "step() changes the array of actions that it is given")
         yield row, given
 
 
-def draw(env: VecEnv, row: Batch) -> np.ndarray:
-    """A random action for every column, one that ``row["action_mask"]`` allows where there is a mask."""
-    space = env.spec.single_agent.action
-    if "action_mask" not in row:
-        return np.stack([space.sample() for _ in range(COLUMNS)])
-    cuts = np.cumsum(space.nvec)[:-1] if isinstance(space, MultiDiscrete) else None
-    masks = row["action_mask"].astype(np.int8)
-    return np.stack([space.sample(mask=mask if cuts is None else tuple(np.split(mask, cuts))) for mask in masks])
+def seed_actions(env: VecEnv, seed: int) -> None:
+    for i, group in enumerate(env.spec.groups.values()):
+        group.action.seed(seed + i)
+
+
+def draw(env: VecEnv, row: Batch) -> Any:
+    """A random action for every column and agent, one that ``action_mask`` allows where there is a mask.
+
+    Several groups get a dict of them.
+    """
+    actions = {name: _draw(group, part) for name, group, part in parts(env.spec, row)}
+    return actions if env.spec.nested else actions[""]
+
+
+def _draw(group: Group, part: Batch) -> np.ndarray:
+    space, shape = group.action, (COLUMNS, *([len(group.agents)] if group.agents else []))
+    masks = np.full(np.prod(shape), None)
+    if "action_mask" in part:
+        cuts = np.cumsum(space.nvec)[:-1] if isinstance(space, MultiDiscrete) else None
+        flat_masks = part["action_mask"].astype(np.int8).reshape(len(masks), -1)
+        flat_masks[~flat_masks.any(1)] = 1  # of agents that are not alive
+        masks = [mask if cuts is None else tuple(np.split(mask, cuts)) for mask in flat_masks]
+    every = np.stack([space.sample() if mask is None else space.sample(mask=mask) for mask in masks])
+    return every.reshape(*shape, *every.shape[1:])
+
+
+def parts(spec: EnvSpec, row: Batch) -> list[tuple[str, Group, Batch]]:
+    """What a row has of every group; the only group has the row itself, under an empty name."""
+    if spec.nested:
+        for name in spec.nested:
+            require(isinstance(row.get(name), dict), f"a row lacks the dict of the group {name!r}")
+        return [(name, group, row[name]) for name, group in spec.groups.items()]
+    return [("", *spec.groups.values(), row)]  # type: ignore[list-item]
 
 
 def check_env(name: str, option: str | None = None, **changes: Any) -> None:
@@ -72,32 +97,52 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
             raise
         warnings.warn(f"the option {option!r} of env {name!r} is not checked: {error}", stacklevel=2)
         return
-    spec, group = env.spec, env.spec.single_agent
-    if getattr(group.action, "is_bounded", lambda: False)():
-        low, high = group.action.low, group.action.high  # type: ignore[attr-defined]
-        require((low == -1).all() and (high == 1).all(), "bounded actions lie in [-1, 1]: rescale them inside step()")
+    spec = env.spec
+    for group in spec.groups.values():
+        if getattr(group.action, "is_bounded", lambda: False)():
+            low, high = group.action.low, group.action.high  # type: ignore[attr-defined]
+            said = "bounded actions lie in [-1, 1]: rescale them inside step()"
+            require((low == -1).all() and (high == 1).all(), said)
+    clash = {*spec.nested} & {*KEYS, *spec.extras}
+    require(not clash, f"a group is named as a key of a batch: {some(sorted(clash))}")
+    require(
+        not spec.has_agents or env.autoreset is AutoresetMode.NEXT_STEP,
+        "an environment with agents resets with the step behind the end of an episode: AutoresetMode.NEXT_STEP",
+    )
     length, over, ends = np.zeros(COLUMNS, np.int64), np.zeros(COLUMNS, np.bool_), 0
+    alive: dict[str, Any] = {}  # by group, in the row before
     for row, action in walk(env, 0, STEPS):
-        named = {"obs", *spec.extras} | (CORE.keys() if action is not None else set())
-        for key in named:
-            require(key in row, f"a row lacks {key!r}" + (", which the spec names" if key not in CORE else ""))
-        more = row.keys() - named - LAST - {"restarted"}
-        require(not more, f"a row holds {some(sorted(more))}, which the spec does not name")
-        for key in row.keys() & {"obs", "final_obs"}:
-            _inside(key, row[key], group.obs)
-        for key in row.keys() & {"action_mask", "final_action_mask"}:
-            _allows(key, row[key], group.action, row.get("terminated", np.zeros(COLUMNS, np.bool_)))
+        given = CORE.keys() if action is not None else set[str]()
+        own = {"obs", *given, *(["alive"] if spec.has_agents else [])}
+        named = {*spec.extras, *(spec.nested or own)}
+        for who, _, part in [("", None, row), *(parts(spec, row) if spec.nested else [])]:
+            wanted = own if who else named
+            place = f" of {who!r}" if who else ""
+            for key in wanted:
+                known = ", which the spec names" if key not in CORE else ""
+                require(key in part, f"a row{place} lacks {key!r}{known}")
+            more = part.keys() - wanted - LAST - ({"action_mask"} if who else {"restarted"})
+            require(not more, f"a row{place} holds {some(sorted(more))}, which the spec does not name")
+        for who, group, part in parts(spec, row):
+            _check_group(who, group, part, action is None, spec.has_agents)
+            if spec.has_agents:
+                _check_alive(who, part, alive.get(who), over)
+        for key in spec.extras.keys() - {"action_mask"}:
+            _inside(key, row[key], spec.extras[key])
+        alive = {who: part["alive"].reshape(COLUMNS, -1) for who, _, part in parts(spec, row) if spec.has_agents}
         if action is None:
             continue
-        for key, dtype in CORE.items():
-            leaf = row[key]
-            require(leaf.shape == (COLUMNS,), f"step() gives {key!r} with shape {leaf.shape}; wanted ({COLUMNS},)")
-            require(leaf.dtype == dtype, f"step() gives {key!r} as {leaf.dtype}; wanted {np.dtype(dtype)}")
-        ended = row["terminated"] | row["truncated"]
-        require(np.isfinite(row["reward"]).all(), "a reward is not finite")
+        if spec.has_agents:
+            going = np.asarray(np.concatenate([*alive.values()], 1).any(1))
+            require((going | ~over).all(), "the step that resets an ended column has nobody alive in its first row")
+            ended = np.asarray(~going)
+        else:
+            ended = np.asarray(row["terminated"] | row["truncated"])
         if env.autoreset is AutoresetMode.NEXT_STEP:
             require(not (ended & over).any(), "the step that resets an ended column ends it again")
-            require((row["reward"][over] == 0).all(), "the step that resets an ended column gives a reward")
+            for _, _, part in parts(spec, row):
+                said = "the step that resets an ended column gives a reward"
+                require((part["reward"][over] == 0).all(), said)
             length = np.where(over, 0, length + 1)
         else:
             require("final_obs" in row or not ended.any(), "a column ended, but step() gives no 'final_obs'")
@@ -115,25 +160,61 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         _same_in_processes(*(make(name, option, **changes | {"vectorization": how}) for how in ("list", "subprocess")))
 
 
-def _inside(key: str, leaf: Any, space: Any) -> None:
+def _check_group(name: str, group: Group, part: Batch, first: bool, has_agents: bool) -> None:
+    """Check what one group has of a row: shapes, types, and values that its spaces allow."""
+    columns = (COLUMNS, len(group.agents)) if group.agents else (COLUMNS,)
+    where = f"{name}." if name else ""
+    for key in part.keys() & {"obs", "final_obs"}:
+        _inside(where + key, part[key], group.obs, columns)
+    for key in part.keys() & {"action_mask", "final_action_mask"}:
+        idle = ~part["alive"] if has_agents else part.get("terminated", np.zeros(COLUMNS, np.bool_))
+        _allows(where + key, part[key], group.action, idle, columns)
+    core = {} if first else CORE
+    for key, dtype in (core | ({"alive": np.bool_} if has_agents else {})).items():
+        leaf = part[key]
+        require(leaf.shape == columns, f"step() gives {where + key!r} with shape {leaf.shape}; wanted {columns}")
+        require(leaf.dtype == dtype, f"step() gives {where + key!r} as {leaf.dtype}; wanted {np.dtype(dtype)}")
+    if not first:
+        require(np.isfinite(part["reward"]).all(), "a reward is not finite")
+
+
+def _check_alive(name: str, part: Batch, before: Any, over: np.ndarray) -> None:
+    """Check that an agent ends once, that who ended is gone, and that nobody leaves without an end.
+
+    Args:
+        before: who was alive in the row before, ``[B, N]``; None: this is the first row.
+        over: columns that this row was reset in.
+    """
+    if before is None:
+        require(part["alive"].any(), "nobody is alive in the first row")
+        return
+    who = f"an agent of {name!r}" if name else "an agent"
+    alive, ended = (x.reshape(COLUMNS, -1)[~over] for x in (part["alive"], part["terminated"] | part["truncated"]))
+    before = before[~over]
+    require(not (ended & ~before).any(), f"{who} that was not alive is terminated or truncated")
+    require(not (ended & alive).any(), f"{who} is terminated or truncated, and alive in the next row")
+    require(not (before & ~ended & ~alive).any(), f"{who} is not alive any more, but was not terminated or truncated")
+
+
+def _inside(key: str, leaf: Any, space: Any, columns: tuple[int, ...] = (COLUMNS,)) -> None:
     for name, part in flat({key: leaf}).items():
         inner = space
-        for word in name.split(".")[1:]:
+        for word in name.removeprefix(key).split(".")[1:]:
             inner = inner[word]
-        shape = (COLUMNS, *inner.shape)
+        shape = (*columns, *inner.shape)
         require(part.shape == shape, f"{name} has shape {part.shape}; wanted {shape}")
         require(part.dtype == inner.dtype, f"{name} is {part.dtype}; its space says {inner.dtype}")
-        out = [row.tolist() for row in part if not inner.contains(row)]
+        out = [row.tolist() for row in part.reshape(-1, *inner.shape) if not inner.contains(row)]
         require(not out, f"{name} is outside of {inner}, such as {out[:1]}")
 
 
-def _allows(key: str, mask: Any, space: Any, terminated: np.ndarray) -> None:
+def _allows(key: str, mask: Any, space: Any, idle: np.ndarray, columns: tuple[int, ...]) -> None:
     sizes = np.array([space.n]) if isinstance(space, Discrete) else space.nvec
-    shape = (COLUMNS, int(sizes.sum()))
+    shape = (*columns, int(sizes.sum()))
     require(mask.shape == shape, f"{key!r} has shape {mask.shape}; wanted {shape}")
     require(mask.dtype == np.bool_, f"{key!r} is {mask.dtype}; wanted bool")
-    allowed = np.logical_or.reduceat(mask, np.cumsum(sizes) - sizes, axis=1).all(1)
-    require((allowed | terminated).all(), f"{key!r} forbids every action in a row that is acted on")
+    allowed = np.logical_or.reduceat(mask, np.cumsum(sizes) - sizes, axis=-1).all(-1)
+    require((allowed | idle).all(), f"{key!r} forbids every action in a row that is acted on")
 
 
 def _can(name: str, option: str | None, vectorization: str) -> bool:
@@ -159,16 +240,16 @@ def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
     if state is None:
         twin.close()
         return
-    env.spec.single_agent.action.seed(3)
-    actions: list[np.ndarray] = []
+    seed_actions(env, 3)
+    actions: list[Any] = []
     went_on: list[Batch] = []
     for _ in range(20):
         actions.append(draw(env, row))
-        row = tree.map(np.array, env.step(actions[-1].copy()))
+        row = tree.map(np.array, env.step(tree.map(np.copy, actions[-1])))
         went_on.append(row)
     list(walk(twin, 9, 13))
     twin.load(decode(encode(state)))  # as it comes out of a checkpoint
-    again = [tree.map(np.array, twin.step(action.copy())) for action in actions]
+    again = [tree.map(np.array, twin.step(tree.map(np.copy, action))) for action in actions]
     names = differences(went_on, again)
     require(not names, f"another one that loads its state() does not continue as it did ({some(names)})")
     twin.close()

@@ -11,14 +11,13 @@ import pluggy
 
 from rlplug.api import Plan
 from rlplug.config import RunConfig, choose, compose
-from rlplug.registry import Events, load
-from rlplug.run.build import build
+from rlplug.registry import Events, load, tried_with
 from rlplug.run.launch import resume, train
 from rlplug.testing.checks.resume import check_resumes
-from rlplug.testing.checks.runs import CPU, Case, node_of, options, require
+from rlplug.testing.checks.runs import CPU, case_of, node_of, options, require
 from rlplug.types import ConfigError
 
-STEPS = 2048
+STEPS, FEW_UPDATES = 2048, 32  # of a whole run
 
 
 def check_logger(name: str, *overrides: str) -> None:
@@ -48,25 +47,29 @@ def _alone(config: RunConfig, name: str) -> object:
 
 
 def check_loop(name: str, *overrides: str) -> None:
-    """It ends by itself within ``total_steps``, and foresees how many updates it makes."""
-    config = compose([*CPU, f"loop={options('loop', name)[0]}", f"total_steps={STEPS}", *overrides])
-    trainer = build(config, Path())
-    loop, total = trainer.loop, config.total_steps
-    foreseen = [loop.updates(steps) for steps in range(0, total + 1, 64)]
-    require(foreseen[0] == 0, f"updates(0) is {foreseen[0]}: nothing is learned before anything was collected")
-    require(foreseen == sorted(foreseen), "updates() falls with more environment steps")
+    """It ends by itself within ``total_steps``, and foresees how many updates it makes if it counts steps."""
+    by_steps = load("loop", name).unit == "env_steps"
+    total = STEPS if by_steps else FEW_UPDATES
+    words = (f"loop={options('loop', name)[0]}", f"total_steps={total}", *overrides)
+    trainer = case_of((*tried_with("loop", name), *words)).build()
+    loop, progress = trainer.loop, trainer.progress
+    if by_steps:
+        foreseen = [loop.updates(steps) for steps in range(0, total + 1, 64)]
+        require(foreseen[0] == 0, f"updates(0) is {foreseen[0]}: nothing is learned before anything was collected")
+        require(foreseen == sorted(foreseen), "updates() falls with more environment steps")
     loop.run(trainer)
-    steps = trainer.progress.env_steps
-    require(steps <= total, f"it collected {steps} steps of total_steps={total}")
-    require(steps > 0, "it collected nothing")
-    require(trainer.progress.updates > 0, "it made no update")
+    require(trainer.steps <= total, f"it made {trainer.steps} {loop.unit} of total_steps={total}: ask run.done")
+    require(
+        progress.env_steps > 0 or not loop.collects, "it collected nothing; one that does not says collects = False"
+    )
+    require(progress.env_steps == 0 or loop.collects, "it collected, and says collects = False")
+    require(progress.updates > 0, "it made no update")
     trainer.close()
 
 
 def check_loop_resumes(name: str) -> None:
-    """It keeps no state: a resumed run of the default algorithm goes on in step."""
-    algorithm, env = compose([]).algo.name, "cartpole"
-    check_resumes(Case(algorithm, env), f"loop={options('loop', name)[0]}", updates=3)
+    """It keeps no state: a resumed run goes on in step."""
+    check_resumes(case_of(tried_with("loop", name)), f"loop={options('loop', name)[0]}", updates=3)
 
 
 def check_hardware(name: str) -> None:

@@ -56,6 +56,7 @@ def ask(case: Case) -> dict[str, Any]:
         "options": options,
         "state": trainer.algorithm.state_dict(),
         "progress": dataclasses.replace(trainer.progress),
+        "steps": trainer.steps,
         "sample": sample,
     }
 
@@ -74,7 +75,7 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
     learner = FabricLearner(
         fabric=fabric, ctx=ctx, algorithm=algorithm, buffer=again(share), progress=progress, microbatches=microbatches
     )
-    ctx.schedules.refresh(learner.progress.env_steps)
+    ctx.schedules.refresh(question["steps"])
     algorithm.observe(Segment(share), learner)
     losses = learner.update()
     return flat({"weights": algorithm.state_dict(), "logged": losses.terms | losses.metrics})

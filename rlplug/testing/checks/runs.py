@@ -101,6 +101,17 @@ class Case:
         return build(_composed(f"algo={algo}", f"env={self.env}", *CPU, f"seed={seed}", *self.overrides, *more), Path())
 
 
+def case_of(words: Sequence[str], algorithm: str | None = None, env: str = "cartpole") -> Case:
+    """Return the run of ``words``, in which ``algo=`` and ``env=`` choose others than the default algorithm's."""
+    chosen = {"algo": algorithm, "env": env} | dict(word.split("=", 1) for word in words if _chooses_case(word))
+    name = chosen["algo"] or compose([]).algo.name
+    return Case(name, str(chosen["env"]), tuple(word for word in words if not _chooses_case(word)))
+
+
+def _chooses_case(word: str) -> bool:
+    return word.startswith(("algo=", "env="))
+
+
 class Record:
     """A hook that keeps what a run reports, and ends it after so many updates."""
 

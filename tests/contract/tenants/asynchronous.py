@@ -117,7 +117,8 @@ from rlplug import Component, hookimpl
 def rlplug_components():
     module = "tests.contract.tenants.asynchronous:"
     names = {"loop": "Eager", "env": "Uneven", "logger": "Diary"}
-    return [Component(kind, name.lower(), module + name) for kind, name in names.items()]
+    tried = {"loop": ("algo=dqn", "train_batch_size=16", "loop.in_flight=3")}
+    return [Component(kind, name.lower(), module + name, tried.get(kind, ())) for kind, name in names.items()]
 
 @hookimpl
 def rlplug_conf():

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from rlplug.cli import main
+from rlplug.testing import conformance
 from tests.contract.tenants.asynchronous import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
@@ -28,6 +29,11 @@ DQN = (
 def eager(install, site):  # noqa: F811
     install("rlplug-eager", "rlplug_eager", FILES)
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()])}
+
+
+def test_the_loop_passes_the_kit(eager):
+    for check in conformance.checks("rlplug-eager", kinds=["loop"]):
+        check()
 
 
 def summary(run: Path) -> dict:
@@ -65,11 +71,24 @@ def test_four_actors_one_of_them_slow(eager, tmp_path):
     rates = {}
     for name, shards in (("all", "null"), ("first", "1")):
         run = tmp_path / name
-        more = ("num_envs=4", "hardware.actors.count=4", "total_steps=12000", "env.seconds=0.004", "replay_ratio=0.002")
-        assert main([*DQN, *more, f"loop.shards={shards}", f"hydra.run.dir={run}"]) == 0
+        words = (*DQN, "num_envs=4", "hardware.actors.count=4", "total_steps=4000", "rollout_fragment_length=50")
+        words = (*words, "env.seconds=0.01", "replay_ratio=0.002")  # so slow that other processes hardly matter
+        assert main([*words, f"loop.shards={shards}", f"hydra.run.dir={run}"]) == 0
         rates[name] = summary(run)["env_steps_per_s"]
     faster = rates["first"] / rates["all"]
     print(f"steps/s: waiting {rates['all']:.0f}, first ready {rates['first']:.0f}: {faster:.2f} x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("envs", [4, 3], ids=["shares", "replicated"])
+def test_ranks_take_as_many_segments_each(eager, tmp_path, envs):
+    """Rounds of two ranks pair up although one has the slow actor; of three environments the first rank plays all."""
+    run = tmp_path / "run"
+    words = (*DQN, "hardware=2cpu", f"num_envs={envs}", f"hardware.actors.count={envs}", "total_steps=1000")
+    command = [sys.executable, "-m", "rlplug", *words, f"hydra.run.dir={run}"]
+    done = subprocess.run(command, env=eager, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert 1000 - envs < summary(run)["env_steps"] <= 1000
 
 
 @pytest.mark.parametrize("victim", ["run", "actor"])

@@ -1,0 +1,217 @@
+"""Rows of agents: an axis, groups, and who is alive; segments join without a seam."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+
+from rlplug import tree
+from rlplug.api import Algorithm, Needs
+from rlplug.checkpointing.serialize import copy_to_host, decode, encode
+from rlplug.collection.episodes import Episodes
+from rlplug.collection.in_process import make_shard
+from rlplug.collection.nonfinite import check_segment
+from rlplug.collection.segment import ended
+from rlplug.context import EnvShard
+from rlplug.testing.context import context
+from rlplug.types import ConfigError, RunError
+from tests.contract.tenants.teams import Carts, Signals
+
+COLUMNS = 4
+KEYS = ("obs", "action", "value", "prev_action", "prev_reward", "state")
+
+
+class Swinging(Algorithm):
+    """Acts by what it sees alone; its value names the row."""
+
+    def __init__(self, nested):
+        super().__init__()
+        self.nested = nested
+
+    def group(self, part, actions):
+        sums = part["obs"].sum(-1)
+        who = torch.arange(sums.shape[1]) if sums.ndim == 2 else 0
+        return {"action": ((sums * 1000).long().abs() + who) % actions, "value": 2.0 * sums}
+
+    def act(self, step, carry, mode):
+        if self.nested:
+            return {"scouts": self.group(step["scouts"], 3), "base": self.group(step["base"], 4)}, carry
+        return self.group(step, 2), carry
+
+
+def made(cls, **options):
+    shard = SimpleNamespace(env_ids=range(COLUMNS))
+    return cls(SimpleNamespace(**options), shard)
+
+
+ENVS = {"carts": (Carts, {"agents": 3, "max_steps": 20}), "signals": (Signals, {"max_steps": 5})}
+
+
+def source(name, env=None):
+    cls, options = ENVS[name]
+    env = env or made(cls, **options)
+    keys = tuple(key for key in KEYS if key != "state" or "state" in env.spec.extras)
+    ctx = context(env.spec, needs=Needs(keys=keys), num_envs=COLUMNS)
+    shard = EnvShard("actor", COLUMNS, range(COLUMNS))
+    return make_shard(env, Swinging(env.spec.nested), ctx, shard, list(range(COLUMNS)))
+
+
+def clone(batch):
+    return tree.map(torch.clone, batch)
+
+
+def joined(name, rows, n):
+    """Collect ``n`` segments, and put them one behind the other without the rows that stand in two of them."""
+    player = source(name)
+    segments = [clone(player.collect(rows)) for _ in range(n)]
+    for before, after in pairwise(segments):
+        for part in ("obs", "alive", "prev_action"):
+            for path, leaf in tree.items(before):
+                if path[-1] == part:
+                    other = dict(tree.items(after))[path]
+                    assert torch.equal(leaf[-1], other[0]), path
+    return tree.cat([tree.take(segment, slice(0, rows)) for segment in segments])
+
+
+def groups(batch):
+    return [batch[name] for name in ("scouts", "base")] if "scouts" in batch else [batch]
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_segments_of_any_length_are_the_same_stream(name):
+    whole = joined(name, 60, 1)
+    assert int(ended({**whole}).sum()) > 4
+    for rows in (1, 7, 30):
+        parted = joined(name, rows, 60 // rows)
+        for path, leaf in tree.items(parted):
+            assert torch.equal(leaf, dict(tree.items(whole))[path][: len(leaf)]), path
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_rows_are_what_the_environment_gave(name):
+    """Play the stored actions again, in an environment of its own."""
+    batch, (cls, options) = joined(name, 60, 1), ENVS[name]
+    env = made(cls, **options)
+    row = env.reset(list(range(COLUMNS)))
+    nested = "scouts" in batch
+    for t in range(59):
+        array = tree.map(lambda x, t=t: x[t].numpy(), batch)
+        for path, leaf in tree.items(row):
+            if path[-1] in ("obs", "alive", "state"):
+                assert np.array_equal(dict(tree.items(array))[path], leaf), (t, path)
+        action = {key: array[key]["action"] for key in ("scouts", "base")} if nested else array["action"]
+        row = env.step(action)
+        for path, leaf in tree.items(row):
+            if path[-1] in ("reward", "terminated", "truncated"):
+                assert np.array_equal(dict(tree.items(array))[path], leaf), (t, path)
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_the_stream_rule_holds_for_the_column_and_for_every_agent(name):
+    batch = joined(name, 60, 1)
+    valid, first = batch["valid"], batch["is_first"]
+    someone = torch.stack([part["alive"].reshape(60, COLUMNS, -1).any(2) for part in groups(batch)]).any(0)
+    assert torch.equal(valid, someone)
+    assert torch.equal(first[1:], ~valid[:-1])
+    left = 0
+    for part in groups(batch):
+        alive, over = part["alive"].reshape(60, COLUMNS, -1), (part["terminated"] | part["truncated"])
+        over, reward = over.reshape(60, COLUMNS, -1), part["reward"].reshape(60, COLUMNS, -1)
+        acted = alive & valid.unsqueeze(-1)
+        going = acted & ~over
+        begins = first[1:].unsqueeze(-1)
+        assert torch.equal(alive[1:], going[:-1] | begins & alive[1:])  # it goes on, or a new episode begins
+        assert not (over & ~acted).any()
+        assert not reward[~acted].any()
+        left += int((over & valid.unsqueeze(-1))[:-1][valid[1:]].sum())
+        value, obs = part["value"][:-1], part["obs"][:-1]
+        torch.testing.assert_close(value[valid[:-1]], 2.0 * obs.sum(-1)[valid[:-1]])
+    assert left > 3  # agents that left an episode before it ended
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_what_was_done_before_stands_in_the_next_row(name):
+    batch = joined(name, 60, 1)
+    for part in groups(batch):
+        acted = part["alive"] & batch["valid"].reshape(60, COLUMNS, *(1 for _ in part["alive"].shape[2:]))
+        for key in ("action", "reward"):
+            expected = torch.where(acted, part[key], 0)[:-1]
+            assert torch.equal(part[f"prev_{key}"][1:], expected)
+    assert any(part["prev_action"].any() for part in groups(batch))
+
+
+def test_the_value_of_row_t_is_there():
+    for name in ENVS:
+        segment = source(name).collect(7)
+        for part in groups(segment):
+            torch.testing.assert_close(part["value"][-1], 2.0 * part["obs"][-1].sum(-1))
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_goes_on_where_its_state_was_taken(name):
+    one, other = source(name), source(name)
+    one.collect(11)
+    state = decode(encode(copy_to_host(one.state())))
+    other.load(state)
+    for _ in range(3):
+        for (path, a), (_, b) in zip(tree.items(one.collect(9)), tree.items(other.collect(9)), strict=True):
+            assert torch.equal(a, b), path
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_environments_that_cannot_be_saved_begin_new_episodes(name):
+    one, other = source(name), source(name)
+    one.collect(2)
+    state = one.state() | {"env": None}
+    other.load(state)
+    segment = other.collect(6)
+    assert not segment["valid"][0].any()
+    assert segment["is_first"][1].all()
+    assert all(part["alive"][1].all() for part in groups(segment))
+    assert not any(part["reward"][0].any() for part in groups(segment))
+
+
+def test_returns_are_means_over_agents():
+    batch = source("signals").collect(60)
+    counted = Episodes(COLUMNS, ("scouts", "base"))
+    steps = counted.add(batch)
+    assert steps == int(batch["valid"][:-1].sum())
+    episodes = counted.drain()
+    rewards = torch.cat([batch["scouts"]["reward"], batch["base"]["reward"].unsqueeze(-1)], 2)
+    sums, found = torch.zeros(COLUMNS, 3), []
+    for t in range(60):
+        for b in range(COLUMNS):
+            sums[b] = rewards[t, b] + (0 if batch["is_first"][t, b] else sums[b])
+            if ended(batch)[t, b]:
+                found.append((float(sums[b].mean()), float(sums[b, :2].mean()), float(sums[b, 2])))
+    assert len(found) > 8
+    assert [(total, scouts, base) for total, _, _, scouts, base in episodes] == [pytest.approx(x) for x in found]
+    again = Episodes(COLUMNS, ("scouts", "base"))
+    again.load(decode(encode(copy_to_host(counted.state()))))
+    for part in (counted, again):
+        part.add(batch)
+    assert counted.drain() == again.drain()
+
+
+def test_a_number_that_is_none_names_group_and_environment():
+    class Broken(Signals):
+        def play(self, action, where):
+            result = super().play(action, where)
+            result["base"]["reward"][2] = np.nan
+            return result
+
+    player = source("signals", Broken(SimpleNamespace(max_steps=5), SimpleNamespace(env_ids=range(COLUMNS))))
+    with pytest.raises(RunError, match="reward of base in environment 2 is NaN at environment step 4"):
+        check_segment(player.collect(4), 0, range(COLUMNS))
+
+
+def test_agents_that_reset_within_the_step_are_refused():
+    env = made(*ENVS["signals"][:1], **ENVS["signals"][1])
+    env.autoreset = AutoresetMode.SAME_STEP
+    with pytest.raises(ConfigError, match="env: has agents, and resets within the step"):
+        source("signals", env)

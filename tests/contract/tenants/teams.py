@@ -1,0 +1,208 @@
+"""Environments with agents: the two-step game of QMIX, two carts, and scouts that a base signals to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+
+from rlplug.api import Context
+from rlplug.settings import PositiveInt, option, settings
+from rlplug.types import Batch, EnvSpec, Group, Tree
+
+
+def one_hot(index: Any, size: int) -> np.ndarray:
+    return np.eye(size, dtype=np.float32)[index]
+
+
+class Columns:
+    """``B`` columns that are reset by the step behind their end. A subclass plays; its arrays are its state.
+
+    Args:
+        names: of the attributes that ``state`` returns, arrays ``[B, ...]``.
+    """
+
+    autoreset = AutoresetMode.NEXT_STEP
+    spec: EnvSpec
+    alive: np.ndarray
+
+    def __init__(self, ctx: Context, names: tuple[str, ...]) -> None:
+        self.columns = len(ctx.env_ids)
+        self.names = ("seeds", "episodes", *names)
+
+    def reset(self, seeds, tasks: Tree = None) -> Batch:
+        self.seeds, self.episodes = np.array(seeds, np.int64), np.zeros(self.columns, np.int64)
+        self.begin(np.ones(self.columns, np.bool_))
+        return self.row()
+
+    def step(self, action: Any) -> Batch:
+        over = ~self.going()
+        result = self.play(action, ~over)
+        self.episodes += over
+        self.begin(over)
+        row = self.row()
+        return {key: leaf | result[key] if isinstance(leaf, dict) else leaf for key, leaf in (result | row).items()}
+
+    def draw(self, column: Any) -> np.random.Generator:
+        """Return what decides all about a column's episode."""
+        return np.random.default_rng([self.seeds[column], self.episodes[column]])
+
+    def begin(self, where: np.ndarray) -> None:
+        """Begin an episode in the columns ``where [B]``."""
+        raise NotImplementedError
+
+    def play(self, action: Any, where: np.ndarray) -> Batch:
+        """Play a step in the columns ``where [B]``; return ``reward``, ``terminated`` and ``truncated``."""
+        raise NotImplementedError
+
+    def row(self) -> Batch:
+        raise NotImplementedError
+
+    def going(self) -> np.ndarray:
+        """Return in which columns somebody is alive, ``[B]``."""
+        return np.asarray(self.alive.any(1))
+
+    def state(self) -> Tree:
+        return {name: getattr(self, name).copy() for name in self.names}
+
+    def load(self, state: Tree) -> None:
+        for name in self.names:
+            setattr(self, name, state[name].copy())
+
+    def close(self) -> None:
+        pass
+
+
+class TwoStep(Columns):
+    """The two-step game, Rashid et al. 2018 (arXiv:1803.11485), section 5 and appendix.
+
+    The first agent's action leads to state 2A or 2B, where both are paid for their actions.
+    """
+
+    PAYOFF = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]], np.float32)
+
+    @settings
+    class Config:
+        pass
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__(ctx, ("place", "alive"))
+        state = Box(0.0, 1.0, (3,), np.float32)
+        self.spec = EnvSpec({"team": Group(state, Discrete(2), ("left", "right"))}, {"state": state}, 2)
+
+    def begin(self, where):
+        if where.all():
+            self.place, self.alive = np.zeros(self.columns, np.int64), np.ones((self.columns, 2), np.bool_)
+        self.place[where], self.alive[where] = 0, True
+
+    def play(self, action, where):
+        paid = where & (self.place > 0)
+        reward = np.where(paid, self.PAYOFF[self.place - 1, action[:, 0], action[:, 1]], 0.0).astype(np.float32)
+        self.place = np.where(paid | ~where, self.place, 1 + action[:, 0])
+        self.alive = self.alive & ~paid[:, None]
+        both = np.ones(2, np.bool_)
+        return {
+            "reward": reward[:, None] * np.ones(2, np.float32),
+            "terminated": paid[:, None] & both,
+            "truncated": np.zeros((self.columns, 2), np.bool_),
+        }
+
+    def row(self):
+        state = one_hot(self.place, 3)
+        return {"obs": np.stack([state, state], 1), "alive": self.alive.copy(), "state": state}
+
+
+class Carts(Columns):
+    """Agents with a cart of CartPole each. Whose pole falls is no longer alive; all end after ``max_steps``."""
+
+    @settings
+    class Config:
+        agents: PositiveInt = option("Carts.")
+        max_steps: PositiveInt = option("Longest episode.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__(ctx, ("physics", "alive", "steps"))
+        self.cfg, self.cart = cfg, CartPoleEnv()
+        names = tuple(f"cart{i}" for i in range(cfg.agents))
+        space = Box(-np.inf, np.inf, (4,), np.float32)
+        self.spec = EnvSpec({"carts": Group(space, Discrete(2), names)}, max_episode_steps=cfg.max_steps)
+
+    def begin(self, where):
+        if where.all():
+            self.physics = np.zeros((self.columns, self.cfg.agents, 4))
+            self.alive = np.ones((self.columns, self.cfg.agents), np.bool_)
+            self.steps = np.zeros(self.columns, np.int64)
+        for column in np.flatnonzero(where):
+            self.physics[column] = self.draw(column).uniform(-0.05, 0.05, (self.cfg.agents, 4))
+        self.alive[where], self.steps[where] = True, 0
+
+    def play(self, action, where):
+        acted = self.alive & where[:, None]
+        terminated = np.zeros_like(self.alive)
+        for place in zip(*acted.nonzero(), strict=True):
+            self.cart.state, self.cart.steps_beyond_terminated = self.physics[place], None
+            _, _, terminated[place], _, _ = self.cart.step(int(action[place]))
+            self.physics[place] = self.cart.state
+        self.steps += where
+        truncated = acted & ~terminated & (self.steps == self.cfg.max_steps)[:, None]
+        self.alive = self.alive & ~terminated & ~truncated
+        return {"reward": acted.astype(np.float32), "terminated": terminated, "truncated": truncated}
+
+    def row(self):
+        return {"obs": self.physics.astype(np.float32), "alive": self.alive.copy()}
+
+
+class Signals(Columns):
+    """Two scouts that look for one of three places, and a base that knows it and can only signal.
+
+    A scout that finds it is gone, and is paid; the base is paid for each of them. What the base signaled last is what
+    the scouts observe. Who is left after ``max_steps`` is truncated.
+    """
+
+    @settings
+    class Config:
+        max_steps: PositiveInt = option("Longest episode.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__(ctx, ("goal", "signal", "alive", "base", "steps"))
+        self.cfg = cfg
+        scouts = Group(Box(0.0, 1.0, (5,), np.float32), Discrete(3), ("north", "south"))
+        base = Group(Box(0.0, 1.0, (3,), np.float32), Discrete(4))
+        state = Box(0.0, 1.0, (7,), np.float32)
+        self.spec = EnvSpec({"scouts": scouts, "base": base}, {"state": state}, cfg.max_steps)
+
+    def begin(self, where):
+        if where.all():
+            self.goal, self.signal, self.steps = (np.zeros(self.columns, np.int64) for _ in range(3))
+            self.alive, self.base = np.ones((self.columns, 2), np.bool_), np.ones(self.columns, np.bool_)
+        for column in np.flatnonzero(where):
+            self.goal[column] = self.draw(column).integers(3)
+        self.alive[where], self.base[where], self.signal[where], self.steps[where] = True, True, 0, 0
+
+    def play(self, action, where):
+        acted = self.alive & where[:, None]
+        found = acted & (action["scouts"] == self.goal[:, None])
+        self.steps += where
+        late = where & (self.steps == self.cfg.max_steps)
+        alive = acted & ~found & ~late[:, None]
+        done = where & ~(acted & ~found).any(1)
+        self.signal = np.where(where, action["base"], self.signal)
+        self.alive, self.base = np.where(where[:, None], alive, self.alive), np.where(where, ~done & ~late, self.base)
+        scouts = {"reward": found.astype(np.float32), "terminated": found, "truncated": acted & ~found & late[:, None]}
+        base = {"reward": found.sum(1).astype(np.float32), "terminated": done, "truncated": late & ~done}
+        return {"scouts": scouts, "base": base}
+
+    def going(self):
+        return self.base | self.alive.any(1)
+
+    def row(self):
+        goal, signal = one_hot(self.goal, 3), one_hot(self.signal, 4)
+        seen = np.concatenate([signal, (self.steps / self.cfg.max_steps).astype(np.float32)[:, None]], 1)
+        return {
+            "scouts": {"obs": np.stack([seen, seen], 1), "alive": self.alive.copy()},
+            "base": {"obs": goal, "alive": self.base.copy()},
+            "state": np.concatenate([goal, signal], 1),
+        }

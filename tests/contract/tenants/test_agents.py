@@ -1,0 +1,275 @@
+"""Agents: value mixing on the two-step game, independent learners on two carts, and two groups in a replay."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from rlplug import tree
+from rlplug.agent import evaluate, load
+from rlplug.cli import main
+from rlplug.config import compose
+from rlplug.registry import hookimpl
+from rlplug.run.build import build
+from rlplug.testing import conformance
+from rlplug.testing.comparing import compare_runs
+from rlplug.types import ConfigError
+from tests.contract.tenants.agents import FILES
+from tests.contract.tenants.teams import Columns
+from tests.installing import install, site  # noqa: F401  fixtures
+
+QUIET = ("hardware=cpu", "logger=[]", "eval.every=0")
+SIGNALS = (
+    *("algo=independent_dqn", "env=signals", *QUIET, "eval.episodes=4", "model.hidden=[16]", "replay_ratio=0.25"),
+    *(
+        "buffer.capacity=512",
+        "num_steps_sampled_before_learning_starts=64",
+        "checkpoint.every=100",
+        "total_steps=320",
+        "log.every=200",
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def teams(install):  # noqa: F811
+    install("rlplug-teams", "rlplug_teams", FILES)
+
+
+def summary(run) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(("mixer", "value"), [("vdn", 7.0), ("qmix", 8.0)])
+def test_two_step_game(tmp_path, mixer, value):
+    """VDN cannot represent the payoffs of state 2B, Rashid et al. 2018, section 5; so it takes the sure 7."""
+    words = ("algo=qmix", "env=two_step", *QUIET, f"algo.mixer={mixer}", "total_steps=12000", "eval.episodes=10")
+    assert main([*words, "buffer.capacity=12000", "model.hidden=[32]", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    result = summary(tmp_path / "run")
+    print(f"{mixer}: {result['eval/return_mean']} after {result['updates']} updates")
+    assert (result["eval/return_mean"], result["eval/return_std"]) == (value, 0.0)
+
+
+def greedy_returns(trainer, episodes: int = 16) -> np.ndarray:
+    """Return what every agent of one group earns, ``[episodes, N]``."""
+    from rlplug.collection.in_process import make_shard
+    from rlplug.context import EnvShard
+
+    shard = EnvShard("eval", episodes, range(episodes))
+    player = make_shard(trainer.policy.env(shard), trainer.algorithm, trainer.ctx, shard, range(episodes), keys=())
+    limit = trainer.ctx.spec.max_episode_steps
+    batch = player.collect(limit, "greedy")
+    first = batch["valid"].long().cumprod(0).bool()  # the first episode
+    return (batch["reward"] * first.unsqueeze(-1)).sum(0).numpy()
+
+
+def test_two_independent_ppo(tmp_path):
+    words = ("algo=independent", "env=carts", *QUIET, "total_steps=40960", "algo.algo.gamma=0.98", "seed=1")
+    trainer = build(compose([*words]), tmp_path)
+    before = greedy_returns(trainer).mean(0)
+    trainer.loop.run(trainer)
+    after = greedy_returns(trainer).mean(0)
+    trainer.close()
+    print(f"greedy returns of the two carts: {before.round(1)} before, {after.round(1)} after 40960 steps")
+    assert trainer.progress.env_steps > 40950
+    assert (before < 100).all()
+    assert (after > 200).all()
+    (one, other) = trainer.algorithm.children()
+    weights = one.state_dict(), other.state_dict()
+    assert not any(torch.equal(weights[0][key], weights[1][key]) for key in weights[0] if key.endswith("weight"))
+
+
+def test_two_groups_in_a_replay(tmp_path):
+    trainer = build(compose([*SIGNALS]), tmp_path)
+    trainer.loop.run(trainer)
+    batch = trainer.buffer.sample()
+    scouts, base = batch["scouts"], batch["base"]
+    assert {key: (*leaf.shape,) for key, leaf in scouts.items()} == {
+        **dict.fromkeys(("action", "reward", "terminated", "truncated", "alive"), (2, 32, 2)),
+        "obs": (2, 32, 2, 5),
+    }
+    assert base["obs"].shape == (2, 32, 3)
+    assert base["action"].shape == base["alive"].shape == batch["valid"].shape == (2, 32)
+    assert not {"reward", "obs", "action"} & batch.keys()
+    steps, episodes = trainer.progress.env_steps, trainer.episodes.drain()
+    assert 318 < steps <= 320
+    assert len(episodes) > 10
+    for total, length, _, scouted, paid in episodes:
+        assert scouted == paid / 2  # the base is paid for both scouts
+        assert total == pytest.approx((2 * scouted + paid) / 3)
+        assert 1 <= length <= 6
+    trainer.close()
+
+
+def test_two_groups_killed_and_resumed_bit_for_bit(tmp_path, site):  # noqa: F811
+    words = (*SIGNALS, "total_steps=1600")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert main([*words, f"hydra.run.dir={whole}"]) == 0
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()])
+    command = [sys.executable, "-m", "rlplug", *words, f"hydra.run.dir={killed}"]
+    program = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
+    while program.poll() is None and len(list(killed.glob("checkpoints/step_*[0-9]"))) < 2:
+        time.sleep(0.01)
+    program.kill()
+    assert program.wait() == -signal.SIGKILL
+    assert main(["resume", str(killed)]) == 0
+    parts = compare_runs(whole, killed)
+    assert parts["weights"][0] > 20
+    assert [f"{part}: {name}" for part, (_, names) in parts.items() for name in names] == []
+    with (whole / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    returns = [row for row in rows if row["episode/return"]]
+    assert all(row["episode/return/scouts"] and row["episode/return/base"] for row in returns)
+    assert returns
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+CARTS, SIGNAL = r"carts \(cart0, cart1\)", r"scouts \(north, south\); base \(one agent\)"
+REFUSED = {
+    "ppo": (("algo=ppo", "env=carts"), "env", rf"has the agents {CARTS}.* serves one agent"),
+    "dqn": (("algo=dqn", "env=carts", "exploration=[]"), "env", CARTS),
+    "sac": (("algo=sac", "env=signals"), "env", SIGNAL),
+    "reinforce": (("algo=reinforce", "env=carts"), "env", CARTS),
+    "qmix": (("algo=qmix", "env=signals"), "env", "one group of agents"),
+    "exploration": (("algo=qmix", "env=two_step", "exploration=icm"), "exploration.icm", "of one agent alone"),
+    "reward": (
+        ("algo=independent", "env=carts", "preprocess.normalize_reward=true"),
+        "preprocess.normalize_reward",
+        "",
+    ),
+    "obs": ((*SIGNALS, "preprocess.normalize_obs=true"), "preprocess.normalize_obs", "scouts, base"),
+    "recurrent": (("algo=independent", "env=carts", "model=lstm"), "model", "Independent"),
+    "video": (("algo=independent", "env=carts", "eval.record=1"), "eval.record", ""),
+    "nested value": (("algo=independent", "env=carts", "algo.algo.gamma=2"), "algo.algo.gamma", "out of range"),
+    "nested key": (("algo=independent", "env=carts", "+algo.algo.gama=1"), "algo.algo.gama", "did you mean"),
+    "nested name": (("algo=independent", "env=carts", "algo.algo.name=pop"), "algo.algo.name", "ppo"),
+    "nested cross": (
+        ("algo=independent", "env=carts", "algo.algo.sgd_minibatch_size=9999"),
+        "algo.algo.sgd_minibatch_size",
+        "9999 is more than",
+    ),
+    "nested spaces": (
+        ("algo=independent_dqn", "env=carts", "algo.algo.num_atoms=3", "algo.algo.v_max=-20"),
+        "algo.algo.v_max",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_before_anything_starts(tmp_path, what):
+    words, key, said = REFUSED[what]
+    with pytest.raises(ConfigError) as caught:
+        build(compose([*words, *QUIET]), tmp_path / "run").close()
+    assert caught.value.key == key
+    assert re.search(said, str(caught.value))
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_policy_of_several_cannot_be_loaded(tmp_path):
+    run = tmp_path / "run"
+    assert main([*SIGNALS, f"hydra.run.dir={run}"]) == 0
+    with pytest.raises(ConfigError, match="several agents"):
+        load(run)
+    assert evaluate(run, ["eval.episodes=3"])["episodes"] == 3
+    described = {
+        key: origin["name"] for key, origin in json.loads((run / "manifest.json").read_text())["plugins"].items()
+    }
+    assert described["algo.algo"] == "dqn"
+
+
+def test_observations_of_agents_are_normalized_alike(tmp_path):
+    """Every agent that is alive counts once, in the moments that all agents are normalized by."""
+    words = ("algo=independent", "env=carts", *QUIET, "preprocess.normalize_obs=true", "total_steps=2048")
+    trainer = build(compose([*words]), tmp_path)
+    rows = []
+    trainer.hooks.register(Watching(rows))
+    trainer.loop.run(trainer)
+    moments = trainer.policy.normalizer.obs["obs"]
+    moments.commit()
+    seen = torch.cat(rows).double()
+    assert 1000 < len(seen) < 2 * trainer.progress.env_steps
+    torch.testing.assert_close(moments.mean.double(), seen.mean(0), atol=1e-5, rtol=1e-4)
+    trainer.close()
+
+
+class Watching:
+    def __init__(self, rows):
+        self.rows = rows
+
+    @hookimpl
+    def rlplug_collected(self, run, segment):
+        batch = segment.batch
+        self.rows.append(batch["obs"][batch["valid"].unsqueeze(-1) & batch["alive"]].clone())
+
+
+# ---- the conformance kit ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["two_step", "carts", "signals"])
+def test_environments_with_agents_keep_to_the_contract(name):
+    conformance.check_component("env", name)
+
+
+def zombie(result):
+    result["alive"] = result["alive"] | result.get("terminated", False)
+
+
+def vanishing(result):
+    result["alive"][:, 1] = False
+
+
+def dead_again(result):
+    if "terminated" in result:
+        result["terminated"][:, 0] |= ~result["alive"][:, 0]
+
+
+def without_agents(result):
+    if "reward" in result:
+        result["reward"] = result["reward"].sum(1)
+
+
+def without_alive(result):
+    del result["alive"]
+
+
+def outside(result):
+    result["obs"] = result["obs"][:, :1]
+
+
+WRONG = {
+    zombie: "an agent is terminated or truncated, and alive in the next row",
+    vanishing: "that was not alive is terminated|is not alive any more, but was not",
+    dead_again: "that was not alive is terminated",
+    without_agents: r"'reward' with shape \(3,\); wanted \(3, 2\)",
+    without_alive: "a row lacks 'alive'",
+    outside: r"obs has shape \(3, 1, 4\); wanted \(3, 2, 4\)",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_environment_that_breaks_the_contract_is_reported(monkeypatch, wrong):
+    def changed(method):
+        def call(self, *args):
+            result = tree.map(np.copy, method(self, *args))
+            wrong(result)
+            return result
+
+        return call
+
+    first = Columns.reset
+    monkeypatch.setattr(Columns, "step", changed(Columns.step))
+    monkeypatch.setattr(Columns, "reset", changed(first) if wrong is not vanishing else first)
+    with pytest.raises(AssertionError, match=WRONG[wrong]):
+        conformance.check_component("env", "carts")
