@@ -12,7 +12,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.checkpointing.format import Checkpoint, FileRowLog, folder_of, write
 from rlplug.run.callbacks import capture, restore
-from rlplug.testing.checks.runs import Case, callbacks_of, differences, play, require, some
+from rlplug.testing.checks.runs import Case, differences, play, require, some
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Tree
 
@@ -42,8 +42,10 @@ def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
 
 
 def whole(trainer: Trainer) -> Tree:
-    """Everything that a checkpoint of this moment holds, the buffer's rows by their number."""
-    return capture(trainer).trees | {"rows": stored(callbacks_of(trainer).row_log)}
+    """Everything that a checkpoint of this moment holds, the buffer's rows as they are now, by their number."""
+    trees, log = capture(trainer).trees, FileRowLog()
+    trainer.buffer.save(log)
+    return trees | {"rows": stored(log)}
 
 
 def stored(store: FileRowLog) -> Tree:
