@@ -43,9 +43,10 @@ def everything(folder: Path) -> dict[str, tuple[int, int]]:
 def test_a_table(run: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["evaluate", "run"]) == 0
     summary = json.loads((run / "summary.json").read_text())
-    head, steps, episodes, returns, length = capsys.readouterr().out.splitlines()
+    head, steps, updates, episodes, returns, length = capsys.readouterr().out.splitlines()
     assert head == "checkpoint  run/checkpoints/step_000000000600"
     assert steps == "env steps   600"
+    assert updates.startswith("updates ")
     assert episodes == "episodes    3 (seed 0)"
     assert returns.startswith(
         f"return      {summary['eval/return_mean']:,.2f} ± {summary['eval/return_std']:,.2f} (min -"
@@ -59,7 +60,7 @@ def test_as_json_it_is_the_runs_own_evaluation_to_the_last_bit(run: Path, capsys
     for key in ("env_steps", "eval/return_mean", "eval/return_std", "eval/length_mean"):
         assert result[key] == summary[key]
     assert set(result) == {
-        *("checkpoint", "env_steps", "episodes", "seed", "eval/return_mean", "eval/return_std"),
+        *("checkpoint", "env_steps", "updates", "episodes", "seed", "eval/return_mean", "eval/return_std"),
         *("eval/return_min", "eval/return_max", "eval/length_mean"),
     }
 

@@ -64,7 +64,7 @@ def test_another_buffer_is_refused_with_the_one_that_fits(buffer):
 def test_windows_are_data_of_other_policies(monkeypatch):
     wrong = Needs(data="windows", keys=("obs", "action", "logp"))
     monkeypatch.setattr(VTrace, "needs", classmethod(lambda cls, cfg, spec: wrong))
-    with pytest.raises(ConfigError, match="algo: vtrace learns from windows.*off_policy=True"):
+    with pytest.raises(ConfigError, match=r"algo: vtrace learns from windows.*off_policy=True"):
         build(compose([*RUN, "buffer=replay"]), Path())
 
 
