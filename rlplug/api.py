@@ -536,7 +536,8 @@ class Collector(Protocol):
         The tensors belong to the collector, and are valid until the next ``submit`` or ``poll``.
 
         Args:
-            shards: those of so many shards that finish first; None: of all, side by side, as one segment.
+            shards: so many segments, those that are ready first, which may be two of one shard; None: one of every
+                shard, side by side as one segment.
         """
         ...
 
@@ -600,8 +601,8 @@ class Run(Protocol):
         """Collect one round of segments: observed, counted, stored.
 
         Args:
-            shards: of each rank that are waited for, those that finish first; None: all, side by side as one. A loop
-                keeps to one way.
+            shards: so many segments of each rank, those that are ready first, at most one for every shard; None: one of
+                every shard, side by side as one. A loop keeps to one way.
         """
 
     def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:

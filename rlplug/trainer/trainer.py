@@ -113,6 +113,7 @@ class Trainer(Run):
 
     def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
         self.policy.normalizer.commit()
+        shards = shards and min(shards, len(self.collector.spec.shards))
         with self.clock.phase("collect"):
             self._order(mode, shards)
             segments = self.collector.poll(shards)

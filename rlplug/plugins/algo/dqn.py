@@ -201,8 +201,10 @@ class DQN(Algorithm):
             error = error.detach().abs()
         priority = sequence_priority(error, batch["valid"][: self.length], self.cfg.eta)
 
+        behind = len(batch["valid"]) - 1 - self.length
+
         def padded(x: Tensor) -> Tensor:  # a number for every transition, those behind the learned ones too
-            return pad(x, (0, 0, 0, len(batch["valid"]) - 1 - self.length))
+            return pad(x, (0, 0, 0, behind)) if behind else x
 
         terms = {"critic": padded(loss * batch["weight"] if "weight" in batch else loss)}
         metrics = {"q": padded(self.q(chosen.detach())), "td_error": padded(error)}

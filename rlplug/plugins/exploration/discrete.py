@@ -57,8 +57,11 @@ class EpsilonGreedy(Exploration):
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         action = out["action"]
         noise = self.ctx.rand(len(action), 1 + sum(self.sizes))
+        explores = noise[:, 0] < self.epsilons()
+        if not explores.any():
+            return out, carry
         random = best(noise[:, 1:], step.get("action_mask"), self.sizes, action)
-        explores = (noise[:, 0] < self.epsilons()).view(-1, *(1 for _ in action.shape[1:]))
+        explores = explores.view(-1, *(1 for _ in action.shape[1:]))
         return out | {"action": torch.where(explores, random, action)}, carry
 
 

@@ -65,6 +65,13 @@ def test_staleness_is_measured_and_steps_are_exact(eager, tmp_path):
     assert max(stale) > 0
 
 
+def test_a_loop_may_ask_for_more_shards_than_there_are(eager, tmp_path):
+    """One process is one shard, and the run still takes exactly its ``total_steps``."""
+    words = (*DQN, "env=cartpole", "num_envs=1", "total_steps=1000", f"hydra.run.dir={tmp_path / 'run'}")
+    assert main([*words, "loop.shards=3", "loop.in_flight=1"]) == 0
+    assert summary(tmp_path / "run")["env_steps"] == 1000
+
+
 @pytest.mark.slow
 def test_four_actors_one_of_them_slow(eager, tmp_path):
     """The loop that takes what is ready does not wait for the slow actor, which the other one does."""
