@@ -250,7 +250,7 @@ def faults(rounds: int, total_steps: int = 200_000, seconds: float = 10.0) -> di
     with tempfile.TemporaryDirectory() as work:
         run, hung = Path(work) / "run", Path(work) / "hung"
         words = (
-            *("experiment=ppo_cartpole", "env.id=rlplug.testing.worlds:FaultyCartPole-v0", "hardware=cpu", *actors(2)),
+            *("algo=ppo", "env=cartpole", "env.id=rlplug.testing.worlds:FaultyCartPole-v0", "hardware=cpu", *actors(2)),
             *("+env.kwargs.raises=0.0005", f"+env.kwargs.hangs={hung}", "+env.kwargs.after=2000", "eval.every=0"),
             *(
                 "env.restart_failed=true",

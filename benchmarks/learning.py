@@ -2,11 +2,11 @@
 
     python benchmarks/learning.py                    # everything below: hours
     python benchmarks/learning.py ppo_cartpole       # one proof
-    python benchmarks/learning.py --seeds 1,2,3 --jobs 2 'dqn_cartpole*' --keep runs/proofs
+    python benchmarks/learning.py --seeds 1,2,3,4,5 --jobs 2 'dqn_cartpole*' --keep runs/proofs
 
-A proof is an experiment of ``conf/experiment``, maybe with further settings. ``--keep`` keeps the run folders; runs
-that are there already and have finished are not run again. Results, also of some of the seeds, are kept in
-``benchmarks/results`` beside those of other seeds. The command exits with 1 if a mean falls short.
+A proof is a line that a user types, ``algo=ppo env=cartpole``, or an experiment of ``conf/experiment``. ``--keep`` keeps
+the run folders; runs that are there already and have finished are not run again. Results, also of some of the seeds,
+are kept in ``benchmarks/results`` beside those of other seeds. The command exits with 1 if a mean falls short.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+import rlplug
+
 RESULTS = Path(__file__).parent / "results" / "learning.json"
 
 
@@ -33,16 +34,14 @@ class Proof:
     """The mean over seeds of the final evaluation: 20 episodes, deterministic.
 
     Args:
-        experiment: a file of ``conf/experiment``.
+        line: what is typed behind ``python -m rlplug``.
         reach: the mean that is to be reached.
-        overrides: what is changed about the experiment.
         at_most: the mean that may not be exceeded, where something is left out that learning rests on.
         above: the name of a proof whose mean is to be exceeded.
     """
 
-    experiment: str
+    line: str
     reach: float | None = None
-    overrides: tuple[str, ...] = ()
     at_most: float | None = None
     above: str | None = None
 
@@ -58,54 +57,60 @@ class Proof:
         )
 
 
+PPO, SAC, DQN = (f"algo={algo} env=" for algo in ("ppo", "sac", "dqn"))
+
 RAINBOW = {
-    "double": ("algo.double_q=true",),
-    "dueling": ("algo.dueling=true",),
-    "n_step": ("algo.n_step=3",),
-    "prioritized": ("buffer=prioritized", "buffer.capacity=50_000"),
-    "noisy": ("algo.noisy=true", "exploration=[]"),
-    "distributional": ("algo.num_atoms=51",),
+    "double": "algo.double_q=true",
+    "dueling": "algo.dueling=true",
+    "n_step": "algo.n_step=3",
+    "prioritized": "buffer=prioritized buffer.capacity=50_000",
+    "noisy": "algo.noisy=true exploration=[]",
+    "distributional": "algo.num_atoms=51",
 }
 """the switches of DQN, each alone"""
 
-ACTORS = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5")
-SHAPES = {"2cpu": ("hardware=2cpu",), "actors": ("hardware=cpu", *ACTORS), "2cpu_actors": ("hardware=2cpu", *ACTORS)}
+ACTORS = "hardware.actors.count=2 hardware.actors.num_cpus=0.5"
+SHAPES = {"2cpu": "hardware=2cpu", "actors": f"hardware=cpu {ACTORS}", "2cpu_actors": f"hardware=2cpu {ACTORS}"}
 """hardware on which runs reach what they reach in one process"""
 
 PROOFS = {
-    "ppo_cartpole": Proof("ppo_cartpole", 475),
-    "ppo_pendulum": Proof("ppo_pendulum", -250),
-    "sac_pendulum": Proof("sac_pendulum", -180),
-    **{f"ppo_cartpole_{shape}": Proof("ppo_cartpole", 475, words) for shape, words in SHAPES.items()},
-    "sac_pendulum_2cpu": Proof("sac_pendulum", -180, (*SHAPES["2cpu"], "num_envs=1")),
-    "sac_pendulum_actors": Proof("sac_pendulum", -180, (*SHAPES["actors"], "num_envs=2")),
+    "ppo_cartpole": Proof(PPO + "cartpole", 475),
+    "ppo_pendulum": Proof(PPO + "pendulum", -250),
+    "sac_pendulum": Proof(SAC + "pendulum", -180),
+    **{f"ppo_cartpole_{shape}": Proof(f"{PPO}cartpole {words}", 475) for shape, words in SHAPES.items()},
+    "sac_pendulum_2cpu": Proof(f"{SAC}pendulum {SHAPES['2cpu']} num_envs=1", -180),
+    "sac_pendulum_actors": Proof(f"{SAC}pendulum {SHAPES['actors']} num_envs=2", -180),
     "sac_pendulum_2cpu_actors": Proof(
-        "sac_pendulum", -180, (*SHAPES["2cpu_actors"], "num_envs=2", "rollout_fragment_length=8")
+        f"{SAC}pendulum {SHAPES['2cpu_actors']} num_envs=2 rollout_fragment_length=8", -180
     ),
-    "sac_mountaincar_continuous": Proof("sac_mountaincar_continuous", 90),
-    "reinforce_cartpole": Proof("reinforce_cartpole", 450),
-    "dqn_cartpole": Proof("dqn_cartpole", 475),
-    **{f"dqn_cartpole_{name}": Proof("dqn_cartpole", 450, words) for name, words in RAINBOW.items()},
-    "rainbow_cartpole": Proof("rainbow_cartpole", 450),
-    "dqn_masked_cartpole": Proof("dqn_masked_cartpole", 450),
-    "dqn_taxi": Proof("dqn_taxi", 7),
-    "ppo_blackjack": Proof("ppo_blackjack", -0.08),
-    "sac_cartpole": Proof("sac_cartpole", 400),
-    "ppo_lstm_stateless_cartpole": Proof("ppo_lstm_stateless_cartpole", 400),
-    "r2d2_stateless_cartpole": Proof("r2d2_stateless_cartpole", 400),
-    "sac_lstm_pendulum_no_velocity": Proof("sac_lstm_pendulum_no_velocity", -400),
-    "ppo_icm_frozenlake": Proof("ppo_icm_frozenlake", 0.9),
-    "ppo_icm_frozenlake_without": Proof("ppo_icm_frozenlake", overrides=("exploration=[]",), at_most=0),
-    "dqn_icm_frozenlake_without": Proof("dqn_icm_frozenlake", overrides=("exploration=[epsilon_greedy]",)),
-    "dqn_icm_frozenlake": Proof("dqn_icm_frozenlake", above="dqn_icm_frozenlake_without"),
-    "sac_icm_frozenlake_without": Proof("sac_icm_frozenlake", overrides=("exploration=[]",)),
-    "sac_icm_frozenlake": Proof("sac_icm_frozenlake", above="sac_icm_frozenlake_without"),
-    "ppo_rnd_minigrid_without": Proof("ppo_rnd_minigrid", overrides=("exploration=[]",)),
-    "ppo_rnd_minigrid": Proof("ppo_rnd_minigrid", above="ppo_rnd_minigrid_without"),
-    "ppo_doorkey": Proof("ppo_doorkey", 0.9),
-    "ppo_lunarlander": Proof("ppo_lunarlander", 200),
-    "dqn_lunarlander": Proof("dqn_lunarlander", 200),
-    **{name: Proof(name) for name in ("ppo_halfcheetah", "sac_halfcheetah", "ppo_pong", "dqn_pong")},
+    "sac_mountaincar_continuous": Proof(SAC + "mountaincar_continuous", 90),
+    "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450),
+    "dqn_cartpole": Proof(DQN + "cartpole", 475),
+    **{f"dqn_cartpole_{name}": Proof(f"{DQN}cartpole {words}", 450) for name, words in RAINBOW.items()},
+    "rainbow_cartpole": Proof("experiment=rainbow_cartpole", 450),
+    "dqn_masked_cartpole": Proof(DQN + "masked_cartpole", 450),
+    "dqn_taxi": Proof(DQN + "taxi", 7),
+    "ppo_blackjack": Proof(PPO + "blackjack", -0.08),
+    "sac_cartpole": Proof(SAC + "cartpole", 400),
+    "ppo_lstm_stateless_cartpole": Proof(PPO + "stateless_cartpole model=lstm", 400),
+    "r2d2_stateless_cartpole": Proof("experiment=r2d2_stateless_cartpole", 400),
+    "sac_lstm_pendulum_no_velocity": Proof("experiment=sac_lstm_pendulum_no_velocity", -400),
+    "ppo_icm_frozenlake": Proof(PPO + "frozenlake_12x12 exploration=icm", 0.9),
+    "ppo_icm_frozenlake_without": Proof(PPO + "frozenlake_12x12", at_most=0),
+    "dqn_icm_frozenlake_without": Proof(DQN + "frozenlake_12x12"),
+    "dqn_icm_frozenlake": Proof(
+        DQN + "frozenlake_12x12 exploration=[epsilon_greedy,icm]", above="dqn_icm_frozenlake_without"
+    ),
+    "sac_icm_frozenlake_without": Proof(SAC + "frozenlake_12x12"),
+    "sac_icm_frozenlake": Proof(SAC + "frozenlake_12x12 exploration=icm", above="sac_icm_frozenlake_without"),
+    "ppo_rnd_minigrid_without": Proof("experiment=ppo_rnd_minigrid exploration=[]"),
+    "ppo_rnd_minigrid": Proof("experiment=ppo_rnd_minigrid", above="ppo_rnd_minigrid_without"),
+    "ppo_doorkey": Proof("experiment=ppo_doorkey", 0.9),
+    "ppo_lunarlander": Proof(PPO + "lunarlander", 200),
+    "dqn_lunarlander": Proof(DQN + "lunarlander", 200),
+    "ppo_halfcheetah": Proof(PPO + "halfcheetah"),
+    "sac_halfcheetah": Proof(SAC + "halfcheetah"),
+    **{name: Proof(f"experiment={name}") for name in ("ppo_pong", "dqn_pong")},
 }
 
 
@@ -113,9 +118,8 @@ def with_seed(
     result: dict[str, Any] | None, proof: Proof, overrides: list[str], seed: str, summary: dict[str, Any]
 ) -> dict[str, Any]:
     """What is known of a proof, and one more seed. Seeds of other settings are left out."""
-    (experiment,) = ROOT.glob(f"**/experiment/{proof.experiment}.yaml")
-    words = " ".join((experiment.read_text(), *proof.overrides, *overrides))
-    settings = hashlib.sha256(words.encode()).hexdigest()[:12]
+    raw = rlplug.compose([*proof.line.split(), *overrides]).raw
+    settings = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:12]
     known = result if result is not None and result.get("settings") == settings else {"scores": {}}
     scores = dict(sorted((known["scores"] | {seed: summary["eval/return_mean"]}).items()))
     return {
@@ -137,7 +141,7 @@ def run(name: str, seed: str, folder: Path, overrides: list[str]) -> dict[str, A
     target, proof = folder / f"{name}-s{seed}", PROOFS[name]
     summary = target / "summary.json"
     if not summary.exists():
-        command = [sys.executable, "-m", "rlplug", f"experiment={proof.experiment}", *proof.overrides, f"seed={seed}"]
+        command = [sys.executable, "-m", "rlplug", *proof.line.split(), f"seed={seed}"]
         done = subprocess.run([*command, f"hydra.run.dir={target}", *overrides], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from rlplug.config import compose
+from rlplug.config import composed, parse, plain, tuned
+from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
 USAGE = """rlplug check [key=value ...]
@@ -21,11 +22,16 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if flags := [argument for argument in arguments if argument.startswith("-")]:
         raise ConfigError("", f"check takes no flag {flags[0]}; settings are written key=value")
-    config = compose(arguments)
+    warn_broken()
+    config = composed(arguments)
+    pair = tuned(config.hydra)
+    run = parse(plain(config, arguments, pair))
 
     from rlplug.cli.describe import describe  # here: torch takes seconds to import
     from rlplug.run.build import build
 
-    with closing(build(config, Path())) as trainer:
+    with closing(build(run, Path())) as trainer:
         print(describe(trainer))
+    if pair:
+        print(pair)
     return 0

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rlplug.config import compose, composed, parse, plain
+from rlplug.config import compose, composed, parse, plain, tuned
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, RunError
 
@@ -60,7 +60,7 @@ def train(overrides: Sequence[str] = ()) -> float:
     """
     warn_broken()
     config = composed(overrides)
-    run = parse(plain(config, overrides))
+    run = parse(plain(config, overrides, tuned(config.hydra)))
 
     from rlplug.run import launch
 
@@ -76,7 +76,10 @@ def job(config: DictConfig) -> float:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     try:
-        run = parse(plain(config, hydra.overrides.task))
+        pair = tuned(hydra)
+        run = parse(plain(config, hydra.overrides.task, pair))
+        if pair:
+            tell(str(pair))
 
         from rlplug.run import launch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
@@ -27,7 +27,7 @@ from rlplug.types import ConfigError
 
 PRIMARY = "config"
 VERSION_BASE = "1.3"
-GROUPS = (*KINDS, "experiment")
+GROUPS = (*KINDS, "tuned", "experiment")
 ABSENT = object()
 EXISTS = "exists already: write {}=<value>, without +"
 
@@ -42,7 +42,8 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: with one line for each mistake.
     """
     warn_broken()
-    return parse(plain(composed(overrides), overrides))
+    config = composed(overrides)
+    return parse(plain(config, overrides, tuned(config.hydra)))
 
 
 def composed(overrides: Sequence[str] = ()) -> DictConfig:
@@ -55,7 +56,47 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
         return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
 
 
-def plain(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
+class Tuned(NamedTuple):
+    """The settings of a pair, from ``conf/tuned/<algo>_<env>.yaml``."""
+
+    choices: Mapping[str, str]  # by group
+    replaced: Mapping[str, Any]  # components that were not tuned, as they are without these settings
+
+    def __str__(self) -> str:
+        algo, env, name = (self.choices[group] for group in ("algo", "env", "tuned"))
+        what = f"tuned for {algo} on {env}" if name == f"{algo}_{env}" else f"settings of tuned/{name}.yaml"
+        but = "".join(f", except {group}={self.choices[group]}" for group in self.replaced)
+        return f"{what}{but}; tuned=none for the algorithm's own defaults"
+
+
+def tuned(hydra: Any) -> Tuned | None:
+    """Return whose settings a configuration has that Hydra composed; ``hydra`` is its own node.
+
+    A pair sets ``model.hidden`` for the model that its algorithm chooses. Another one gets nothing of it.
+
+    Raises:
+        ConfigError: the command line chooses settings that do not exist.
+    """
+    choices = hydra.runtime.choices
+    name, algo, env = (choices.get(group) for group in ("tuned", "algo", "env"))
+    folders = [override for override in hydra.overrides.hydra if override.startswith("hydra.searchpath=")]
+    if name is None or name not in option_names("tuned", folders):
+        if name not in (None, f"{algo}_{env}"):
+            raise _unknown_option(f"tuned/{name}", folders)
+        return None
+    if name == "none":
+        return None
+    own = composed([*folders, f"algo={algo}", f"env={env}"]).hydra.runtime.choices
+    others = [group for group in ("model", "buffer", "loop") if choices.get(group) != own[group]]
+    replaced = {}
+    if others:
+        words = [override for override in hydra.overrides.task if not override.startswith("tuned=")]
+        without = composed([*folders, *words, "tuned=none"])
+        replaced = {group: without[group] for group in others if group in without}
+    return Tuned(choices, replaced)
+
+
+def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None = None) -> dict[str, Any]:
     """Return a composed configuration as dicts and lists, with interpolations resolved and without Hydra's node.
 
     Settings that an experiment has for an exploration module or a logger are dropped if that component is not chosen,
@@ -65,6 +106,10 @@ def plain(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: a value must still be given (``???``), or an interpolation cannot be resolved.
     """
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    if tuned:
+        with open_dict(job):
+            for group, node in tuned.replaced.items():
+                job[group] = node
     with explained():
         raw: Any = OmegaConf.to_container(job, resolve=True, throw_on_missing=True)
     for kind in SEVERAL:
@@ -100,7 +145,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
             raise no_such_key(config, key)
         try:
             if chooses:  # interpolations in the group's YAML refer to the run, and stay
-                value = OmegaConf.to_container(composed([str(override.input_line), "~algo"])[key], resolve=False)
+                value = OmegaConf.to_container(composed([str(override.input_line), "~algo", "tuned=none"])[key], resolve=False)
             OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
         except (ConfigKeyError, ConfigAttributeError) as error:
             raise no_such_key(config, str(error.full_key)) from None
@@ -116,7 +161,7 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
         ConfigError: there is no such option.
     """
     choice = f"{kind}=[{option}]" if kind in SEVERAL else f"{kind}={option}"
-    config = composed([choice] if kind == "algo" else [choice, "~algo"])
+    config = composed([choice, "tuned=none", *(() if kind == "algo" else ("~algo",))])
     node = config[kind][option] if kind in SEVERAL else config[kind]
     with open_dict(node):
         node.update(changes or {})
@@ -182,6 +227,10 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
         return ConfigError(found[1], f"should be exactly one option of {', '.join(option_names(found[1], overrides))}")
+    if "${algo}_${env}" in text:  # of the defaults list
+        chosen = {override.partition("=")[0].lstrip("~"): override for override in overrides}
+        group = "algo" if "algo" in chosen else "env"
+        return ConfigError(group, f"should be exactly one option of {', '.join(option_names(group, ['~tuned']))}")
     if "Config group override must be a string" in text:
         for override in OverridesParser.create().parse_overrides(overrides):
             if option_names(override.key_or_group) and not isinstance(override.value(), str | list | dict):

@@ -7,6 +7,7 @@ import json
 UPDATES = 20
 
 ALWAYS = {
+    "tuned": "none",
     "seed": 0,
     "total_steps": 100_000,
     "hardware": "cpu",

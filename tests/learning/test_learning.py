@@ -14,7 +14,7 @@ QUIET = ["logger=[]", "eval.every=0"]
 
 
 def test_ppo_balances_the_pole(tmp_path):
-    score = train(compose(["experiment=ppo_cartpole", "total_steps=40_000", "seed=1", *QUIET]), tmp_path)
+    score = train(compose(["algo=ppo", "env=cartpole", "total_steps=40_000", "seed=1", *QUIET]), tmp_path)
     assert score >= 400
 
 
@@ -34,7 +34,7 @@ def test_sac_in_one_graph_learns_what_the_sequential_original_learns(tmp_path):
     scores = {SAC: [], Sequential: []}
     for seed in (1, 2, 3):
         for which, reached in scores.items():
-            config = compose(["experiment=sac_pendulum", "total_steps=8_000", f"seed={seed}", *QUIET])
+            config = compose(["algo=sac", "env=pendulum", "total_steps=8_000", f"seed={seed}", *QUIET])
             object.__setattr__(config.algo, "cls", which)
             reached.append(train(config, tmp_path / f"{which.__name__}-{seed}"))
     means = {which.__name__: statistics.mean(reached) for which, reached in scores.items()}

@@ -166,7 +166,7 @@ def _rewards(exploration: str) -> bool:
 
 @cache
 def _replays(algorithm: str) -> bool:
-    return _composed(f"algo={option_of('algo', algorithm)}").buffer.cls.gives >= {"windows"}
+    return _composed(f"algo={option_of('algo', algorithm)}", *CPU).buffer.cls.gives >= {"windows"}
 
 
 @cache

@@ -29,7 +29,7 @@ from rlplug.types import Batch, EnvSpec, groups_of
 UPDATES = 2
 """learner steps of a short run"""
 WARM_UP, FEW = "num_steps_sampled_before_learning_starts", 64
-CPU = ("hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "compile=false")
+CPU = ("tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "compile=false")
 
 
 def require(holds: Any, message: str) -> None:

@@ -1,0 +1,121 @@
+"""Settings of a pair, conf/tuned/<algo>_<env>.yaml: what takes them, and what they leave alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlplug.cli import main
+from rlplug.config import compose, composed, default_node, option_names, tuned
+from rlplug.types import ConfigError
+
+
+def line(*overrides: str) -> str | None:
+    pair = tuned(composed(overrides).hydra)
+    return pair and str(pair)
+
+
+def test_the_plain_line_has_the_settings_of_its_pair():
+    run = compose(["algo=dqn", "env=cartpole"])
+    assert (run.total_steps, run.replay_ratio, run.models["model"].cfg.hidden) == (50_000, 0.5, [256])
+    assert line("algo=dqn", "env=cartpole") == "tuned for dqn on cartpole; tuned=none for the algorithm's own defaults"
+
+
+def test_the_command_line_wins():
+    run = compose(["algo=dqn", "env=cartpole", "replay_ratio=0.125", "total_steps=1000", "algo.lr=1e-3"])
+    assert (run.replay_ratio, run.total_steps, run.algo.cfg.lr) == (0.125, 1000, 1e-3)
+    assert run.algo.cfg.target_network_update_freq == 64
+
+
+@pytest.mark.parametrize("words", [["tuned=none"], ["~tuned"]])
+def test_switched_off_the_algorithm_has_its_own_defaults(words):
+    run = compose(["algo=dqn", "env=cartpole", *words])
+    assert run.total_steps == 100_000
+    assert {"name": "dqn", **vars(run.algo.cfg)} == default_node("algo", "dqn")
+    assert line("algo=dqn", *words) is None
+
+
+def test_a_pair_without_settings_has_the_algorithms_own():
+    assert compose(["algo=dqn", "env=acrobot"]).raw == compose(["algo=dqn", "env=acrobot", "tuned=none"]).raw
+    assert line("algo=dqn", "env=acrobot") is None
+
+
+def test_another_component_gets_nothing_of_them():
+    """What a pair sets for the model that its algorithm chooses is not for another model."""
+    run = compose(["algo=dqn", "env=cartpole", "model=lstm", "buffer=sequence", "buffer.capacity=3000"])
+    assert run.raw["model"] == default_node("model", "lstm")
+    assert run.raw["buffer"] == default_node("buffer", "sequence", {"capacity": 3000})
+    assert run.algo.cfg.adam_epsilon == 1e-4
+    assert line("algo=dqn", "env=cartpole", "model=lstm").startswith("tuned for dqn on cartpole, except model=lstm;")
+
+
+def test_a_pair_may_bring_exploration_and_its_settings():
+    assert list(compose(["algo=sac", "env=mountaincar_continuous"]).exploration) == ["ornstein_uhlenbeck"]
+    assert compose(["algo=sac", "env=mountaincar_continuous", "exploration=[]"]).exploration == {}
+    curious = compose(["algo=ppo", "env=frozenlake_12x12", "exploration=icm"])
+    assert curious.exploration["icm"].cfg.eta == 0.05
+    assert compose(["algo=ppo", "env=frozenlake_12x12"]).exploration == {}
+
+
+def test_they_can_be_taken_for_another_environment(capsys):
+    words = ["algo=dqn", "env=acrobot", "tuned=dqn_cartpole"]
+    assert compose(words).replay_ratio == 0.5
+    assert line(*words).startswith("settings of tuned/dqn_cartpole.yaml;")
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("tuned=dqn_cartpol", "tuned: unknown option 'dqn_cartpol'; did you mean dqn_cartpole"),
+        ("tuned=null", "tuned: unknown option 'null'"),
+        ("algo=[dqn]", "algo: should be exactly one option of dqn"),
+        ("~env", "env: should be exactly one option of acrobot"),
+    ],
+)
+def test_mistakes(word, message):
+    with pytest.raises(ConfigError) as error:
+        compose([word])
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_ones_own_brings_them_too(tmp_path):
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "sac_pendulum.yaml").write_text("# @package _global_\nalgo:\n  gamma: 0.9\n")
+    folder = f"hydra.searchpath=[file://{tmp_path}]"
+    assert compose([folder, "algo=sac", "env=pendulum"]).algo.cfg.gamma == 0.9
+    assert line(folder, "algo=sac", "env=pendulum").startswith("tuned for sac on pendulum;")
+    assert compose([folder, "algo=sac", "env=pendulum", "model=lstm"]).raw["model"] == default_node("model", "lstm")
+
+
+def test_every_job_of_a_sweep_has_those_of_its_pair(tmp_path):
+    quick = ["total_steps=64", "num_envs=1", "rollout_fragment_length=16", "logger=[]", "eval.every=0"]
+    words = ["-m", "algo=dqn,ppo", "env=cartpole", *quick, "eval.episodes=1", f"hydra.sweep.dir={tmp_path}"]
+    done = subprocess.run([sys.executable, "-m", "rlplug", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"rlplug: tuned for {algo} on cartpole;" in done.stderr for algo in ("dqn", "ppo"))
+    nodes = [yaml.safe_load(path.read_text())["algo"] for path in sorted(tmp_path.rglob("config.yaml"))]
+    values = {node["name"]: node.get("adam_epsilon", node.get("lambda_")) for node in nodes}
+    assert values == {"dqn": 1e-4, "ppo": 0.8}
+
+
+def test_check_says_it(capsys):
+    assert main(["check", "algo=ppo", "env=cartpole"]) == 0
+    assert "tuned for ppo on cartpole;" in capsys.readouterr().out
+
+
+def test_every_pair_composes():
+    pairs = [name for name in option_names("tuned") if name != "none"]
+    assert len(pairs) > 10
+    for pair in pairs:
+        algo, _, env = pair.partition("_")
+        assert compose([f"algo={algo}", f"env={env}"]).algo.name == algo
+
+
+def test_a_pair_leaves_the_environment_to_its_preset():
+    for path in Path(__file__).parents[2].glob("conf/tuned/*.yaml"):
+        assert "env" not in (yaml.safe_load(path.read_text()) or {}), path.name
