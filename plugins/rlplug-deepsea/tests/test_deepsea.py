@@ -85,7 +85,7 @@ def test_what_was_never_seen_has_the_full_bonus():
 def test_counting_finds_the_treasure_and_chance_does_not(tmp_path, monkeypatch):
     """Random dives of 10 steps find it once in 1024, at a cost that PPO learns to avoid first."""
     monkeypatch.chdir(tmp_path)
-    run = ["experiment=ppo_deepsea", "total_steps=20_000", "seed=1", "logger=[]", "eval.every=0", "hardware=cpu"]
+    run = ["algo=ppo", "env=deepsea", "total_steps=20_000", "seed=1", "logger=[]", "eval.every=0", "hardware=cpu"]
     assert rlplug.train([*run, "hydra.run.dir=with"]) > 0.9
     assert rlplug.train([*run, "hydra.run.dir=without", "exploration=[]"]) < 0.1
 
