@@ -54,7 +54,15 @@ OVERRIDES = {
         ),
     ],
 }
-COMMON = ["tuned=none", "hardware=cpu", "hardware.threads=1", "compile=false", "logger=[]", "eval.every=0", "eval.episodes=1"]
+COMMON = [
+    "tuned=none",
+    "hardware=cpu",
+    "hardware.threads=1",
+    "compile=false",
+    "logger=[]",
+    "eval.every=0",
+    "eval.episodes=1",
+]
 
 
 def steady(stamps: list[tuple[int, float]], total: int) -> float:

@@ -4,9 +4,9 @@
     python benchmarks/learning.py ppo_cartpole       # one proof
     python benchmarks/learning.py --seeds 1,2,3,4,5 --jobs 2 'dqn_cartpole*' --keep runs/proofs
 
-A proof is a line that a user types, ``algo=ppo env=cartpole``, or an experiment of ``conf/experiment``. ``--keep`` keeps
-the run folders; runs that are there already and have finished are not run again. Results, also of some of the seeds,
-are kept in ``benchmarks/results`` beside those of other seeds. The command exits with 1 if a mean falls short.
+A proof is a line that a user types, ``algo=ppo env=cartpole``, or an experiment of ``conf/experiment``. ``--keep``
+keeps the run folders; runs that are there already and have finished are not run again. Results, also of some of the
+seeds, are kept in ``benchmarks/results`` beside those of other seeds. The command exits with 1 if a mean falls short.
 """
 
 from __future__ import annotations

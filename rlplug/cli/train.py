@@ -78,12 +78,10 @@ def job(config: DictConfig) -> float:
     try:
         pair = tuned(hydra)
         run = parse(plain(config, hydra.overrides.task, pair))
-        if pair:
-            tell(str(pair))
 
         from rlplug.run import launch
 
-        return launch.train(run, folder, _command(hydra.overrides.task), tell)
+        return launch.train(run, folder, _command(hydra.overrides.task), tell, [str(pair)] if pair else [])
     except (ConfigError, RunError) as error:
         _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
         raise SystemExit(refuse(error)) from None  # no Exception: Hydra would report it in its own way

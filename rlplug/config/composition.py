@@ -145,7 +145,9 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
             raise no_such_key(config, key)
         try:
             if chooses:  # interpolations in the group's YAML refer to the run, and stay
-                value = OmegaConf.to_container(composed([str(override.input_line), "~algo", "tuned=none"])[key], resolve=False)
+                value = OmegaConf.to_container(
+                    composed([str(override.input_line), "~algo", "tuned=none"])[key], resolve=False
+                )
             OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
         except (ConfigKeyError, ConfigAttributeError) as error:
             raise no_such_key(config, str(error.full_key)) from None

@@ -35,8 +35,13 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.E
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
 
 
-def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Tell = print) -> float:
+def train(
+    config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Tell = print, notes: Sequence[str] = ()
+) -> float:
     """Run ``config``, write everything about it into ``folder``, and return the mean return of the final evaluation.
+
+    Args:
+        notes: lines for ``tell`` when the run starts.
 
     Raises:
         ConfigError: the run cannot start as configured; nothing was written.
@@ -44,7 +49,7 @@ def train(config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Te
         KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, and its folder says so; it holds the signal.
     """
     plan: Plan = config.hardware.build(None).plan()
-    return _launch(plan, config.raw, folder, tell, _train, config.raw, list(command))
+    return _launch(plan, config.raw, folder, tell, _train, config.raw, list(command), list(notes))
 
 
 def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) -> float | None:
@@ -97,7 +102,9 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
             work, args = _resume, ([],)
 
 
-def _train(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, Any], command: list[str]) -> float:
+def _train(
+    fabric: Fabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, Any], command: list[str], notes: list[str]
+) -> float:
     raw, folder = fabric.broadcast((raw, folder))
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
@@ -107,6 +114,8 @@ def _train(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, 
             run_dir.require_new(folder)
             lock.enter_context(run_dir.locked(folder, "hydra.run.dir"))
             run_dir.create(folder, config, plan, trainer.reports.identity, command)
+            for note in notes:
+                tell(note)
         return _drive(trainer)
 
 
