@@ -15,7 +15,7 @@ from rlplug.run import launch
 from rlplug.types import ConfigError
 
 SAC = ("algo=sac", "env=pendulum", "num_envs=2", "logger=[]")
-PPO = ("algo=ppo", "env=cartpole", "num_envs=4", "logger=[]")
+PPO = ("algo=ppo", "env=cartpole", "tuned=none", "num_envs=4", "logger=[]")
 CORES = os.cpu_count()
 CASES = {
     "more actors than environments": (

@@ -52,7 +52,7 @@ def test_a_sweep_returns_the_score_of_every_job():
 
 
 def test_a_refused_job_ends_the_sweep_and_leaves_what_ran(capsys: pytest.CaptureFixture[str]):
-    assert main(["-m", *SHORT, "total_steps=1024,1"]) == 2
+    assert main(["-m", *SHORT, "tuned=none", "total_steps=1024,1"]) == 2
     assert [folder.rpartition("/")[2] for folder in summaries()] == ["0-s0"]
     assert not list(Path().rglob("1-s0"))
     (message,) = capsys.readouterr().err.splitlines()

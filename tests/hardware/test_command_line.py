@@ -145,7 +145,7 @@ def test_a_sweep(tmp_path: Path):
 MISTAKES = {
     "hardware=2cpu hardware.devices=4096": "hardware.devices: 4096 ranks are more than the ",
     "hardware=2cpu train_batch_size=33": "train_batch_size: 33 cannot be shared equally among 2 ",
-    "hardware=cpu hardware.microbatches=7": "train_batch_size: 256 cannot be shared equally among 7 ",
+    "hardware=cpu hardware.microbatches=7": "train_batch_size: 128 cannot be shared equally among 7 ",
     "hardware=cpu hardware.num_nodes=2": "hardware.num_nodes: 2 machines: start rlplug by torchrun or srun on each",
     "hardware=4gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
     "hardware=cpu hardware.max_restarts=-1": "hardware.max_restarts: -1 is out of range",

@@ -38,7 +38,7 @@ from rlplug.run.launch import resume, train
 from rlplug.types import ConfigError, RunError
 from tests.loggers.test_wandb_logger import items, read
 
-PPO = ["algo=ppo", "env=cartpole", "total_steps=3072", "eval.episodes=4", "eval.every=900", "log.every=1000"]
+PPO = ["algo=ppo", "env=cartpole", "tuned=none", "total_steps=3072", "eval.episodes=4", "eval.every=900", "log.every=1000"]
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -172,7 +172,7 @@ def test_replay_ratio_is_exact_and_counted_from_the_learning_start(tmp_path):
 
 
 def test_a_rollout_is_learnt_from_once(tmp_path):
-    kinds = [kind for kind, _ in tempo(["algo=ppo", "total_steps=2500"], tmp_path)]
+    kinds = [kind for kind, _ in tempo(["algo=ppo", "tuned=none", "total_steps=2500"], tmp_path)]
     assert kinds[:4] == ["collected", "updated"] * 2
     assert set(kinds[4:]) == {"collected"}  # what is left is less than a round
 
@@ -279,7 +279,7 @@ def test_a_second_run_does_not_touch_the_first(tmp_path):
 
 
 def test_a_run_makes_its_steps_and_learns_from_whole_rollouts_only(tmp_path):
-    train(compose(["total_steps=3000", "logger=[]", "eval.every=0", "eval.episodes=1"]), tmp_path)
+    train(compose(["tuned=none", "total_steps=3000", "logger=[]", "eval.every=0", "eval.episodes=1"]), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert 3000 - 8 < summary["env_steps"] <= 3000
     assert summary["updates"] == 2
