@@ -60,14 +60,14 @@ class Proof:
 PPO, SAC, DQN = (f"algo={algo} env=" for algo in ("ppo", "sac", "dqn"))
 
 RAINBOW = {
-    "double": "algo.double_q=true",
+    "single": "algo.double_q=false",
     "dueling": "algo.dueling=true",
     "n_step": "algo.n_step=3",
     "prioritized": "buffer=prioritized buffer.capacity=50_000",
     "noisy": "algo.noisy=true exploration=[]",
     "distributional": "algo.num_atoms=51",
 }
-"""the switches of DQN, each alone"""
+"""the switches of DQN, each by itself on top of the double target, which is on"""
 
 ACTORS = "hardware.actors.count=2 hardware.actors.num_cpus=0.5"
 SHAPES = {"2cpu": "hardware=2cpu", "actors": f"hardware=cpu {ACTORS}", "2cpu_actors": f"hardware=2cpu {ACTORS}"}

@@ -21,7 +21,7 @@ def line(*overrides: str) -> str | None:
 
 def test_the_plain_line_has_the_settings_of_its_pair():
     run = compose(["algo=dqn", "env=cartpole"])
-    assert (run.total_steps, run.replay_ratio, run.models["model"].cfg.hidden) == (50_000, 0.5, [256])
+    assert (run.total_steps, run.replay_ratio, run.models["model"].cfg.hidden) == (75_000, 0.25, [256])
     assert line("algo=dqn", "env=cartpole") == "tuned for dqn on cartpole; tuned=none for the algorithm's own defaults"
 
 
@@ -63,7 +63,7 @@ def test_a_pair_may_bring_exploration_and_its_settings():
 
 def test_they_can_be_taken_for_another_environment(capsys):
     words = ["algo=dqn", "env=acrobot", "tuned=dqn_cartpole"]
-    assert compose(words).replay_ratio == 0.5
+    assert compose(words).total_steps == 75_000
     assert line(*words).startswith("settings of tuned/dqn_cartpole.yaml;")
 
 
