@@ -125,7 +125,9 @@ def test_the_plugins_wheel_holds_its_configuration_and_no_tests(name: str, wheel
 
 
 def test_ppo_trains_in_an_empty_folder(empty: Empty):
-    folder = empty.trained("algo=ppo", "env=cartpole", "tuned=none", "total_steps=4096", "log.every=1024", "eval.every=0")
+    folder = empty.trained(
+        "algo=ppo", "env=cartpole", "tuned=none", "total_steps=4096", "log.every=1024", "eval.every=0"
+    )
     assert folder.parent.name == "ppo-cartpole"
     assert {path.name for path in folder.iterdir()} == {
         "checkpoints",

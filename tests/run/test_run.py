@@ -38,7 +38,15 @@ from rlplug.run.launch import resume, train
 from rlplug.types import ConfigError, RunError
 from tests.loggers.test_wandb_logger import items, read
 
-PPO = ["algo=ppo", "env=cartpole", "tuned=none", "total_steps=3072", "eval.episodes=4", "eval.every=900", "log.every=1000"]
+PPO = [
+    "algo=ppo",
+    "env=cartpole",
+    "tuned=none",
+    "total_steps=3072",
+    "eval.episodes=4",
+    "eval.every=900",
+    "log.every=1000",
+]
 
 
 def table(folder: Path) -> list[dict[str, str]]:
