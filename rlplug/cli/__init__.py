@@ -6,7 +6,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 
 from rlplug.registry.discovery import unknown
@@ -53,6 +53,13 @@ def refuse(error: ConfigError | RunError) -> int:
     """Print what is wrong, and return the exit code for it."""
     print("rlplug: " + str(error).replace("\n", "\nrlplug: "), file=sys.stderr)
     return BAD_INPUT if isinstance(error, ConfigError) else FAILED
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return lines with the columns under one another."""
+    rows = [head, *rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _printed(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

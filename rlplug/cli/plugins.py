@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, get_args
 
 from rlplug import registry
+from rlplug.cli import table
 from rlplug.registry import KINDS, Kind
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
@@ -42,7 +43,7 @@ def _components(kinds: Sequence[Kind]) -> list[str]:
         for plugin in plugins
         if kind in kinds
     ]
-    lines = _table(("KIND", "NAME", "DISTRIBUTION", "VERSION"), rows)
+    lines = table(("KIND", "NAME", "DISTRIBUTION", "VERSION"), rows)
     for (kind, name), plugins in registry.owners().items():
         if kind in kinds and len(plugins) > 1:
             lines.append(f"clash: {kind} {name!r} is claimed by {' and '.join(map(str, plugins))}; neither can be used")
@@ -57,7 +58,7 @@ def _options(kind: Kind, name: str) -> list[str]:
     rows = [(o.name, o.type, o.default, o.range, o.doc) for o in options(config, _defaults(kind, name))]
     return [
         f"{kind} {name}: {plugin.components[kind, name].target}, of {plugin}",
-        *(_table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]),
+        *(table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]),
     ]
 
 
@@ -71,9 +72,3 @@ def _defaults(kind: Kind, name: str) -> dict[str, Any]:
             if node.get("name") == name:
                 return node
     return {}
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    rows = [head, *rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

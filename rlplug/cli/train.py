@@ -8,10 +8,12 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rlplug.config import compose, composed, parse, plain, tuned
+from rlplug.cli import refuse, sweep, tell
+from rlplug.config import composed, parse, plain, tuned
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, RunError
 
@@ -25,28 +27,28 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: Hydra refuses it.
     """
-    import hydra
     from hydra.core.plugins import Plugins
 
-    from rlplug.config.composition import PRIMARY, VERSION_BASE, PluginConfigs, explain
+    from rlplug.config.composition import PluginConfigs
 
     warn_broken()
     Plugins.instance().register(PluginConfigs)
     flags = _flags(arguments)
-    if flags.multirun:
-        check_sweep(flags.overrides)
-    with _hydra_program(arguments):
+    try:
+        if not flags.multirun:
+            _hydra(arguments)
+            return 0
+        folder, fixed = sweep.check_sweep(flags.overrides)
         try:
-            hydra.main(config_path=None, config_name=PRIMARY, version_base=VERSION_BASE)(job)()
-        except SystemExit as end:  # after --help, or from `job`
-            return int(end.code or 0)
-        except Exception as error:
-            if isinstance(error, OSError) and error.filename and _from_hydra(error, ("pathlib", "os")):
-                raise ConfigError("hydra.run.dir", f"{error.filename} cannot be made: {error.strerror}") from None
-            if _from_hydra(error):
-                raise explain(error, arguments) from None
+            _hydra([*arguments, *fixed])
+        except KeyboardInterrupt:
+            sweep.report(folder)
             raise
-    return 0
+        finally:
+            _remove_empty(folder)
+        return sweep.report(folder)
+    except SystemExit as end:  # after --help, or from `job`
+        return int(end.code or 0)
 
 
 def train(overrides: Sequence[str] = ()) -> float:
@@ -70,48 +72,29 @@ def train(overrides: Sequence[str] = ()) -> float:
 def job(config: DictConfig) -> float:
     """Train one job of Hydra, which can be one of many and in another process. Return the score of a sweep."""
     from hydra.core.hydra_config import HydraConfig
-
-    from rlplug.cli import refuse, tell
+    from hydra.types import RunMode
 
     hydra = HydraConfig.get()
-    folder = Path(hydra.runtime.output_dir)
-    try:
+    folder, command = Path(hydra.runtime.output_dir), _command(hydra.overrides.task)
+    is_sweep = hydra.mode == RunMode.MULTIRUN
+
+    def train() -> float:
         pair = tuned(hydra)
         run = parse(plain(config, hydra.overrides.task, pair))
 
-        from rlplug.run import launch
+        from rlplug.run import launch  # here: torch takes seconds to import
 
-        return launch.train(run, folder, _command(hydra.overrides.task), tell, [str(pair)] if pair else [])
+        start = partial(launch.train, run, folder, command, tell, [str(pair)] if pair else [])
+        return sweep.go_on(folder, run, start) if is_sweep else start()
+
+    if is_sweep:
+        return sweep.attempt(hydra, train)
+    try:
+        return train()
     except (ConfigError, RunError) as error:
-        _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
         raise SystemExit(refuse(error)) from None  # no Exception: Hydra would report it in its own way
-    except KeyboardInterrupt:
-        _remove_empty(folder, sweep=Path(hydra.sweep.dir).absolute())
-        raise
-
-
-def check_sweep(overrides: Sequence[str]) -> None:
-    """Check a sweep before its first job: every value of every swept key, each with the first values of the others.
-
-    Ranges from which a sweeper draws (``interval``) and values that do not fit together are left to the jobs.
-
-    Raises:
-        ConfigError: a value is wrong.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from rlplug.config.composition import explained, session
-
-    with session() as loader, explained(overrides):
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
-        discrete = [o for o in parsed if o.is_discrete_sweep()]
-        swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in discrete]
-    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    firsts = [values[0] for values in swept]
-    compose([*fixed, *firsts])
-    for i, values in enumerate(swept):
-        for value in values[1:]:
-            compose([*fixed, *firsts[:i], value, *firsts[i + 1 :]])
+    finally:
+        _remove_empty(folder)
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
@@ -134,13 +117,35 @@ def _command(overrides: Sequence[str]) -> list[str]:
     return ["python", "-m", "rlplug", "train", *overrides]
 
 
-def _remove_empty(folder: Path, sweep: Path) -> None:
-    """Remove the folder that Hydra makes before the job is checked, and the empty folders above it."""
-    above = [parent for parent in folder.parents if Path.cwd() in parent.parents]
+def _hydra(arguments: Sequence[str]) -> None:
+    """Have Hydra compose and run ``job``, once or for every value of a sweep.
+
+    Raises:
+        ConfigError: Hydra refuses the command line.
+        SystemExit: the job ended so, or Hydra has printed what a flag asks for.
+    """
+    import hydra
+
+    from rlplug.config.composition import PRIMARY, VERSION_BASE, explain
+
+    with _hydra_program(arguments):
+        try:
+            hydra.main(config_path=None, config_name=PRIMARY, version_base=VERSION_BASE)(job)()
+        except Exception as error:
+            if isinstance(error, OSError) and error.filename and _from_hydra(error, ("pathlib", "os")):
+                raise ConfigError("hydra.run.dir", f"{error.filename} cannot be made: {error.strerror}") from None
+            if _from_hydra(error):
+                raise explain(error, arguments) from None
+            raise
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that Hydra made and nothing was written to, and the empty folders above it."""
+    folder = folder.absolute()
     with suppress(OSError):
-        for empty in (folder, *above):
-            if empty == sweep and [file.name for file in empty.iterdir()] == ["multirun.yaml"]:
-                (empty / "multirun.yaml").unlink()
+        if [file.name for file in folder.iterdir()] == ["multirun.yaml"]:
+            (folder / "multirun.yaml").unlink()
+        for empty in (folder, *(parent for parent in folder.parents if Path.cwd() in parent.parents)):
             empty.rmdir()
 
 

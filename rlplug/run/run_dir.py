@@ -124,6 +124,15 @@ def finished(folder: Path, unit: Unit) -> str | None:
     return None
 
 
+def score(folder: Path) -> float | None:
+    """Return the mean return of a finished run's final evaluation; None for a run that has not finished."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        if summary["status"] == "finished":
+            return float(summary["eval/return_mean"])
+    return None
+
+
 def note_resumed(
     folder: Path,
     config: RunConfig,

@@ -19,7 +19,7 @@ import rlplug
 from rlplug import registry
 from rlplug.agent import EVALUABLE
 from rlplug.cli import main
-from rlplug.cli.train import check_sweep
+from rlplug.cli.sweep import check_sweep
 from rlplug.config import parse
 from rlplug.config.composition import change
 from rlplug.config.schema import RESUMABLE

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
@@ -28,7 +28,10 @@ def boxes(draw):
         a, b = (np.full(shape, draw(numbers), dtype) for _ in "ab")
     else:
         a, b = (draw(st_np.arrays(dtype, shape, elements=numbers)) for _ in "ab")
-    space = Box(np.asarray(np.minimum(a, b)), np.asarray(np.maximum(a, b)), shape, dtype)  # type: ignore[arg-type]
+    low, high = np.asarray(np.minimum(a, b)), np.asarray(np.maximum(a, b))
+    if dtype.kind == "f":  # a space that holds infinity alone is none that an environment can have
+        assume(not np.isposinf(low).any() and not np.isneginf(high).any())
+    space = Box(low, high, shape, dtype)  # type: ignore[arg-type]
     if dtype.kind == "i" and draw(st.booleans()):  # which holds the type's limits, and says that they are none
         space = Box(-np.inf, np.inf, shape, dtype)  # type: ignore[arg-type]
     return space

@@ -136,8 +136,8 @@ def test_ranks_end_when_their_parent_is_killed(tmp_path: Path):
 def test_a_sweep(tmp_path: Path):
     words = ("-m", *PPO, "seed=1,2", "total_steps=400", f"hydra.sweep.dir={tmp_path}")
     subprocess.run([sys.executable, "-m", "rlplug", *words], check=True, capture_output=True)
-    runs = sorted(path.parent for path in tmp_path.glob("*/*/summary.json"))
-    assert [run.name for run in runs] == ["0-s1", "1-s2"]
+    runs = sorted(path.parent for path in tmp_path.glob("*/summary.json"))
+    assert [run.name for run in runs] == ["seed=1", "seed=2"]
     scores = [json.loads((run / "summary.json").read_text())["eval/return_mean"] for run in runs]
     assert scores[0] != scores[1]
 

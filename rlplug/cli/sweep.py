@@ -1,0 +1,203 @@
+"""Sweeps (``-m``): each job has a folder that its values name, and whatever becomes of one, the others run.
+
+A job that has finished is not run again, and one that has not goes on where it was: the same command with the same
+``hydra.sweep.dir`` completes a sweep that broke off.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from hydra.conf import HydraConf
+from omegaconf import OmegaConf
+
+from rlplug.checkpointing import atomic
+from rlplug.cli import FAILED, refuse, table, tell
+from rlplug.config import RunConfig, compose, composed
+from rlplug.config.errors import differences, show
+from rlplug.types import ConfigError, RunError
+
+JOB, TABLE = "job.json", "sweep.csv"
+FIGURES = {"score": "eval/return_mean", "env_steps": "env_steps", "updates": "updates", "wall_s": "wall_s"}
+"""columns of the table, by their keys in ``summary.json``"""
+WIDEST = 80  # of an error in the table; the file has all of it
+LONGEST = 200  # bytes of a folder's name; file systems take 255
+
+
+def folder_name(values: str, number: int) -> str:
+    """Return the name of a job's folder: the values that are swept (``algo.lr=0.001,seed=1``), or else its number."""
+    name = values.replace("/", "_")
+    if len(name.encode()) > LONGEST:
+        name = f"{name.encode()[:LONGEST].decode(errors='ignore')}-{sha256(name.encode()).hexdigest()[:8]}"
+    return name or str(number)
+
+
+OmegaConf.register_new_resolver("job_folder", folder_name, replace=True)  # config.yaml has it, wherever jobs run
+
+
+def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
+    """Check a sweep before its first job: every value of every swept key, each with the first values of the others.
+
+    Ranges from which a sweeper draws (``interval``) and values that do not fit together are left to the jobs.
+
+    Returns:
+        The sweep's folder, and overrides that hold on to it and keep what is not swept out of the folders' names.
+
+    Raises:
+        ConfigError: a value is wrong, or there is none.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from rlplug.config.composition import explained, session
+
+    with session() as loader, explained(overrides):
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+        discrete = [o for o in parsed if o.is_discrete_sweep()]
+        swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in discrete]
+    for override, values in zip(discrete, swept, strict=True):
+        if not values:
+            given = str(override.input_line).partition("=")[2]
+            raise ConfigError(override.key_or_group, f"{given} holds no value; range(1,4) is 1, 2 and 3")
+    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
+    firsts = [values[0] for values in swept]
+    compose([*fixed, *firsts])
+    for i, values in enumerate(swept):
+        for value in values[1:]:
+            compose([*fixed, *firsts[:i], value, *firsts[i + 1 :]])
+    folder = str(composed([*fixed, *firsts]).hydra.sweep.dir)
+    varying = {o.key_or_group for o in parsed if o.is_sweep_override()}
+    same = sorted({o.key_or_group for o in parsed} - varying)
+    excluded = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(map(_quoted, same))}]"
+    return Path(folder), [f"hydra.sweep.dir={_quoted(folder)}", excluded]
+
+
+def attempt(hydra: HydraConf, job: Callable[[], float]) -> float:
+    """Run a job, record in its folder and in the sweep's table what became of it, and return.
+
+    Args:
+        hydra: Hydra's own node, of this job.
+
+    Returns:
+        The job's score; NaN if it failed.
+
+    Raises:
+        KeyboardInterrupt: it was stopped, and with it the sweep.
+        SystemExit: as ``go_on``.
+    """
+    score, status, error = math.nan, "failed", ""
+    try:
+        score, status = job(), "finished"
+    except (ConfigError, RunError) as mistake:
+        refuse(mistake)
+        error = str(mistake)
+    except Exception as bug:
+        traceback.print_exc()
+        error = f"{type(bug).__name__}: {bug}"
+    except KeyboardInterrupt:
+        _record(hydra, "interrupted", "")
+        raise
+    _record(hydra, status, error)
+    return score
+
+
+def go_on(folder: Path, run: RunConfig, start: Callable[[], float]) -> float:
+    """Train a job: from where it was if its folder holds it already, or else by ``start``.
+
+    Returns:
+        The mean return of its final evaluation.
+
+    Raises:
+        SystemExit: the folder holds a job with other settings. The sweep ends, before it becomes a mixture.
+        ConfigError, RunError, KeyboardInterrupt: as ``launch.resume``.
+    """
+    from rlplug.run import launch, run_dir  # here: torch takes seconds to import
+
+    if not (folder / run_dir.MANIFEST).exists():
+        return start()
+    before, _ = run_dir.read(folder)
+    for key, old, new in differences(before, run.raw):
+        said = f"{folder} was made with {key}={show(old)}, which now is {show(new)}; choose another folder"
+        raise SystemExit(refuse(ConfigError("hydra.sweep.dir", said)))
+    score = run_dir.score(folder)
+    tell(f"{folder.name}: {'goes on' if score is None else f'has finished already, with {score:,.1f}'}")
+    if score is None:
+        score = launch.resume(folder, tell=tell)
+    return math.nan if score is None else score
+
+
+def report(folder: Path) -> int:
+    """Print all jobs of a sweep, the best one first.
+
+    Returns:
+        The exit code: 1 if some of them have not finished.
+    """
+    rows = _rows(folder)
+    if not rows:
+        return 0
+    swept = list(dict.fromkeys(key for row in rows for key in row["values"]))
+    cells = [
+        (
+            *(row["values"].get(key, "") for key in swept),
+            _number(row["score"]),
+            row["status"],
+            _shortened(row["error"]),
+        )
+        for row in rows
+    ]
+    print("\n".join(["", *table((*swept, "score", "status", ""), cells), f"as a table: {folder / TABLE}"]), flush=True)
+    if missing := sum(row["status"] != "finished" for row in rows):
+        tell(f"{missing} of {len(rows)} jobs did not finish; the same command with hydra.sweep.dir={folder} goes on")
+    return FAILED if missing else 0
+
+
+def _record(hydra: HydraConf, status: str, error: str) -> None:
+    from rlplug.run.run_dir import write_json
+
+    sweep, folder = Path(hydra.sweep.dir), Path(hydra.runtime.output_dir)
+    same = hydra.job.config.override_dirname.exclude_keys
+    pairs = (override.lstrip("+~").partition("=") for override in hydra.overrides.task)
+    values = {key: value for key, _, value in pairs if key.partition("@")[0] not in same}
+    write_json(folder / JOB, {"values": values, "status": status, "error": error})
+    rows = _rows(sweep)
+    swept = dict.fromkeys(key for row in rows for key in row["values"])
+    text = io.StringIO()
+    file = csv.DictWriter(text, ["job", *swept, "status", *FIGURES, "error"], lineterminator="\n")
+    file.writeheader()
+    for row in rows:
+        known = {key: value for key, value in row.items() if key != "values" and value == value}
+        file.writerow(known | row["values"])
+    atomic.replace(sweep / TABLE, text.getvalue().encode())
+
+
+def _rows(sweep: Path) -> list[dict[str, Any]]:
+    """Return what is known of a sweep's jobs, the best one first."""
+    rows: list[dict[str, Any]] = []
+    for file in sorted(sweep.glob(f"**/{JOB}")):
+        row = json.loads(file.read_text(encoding="utf-8")) | {"job": str(file.parent.relative_to(sweep))}
+        summary: dict[str, Any] = {}
+        if row["status"] == "finished":
+            summary = json.loads((file.parent / "summary.json").read_text(encoding="utf-8"))
+        rows.append(row | {name: summary.get(key, math.nan) for name, key in FIGURES.items()})
+    return sorted(rows, key=lambda row: -math.inf if math.isnan(row["score"]) else row["score"], reverse=True)
+
+
+def _number(score: float) -> str:
+    return "" if math.isnan(score) else f"{score:,.1f}"
+
+
+def _shortened(text: str) -> str:
+    line = next(iter(text.splitlines()), "")
+    return line if len(line) <= WIDEST else line[: WIDEST - 1] + "…"
+
+
+def _quoted(word: str) -> str:
+    """Return a word as one value of a command line of Hydra."""
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'

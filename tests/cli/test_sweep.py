@@ -1,0 +1,178 @@
+"""Sweeps survive: bad jobs, Ctrl-C, SIGKILL; the same command completes them."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlplug.cli import main
+from rlplug.cli.sweep import LONGEST, check_sweep, folder_name
+from rlplug.testing.comparing import differences_of_runs
+from tests.cli.test_main import SHORT
+
+SWEEP = ["-m", *SHORT, "tuned=none", "hydra.sweep.dir=sweep"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(sweep: str = "sweep") -> list[dict[str, str]]:
+    with (Path(sweep) / "sweep.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def statuses(sweep: str = "sweep") -> dict[str, str]:
+    return {row["job"]: row["status"] for row in rows(sweep)}
+
+
+def resumes(job: Path) -> int:
+    return len(json.loads((job / "manifest.json").read_text())["resumed"])
+
+
+def test_a_bad_job_does_not_keep_the_others_from_running(capsys: pytest.CaptureFixture[str]):
+    assert main([*SWEEP, "algo.lr=1e30,1e-3"]) == 1
+    assert statuses() == {"algo.lr=0.001": "finished", "algo.lr=1e+30": "failed"}  # the best one first
+    good, bad = rows()
+    assert float(good["score"]) > 0
+    assert (bad["score"], bad["algo.lr"]) == ("", "1e+30")
+    assert bad["error"].startswith("PPO: the loss term 'value' is infinite")
+    out, err = capsys.readouterr()
+    head, first, second, last = out.splitlines()[-4:]
+    assert head.split() == ["algo.lr", "score", "status"]
+    assert first.split() == ["0.001", f"{float(good['score']):,.1f}", "finished"]
+    assert second.split()[:2] == ["1e+30", "failed"]
+    assert last == "as a table: sweep/sweep.csv"
+    assert err.splitlines()[-1].endswith(
+        " 1 of 2 jobs did not finish; the same command with hydra.sweep.dir=sweep goes on"
+    )
+
+
+def test_a_refused_job_is_one_too(capsys: pytest.CaptureFixture[str]):
+    assert main([*SWEEP, "total_steps=1,1024"]) == 1
+    assert statuses() == {"total_steps=1024": "finished", "total_steps=1": "failed"}
+    assert [file.name for file in Path("sweep/total_steps=1").iterdir()] == ["job.json"]
+    assert "rlplug: total_steps: 1 " in capsys.readouterr().err
+
+
+def test_a_bug_is_one_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def start(config, *rest):
+        if config.seed == 1:
+            raise ZeroDivisionError("a bug")
+        return train(config, *rest)
+
+    from rlplug.run import launch
+
+    train = launch.train
+    monkeypatch.setattr(launch, "train", start)
+    assert main([*SWEEP, "seed=1,2"]) == 1
+    assert statuses() == {"seed=2": "finished", "seed=1": "failed"}
+    assert rows()[1]["error"] == "ZeroDivisionError: a bug"
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_same_command_runs_only_what_has_not_finished(capsys: pytest.CaptureFixture[str]):
+    assert main([*SWEEP, "seed=1,2"]) == 0
+    before = {
+        path: path.stat().st_mtime_ns for path in Path("sweep").rglob("*") if path.name in ("summary.json", "*.pt")
+    }
+    scores = {row["job"]: row["score"] for row in rows()}
+    assert main([*SWEEP, "seed=1,2,3"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert {row["job"]: row["score"] for row in rows() if row["job"] != "seed=3"} == scores
+    assert sorted(statuses()) == ["seed=1", "seed=2", "seed=3"]
+    assert f"rlplug: seed=1: has finished already, with {float(scores['seed=1']):,.1f}" in capsys.readouterr().err
+
+
+def test_a_folder_with_other_settings_is_refused_and_kept(capsys: pytest.CaptureFixture[str]):
+    assert main([*SWEEP, "seed=1,2"]) == 0
+    before = {path: path.read_bytes() for path in Path("sweep").glob("*/*") if path.is_file()}
+    capsys.readouterr()
+    assert main([*SWEEP, "seed=1,2", "algo.gamma=0.5"]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith("rlplug: hydra.sweep.dir: ")
+    assert message.endswith("/sweep/seed=1 was made with algo.gamma=0.99, which now is 0.5; choose another folder")
+    assert {path: path.read_bytes() for path in Path("sweep").glob("*/*") if path.is_file()} == before
+
+
+def test_folders_are_named_by_what_varies():
+    assert main([*SWEEP, "algo.lr=1e-3", "model.hidden=[8],[4,4]", "algo.clip_param=0.1,0.2"]) == 0
+    assert sorted(statuses()) == [
+        f"algo.clip_param={clip},model.hidden={hidden}" for clip in (0.1, 0.2) for hidden in ("[4,4]", "[8]")
+    ]
+
+
+def test_a_sweep_over_nothing_is_one_job():
+    assert main(SWEEP) == 0
+    assert statuses() == {"0": "finished"}
+
+
+def test_names_of_folders_are_names_everywhere():
+    assert folder_name("env.id=ALE/Pong-v5,seed=1", 0) == "env.id=ALE_Pong-v5,seed=1"
+    assert folder_name("", 3) == "3"
+    long = [folder_name(f"algo.lr={'ä' * 300}{i}", 0) for i in range(2)]
+    assert all(len(name.encode()) <= LONGEST + 10 for name in long)
+    assert long[0] != long[1]
+
+
+def test_an_empty_range_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert main(["-m", *SHORT, "seed=range(1,1)"]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message == "rlplug: seed: range(1,1) holds no value; range(1,4) is 1, 2 and 3"
+    assert list(Path().iterdir()) == []
+
+
+def test_two_sweeps_and_two_runs_of_the_same_second_do_not_meet():
+    from rlplug.config import composed
+
+    assert len({str(check_sweep([*SHORT, "seed=1,2"])[0]) for _ in range(5)}) == 5
+    assert len({str(composed(SHORT).hydra.run.dir) for _ in range(5)}) == 5
+
+
+SIX = ["-m", *SHORT, "tuned=none", "total_steps=4096", "checkpoint.every=512", "algo.lr=1e-3,3e-4", "seed=1,2,3"]
+
+
+def start(folder: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "rlplug", *SIX, f"hydra.sweep.dir={folder}"]
+    return subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(pattern: str, program: "subprocess.Popen[str]") -> Path:
+    while not (found := list(Path().glob(pattern))):
+        assert program.poll() is None, program.communicate()
+        time.sleep(0.01)
+    return found[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_six_jobs_stopped_in_the_middle_finish_once_each(number: int):
+    names = [f"algo.lr={lr},seed={seed}" for lr in ("0.001", "0.0003") for seed in (1, 2, 3)]
+    program = start("sweep")
+    wait_for(f"sweep/{names[2]}/checkpoints/*/manifest.json", program)
+    program.send_signal(number)
+    out, _ = program.communicate()
+    assert program.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    if number == signal.SIGINT:
+        assert statuses()[names[2]] == "interrupted"
+        assert "interrupted" in out
+    done = {
+        path: path.stat().st_mtime_ns for path in Path("sweep").glob("*/summary.json") if path.parent.name != names[2]
+    }
+    assert len(done) == 2
+
+    again = start("sweep")
+    out, err = again.communicate()
+    assert again.returncode == 0, err
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert statuses() == dict.fromkeys(sorted(names, key=[row["job"] for row in rows()].index), "finished")
+    assert [resumes(Path("sweep") / name) for name in names] == [0, 0, 1, 0, 0, 0]
+    if number == signal.SIGKILL:
+        assert main([*SIX, "hydra.sweep.dir=whole"]) == 0
+        assert all(differences_of_runs(Path("sweep") / name, Path("whole") / name) == [] for name in names)
