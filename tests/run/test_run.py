@@ -193,6 +193,24 @@ def test_schedules_follow_the_environment_steps(tmp_path):
     assert float(trainer.algorithm.lr) == pytest.approx(1e-3 * (1 - step / 4096))
 
 
+def test_a_round_is_explored_with_the_schedule_of_its_first_step(tmp_path):
+    small = ["algo=dqn", "tuned=none", "total_steps=200", "num_steps_sampled_before_learning_starts=100", "logger=[]"]
+    trainer = build(
+        compose([*small, "exploration.epsilon_greedy.epsilon=[[0,1],[200,0]]", "model.hidden=[8]"]), tmp_path
+    )
+    begins, seen = [0], []
+
+    class Witness:
+        @hookimpl
+        def rlplug_collected(self, run, segment):
+            begins.append(run.progress.env_steps)
+            seen.append(float(trainer.policy.exploration["epsilon_greedy"].epsilon))
+
+    trainer.hooks.register(Witness())
+    trainer.loop.run(trainer)
+    assert seen == pytest.approx([1 - step / 200 for step in begins[:-1]])
+
+
 def test_noise_reaches_the_executed_actions(tmp_path):
     config = compose(["algo=sac", "env=pendulum", "exploration=ornstein_uhlenbeck", "rollout_fragment_length=50"])
     trainer = build(config, tmp_path)
