@@ -44,7 +44,7 @@ from rlplug.types import Batch
 
 RESULTS = Path(__file__).parent / "results" / "actors.json"
 NEW = {"address": None, "object_store_memory": None, "num_cpus": 1, "num_gpus": 0, "placement_strategy": "PACK"}
-QUIET = ("hardware=cpu", "logger=[]")
+QUIET = ("hardware=cpu", "logger=[]", "tuned=none")
 
 
 def actors(count: int) -> tuple[str, ...]:

@@ -6,7 +6,8 @@
 
 A proof is a line that a user types, ``algo=ppo env=cartpole``, or an experiment of ``conf/experiment``. ``--keep``
 keeps the run folders; runs that are there already and have finished are not run again. Results, also of some of the
-seeds, are kept in ``benchmarks/results`` beside those of other seeds. The command exits with 1 if a mean falls short.
+seeds, are kept in ``benchmarks/results`` beside those of other seeds, and ``docs/results.md`` shows them. The command
+exits with 1 if a mean falls short.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,8 @@ from typing import Any
 import rlplug
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+TABLE = re.compile(r"(<!-- learning -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,14 @@ class Proof:
         reach: the mean that is to be reached.
         at_most: the mean that may not be exceeded, where something is left out that learning rests on.
         above: the name of a proof whose mean is to be exceeded.
+        blind: its settings were chosen by runs of none of the seeds 1 to 5.
     """
 
     line: str
     reach: float | None = None
     at_most: float | None = None
     above: str | None = None
+    blind: bool = False
 
     def goal(self) -> str:
         said = [(">=", self.reach), ("<=", self.at_most), (">", self.above)]
@@ -84,9 +90,9 @@ PROOFS = {
         f"{SAC}pendulum {SHAPES['2cpu_actors']} num_envs=2 rollout_fragment_length=8", -180
     ),
     "sac_mountaincar_continuous": Proof(SAC + "mountaincar_continuous", 90),
-    "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450),
-    "dqn_cartpole": Proof(DQN + "cartpole", 475),
-    **{f"dqn_cartpole_{name}": Proof(f"{DQN}cartpole {words}", 450) for name, words in RAINBOW.items()},
+    "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450, blind=True),
+    "dqn_cartpole": Proof(DQN + "cartpole", 475, blind=True),
+    **{f"dqn_cartpole_{name}": Proof(f"{DQN}cartpole {words}", 450, blind=True) for name, words in RAINBOW.items()},
     "rainbow_cartpole": Proof("experiment=rainbow_cartpole", 450),
     "dqn_masked_cartpole": Proof(DQN + "masked_cartpole", 450),
     "dqn_taxi": Proof(DQN + "taxi", 7),
@@ -148,6 +154,24 @@ def run(name: str, seed: str, folder: Path, overrides: list[str]) -> dict[str, A
     return json.loads(summary.read_text())
 
 
+def show(results: dict[str, Any]) -> None:
+    """Write the table of ``docs/results.md``: every proof of which more than one seed is known."""
+    lines = ["", "| `python -m rlplug` | steps | mean | seeds | to reach |", "|---|---|---|---|---|"]
+    for name, proof in PROOFS.items():
+        if len(scores := results.get(name, {}).get("scores", {})) > 1:
+            mean, above = results[name]["mean"], proof.above and results[proof.above]["mean"]
+            goal = f"more than {_number(above)}" if above is not None else proof.goal() or "nothing"
+            seeds = " ".join(f"{seed}: {_number(score)}" for seed, score in scores.items())
+            steps = f"{results[name]['env_steps']:,}"
+            lines.append(f"| `{proof.line}`{' °' * proof.blind} | {steps} | **{_number(mean)}** | {seeds} | {goal} |")
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n\n" + found[2], text), encoding="utf-8")
+
+
+def _number(score: float) -> str:
+    return f"{score:.2f}" if abs(score) < 10 else f"{score:.1f}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("proofs", nargs="*", metavar="proof", help=", ".join(PROOFS))
@@ -178,6 +202,7 @@ def main() -> int:
                 f"  seeds [{listed}]  {result['env_steps']} steps  {result['wall_s']:.0f} s",
                 flush=True,
             )
+    show(results)
     return int(short)
 
 

@@ -1,7 +1,7 @@
 """Draw the learning curves of several runs (seeds) of one line as an SVG.
 
     python -m rlplug -m algo=ppo env=cartpole seed=1,2,3 eval.every=2_000 hydra.sweep.dir=runs/curves/ppo_cartpole
-    python docs/curves.py ppo_cartpole runs/curves/ppo_cartpole/*/*
+    python docs/curves.py ppo_cartpole runs/curves/ppo_cartpole/seed=*
 
 The arguments are a name and run folders; the picture is ``docs/img/<name>.svg``. It shows the mean over the runs and
 the range from the worst to the best one, of training's episodes and of the evaluations. Returns that others have
