@@ -461,7 +461,7 @@ class VecEnv(Protocol):
     nothing. What belongs to an agent has an agent axis; see ``rlplug.types``. A column ends with the step behind which
     nobody is alive. The row behind an agent's last action has its final observation; later ones are finite.
 
-    With an attribute ``check_bounds = False`` its observations may lie beyond the bounds of their space. With
+    With an attribute ``check_bounds = False`` observations beyond the bounds of their space are as good as others. With
     ``independent = False`` the episodes of a column depend on which other columns there are: one seed serves all.
     With a method ``simulator() -> Simulator | None`` it offers a model of itself, as ``Context.simulator`` returns it;
     that lives on when the environments are closed.

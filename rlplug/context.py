@@ -115,6 +115,7 @@ class RunContext(Context):
         make_env: Callable[[Context], VecEnv] | None = None,
     ) -> None:
         self.make_env = make_env
+        self.beyond: list[str] = []  # where observations were out of bounds, which the run tells once
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)

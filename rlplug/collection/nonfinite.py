@@ -1,4 +1,4 @@
-"""Numbers that are NaN or infinite in what was collected."""
+"""Numbers that are NaN, infinite or out of bounds in what was collected."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def kind(value: float) -> str:
     return "NaN" if math.isnan(value) else "infinite"
 
 
-def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None = None) -> None:
-    """Stop at an observation or a reward that is NaN or infinite, and at an observation outside of its space.
+def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> None:
+    """Stop at an observation or a reward that is NaN or infinite.
 
     ``on_nan=skip`` does not change this. A gradient step can be left out, and the run is as if it had never been
     tried; but the state of an environment that returns such a number cannot be trusted from then on, and its rows
@@ -30,7 +30,6 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
         segment: ``[T+1, B]``, on the host.
         env_steps: of the run, before the segment.
         env_ids: global numbers of the segment's environments.
-        bounds: of the observations; None: they are not checked.
 
     Raises:
         RunError: names the key, the environment and the step of the first such number.
@@ -48,10 +47,23 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds
                 step, what = env_steps + int(valid[: t + is_reward].sum()), kind(np.abs(values[t, b]).sum())
                 place = f"environment {env_ids[b]} is {what} at environment step {step}"
                 found.append((step, f"{'.'.join(path)} of {group and f'{group} in '}{place}"))
-    if bounds and "obs" in segment and (beyond := bounds.find(tree.map(torch.Tensor.numpy, segment["obs"]))):
-        t, b, what = beyond
-        step = env_steps + int(segment["valid"].numpy()[:t].sum())
-        place = f"environment {env_ids[b]} at environment step {step}"
-        found.append((step, f"{place}: {what}; env.check_bounds=false lets it pass"))
     if found:
         raise RunError(min(found)[1])
+
+
+def beyond(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None) -> list[str]:
+    """Return where the first observation is that its space excludes, and what it holds; empty: there is none.
+
+    Such a number ends no run: many environments declare narrower bounds than they keep.
+
+    Args:
+        segment, env_steps, env_ids: as of ``check_segment``.
+        bounds: of the observations; None: they are not checked.
+    """
+    if bounds is None or "obs" not in segment:
+        return []
+    if (found := bounds.find(tree.map(torch.Tensor.numpy, segment["obs"]))) is None:
+        return []
+    t, b, what = found
+    step = env_steps + int(segment["valid"].numpy()[:t].sum())
+    return [f"environment {env_ids[b]} at environment step {step}: {what}"]

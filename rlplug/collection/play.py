@@ -14,7 +14,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Exploration, Job, VecEnv
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.making import make_shard
-from rlplug.collection.nonfinite import check_segment
+from rlplug.collection.nonfinite import beyond, check_segment
 from rlplug.collection.segment import ended, only
 from rlplug.collection.shard import CORE
 from rlplug.context import EnvShard, RunContext
@@ -81,7 +81,7 @@ class Player:
             prefix: numbers in front of the job's, where jobs are numbered from 0 more than once.
 
         Raises:
-            RunError: the environments gave a value that is NaN, infinite or out of bounds, or failed too often.
+            RunError: the environments gave a value that is NaN or infinite, or failed too often.
             ValueError: see ``named_weights``.
         """
         shard, quota = share_of(job, self.role, columns)
@@ -106,7 +106,11 @@ class Player:
                 if stop():
                     raise Stopped
                 segment = collector.collect(CHUNK, job.mode, stop, acting, raw=True)
-                check_segment(collector.raw_segment(CHUNK), 0, shard.env_ids, collector.bounds)
+                check_segment(raw := collector.raw_segment(CHUNK), 0, shard.env_ids)
+                if not self.ctx.beyond:
+                    self.ctx.beyond += [
+                        f"{said} of {self.name}" for said in beyond(raw, 0, shard.env_ids, collector.bounds)
+                    ]
                 if failed + collector.failed_episodes > quota.sum():
                     times, ended = failed + collector.failed_episodes, f"{len(recorder.played)} of {quota.sum()}"
                     raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")

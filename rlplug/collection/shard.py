@@ -74,7 +74,7 @@ class ShardCollector:
         """
         first = self.env.reset(self.seeds, tasks)
         self._open = first | {key: np.ones(self.num_envs, dtype) for key, dtype in COLUMN.items()}
-        check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids, self.bounds)
+        check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids)
         # what the first row of an episode has for the row before it, and what a row has that nobody acts on
         self._no_previous, self._no_result = self._zeros(first, self._previous), self._zeros(first, self._result)
         self._open = merged(self._open, copied(self._no_previous))
@@ -155,7 +155,7 @@ class ShardCollector:
             segment = segment if mode == "greedy" else self.algorithm.postprocess(segment)
             return only(segment, self._kept, self.nested)
         except Exception:
-            check_segment(self.raw_segment(rows), env_steps, self.shard.env_ids, self.bounds)
+            check_segment(self.raw_segment(rows), env_steps, self.shard.env_ids)
             raise
 
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:

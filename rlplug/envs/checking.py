@@ -170,9 +170,9 @@ def _limits(space: Space[Any]) -> tuple[Any, Any] | None:
 
 def _describe(path: tuple[str, ...], space: Space[Any], x: np.ndarray, place: tuple[int, ...]) -> str:
     name = "".join(["observation", *(f"[{key!r}]" for key in path)])
-    holds = f"{name} is {x[place]}" if not place else f"{name} holds {x[place]} at {[*place]}"
+    holds = f"{name} is {x[place]!s}" if not place else f"{name} holds {x[place]!s} at {[*place]}"
     if isinstance(space, Box):
-        return f"{holds}, beyond the bounds of its space, {space.low[place]} to {space.high[place]}"
+        return f"{holds}, beyond the bounds of its space, {space.low[place]!s} to {space.high[place]!s}"
     return f"{holds}, outside of its space, {_line(space)}"
 
 

@@ -42,7 +42,7 @@ class EnvList:
         frame_stack: so many frames are stacked in their observations.
         mask_key: what action masks are called in ``info``; None: there are none.
         info_keys: what of ``info`` every row has as an extra.
-        check_bounds: whoever collects shall stop at an observation beyond the bounds of its space.
+        check_bounds: whoever collects shall say so, once, at an observation beyond the bounds of its space.
         env_ids: the environments' global numbers, for messages.
         remake: makes an environment in place of one that raises or says what its spaces do not allow; its column
             begins the next episode, and ``step`` says so in ``restarted [B]``. None: the run stops.

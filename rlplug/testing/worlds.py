@@ -117,6 +117,7 @@ class FaultyCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
     Args:
         raises: probability that a step raises.
         malformed: probability that a step gives an observation of another shape.
+        beyond: probability that a step gives an observation beyond the bounds of its space.
         hangs: a file; the first step after ``after`` of the first environment that makes it never returns.
         after: steps of an environment before it fails.
 
@@ -124,9 +125,17 @@ class FaultyCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
         OSError: from ``step``, as configured.
     """
 
-    def __init__(self, raises: float = 0.0, malformed: float = 0.0, hangs: str | None = None, after: int = 0) -> None:
+    def __init__(
+        self,
+        raises: float = 0.0,
+        malformed: float = 0.0,
+        beyond: float = 0.0,
+        hangs: str | None = None,
+        after: int = 0,
+    ) -> None:
         super().__init__(gymnasium.make("CartPole-v1").unwrapped)
-        self.raises, self.malformed, self.hangs, self.after, self.steps = raises, malformed, hangs, after, 0
+        self.raises, self.malformed, self.beyond = raises, malformed, beyond
+        self.hangs, self.after, self.steps = hangs, after, 0
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.steps += 1
@@ -139,6 +148,8 @@ class FaultyCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raise OSError("the pole is stuck")
             if luck > 1.0 - self.malformed:
                 return np.zeros(3, np.float32), 1.0, False, False, {}
+            if luck > 1.0 - self.malformed - self.beyond:
+                return np.array([4.85, 0, 0, 0], np.float32), 1.0, False, False, {}
         return self.env.step(action)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from rlplug.api import Collector, Job, Losses, Rollout, Run, Segment
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.nonfinite import check_segment
+from rlplug.collection.nonfinite import beyond, check_segment
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
 from rlplug.trainer.learner import FabricLearner
@@ -23,6 +23,7 @@ from rlplug.trainer.policy import Policy
 from rlplug.types import Batch, Mode, RunError, Tree, Weights
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GOES_ON = "the run goes on, and says so once (env.check_bounds=false: never)"
 
 
 class Reports(Protocol):
@@ -63,6 +64,7 @@ class Trainer(Run):
         self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
         self.agreed_stop = 0  # the signal that ends the run, once all ranks know
         self.may_checkpoint = False  # whether the first rank can write a checkpoint after this round
+        self._told_beyond = False  # whether a person was told of observations out of bounds
         self._in_agreement = False  # whether the ranks agreed on these two since the last report
 
     @property
@@ -178,7 +180,9 @@ class Trainer(Run):
     def _receive(self, segment: Segment) -> int:
         """Take a segment in, and return its environment steps."""
         spec, steps = self.collector.spec, self.progress.env_steps
-        check_segment(segment.batch, steps, self.ctx.env_ids[segment.columns], spec.bounds)
+        check_segment(segment.batch, steps, env_ids := self.ctx.env_ids[segment.columns])
+        if not self.ctx.beyond:
+            self.ctx.beyond += beyond(segment.batch, steps, env_ids, spec.bounds)
         self.learner.observe(segment)
         if len(segment.batch["valid"]) > self.ctx.rollout_length or self.ctx.needs.data != "rollout":
             self.buffer.add(segment)  # the few rows of a last, short rollout would make a poor gradient
@@ -190,7 +194,13 @@ class Trainer(Run):
         """Return the environment steps of all ranks; agree on whether to stop and whether to checkpoint."""
         ranks, first = self.learner.collectives, self.learner.collectives.rank == 0
         own = [steps if first or not self.learner.replicated else 0, first and self.reports.ready_to_save()]
-        steps, may, *stops = ranks.sums([*own, *(self.stop_signal == number for number in SIGNALS)])
+        own += [len(self.ctx.beyond), *(self.stop_signal == number for number in SIGNALS)]
+        steps, may, found, *stops = ranks.sums(own)
+        if found and not self._told_beyond:
+            self._told_beyond = True
+            self.ctx.beyond[:] = every = [said for rank in ranks.exchange(self.ctx.beyond) for said in rank]
+            if first:
+                print(f"rlplug: {every[0]}; {GOES_ON}", file=sys.stderr, flush=True)
         self.may_checkpoint, self._in_agreement = bool(may), True
         if ranks.world_size > 1:
             self.agreed_stop = next((number for number, asked in zip(SIGNALS, stops, strict=True) if asked), 0)

@@ -145,6 +145,14 @@ def test_environments_are_made_anew(vectorization: str, capfd: pytest.CaptureFix
     assert "observation has shape [3]; its space says [4]" in said
 
 
+def test_an_observation_out_of_bounds_is_told_once(capfd: pytest.CaptureFixture[str]):
+    """By the learner, whichever actors have met one."""
+    play((*FAULTY, *TWO, "+env.kwargs.beyond=0.05"), 2)
+    said = capfd.readouterr().err
+    assert said.count("beyond the bounds of its space") == 1
+    assert "the run goes on" in said
+
+
 def test_the_row_of_a_failed_step_ends_its_episode(capfd: pytest.CaptureFixture[str]):
     """The failed step is not valid, though the row before it ended no episode; the next row begins another one."""
     words = (*FAULTY, "+env.kwargs.raises=0.03", "env.restart_failed=true")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
+import re
 from typing import Literal
 
 import gymnasium
@@ -438,3 +440,31 @@ def test_what_is_not_used_may_be_anything():
     segment["obs"]["speed"][1, 1, 3] = torch.nan  # a final observation, from which returns are bootstrapped
     with pytest.raises(RunError, match=r"^obs\.speed of environment 7 is NaN at environment step 102$"):
         check_segment(segment, 100, [6, 7])
+
+
+# ---- numbers beyond their bounds ---------------------------------------------------------------------------------
+
+BEYOND = ["env=cartpole", "env.id=rlplug.testing.worlds:FaultyCartPole-v0", "+env.kwargs.beyond=0.05", "num_envs=4"]
+TOLD = (
+    r"rlplug: environment \d at environment step \d+: observation holds 4\.85 at \[0\], beyond the bounds of its"
+    r" space, -4\.8 to 4\.8; the run goes on, and says so once \(env\.check_bounds=false: never\)"
+)
+
+
+def words_beyond(*more):
+    small = ["rollout_fragment_length=16", "algo.sgd_minibatch_size=32", "model.hidden=[8]", "env.vectorization=list"]
+    return [*BEYOND, *small, "total_steps=512", "eval.every=128", "eval.episodes=2", "logger=[]", *more]
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "2cpu"])
+def test_an_observation_out_of_bounds_is_told_once_and_the_run_goes_on(hardware, tmp_path, capfd):
+    train(compose(words_beyond("algo=ppo", f"hardware={hardware}")), tmp_path / "run")
+    said = capfd.readouterr().err
+    assert said.count("beyond the bounds") == 1
+    assert re.search(TOLD, said)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "finished"
+
+
+def test_who_does_not_check_bounds_is_not_told(tmp_path, capfd):
+    train(compose(words_beyond("algo=ppo", "env.check_bounds=false")), tmp_path / "run")
+    assert capfd.readouterr().err == ""

@@ -192,7 +192,7 @@ def test_bounds():
     good["v"][2, 0, 1] = 2.1
     t, b, what = bounds.find(good)
     assert (t, b) == (2, 0)
-    assert what.startswith("observation['v'] holds 2.09")
+    assert what.startswith("observation['v'] holds 2.1 ")
     assert what.endswith(" at [1], beyond the bounds of its space, -inf to 2.0")
     good["1"]["turn"][1, 1] = 3
     t, b, what = bounds.find(good)

@@ -171,7 +171,7 @@ def test_seeds_decide_everything(option):
 
 @pytest.mark.parametrize("option", [option for option in BUILT_IN if isinstance(WANTED[option][1], Discrete)])
 def test_no_action_leads_out_of_the_space_unless_the_preset_says_so(option):
-    """An observation outside of its space stops a run."""
+    """A run warns of an observation outside of its space; the presets give no reason to."""
     env = build(option, 4)
     spec, beyond = env.spec.single_agent, False
     for action in range(spec.action.n):

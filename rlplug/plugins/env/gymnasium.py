@@ -37,7 +37,7 @@ class Config:
         "What of info every row has beside its observation, for an algorithm that names it in Needs.keys: numbers or"
         " arrays that every reset and step give."
     )
-    check_bounds: bool = option("Stop at an observation beyond the bounds that its space declares.")
+    check_bounds: bool = option("Say so, once a run, at an observation beyond the bounds that its space declares.")
     restart_failed: bool = option(
         "Replace an environment that raises or returns what its spaces do not allow, and begin another episode."
     )
