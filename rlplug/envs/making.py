@@ -147,6 +147,8 @@ def why_not_native(spec: EnvSpec, wrapping: Wrapping) -> str | None:
     """Why the environment's own vector cannot be taken; None: it can."""
     if spec.vector_entry_point is None or spec.additional_wrappers:
         return f"{spec.id} registers no vector of its own"
+    if type(wrapping) is not Wrapping:
+        return "env.mission wraps single environments"
     if wrapping.info_keys:
         return "env.info_keys reads info of single environments"
     if is_atari(spec):

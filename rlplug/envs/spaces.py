@@ -61,6 +61,8 @@ def inside_obs(space: Space[Any]) -> Space[Any]:
             return Dict({key: inside_obs(sub) for key, sub in space.spaces.items()})
         case Tuple():
             return Dict({str(i): inside_obs(sub) for i, sub in enumerate(space.spaces)})
+    if any(kind.__name__ == "MissionSpace" for kind in type(space).__mro__):
+        raise ConfigError("env.id", "its observation holds a mission in words: env=minigrid serves it, as numbers")
     raise ConfigError(
         "env.id",
         f"its observation space holds {space}; served are Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and"

@@ -17,6 +17,7 @@ def rlplug_components() -> list[Component]:
         Component("buffer", "sequence", "rlplug.plugins.buffer.sequence:Sequence"),
         Component("env", "dm_control", "rlplug.plugins.env.dm_control:DMControl"),
         Component("env", "gymnasium", "rlplug.plugins.env.gymnasium:Gymnasium"),
+        Component("env", "minigrid", "rlplug.plugins.env.minigrid:MiniGrid"),
         Component("exploration", "boltzmann", "rlplug.plugins.exploration.discrete:Boltzmann"),
         Component("exploration", "epsilon_greedy", "rlplug.plugins.exploration.discrete:EpsilonGreedy"),
         Component("exploration", "gaussian", "rlplug.plugins.exploration.noise:Gaussian"),

@@ -5,29 +5,37 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 from rlplug import tree
 from rlplug.config import choose, default_node, option_names
 from rlplug.envs import EnvList, NativeVector
 
-ROOMS = ("doorkey_5x5", "empty_5x5", "empty_16x16", "fourrooms")
+ROOMS = ("doorkey_5x5", "empty_5x5", "empty_16x16", "fetch_5x5", "fourrooms")
 EXTRAS = {
     "box2d": ("Box2D", ("lunarlander", "lunarlander_continuous")),
     "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer")),
     "atari": ("ale_py", ("atari", "pong", "breakout")),
-    "minigrid": ("minigrid", tuple(f"minigrid_{room}" for room in ROOMS)),
+    "minigrid": ("minigrid", ("minigrid", *(f"minigrid_{room}" for room in ROOMS))),
     "dmc": ("dm_control", ("dm_control", "dmc_cartpole_swingup", "dmc_walker_walk")),
 }
-GIVEN = {"gymnasium": {"id": "CartPole-v1"}, "dm_control": {"domain": "cheetah", "task": "run"}}
+GIVEN = {
+    "gymnasium": {"id": "CartPole-v1"},
+    "dm_control": {"domain": "cheetah", "task": "run"},
+    "minigrid": {"id": "MiniGrid-GoToDoor-5x5-v0"},
+}
 FIXED = ("cliffwalking", "frozenlake_12x12", "minigrid_empty_5x5", "minigrid_empty_16x16")
 """nothing is drawn in them"""
 MASKED = {"taxi": 6, "masked_cartpole": 8}
 PRESETS = sorted(option for option in option_names("env"))
-BUILT_IN = [option for option in PRESETS if default_node("env", option)["name"] in ("gymnasium", "dm_control")]
+BUILT_IN = [
+    option for option in PRESETS if default_node("env", option)["name"] in ("gymnasium", "dm_control", "minigrid")
+]
 
 image = Box(0, 255, (4, 84, 84), np.uint8)
 minigrid = Dict({"direction": Discrete(4), "image": Box(0, 255, (7, 7, 3), np.uint8)})
+door = Dict({**minigrid.spaces, "mission": MultiDiscrete([11] * 5)})  # go to the <one of 6 colors> door
+fetch = Dict({**minigrid.spaces, "mission": MultiDiscrete([15] * 6)})
 
 
 def numbers(n):
@@ -62,9 +70,11 @@ WANTED = {  # option: observation, action, steps
     "lunarlander": (numbers(8), Discrete(4), 1000),
     "lunarlander_continuous": (numbers(8), torques(2), 1000),
     "masked_cartpole": (numbers(4), Discrete(8), 500),
+    "minigrid": (door, Discrete(7), None),
     "minigrid_doorkey_5x5": (minigrid, Discrete(7), 250),
     "minigrid_empty_5x5": (minigrid, Discrete(7), 100),
     "minigrid_empty_16x16": (minigrid, Discrete(7), 40),
+    "minigrid_fetch_5x5": (fetch, Discrete(7), 125),
     "minigrid_fourrooms": (minigrid, Discrete(7), 100),
     "mountaincar": (numbers(2), Discrete(3), 200),
     "mountaincar_continuous": (numbers(2), torques(1), 999),

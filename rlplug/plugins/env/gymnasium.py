@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rlplug.api import Context, VecEnv
 from rlplug.envs.env_list import EnvList
-from rlplug.envs.making import Maker, find, has_native, make_list, make_native
+from rlplug.envs.making import Maker, find, has_native, make_native
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
 from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
@@ -64,6 +64,7 @@ class Gymnasium:
     """
 
     Config = Config
+    wrapping: ClassVar[type[Wrapping]] = Wrapping
 
     def __new__(cls, cfg: Config, ctx: Context) -> VecEnv:  # type: ignore[misc]
         env = cls._made(cfg, ctx)
@@ -74,15 +75,18 @@ class Gymnasium:
             raise
         return env
 
-    @staticmethod
-    def _made(cfg: Config, ctx: Context) -> VecEnv:
+    @classmethod
+    def _made(cls, cfg: Config, ctx: Context) -> VecEnv:
         options = {f.name: getattr(cfg, f.name) for f in fields(Wrapping)}
         own: dict[str, Any] = {"env_ids": ctx.env_ids, "check_bounds": cfg.check_bounds}
+        wrapping = cls.wrapping(**{f.name: getattr(cfg, f.name) for f in fields(cls.wrapping)})
         if ctx.render:
-            return _shown(cfg, options | own)
+            return _shown(cfg, wrapping, own)
         if cfg.backend == "envpool":
+            if type(wrapping) is not Wrapping:
+                raise ConfigError("env.backend", "is envpool, which does not give missions; use gymnasium")
             return _from_envpool(cfg, options | own)
-        spec, wrapping = find(cfg.id), Wrapping(**options)
+        spec = find(cfg.id)
         make = Maker(spec, cfg.kwargs, wrapping, cfg.id.rpartition(":")[0])
         if cfg.restart_failed:
             if cfg.vectorization == "native":
@@ -110,11 +114,12 @@ def _check_masks(cfg: Config, there: bool) -> None:
         )
 
 
-def _shown(cfg: Config, options: dict[str, Any]) -> VecEnv:
+def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
     """Single environments, which are the ones that show pictures of themselves."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draws without a screen
     try:
-        return make_list(find(cfg.id), len(options["env_ids"]), {**cfg.kwargs, "render_mode": "rgb_array"}, **options)
+        make = Maker(find(cfg.id), {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, cfg.id.rpartition(":")[0])
+        return EnvList([make() for _ in own["env_ids"]], **make.offers, **own)
     except ConfigError as error:
         raise ConfigError("eval.record", f"{cfg.id} shows no pictures of itself; 0 records none ({error})") from error
 
