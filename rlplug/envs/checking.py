@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,56 @@ def leaf_reader(name: str, space: Space[Any], n: int | None = None) -> Callable[
         return x
 
     return read
+
+
+def number(reward: Any) -> float:
+    """A reward as one number. Raises ``MisfitError`` if it is none."""
+    return float(column("reward", reward, (), "fiub"))
+
+
+def flag(name: str, end: Any) -> bool:
+    """``terminated`` or ``truncated`` as a bool; 0 and 1 stand for one. Raises ``MisfitError`` if it is none."""
+    return bool(column(name, end, (), "biu"))
+
+
+def column(name: str, given: Any, shape: tuple[int, ...], kinds: str) -> np.ndarray:
+    """What a step says beside its observation, as an array.
+
+    Args:
+        shape: ``[B]``, or ``[]`` of a single environment.
+        kinds: of numbers that it may hold; without floats among them it is True or False.
+
+    Raises:
+        MisfitError: it has another shape or type.
+    """
+    try:
+        x = np.asarray(given)
+    except Exception:  # lists of different lengths; tensors of another device
+        x = np.asarray(None)
+    is_flag = "f" not in kinds
+    wanted = f"{'a bool' if is_flag else 'a number'}{f' for each of {shape[0]} environments' if shape else ''}"
+    if x.dtype.kind not in kinds or (is_flag and x.dtype.kind != "b" and not np.isin(x, (0, 1)).all()):
+        said = f"{given!r}" if x.shape == () else f"an array of {x.dtype}"
+        raise MisfitError(f"{name} is {said}; wanted is {wanted}")
+    if x.shape != shape:
+        raise MisfitError(f"{name} has shape {[*x.shape]}; wanted is {wanted}")
+    return x
+
+
+def began(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+    """What ``reset`` returned. Raises ``MisfitError`` if it is not (observation, info)."""
+    if not isinstance(answer, tuple) or len(answer) != 2:  # pyright: ignore[reportUnknownArgumentType]
+        got = f"{len(answer)} values" if isinstance(answer, tuple) else f"one value {_kind(answer)}"  # pyright: ignore[reportUnknownArgumentType]
+        raise MisfitError(f"reset() returns {got}; wanted is (observation, info)")
+    obs, info = answer
+    return obs, described("reset", info)
+
+
+def described(where: str, info: Any) -> Mapping[str, Any]:
+    """The ``info`` of ``reset`` or ``step``. Raises ``MisfitError`` if it is no dict."""
+    if not isinstance(info, Mapping):
+        raise MisfitError(f"the info that {where}() returns is {_kind(info)}; wanted is a dict")
+    return info
 
 
 def writer(space: Space[Any], out: Any) -> Callable[[int, Any], None]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.envs.checking import MisfitError, writer
+from rlplug.envs.checking import MisfitError, began, described, flag, number, writer
 from rlplug.envs.extras import Extras
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.spaces import allocate, equal, execute, single_agent
@@ -23,6 +24,7 @@ from rlplug.types import Batch, EnvSpec, RunError, Tree
 
 RETRIES = 3
 """new environments in a row, for one that raises again before it makes a step"""
+NUMBER, FLAG = (float, int, np.floating, np.integer), (bool, np.bool_)
 LONGEST = 100_000
 """actions of an episode that are kept; a longer one is not replayed"""
 
@@ -123,13 +125,18 @@ class EnvList:
             if len(self._actions[i]) < LONGEST:
                 self._actions[i].append(inside)
             try:
-                row, reward[i], terminated[i], truncated[i], info = self._steps[i](outside)
-                self._final[i] = end = bool(terminated[i] or truncated[i])
+                row, gain, end, cut, info = self._steps[i](outside)
+                reward[i] = gain if isinstance(gain, NUMBER) else number(gain)
+                terminated[i] = end = end if isinstance(end, FLAG) else flag("terminated", end)
+                truncated[i] = cut = cut if isinstance(cut, FLAG) else flag("truncated", cut)
+                self._final[i] = final = end or cut
+                if type(info) is not dict:
+                    info = described("step", info)
                 self._write(i, row)
                 self._extras.write(self._first, i, info)
                 if self._masks is not None:
-                    self._allow(i, info, end, bool(terminated[i]))
-                elif self._mask_key in info:
+                    self._allow(i, info, final, end)
+                elif self._mask_key and self._mask_key in info:
                     raise late(self._mask_key)
                 self._failures[i] = 0
             except (Exception, SystemExit) as error:
@@ -172,9 +179,9 @@ class EnvList:
                 try:
                     row, _, end, cut, _ = self._steps[i](outside)
                     self._write(i, row)
+                    self._final[i] = flag("terminated", end) or flag("truncated", cut)
                 except (Exception, SystemExit) as error:
                     raise self._failure(i, "step", error) from error
-                self._final[i] = bool(end or cut)
                 if self._final[i]:
                     break
         if not equal(self._obs, state["obs"]):
@@ -194,8 +201,9 @@ class EnvList:
         return self.envs[0].metadata.get("render_fps", 30)
 
     def close(self) -> None:
+        """Close all environments; one that raises then keeps nobody from ending, and is told of once."""
         for env in self.envs:
-            env.close()
+            close(env)
 
     def _begin(self, i: int, episode: int) -> None:
         try:
@@ -214,7 +222,7 @@ class EnvList:
             raise failure from cause
         last = str(failure).strip().splitlines()[-1]
         print(f"rlplug: {self._where(i)} failed, and is replaced: {last}", file=sys.stderr, flush=True)
-        with suppress(Exception):  # it is broken
+        with suppress(Exception, SystemExit):  # it is broken
             self.envs[i].close()
         self.envs[i] = self._remake()
         self._steps[i] = self.envs[i].step
@@ -227,16 +235,16 @@ class EnvList:
             self._extras.write(self._first, i, info)
             if self._masks is not None:
                 self._allow(i, info, False, False)
-            elif self._mask_key in info:
+            elif self._mask_key and self._mask_key in info:
                 raise late(self._mask_key)
         except MisfitError as error:
             raise self._failure(i, "reset", error) from error
         self._final[i] = False
 
-    def _reset(self, i: int, episode: int) -> tuple[Any, dict[str, Any]]:
+    def _reset(self, i: int, episode: int) -> tuple[Any, Mapping[str, Any]]:
         self._episodes[i], self._actions[i] = episode, []
         try:
-            return self.envs[i].reset(seed=self._seed(i))
+            return began(self.envs[i].reset(seed=self._seed(i)))
         except (Exception, SystemExit) as error:
             raise self._failure(i, "reset", error) from error
 
@@ -244,7 +252,7 @@ class EnvList:
         """Of the column's current episode."""
         return int(np.random.SeedSequence([self._seeds[i], self._episodes[i]]).generate_state(1)[0])
 
-    def _allow(self, i: int, info: dict[str, Any], final: bool, terminated: bool) -> None:
+    def _allow(self, i: int, info: Mapping[str, Any], final: bool, terminated: bool) -> None:
         assert self._masks is not None
         assert self._mask is not None
         self._mask[i] = self._masks.read(info, final, terminated)
@@ -261,6 +269,20 @@ class EnvList:
         inside = error.__traceback__.tb_next if error.__traceback__ else None  # without this file's own frame
         lines = traceback.format_exception(type(error), error, inside)
         return RunError(f"{self._where(i)} raised in {where}():\n{''.join(lines).rstrip()}")
+
+
+def close(env: Any) -> None:
+    """Close an environment, or a vector; if it raises, say so once."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        tell_once(f"an environment raised in close(), and is left as it is: {type(error).__name__}: {error}")
+
+
+@cache
+def tell_once(line: str) -> None:
+    """Print a line for the user, the first time that this process has it."""
+    print(f"rlplug: {line}", file=sys.stderr, flush=True)
 
 
 def rows_of(spec: EnvSpec, n: int) -> Batch:

@@ -88,8 +88,7 @@ class Maker:
             importlib.import_module(self.module)
         kwargs = dict(self.kwargs)
         if self.wrapping.atari:
-            if not is_atari(self.spec):
-                raise ConfigError("env.atari", f"{self.spec.id} is no Atari environment; use false")
+            _require_atari(self.spec)
             sticky = self.wrapping.sticky_actions
             kwargs = {"frameskip": 1, **({} if sticky is None else {STICKY: sticky}), **kwargs}
         # EnvList resets before it steps: no order to enforce, and nothing to check at every step.
@@ -143,6 +142,11 @@ def is_atari(spec: EnvSpec) -> bool:
     return "ale_py" in str(spec.entry_point)
 
 
+def _require_atari(spec: EnvSpec) -> None:
+    if not is_atari(spec):
+        raise ConfigError("env.atari", f"{spec.id} is no Atari environment; use false")
+
+
 def why_not_native(spec: EnvSpec, wrapping: Wrapping) -> str | None:
     """Why the environment's own vector cannot be taken; None: it can."""
     if spec.vector_entry_point is None or spec.additional_wrappers:
@@ -179,6 +183,8 @@ def make_native(
     """``num_envs`` environments that are one vector by themselves. Arguments and errors as ``make_list``."""
     own = {key: options.pop(key) for key in ("check_bounds", "env_ids") if key in options}
     wrapping = Wrapping(max_episode_steps=max_episode_steps, **options)
+    if wrapping.atari:
+        _require_atari(spec)
     if reason := why_not_native(spec, wrapping):
         raise ConfigError("env.vectorization", f"{reason}; use auto or list")
     told = Maker(spec, kwargs or {}, wrapping).offers
@@ -223,10 +229,11 @@ def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
         if "ale_py" in str(entry_point):
             said = re.sub(r"[\"']?gymnasium\[\w+\][\"']?", "'rlplug[atari]'", said)
         raise ConfigError("env.id", f"{env_id} needs what is not installed: {said}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
             known = ", ".join(name for name in inspect.signature(creator).parameters if name != "num_envs")
             key = "env.max_episode_steps" if unknown[1] == "max_episode_steps" else "env.kwargs"
             raise ConfigError(key, f"{env_id} takes no {unknown[1]!r}; it takes {known or 'none'}") from error
-        raise ConfigError("env.id", f"{env_id} cannot be made: {type(error).__name__}: {error}") from error
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise ConfigError("env.id", f"{env_id} cannot be made: {said}") from error

@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlplug import tree
-from rlplug.envs.checking import MisfitError, reader
+from rlplug.envs.checking import MisfitError, began, column, described, reader
+from rlplug.envs.env_list import close
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.snapshot import restore, snapshot
 from rlplug.envs.spaces import execute, single_agent
@@ -111,12 +112,14 @@ class NativeVector:
         except (Exception, SystemExit) as error:
             raise self._failure("step", error) from error
         self._steps += 1
-        self._refuse_late_masks(info)
-        batch = {
-            "reward": np.asarray(reward, np.float32),
-            "terminated": np.asarray(terminated, np.bool_),
-            "truncated": np.asarray(truncated, np.bool_),
-        }
+        batch: Batch
+        try:
+            self._refuse_late_masks(described("step", info))
+            batch = {"reward": column("reward", reward, (self.num_envs,), "fiub").astype(np.float32, copy=False)}
+            for key, ends in (("terminated", terminated), ("truncated", truncated)):
+                batch[key] = column(key, ends, (self.num_envs,), "biu").astype(np.bool_, copy=False)
+        except MisfitError as error:
+            raise RunError(f"{self._place(self.env_ids)}: {error}") from error
         if self.autoreset is not AutoresetMode.NEXT_STEP:
             ended = batch["terminated"] | batch["truncated"]
             if ended.any():
@@ -142,13 +145,15 @@ class NativeVector:
         restore(self.env, state)
 
     def close(self) -> None:
-        self.env.close()
+        close(self.env)
 
     def _reset(self) -> tuple[Any, Any]:
         # All that VectorEnv.reset promises to take is one int; 31 bits, because some are C++ inside.
         one = int(np.random.SeedSequence(self._seeds).generate_state(1)[0]) >> 1
         try:
-            return self.env.reset(seed=self._seeds if self.independent else one)  # type: ignore[arg-type]
+            return began(self.env.reset(seed=self._seeds if self.independent else one))  # type: ignore[arg-type]
+        except MisfitError as error:
+            raise RunError(f"{self._place(self.env_ids)}: {error}") from error
         except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
 
@@ -205,8 +210,8 @@ class NativeVector:
                 raise RunError(f"{self._place([self.env_ids[i]])}: {error}") from error
         return out
 
-    def _refuse_late_masks(self, info: dict[str, Any]) -> None:
-        if self._masks is None and self._mask_key in info:
+    def _refuse_late_masks(self, info: Mapping[str, Any]) -> None:
+        if self._masks is None and self._mask_key and self._mask_key in info:
             raise RunError(f"{self._place(self.env_ids)}: {late(self._mask_key)}")
 
     def _place(self, ids: Sequence[int]) -> str:

@@ -21,8 +21,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
+from rlplug.envs.env_list import tell_once
 from rlplug.envs.spec_json import mismatch
-from rlplug.envs.worker import CALL, FAILED, STEP, columns_of, not_sent, read, send, shared_rows
+from rlplug.envs.worker import CALL, FAILED, NOT_CLOSED, STEP, columns_of, not_sent, read, send, shared_rows
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree
 
 ALIVE_EVERY = 1.0  # seconds after which a worker that says nothing is looked at
@@ -213,7 +214,8 @@ class _Worker:
         """Have it close its environments; kill it if it does not."""
         self.channel.close()
         try:
-            self.process.wait(PATIENCE)
+            if self.process.wait(PATIENCE) == NOT_CLOSED:
+                tell_once("an environment raised in close(); env.vectorization=list shows what")
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -20,6 +20,8 @@ from rlplug.envs.env_list import EnvList, rows_of
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError
 
 STEP, CALL, DONE, FAILED = b"s", b"c", b"d", b"f"
+NOT_CLOSED = 70
+"""exit status of a worker of which an environment raised in ``close``"""
 HEADER = struct.Struct("<cQ")
 
 
@@ -48,7 +50,7 @@ def _serve(main: socket.socket, memory: int) -> None:
         envs = EnvList([make() for _ in env_ids], env_ids=env_ids, **options)
     except (ConfigError, RunError) as error:
         return send(main, FAILED, error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"the environment cannot be made in a process ({type(error).__name__}: {error})"
         return send(main, FAILED, ConfigError("env", f"{what}; env.vectorization=list shows where it fails"))
     try:
@@ -69,7 +71,11 @@ def _serve(main: socket.socket, memory: int) -> None:
             except RunError as error:
                 send(main, FAILED, error)
     finally:
-        envs.close()
+        try:
+            for env in envs.envs:
+                env.close()
+        except (Exception, SystemExit):
+            os._exit(NOT_CLOSED)
 
 
 def not_sent(error: Exception) -> ConfigError:

@@ -1,0 +1,167 @@
+"""Environments that break the rules of Gymnasium end in one line that names the rule, and never in a traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rlplug.cli import main
+from rlplug.envs import EnvList, NativeVector, env_list
+from rlplug.envs.checking import MisfitError
+from rlplug.types import ConfigError, RunError
+from tests.envs.test_subprocess import make
+
+OBS = np.zeros(2, np.float32)
+
+
+class Rude(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (2,)), Discrete(2)
+
+    def __init__(self, **answers):
+        if "init" in answers:
+            sys.exit(answers["init"])
+        self.answers = answers
+
+    def reset(self, *, seed=None, options=None):
+        return self.answers.get("reset", (OBS, {}))
+
+    def step(self, action):
+        own = {"reward": 0.0, "terminated": False, "truncated": False, "info": {}} | self.answers
+        return OBS, own["reward"], own["terminated"], own["truncated"], own["info"]
+
+    def close(self):
+        if "close" in self.answers:
+            raise self.answers["close"]
+
+
+class RudeVector(VectorEnv):
+    """Two of them."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+    num_envs = 2
+    single_observation_space, single_action_space = Rude.observation_space, Rude.action_space
+    observation_space, action_space = Box(-1, 1, (2, 2)), gymnasium.spaces.MultiDiscrete([2, 2])
+    spec = None
+
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def reset(self, *, seed=None, options=None):
+        return self.answers.get("reset", (np.zeros((2, 2), np.float32), {}))
+
+    def step(self, actions):
+        two = {"reward": np.zeros(2), "terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool), "info": {}}
+        own = two | self.answers
+        return np.zeros((2, 2), np.float32), own["reward"], own["terminated"], own["truncated"], own["info"]
+
+    def close(self, **kwargs):
+        if "close" in self.answers:
+            raise self.answers["close"]
+
+
+gymnasium.register("Rude-v0", Rude)
+SINGLE = {
+    "reward": ("much", "reward is 'much'; wanted is a number"),
+    "terminated": ("yes", "terminated is 'yes'; wanted is a bool"),
+    "truncated": (0.5, "truncated is 0.5; wanted is a bool"),
+    "info": (None, "the info that step() returns is of type NoneType; wanted is a dict"),
+    "reset": (OBS, "reset() returns one value "),
+}
+MANY = {
+    "reward": (["much", 1.0], "reward is an array of "),
+    "terminated": (np.zeros(3, bool), "terminated has shape [3]; wanted is a bool for each of 2 environments"),
+    "truncated": (np.full(2, 0.5), "truncated is an array of float64; wanted is a bool for each of 2 environments"),
+    "info": ([], "the info that step() returns is "),
+    "reset": (np.zeros((2, 2), np.float32), "reset() returns one value "),
+}
+
+
+def play(envs):
+    envs.reset([1, 2])
+    envs.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("what", SINGLE)
+def test_a_list_says_what_is_wrong(what):
+    given, said = SINGLE[what]
+    with pytest.raises(RunError) as error:
+        play(EnvList([Rude(**{what: given}) for _ in range(2)]))
+    assert said in str(error.value).splitlines()[-1]
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_a_native_vector_says_what_is_wrong(what):
+    given, said = MANY[what]
+    with pytest.raises(RunError) as error:
+        play(NativeVector(RudeVector(**{what: given})))
+    assert said in str(error.value).splitlines()[-1]
+
+
+def test_numbers_and_flags_of_any_type_are_taken():
+    envs = EnvList([Rude(reward=reward, terminated=end) for reward, end in ((np.array([1.5])[0], 1), (2, np.False_))])
+    envs.reset([1, 2])
+    said = envs.step(np.zeros(2, np.int64))
+    assert said["reward"].tolist() == [1.5, 2.0]
+    assert said["terminated"].tolist() == [True, False]
+
+
+def test_a_number_is_one():
+    assert env_list.number(np.array(3)) == 3.0
+    with pytest.raises(MisfitError, match=r"reward has shape \[1\]; wanted is a number"):
+        env_list.number(np.array([3.0]))
+
+
+@pytest.mark.parametrize("kind", ["list", "native", "subprocess"])
+def test_a_close_that_raises_is_told_and_keeps_nobody(kind, capfd):
+    env_list.tell_once.cache_clear()
+    broken = ValueError("no")
+    if kind == "list":
+        envs = EnvList([Rude(close=broken) for _ in range(2)])
+    elif kind == "native":
+        envs = NativeVector(RudeVector(close=broken))
+    else:
+        envs = make(
+            "subprocess", workers=1, columns=2, id="tests.envs.test_misbehaving:Rude-v0", kwargs={"close": broken}
+        )
+    envs.reset([1, 2])
+    envs.close()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("rlplug: an environment raised in close()")
+
+
+@pytest.mark.parametrize("vectorization", ["list", "subprocess"])
+def test_an_environment_that_exits_when_it_is_made(vectorization, capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["env=gymnasium", "env.id=tests.envs.test_misbehaving:Rude-v0", "+env.kwargs.init=3", "logger=[]"]
+    assert main([*words, f"env.vectorization={vectorization}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "rlplug: env.id: Rude-v0 cannot be made: SystemExit: 3"
+
+
+def test_atari_options_belong_to_atari():
+    with pytest.raises(ConfigError, match=r"^env.atari: CartPole-v1 is no Atari environment; use false$"):
+        make("native", id="CartPole-v1", atari=True)
+
+
+def test_a_run_with_a_close_that_raises_ends_well(tmp_path: Path):
+    program = """
+import gymnasium, sys
+from gymnasium.envs.classic_control import CartPoleEnv
+class Rude(CartPoleEnv):
+    def close(self): raise ValueError("no")
+gymnasium.register("Mine-v0", Rude, max_episode_steps=50)
+from rlplug.cli import main
+words = ["env=gymnasium", "env.id=Mine-v0", "total_steps=1024", "logger=[]", "eval.episodes=1"]
+sys.exit(main([*words, "hydra.run.dir=run"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "close()" in line] == [
+        "rlplug: an environment raised in close(), and is left as it is: ValueError: no"
+    ]
