@@ -169,7 +169,7 @@ def evaluate(
     Raises:
         ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
     """
-    from rlplug.config.composition import change  # here: it imports Hydra
+    from rlplug.config.changes import change  # here: it imports Hydra
 
     checkpoint = find(Path(path), ("weights",), tell)
     manifest, why = checkpoint.manifest, f"an evaluation may change {', '.join(EVALUABLE)} alone"

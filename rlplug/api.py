@@ -40,6 +40,7 @@ class Needs:
     data: Data = "rollout"  # what it learns from
     off_policy: bool = False  # may learn from data of other policies
     perturbable: bool = False  # its action may be changed after ``act``
+    noise: str = ""  # exploration module to take where no one changes its actions, which never vary by themselves
     keys: tuple[str, ...] = ()  # what is stored, and reaches ``prepare`` and ``forward``, after ``postprocess``
 
 

@@ -57,4 +57,4 @@ def option(doc: str) -> Any:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
 def settings(cls: type[T]) -> type[T]:
     """Make the class a frozen, validated, keyword-only dataclass that refuses unknown fields."""
-    return dataclass(kw_only=True, frozen=True, config=ConfigDict(extra="forbid"))(cls)  # type: ignore[return-value]
+    return dataclass(kw_only=True, frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(cls)  # type: ignore[return-value]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from rlplug.config import composed, parse, plain, tuned
+from rlplug.config import composed, validated
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
@@ -24,8 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("", f"check takes no flag {flags[0]}; settings are written key=value")
     warn_broken()
     config = composed(arguments)
-    pair = tuned(config.hydra)
-    run = parse(plain(config, arguments, pair))
+    run, pair = validated(config, config.hydra, arguments)
 
     from rlplug.cli.describe import describe  # here: torch takes seconds to import
     from rlplug.run.build import build

@@ -79,11 +79,12 @@ def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
     return Path(folder), [f"hydra.sweep.dir={_quoted(folder)}", excluded]
 
 
-def attempt(hydra: HydraConf, job: Callable[[], float]) -> float:
+def attempt(hydra: HydraConf, words: Sequence[str], job: Callable[[], float]) -> float:
     """Run a job, record in its folder and in the sweep's table what became of it, and return.
 
     Args:
         hydra: Hydra's own node, of this job.
+        words: its overrides.
 
     Returns:
         The job's score; NaN if it failed.
@@ -102,9 +103,9 @@ def attempt(hydra: HydraConf, job: Callable[[], float]) -> float:
         traceback.print_exc()
         error = f"{type(bug).__name__}: {bug}"
     except KeyboardInterrupt:
-        _record(hydra, "interrupted", "")
+        _record(hydra, words, "interrupted", "")
         raise
-    _record(hydra, status, error)
+    _record(hydra, words, status, error)
     return score
 
 
@@ -158,12 +159,12 @@ def report(folder: Path) -> int:
     return FAILED if missing else 0
 
 
-def _record(hydra: HydraConf, status: str, error: str) -> None:
+def _record(hydra: HydraConf, words: Sequence[str], status: str, error: str) -> None:
     from rlplug.run.run_dir import write_json
 
     sweep, folder = Path(hydra.sweep.dir), Path(hydra.runtime.output_dir)
     same = hydra.job.config.override_dirname.exclude_keys
-    pairs = (override.lstrip("+~").partition("=") for override in hydra.overrides.task)
+    pairs = (word.lstrip("+~").partition("=") for word in words)
     values = {key: value for key, _, value in pairs if key.partition("@")[0] not in same}
     write_json(folder / JOB, {"values": values, "status": status, "error": error})
     rows = _rows(sweep)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rlplug.cli import refuse, sweep, tell
-from rlplug.config import composed, parse, plain, tuned
+from rlplug.config import composed, validated
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, RunError
 
@@ -62,7 +62,7 @@ def train(overrides: Sequence[str] = ()) -> float:
     """
     warn_broken()
     config = composed(overrides)
-    run = parse(plain(config, overrides, tuned(config.hydra)))
+    run, _ = validated(config, config.hydra, overrides)
 
     from rlplug.run import launch
 
@@ -74,21 +74,22 @@ def job(config: DictConfig) -> float:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    from rlplug.config.composition import command
+
     hydra = HydraConfig.get()
-    folder, command = Path(hydra.runtime.output_dir), _command(hydra.overrides.task)
+    folder, words = Path(hydra.runtime.output_dir), command(hydra)
     is_sweep = hydra.mode == RunMode.MULTIRUN
 
     def train() -> float:
-        pair = tuned(hydra)
-        run = parse(plain(config, hydra.overrides.task, pair))
+        run, pair = validated(config, hydra, words)
 
         from rlplug.run import launch  # here: torch takes seconds to import
 
-        start = partial(launch.train, run, folder, command, tell, [str(pair)] if pair else [])
+        start = partial(launch.train, run, folder, _command(words), tell, [str(pair)] if pair else [])
         return sweep.go_on(folder, run, start) if is_sweep else start()
 
     if is_sweep:
-        return sweep.attempt(hydra, train)
+        return sweep.attempt(hydra, words, train)
     try:
         return train()
     except (ConfigError, RunError) as error:

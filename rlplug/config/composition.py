@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -12,15 +12,15 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from rlplug.config.errors import no_such_key, value_at
-from rlplug.config.schema import SEVERAL, RunConfig, parse
+from rlplug.config import errors
+from rlplug.config.errors import peers, value_at
+from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, kind_of, parse
 from rlplug.registry import KINDS, Kind, plugins, warn_broken
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
@@ -43,7 +43,23 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     """
     warn_broken()
     config = composed(overrides)
-    return parse(plain(config, overrides, tuned(config.hydra)))
+    return validated(config, config.hydra, overrides)[0]
+
+
+def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple[RunConfig, Tuned | None]:
+    """Return the run that Hydra has composed, and the settings of a pair that are among its own.
+
+    Args:
+        config: with Hydra's own node or without.
+        hydra: that node.
+        overrides: the command line.
+
+    Raises:
+        ConfigError: with one line for each mistake.
+    """
+    check_choices(hydra.runtime.choices, overrides)
+    pair = tuned(hydra)
+    return parse(plain(config, overrides, pair)), pair
 
 
 def composed(overrides: Sequence[str] = ()) -> DictConfig:
@@ -54,6 +70,11 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
     """
     with session(), explained(overrides):
         return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
+
+
+def command(hydra: Any) -> list[str]:
+    """Return the overrides of a configuration as they were written, with their interpolations; ``hydra`` as below."""
+    return OmegaConf.to_container(hydra.overrides.task, resolve=False)  # type: ignore[return-value]
 
 
 class Tuned(NamedTuple):
@@ -90,7 +111,7 @@ def tuned(hydra: Any) -> Tuned | None:
     others = [group for group in ("model", "buffer", "loop") if choices.get(group) != own[group]]
     replaced = {}
     if others:
-        words = [override for override in hydra.overrides.task if not override.startswith("tuned=")]
+        words = [override for override in command(hydra) if not override.startswith("tuned=")]
         without = composed([*folders, *words, "tuned=none"])
         replaced = {group: without[group] for group in others if group in without}
     return Tuned(choices, replaced)
@@ -117,41 +138,49 @@ def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None
         for name in [name for name, node in nodes.items() if isinstance(node, dict) and "name" not in node]:
             if not any(word.lstrip("+~").startswith((f"{kind}.{name}", f"{kind}={{")) for word in overrides):
                 del nodes[name]
+            elif name in option_names(kind):
+                raise _not_chosen(kind, name, [other for other in nodes if "name" in (nodes[other] or ())])
     return raw
 
 
-def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str], why: str) -> dict[str, Any]:
-    """Apply a command line as it would be applied on training. The result is not validated; ``parse`` does that.
-
-    Nothing is composed again, because defaults may have changed since; only a group that the command line chooses is
-    read from its YAML. Only the keys ``may`` and those below them may change; an error says ``why``.
+def check_choices(choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Check that what a command line chooses, of which ``choices`` came, goes together with the settings it brings.
 
     Raises:
-        ConfigError: a key does not exist or may not change, or the command line cannot be read.
+        ConfigError: there are two options for one, an experiment for another algorithm, or a name without its settings.
     """
-    if flags := [override for override in overrides if override.startswith("-")]:
-        raise ConfigError("", f"no flag {flags[0]} is known here; settings are written key=value")
-    with explained(overrides):
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    config = OmegaConf.create(dict(raw), flags={"struct": True})
-    for override in sorted(parsed, key=_chooses, reverse=True):
-        key = override.package or override.key_or_group  # critic_model for model@critic_model=mlp
-        _check(override, key, raw, may, why)
-        value, chooses = override.value(), _chooses(override)
-        if override.is_add() and value_at(config, key) is not None and not isinstance(value, dict):
-            raise ConfigError(key, EXISTS.format(key))
-        add = override.is_add() or override.is_force_add()
-        if value_at(config, key, ABSENT) is ABSENT and not add:
-            raise no_such_key(config, key)
-        try:
-            if chooses:  # interpolations in the group's YAML refer to the run, and stay
-                value = OmegaConf.to_container(
-                    composed([str(override.input_line), "~algo", "tuned=none"])[key], resolve=False
-                )
-            OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
-        except (ConfigKeyError, ConfigAttributeError) as error:
-            raise no_such_key(config, str(error.full_key)) from None
-    return plain(config, overrides)
+    single = (*SINGLE, "model", "experiment")
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        group, value = override.key_or_group, None if override.is_delete() else override.value()
+        if group in single and isinstance(value, list):
+            raise ConfigError(group, f"should be exactly one option of {', '.join(option_names(group))}")
+        if group == "algo" and isinstance(tuned := choices.get("experiment"), str):
+            folders = [word for word in overrides if word.startswith("hydra.searchpath=")]
+            own = composed([*folders, f"experiment={tuned}"]).hydra.runtime.choices.algo
+            if own != value:
+                said = f"{value} cannot take the place of {own}, whose settings experiment={tuned} holds"
+                raise ConfigError("algo", f"{said}; leave one of the two out")
+        node, _, last = group.rpartition(".")
+        kind, slot = kind_of(node), node if node in SINGLE else f"model@{node}".replace("model@model", "model")
+        if last == "name" and kind in (*SINGLE, "model") and value in option_names(kind) and slot in choices:
+            chosen = choices[slot] and default_node(kind, choices[slot])["name"]  # type: ignore[arg-type]
+            if chosen != value:
+                raise ConfigError(group, f"is chosen together with its settings: {slot}={value}")
+
+
+def no_such_key_of(tree: Mapping[str, Any], key: str) -> ConfigError:
+    """Return an error that says how to choose what has such a key, or else as ``errors.no_such_key``."""
+    kind, _, rest = key.partition(".")
+    name, nodes = rest.partition(".")[0], value_at(tree, kind) or {}
+    if kind in SEVERAL and name not in nodes and name in option_names(kind):
+        return _not_chosen(kind, name, nodes)
+    return errors.no_such_key(tree, key)
+
+
+def _not_chosen(kind: str, name: str, nodes: Iterable[str]) -> ConfigError:
+    always = composed([f"{kind}=[]"])[kind]
+    together = ",".join([*(other for other in nodes if other not in always), name])
+    return ConfigError(f"{kind}.{name}", f"is not among what is chosen; add it: {kind}=[{together}]")
 
 
 def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -223,8 +252,10 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return ConfigError(line.partition("=")[0], f"cannot read {line!r}: {advice} ({reason})")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_option(error.missing_cfg_file, overrides)
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and "Could not override" in text:
-        return no_such_key(_base(overrides), str(cause.full_key))
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and (
+        found := re.match(r"Could not override '(.+)'", text)
+    ):
+        return no_such_key_of(_base(overrides), found[1])
     if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
         return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
@@ -250,36 +281,16 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     return ConfigError("", " ".join(text.partition("Config search path:")[0].split()) or type(error).__name__)
 
 
-def _check(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> None:
-    """Refuse what cannot be read and what may not change."""
-    if not key:
-        raise ConfigError("", f"cannot read {override.input_line!r}: should be key=value")
-    if override.is_delete():
-        raise ConfigError(key, f"cannot be taken out of a run; {override.input_line} works when a run is started")
-    if override.is_sweep_override():
-        raise ConfigError(key, f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
-    if _chooses(override) and isinstance(override.value(), list) and override.key_or_group not in SEVERAL:
-        raise ConfigError(key, "should be exactly one option")
-    if f"{key}.".startswith(tuple(f"{one}." for one in may)):
-        return
-    if key.startswith(("hydra.", "hydra/")):
-        raise ConfigError(key, "belongs to the start of a run and cannot be changed")
-    if value_at(raw, key, ABSENT) is ABSENT and key not in GROUPS and not (override.is_add() and "." in key):
-        raise no_such_key(raw, key)
-    raise ConfigError(key, f"cannot be changed: {why}")
-
-
-def _chooses(override: Override) -> bool:
-    return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
-
-
 def _unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
     """Split ``env/foo`` or ``hydra/launcher/foo``: the group is the longest beginning of the path that has options."""
     parts = path.split("/")
     for end in range(len(parts) - 1, 0, -1):
         group, name = "/".join(parts[:end]), "/".join(parts[end:])
         if options := option_names(group, overrides):
-            return ConfigError(group, f"unknown option {name!r}; {unknown(name, options, or_broken=True)}")
+            meant = next(
+                (to for word, to in peers("options").get(group, {}).items() if word.lower() == name.lower()), None
+            )
+            return ConfigError(group, f"unknown option {name!r}; {unknown(name, options, '', True, meant)}")
     return ConfigError("", f"there is no configuration {path!r} in the search path; see --info searchpath")
 
 

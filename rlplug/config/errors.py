@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path as File
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from rlplug.registry.discovery import unknown
@@ -15,24 +18,29 @@ from rlplug.types import ConfigError
 
 Path = tuple[str | int, ...]
 RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "too_short", "too_long")
+RANGES = (*RANGES, "finite_number")
 WRONG = dict.fromkeys(RANGES, "is out of range") | {"literal_error": "is none of the options"}
 SURPLUS = "^Input (should be )?|(, unable|, got| or an instance of) .*"
 
 
-def mistakes(
-    error: ValidationError, node: Any, config: type[Any], key: str = "", core: Sequence[str] = ()
-) -> list[ConfigError]:
-    """Return one error for each mistake in ``node``, the settings at ``key``, which have to fit ``config``.
+class UnknownKeyError(ConfigError):
+    """A key that is not there; ``schema.parse``, which has the whole run before it, looks for one that was meant."""
 
-    Args:
-        core: keys of the whole run, which somebody may have looked for here.
-    """
+
+@cache
+def peers(kind: str) -> dict[str, Any]:
+    """Return what other libraries call ``keys``, each with all that it may mean here, or ``options`` of a group."""
+    return yaml.safe_load(File(__file__).with_name("peers.yaml").read_bytes())[kind]
+
+
+def mistakes(error: ValidationError, node: Any, config: type[Any], key: str = "") -> list[ConfigError]:
+    """Return one error for each mistake in ``node``, the settings at ``key``, which have to fit ``config``."""
     found: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         found.setdefault(_path(item, node), []).append(item)
     # if another path goes on from this one, that branch of a union accepts the type and refuses a part of the value
     ends = [path for path in found if not any(path == other[: len(path)] for other in found if other != path)]
-    return [_mistake(key, path, found[path], config, core) for path in ends]
+    return [_mistake(key, path, found[path], config) for path in ends]
 
 
 def joined(errors: Sequence[ConfigError]) -> ConfigError:
@@ -43,20 +51,36 @@ def joined(errors: Sequence[ConfigError]) -> ConfigError:
 def unknown_key(key: str, siblings: Iterable[str]) -> ConfigError:
     """Return ``algo.gama: unknown key; did you mean algo.gamma? There are: gamma, ...``"""
     parent, _, last = key.rpartition(".")
-    return ConfigError(key, f"unknown key; {unknown(last, siblings, parent)}")
+    return UnknownKeyError(key, f"unknown key; {unknown(last, siblings, parent)}")
 
 
 def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
-    """Return an error that suggests a sibling, or keys elsewhere with that name: ``algo.gamma`` for ``gamma``."""
+    """Return an error that suggests what another library calls so, a sibling, or keys elsewhere with that name."""
+    if others := _called(tree, key):
+        return ConfigError(key, f"unknown key; did you mean {' or '.join(others)}?")
+    parts = key.split(".")  # the first of them that is not there is what is wrong
+    key = next(head for i in range(len(parts)) if value_at(tree, head := ".".join(parts[: i + 1]), parts) is parts)
     parent, _, last = key.rpartition(".")
-    node = value_at(tree, parent, {}) if parent else tree
+    node = value_at(tree, parent) if parent else tree
     if not isinstance(node, Mapping):
         return ConfigError(key, f"unknown key: {parent} is a single value and has no keys")
     siblings = [str(name) for name in node if name != "hydra"]
-    elsewhere = [path for path in _leaves(tree) if f".{path}".endswith(f".{last}") and not path.startswith("hydra.")]
-    if elsewhere and not get_close_matches(last, siblings, cutoff=0.85):
-        return ConfigError(key, f"unknown key; did you mean {' or '.join(elsewhere)}?")
+    if not get_close_matches(last, siblings, cutoff=0.85) and (others := elsewhere(tree, key)):
+        return ConfigError(key, f"unknown key; did you mean {' or '.join(others)}?")
     return unknown_key(key, siblings)
+
+
+def elsewhere(tree: Mapping[str, Any], key: str) -> list[str]:
+    """Return the keys that another library calls as ``key`` ends, or else those with that name in another place."""
+    last = key.rpartition(".")[2]
+    named = [path for path in _leaves(tree) if f".{path}".endswith(f".{last}") and path != key]
+    return _called(tree, key) or [path for path in named if not path.startswith("hydra.")]
+
+
+def _called(tree: Mapping[str, Any], key: str) -> list[str]:
+    meanings = peers("keys").get(key.rpartition(".")[2].lower().replace("-", "_"), ())
+    others = [meant for meant in meanings if not f"{key}.".startswith(f"{meant}.")]
+    return [meant for meant in others if value_at(tree, meant, meanings) is not meanings]
 
 
 def value_at(tree: Any, key: str, default: Any = None) -> Any:
@@ -117,7 +141,7 @@ def _path(item: Any, node: Any) -> Path:
     return (*path, item["loc"][-1]) if item["type"] == "missing" else path
 
 
-def _mistake(key: str, path: Path, items: list[Any], config: Any, core: Sequence[str]) -> ConfigError:
+def _mistake(key: str, path: Path, items: list[Any], config: Any) -> ConfigError:
     """Return what is wrong with the value at one path: an item for each branch of a union, or one."""
     key = dotted(key, *path)
     items = [item for item in items if not item["type"].endswith("_type")] or items
@@ -127,8 +151,6 @@ def _mistake(key: str, path: Path, items: list[Any], config: Any, core: Sequence
     if kind == "unexpected_keyword_argument":
         for part in path[:-1]:
             config = config.__pydantic_fields__[part].annotation
-        if path[-1] in core:
-            return ConfigError(key, f"unknown key; did you mean {path[-1]}?")
         return unknown_key(key, getattr(config, "__pydantic_fields__", ()))
     text = " or ".join(re.sub(SURPLUS, "", item["msg"]) for item in items).replace("dictionary", "mapping")
     return ConfigError(key, f"{value} {WRONG.get(kind, 'has the wrong type')}: should be {text}")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import PlainValidator, ValidationError
+from pydantic import Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
-from rlplug.config.errors import dotted, joined, mistakes, show, unknown_key
+from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, unknown_key
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
@@ -97,7 +97,7 @@ class Core:
 
     seed: NonNegativeInt = option("Everything random follows from it.")
     total_steps: PositiveInt = option("Steps of the whole run: environment steps, or updates if the loop counts these.")
-    num_envs: PositiveInt = option("Environments of the whole run.")
+    num_envs: Annotated[PositiveInt, Field(le=1_000_000)] = option("Environments of the whole run.")
     rollout_fragment_length: PositiveInt = option("Environment steps per environment in one round of collection.")
     train_batch_size: PositiveInt = option("Samples per update from a replay; a rollout is drained whole.")
     replay_ratio: PositiveFloat | None = option("Updates per environment step; null: one update a round.")
@@ -156,9 +156,16 @@ def parse(raw: dict[str, Any]) -> RunConfig:
             errors.append(ConfigError(kind, f"{show(nodes)} has the wrong type: should map names to settings"))
     models = {slot: chosen("model", slot, raw.get(slot)) for slot in slots if slot == "model" or raw[slot] is not None}
     if errors:
-        raise joined(errors)
+        raise joined([_meant(error, raw) for error in errors])
     components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
     return RunConfig(**core, **components, raw=raw)
+
+
+def _meant(error: ConfigError, raw: Mapping[str, Any]) -> ConfigError:
+    """Return the error; for an unknown key, one that names what another library or another place calls so."""
+    if isinstance(error, UnknownKeyError) and (others := elsewhere(raw, error.key)):
+        return ConfigError(error.key, f"unknown key; did you mean {' or '.join(others)}?")
+    return error
 
 
 def choose(kind: Kind, key: str, node: Any) -> Chosen:
@@ -191,7 +198,7 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     try:
         cfg = config(**node | inside)
     except ValidationError as error:
-        raise joined([*mistakes(error, node, config, key, CORE if key else ()), *errors]) from None
+        raise joined([*mistakes(error, node, config, key), *errors]) from None
     errors += [
         ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number")
         for name, value in node.items()

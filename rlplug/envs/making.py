@@ -213,7 +213,7 @@ def _base(name: str) -> str:
 def _import(module: str, message: str) -> None:
     try:
         importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # of the module itself, or of a name that is none
         raise ConfigError("env.id", f"{message} ({error})") from error
 
 

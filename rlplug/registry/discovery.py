@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -114,7 +115,9 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
         raise ConfigError(key or f"{kind}.name", message) from error
 
 
-def unknown(name: str, known: Iterable[str], parent: str = "", or_broken: bool = False) -> str:
+def unknown(
+    name: str, known: Iterable[str], parent: str = "", or_broken: bool = False, meant: str | None = None
+) -> str:
     """Suggest the nearest of the ``known`` names, as a full key below ``parent``, and list them all.
 
     >>> unknown("sca", ["sac", "ppo"])
@@ -122,12 +125,27 @@ def unknown(name: str, known: Iterable[str], parent: str = "", or_broken: bool =
 
     Args:
         or_broken: list the broken plugins as well, since one of them may have the name.
+        meant: which of them it is, if that is known.
     """
     names = sorted(set(known))
-    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
-    start = f"did you mean {parent and parent + '.'}{nearest[0]}? There" if nearest else "there"
+    nearest = meant if meant in names else _nearest(name, names)
+    start = f"did you mean {parent and parent + '.'}{nearest}? There" if nearest else "there"
     skipped = [f"; skipped because it is broken: {plugin} ({plugin.cause})" for plugin in broken() if or_broken]
     return "".join([f"{start} are: {', '.join(names)}" if names else "there are none", *skipped])
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the name that differs by a slip of the pen, or by a word more or less; None: there is none."""
+
+    def likeness(other: str) -> float:
+        pair = name.lower(), other.lower()
+        some, others = ({*re.findall("[a-z0-9]+", text)} for text in pair)
+        slip = sorted(pair[0]) == sorted(pair[1]) or (some and others and (some <= others or others <= some))
+        alike = SequenceMatcher(None, *pair).ratio()
+        return alike if slip or alike >= 0.75 else 0  # below that, words of other meanings look alike: n_steps, kl_stop
+
+    nearest = max(known, key=likeness, default="")
+    return nearest if nearest and likeness(nearest) else None
 
 
 def conf_folder(package: str) -> Path:

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import registry
 from rlplug.api import Buffer, Data, Exploration, Loop, Needs, Plan
-from rlplug.config import RunConfig
+from rlplug.config import RunConfig, show
 from rlplug.context import ResolvedRun
 from rlplug.plan import require_room
 from rlplug.registry import Kind
@@ -42,6 +42,9 @@ def check(resolved: ResolvedRun) -> None:
         if resolved.spec.has_agents and not chosen.cls.knows_agents:
             said = "knows environments of one agent alone, and this one has several; leave it out"
             raise ConfigError(f"exploration.{key}", said)
+    if needs.noise and resolved.loop.collects and not any(changes_actions(c.cls) for c in config.exploration.values()):
+        said = f"{algo} always plays what seems best to it, and tries nothing else"
+        raise ConfigError("exploration", f"{said}; take exploration=[{','.join([needs.noise, *config.exploration])}]")
     perturb = [key for key, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
     for key in perturb[1:]:
         if config.exploration[key].cls.overrides_action:
@@ -146,9 +149,15 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
         raise ConfigError("env", f"{said} cannot be kept over them; env.vectorization=list leaves none")
     total, length = config.total_steps, trainer.ctx.rollout_length
-    if trainer.loop.unit == "env_steps" and total < (steps := length * config.num_envs):
-        each = f"{steps} steps (num_envs={config.num_envs} x {length} steps of each)"
-        raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
+    if trainer.loop.unit == "env_steps":
+        each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
+        if total < steps:
+            raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
+        trains = any(p.requires_grad for p in trainer.algorithm.parameters())
+        if trains and trainer.loop.updates(total // steps * steps) == 0:
+            tempo = ("num_steps_sampled_before_learning_starts", "replay_ratio")
+            why = ", ".join([f"{key}={show(getattr(config, key))}" for key in tempo])
+            raise ConfigError("total_steps", f"{total} leave no time for one update: {why}, rounds of {each}; raise it")
     if elsewhere and plan.accelerator == "cuda":
         return  # the processes that have the devices check their memory
     if buffer.device.type == "cuda":

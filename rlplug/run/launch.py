@@ -159,7 +159,7 @@ def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: lis
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
     """Return a run's configuration with the overrides and without, its manifest, and notes on changed plugins."""
-    from rlplug.config.composition import change  # here: it imports Hydra
+    from rlplug.config.changes import change  # here: it imports Hydra
 
     before, manifest = run_dir.read(folder)
     raw, plugins = change(before, overrides, RESUMABLE, WHY), manifest["plugins"].items()

@@ -133,7 +133,7 @@ BAD = {
     "evaluate run env=gymnasium": "env.id: must be given: env.id=<value>",
     "evaluate run env.id=Pendulum-v7": "env.id: ",
     "evaluate run +env.kwargs.nope=1": "env.kwargs: ",
-    "evaluate run +env.nope=1": "env.nope: unknown key; did you mean env.drop? There are: ",
+    "evaluate run +env.nope=1": "env.nope: unknown key; there are: ",
 }
 
 

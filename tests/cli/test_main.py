@@ -44,6 +44,12 @@ def test_training_from_python_returns_the_score():
     assert folder.endswith("-s3")
 
 
+def test_a_setting_may_refer_to_another_one():
+    assert main([*SHORT, "algo.lr=[[0,1e-3],['${total_steps}',0]]", "hydra.run.dir=here"]) == 0
+    manifest = json.loads(Path("here/manifest.json").read_text())
+    assert manifest["command"][-1] == "algo.lr=[[0,1e-3],['${total_steps}',0]]"
+
+
 def test_a_sweep_returns_the_score_of_every_job():
     assert main(["-m", *SHORT, "seed=1,2", "+hydra.callbacks.scores._target_=tests.cli.scores.Scores"]) == 0
     found = summaries()

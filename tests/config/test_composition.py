@@ -54,8 +54,8 @@ def test_an_experiment_wins_over_its_algorithm(experiment: list[str]):
 
 
 def test_the_command_line_wins_over_the_experiment(experiment: list[str]):
-    run = compose([*experiment, "algo=ppo", "buffer=rollout", "exploration=[]", "~exploration.gaussian", "seed=3"])
-    assert (run.algo.name, run.buffer.name, run.env.cfg.id, run.seed) == ("ppo", "rollout", "Pendulum-v1", 3)
+    run = compose([*experiment, "algo.gamma=0.7", "buffer=replay", "exploration=[]", "~exploration.gaussian", "seed=3"])
+    assert (run.algo.cfg.gamma, run.buffer.name, run.env.cfg.id, run.seed) == (0.7, "replay", "Pendulum-v1", 3)
     assert run.exploration == {}
 
 
@@ -137,7 +137,9 @@ def test_what_an_experiment_set_of_an_exploration_goes_with_it():
     assert compose(["experiment=ppo_rnd_minigrid"]).exploration["rnd"].cfg.eta == 0.05
     assert compose(["experiment=ppo_rnd_minigrid", "exploration=[]"]).exploration == {}
     assert list(compose(["experiment=ppo_rnd_minigrid", "exploration=[icm]"]).exploration) == ["icm"]
-    with pytest.raises(ConfigError, match=r"^exploration.rnd.name: should name one of"):
+    with pytest.raises(
+        ConfigError, match=r"^exploration.rnd: is not among what is chosen; add it: exploration=\[rnd\]"
+    ):
         compose(["experiment=ppo_rnd_minigrid", "exploration=[]", "exploration.rnd.eta=1.0"])
 
 

@@ -41,7 +41,7 @@ GOOD: dict[str, Any] = {
         ({"gamma": "high"}, "algo.gamma: 'high' has the wrong type: should be a valid number"),
         ({"gamma": None}, "algo.gamma: null has the wrong type: should be a valid number"),
         ({"gamma": True}, "algo.gamma: true has the wrong type: should be a number"),
-        ({"gamma": float("nan")}, "algo.gamma: nan is out of range: should be less than or equal to 1"),
+        ({"gamma": float("nan")}, "algo.gamma: nan is out of range: should be a finite number"),
         ({"lr": -1}, "algo.lr: -1 is out of range: should be greater than 0"),
         ({"lr": "fast"}, "algo.lr: 'fast' has the wrong type: should be a valid number"),
         ({"lr": None}, "algo.lr: null has the wrong type: should be a valid number or a valid list"),

@@ -5,7 +5,7 @@ import yaml
 
 from rlplug import ConfigError, compose
 from rlplug.config import parse
-from rlplug.config.composition import change
+from rlplug.config.changes import change
 from rlplug.config.errors import differences, told
 from rlplug.config.schema import RESUMABLE, WHY
 from tests.installing import install, site  # noqa: F401  fixtures
@@ -126,7 +126,8 @@ BAD = {
     "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "eval={episode:3}": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "log.every.x=3": "log.every.x: unknown key: log.every is a single value and has no keys",
-    "logger.wandb.mode=online": "logger.wandb.mode: unknown key; there are none",
+    "logger.wandb.mode=online": "logger.wandb: is not among what is chosen; "
+    "add it: logger=[progress,tensorboard,wandb]",
     "model@critic=mlp": "critic: unknown key; did you mean critic_model? There are: ",
     "hardware=cpuu": "hardware: unknown option 'cpuu'; did you mean cpu? There are: ",
     "hardware=3": "hardware: unknown option '3'; there are: ",

@@ -21,7 +21,7 @@ from rlplug.agent import EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.sweep import check_sweep
 from rlplug.config import parse
-from rlplug.config.composition import change
+from rlplug.config.changes import change
 from rlplug.config.schema import RESUMABLE
 from rlplug.registry import KINDS, Events, Manifest
 from tests.installing import Install

@@ -101,7 +101,8 @@ class DQN(Algorithm):
         if cfg.num_atoms > 1 and cfg.v_min >= cfg.v_max:
             raise ConfigError("algo.v_max", f"{cfg.v_max} should be above algo.v_min, which is {cfg.v_min}")
         keys = ("obs", "action", "reward", "terminated", "valid", "is_first", "action_mask")
-        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, keys=keys)
+        noise = "" if cfg.noisy else "epsilon_greedy"
+        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:

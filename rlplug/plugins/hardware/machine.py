@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
 from rlplug.api import Context, Plan
 from rlplug.plan import Actors, RayCluster
@@ -23,7 +24,7 @@ class Config:
     num_nodes: PositiveInt = option("Machines; torchrun or SLURM starts their processes.")
     microbatches: PositiveInt = option("Parts into which a batch is split to save memory; gradients are accumulated.")
     precision: Precision = option("Precision of forward and backward; processors have no 16-mixed.")
-    threads: PositiveInt = option("Threads of torch in each process.")
+    threads: Annotated[PositiveInt, Field(le=1024)] = option("Threads of torch in each process.")
     float32_matmul_precision: MatmulPrecision = option("Precision of float32 matrix products.")
     max_restarts: NonNegativeInt = option("How often a run that failed continues by itself from its last checkpoint.")
     actors: Actors = option("Ray actors, which hold the environments.")

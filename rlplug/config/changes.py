@@ -1,0 +1,73 @@
+"""A run's configuration, and a command line that changes it when it goes on or is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+from rlplug.config.composition import ABSENT, EXISTS, GROUPS, composed, explained, no_such_key_of, plain
+from rlplug.config.errors import value_at
+from rlplug.config.schema import SEVERAL
+from rlplug.types import ConfigError
+
+
+def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str], why: str) -> dict[str, Any]:
+    """Apply a command line as it would be applied on training. The result is not validated; ``parse`` does that.
+
+    Nothing is composed again, because defaults may have changed since; only a group that the command line chooses is
+    read from its YAML. Only the keys ``may`` and those below them may change; an error says ``why``.
+
+    Raises:
+        ConfigError: a key does not exist or may not change, or the command line cannot be read.
+    """
+    if flags := [override for override in overrides if override.startswith("-")]:
+        raise ConfigError("", f"no flag {flags[0]} is known here; settings are written key=value")
+    with explained(overrides):
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    config = OmegaConf.create(dict(raw), flags={"struct": True})
+    for override in sorted(parsed, key=_chooses, reverse=True):
+        key = override.package or override.key_or_group  # critic_model for model@critic_model=mlp
+        _check(override, key, raw, may, why)
+        value, chooses = override.value(), _chooses(override)
+        if override.is_add() and value_at(config, key) is not None and not isinstance(value, dict):
+            raise ConfigError(key, EXISTS.format(key))
+        add = override.is_add() or override.is_force_add()
+        if value_at(config, key, ABSENT) is ABSENT and not add:
+            raise no_such_key_of(config, key)
+        try:
+            if chooses:  # interpolations in the group's YAML refer to the run, and stay
+                value = OmegaConf.to_container(
+                    composed([str(override.input_line), "~algo", "tuned=none"])[key], resolve=False
+                )
+            OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
+        except (ConfigKeyError, ConfigAttributeError) as error:
+            raise no_such_key_of(config, str(error.full_key)) from None
+    return plain(config, overrides)
+
+
+def _check(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> None:
+    """Refuse what cannot be read and what may not change."""
+    if not key:
+        raise ConfigError("", f"cannot read {override.input_line!r}: should be key=value")
+    if override.is_delete():
+        raise ConfigError(key, f"cannot be taken out of a run; {override.input_line} works when a run is started")
+    if override.is_sweep_override():
+        raise ConfigError(key, f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
+    if _chooses(override) and isinstance(override.value(), list) and override.key_or_group not in SEVERAL:
+        raise ConfigError(key, "should be exactly one option")
+    if f"{key}.".startswith(tuple(f"{one}." for one in may)):
+        return
+    if key.startswith(("hydra.", "hydra/")):
+        raise ConfigError(key, "belongs to the start of a run and cannot be changed")
+    if value_at(raw, key, ABSENT) is ABSENT and key not in GROUPS and not (override.is_add() and "." in key):
+        raise no_such_key_of(raw, key)
+    raise ConfigError(key, f"cannot be changed: {why}")
+
+
+def _chooses(override: Override) -> bool:
+    return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
