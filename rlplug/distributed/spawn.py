@@ -116,7 +116,7 @@ def _receive(pipe: Any, processes: list[Any], rank: int) -> tuple[str, Any, floa
 def _run_rank(rank: int, plan: Plan, port: int, pipe: Connection, work: tuple[list[str], Any, tuple[Any, ...]]) -> None:
     """Run one rank in this process, and end the process."""
     os.setpgrp()  # only the parent gets a terminal's Ctrl-C, and passes it on once
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
     def report(kind: str, content: Any) -> None:
         with suppress(OSError):
@@ -139,8 +139,9 @@ def _run_rank(rank: int, plan: Plan, port: int, pipe: Connection, work: tuple[li
     os._exit(0)  # a normal exit would wait for other ranks, which may be gone
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
+def _end_with(parent: Any) -> None:
+    """End this process with the one that started it, which may have been gone before this function was imported."""
+    while os.getppid() == parent.pid:
         time.sleep(0.5)
     os._exit(1)
 
