@@ -20,6 +20,7 @@ from typing import Any
 from torch import multiprocessing
 
 from rlplug.distributed.fabric import fabric_of, free_port, set_rank_env
+from rlplug.distributed.output import outlive_readers
 from rlplug.distributed.signals import handle_signals, mask_signals
 from rlplug.plan import Plan
 from rlplug.types import ConfigError, RunError
@@ -115,6 +116,7 @@ def _receive(pipe: Any, processes: list[Any], rank: int) -> tuple[str, Any, floa
 
 def _run_rank(rank: int, plan: Plan, port: int, pipe: Connection, work: tuple[list[str], Any, tuple[Any, ...]]) -> None:
     """Run one rank in this process, and end the process."""
+    outlive_readers("stdout", "stderr")
     os.setpgrp()  # only the parent gets a terminal's Ctrl-C, and passes it on once
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import signal
@@ -245,13 +246,16 @@ def _end(trainer: Trainer, status: str) -> None:
 
 def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
     """Let Ctrl-C and SIGTERM ask the run to end after this round, and a second Ctrl-C end it at once."""
+    turns = itertools.count()
 
     def request(number: int, frame: Any) -> None:
-        if trainer.stop_signal and number == signal.SIGINT:
+        first = next(turns) == 0  # the next signal may come while this one is being handled
+        if not first and number == signal.SIGINT:
             raise KeyboardInterrupt(number)
-        if not trainer.stop_signal and trainer.ctx.rank == 0:
-            os.write(2, STOPPING)  # print may be what was interrupted
         trainer.request_stop(number)
+        if first and trainer.ctx.rank == 0:
+            with suppress(OSError):  # nobody may read it
+                os.write(2, STOPPING)  # print may be what was interrupted
 
     return handle_signals(request)
 
@@ -261,7 +265,8 @@ def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
 
     def end(reason: str) -> None:
         if trainer.learner.fabric.local_rank == 0:
-            os.write(2, f"rlplug: {_with_way_back(reason, trainer.run_dir)}\n".encode())
+            with suppress(OSError):  # nobody may read it
+                os.write(2, f"rlplug: {_with_way_back(reason, trainer.run_dir)}\n".encode())
         os._exit(1)  # the main thread may be waiting in a collective
 
     return nullcontext() if trainer.resolved.plan.num_nodes == 1 else watch_ranks(trainer.learner.fabric, end)
