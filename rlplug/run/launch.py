@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import math
 import os
@@ -27,12 +26,11 @@ from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import callbacks_of, restore
+from rlplug.run.loggers import DISK
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
 Tell: TypeAlias = Callable[[str], None]  # is given, line by line, what a person should know
-# errors of the disk, or of what somebody put there
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
 
 
