@@ -20,7 +20,7 @@ from rlplug.config.schema import RESUMABLE, WHY
 from rlplug.distributed.fabric import Fabric, explain_collective, fabric_of, launched_elsewhere, require_started
 from rlplug.distributed.keepalive import watch_ranks
 from rlplug.distributed.signals import handle_signals
-from rlplug.distributed.spawn import RankError, spawn_ranks
+from rlplug.distributed.spawn import RankError, last_words, spawn_ranks
 from rlplug.distributed.torch_setup import denormals_flushed
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import run_dir
@@ -107,7 +107,12 @@ def _train(
     raw, folder = fabric.broadcast((raw, folder))
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
-    with closing(build(config, folder, fabric, plan)) as trainer, _disk_errors(folder), ExitStack() as lock:
+    with (
+        closing(build(config, folder, fabric, plan)) as trainer,
+        last_words(),
+        _disk_errors(folder),
+        ExitStack() as lock,
+    ):
         start(trainer)
         if fabric.is_global_zero:
             run_dir.require_new(folder)
@@ -140,7 +145,7 @@ def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: lis
                 return None
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
-        with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer:
+        with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"
