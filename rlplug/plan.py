@@ -19,6 +19,9 @@ class Actors:
     count: NonNegativeInt = option("Actors of the whole run; 0: ranks play their environments themselves.")
     num_cpus: NonNegativeFloat = option("Cores of each, or a fraction of one.")
     num_gpus: NonNegativeFloat = option("CUDA devices of each, or a fraction of one.")
+    start_timeout_s: PositiveFloat = option(
+        "Seconds in which an actor has to start, on a machine that may have to be found."
+    )
     timeout_s: PositiveFloat = option("Seconds without a step or an arriving segment after which an actor is ended.")
     on_failure: Literal["recreate", "ignore", "stop"] = option(
         "When an actor dies, hangs or raises. recreate: it is restarted where it was; ignore: the run goes on without"

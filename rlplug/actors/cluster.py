@@ -6,17 +6,19 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import psutil
 import torch
 
 from rlplug.actors import AUTH_MODE
 from rlplug.distributed.signals import handle_signals
 from rlplug.plan import Plan, RayCluster, require_room
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, RunError
 
 CONNECT_S = 5.0  # in which a cluster has to accept a connection
 SETTINGS = b"\x04"  # of HTTP/2, which Ray speaks: it answers the greeting with settings
@@ -52,13 +54,16 @@ def connected(plan: Plan, address: str | None = None) -> Iterator[str]:
 
     Raises:
         ConfigError: the cluster does not answer or is too small, or this process may not join it.
+        RunError: no cluster can be started on this machine.
     """
     import ray  # here: Ray reads the environment when it is imported
 
     assert plan.ray is not None
     with ExitStack() as stack:
         if not ray.is_initialized():  # otherwise another part of this program ends the connection
+            others = _descendants()
             _init(plan.ray, address or plan.ray.address)
+            stack.enter_context(_ended_with_this(_descendants() - others))
             stack.callback(ray.shutdown)
         if address is None:
             there = ray.cluster_resources()
@@ -66,8 +71,13 @@ def connected(plan: Plan, address: str | None = None) -> Iterator[str]:
         yield ray.get_runtime_context().gcs_address
 
 
+def _descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
 def _init(cfg: RayCluster, address: str | None) -> None:
     import ray
+    from ray._private import ray_constants  # whose switch no argument of ray.init reaches: it takes loopback for "any"
 
     options: dict[str, Any] = {"address": address or "local", "logging_level": logging.ERROR, "log_to_driver": True}
     if address is None:
@@ -75,20 +85,38 @@ def _init(cfg: RayCluster, address: str | None) -> None:
         options |= {"num_cpus": os.cpu_count(), "num_gpus": torch.cuda.device_count()}
     else:
         _require_answer(address)
+    spans, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, cfg.address is not None
     try:
         with handle_signals(signal.getsignal(signal.SIGTERM), [signal.SIGTERM]):  # Ray would replace the handler
             ray.init(**options)
+    except SystemExit:  # by Ray's handler
+        raise KeyboardInterrupt(signal.SIGTERM) from None
     except Exception as error:  # of many kinds, also plain Exception
         reason = str(error).strip().partition("\n")[0]
         if address is None:
-            raise ConfigError("hardware.ray", f"Ray cannot be started: {reason}") from error
+            raise RunError(f"Ray cannot be started on this machine: {reason}") from error
         raise ConfigError(
             "hardware.ray.address",
             f"Ray cannot be joined at {address}: {reason}; this machine has to be part of the cluster:"
             f" ray start --address={address}",
         ) from error
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = spans
     for name in ("ray", "ray.data", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def _ended_with_this(processes: Iterable[psutil.Process]) -> Iterator[None]:
+    """While the block runs, let processes be killed when this one is; some of Ray's would live on for a minute."""
+    script = 'read -r _; kill -9 "$@"'  # what it reads ends with this process, which holds the pipe
+    words = ["/bin/sh", "-c", script, "sh", *(str(process.pid) for process in processes)]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **silent) as watchdog:
+        try:
+            yield
+        finally:
+            watchdog.kill()
 
 
 def _require_answer(address: str) -> None:

@@ -20,7 +20,6 @@ from rlplug.actors.cluster import warn
 from rlplug.plan import Actors
 from rlplug.types import Batch, ConfigError, RunError, Tree
 
-START_S = 300.0  # to start: a cluster may have to find a machine, and libraries are loaded
 MAX_BACKOFF_S = 60.0
 FULL = (ObjectStoreFullError, OutOfDiskError)
 MAKE_ROOM = (
@@ -176,10 +175,11 @@ class ActorHandle:
                 self.last_status = f"at row {row} of {rows}" if rows else self.last_status
             self._heartbeat, silent = None, self._heartbeat_sent - self.last_seen
         starting = self.status is Status.STARTING
-        limit = START_S if starting else self.cfg.timeout_s
+        limit = self.cfg.start_timeout_s if starting else self.cfg.timeout_s
         if silent > limit:
             short = self.short_of() if starting else ""
             way = f"; the cluster has no {short} free: see hardware.actors.num_cpus and num_gpus" if short else ""
+            way = way or ("; hardware.actors.start_timeout_s gives it more time" if starting else "")
             raise TimeoutError(f"no step for {limit:g} s; last seen {self.last_status}{way}")
 
     def short_of(self) -> str:

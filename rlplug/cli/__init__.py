@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 
+from rlplug.distributed.output import outlive_readers
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, RunError
 
@@ -16,7 +17,7 @@ VERBS = ("train", "resume", "evaluate", "check", "plugins")
 """each is a module of this package with a function ``main(arguments) -> exit code``"""
 
 PRINT = ("check", "plugins")
-"""verbs that only print something"""
+"""verbs that only print something: they end with the reader of what they print"""
 
 FAILED = 1
 BAD_INPUT = 2
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = arguments.pop(0) if arguments and _is_word(arguments[0]) else "train"
         if verb not in VERBS:
             raise ConfigError("", f"unknown verb {verb!r}; {unknown(verb, VERBS)}. Settings are written key=value")
+        outlive_readers("stderr", *(() if verb in PRINT else ("stdout",)))
         run = importlib.import_module(f"rlplug.cli.{verb}").main
         return _printed(run, arguments) if verb in PRINT else run(arguments)
     except (ConfigError, RunError) as error:

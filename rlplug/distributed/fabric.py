@@ -119,7 +119,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def explain_collective(error: Exception) -> str | None:
+def explain_collective(error: BaseException) -> str | None:
     """Return why a collective failed, if another rank or the network broke it; None: ``error`` is something else."""
     text = str(error)
     if not isinstance(error, distributed.DistNetworkError) and not re.search(r"gloo/transport|ncclRemoteError", text):

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from operator import itemgetter
@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import multiprocessing
 
-from rlplug.distributed.fabric import fabric_of, free_port, set_rank_env
+from rlplug.distributed.fabric import explain_collective, fabric_of, free_port, set_rank_env
+from rlplug.distributed.output import outlive_readers
 from rlplug.distributed.signals import handle_signals, mask_signals
 from rlplug.plan import Plan
 from rlplug.types import ConfigError, RunError
@@ -27,8 +28,22 @@ from rlplug.types import ConfigError, RunError
 GRACE_S = 3.0  # for the other ranks to report and to end after one has failed
 
 
+_report_failure: Callable[[BaseException], None] | None = None  # to the launcher, in the process of a rank
+
+
 class RankError(RunError):
     """A rank raised an unexpected error, or its process died."""
+
+
+@contextmanager
+def last_words() -> Iterator[None]:
+    """Tell the launcher why this rank fails, before the rank closes what other ranks cannot live without, as Ray."""
+    try:
+        yield
+    except Exception as error:
+        if _report_failure is not None:
+            _report_failure(error)
+        raise
 
 
 def spawn_ranks(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callable[[str], None] = print) -> Any:
@@ -115,32 +130,41 @@ def _receive(pipe: Any, processes: list[Any], rank: int) -> tuple[str, Any, floa
 
 def _run_rank(rank: int, plan: Plan, port: int, pipe: Connection, work: tuple[list[str], Any, tuple[Any, ...]]) -> None:
     """Run one rank in this process, and end the process."""
+    outlive_readers("stdout", "stderr")
     os.setpgrp()  # only the parent gets a terminal's Ctrl-C, and passes it on once
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
-    def report(kind: str, content: Any) -> None:
+    def report(kind: str, content: Any, cause: bool = False) -> None:
         with suppress(OSError):
-            pipe.send_bytes(pickle.dumps((kind, content, time.monotonic())))
+            pipe.send_bytes(pickle.dumps((kind, content, time.monotonic() - cause * GRACE_S)))
 
+    def failed(error: BaseException) -> None:
+        if isinstance(error, ConfigError | RunError):
+            report("error", error, cause=error.__context__ is None or explain_collective(error.__context__) is None)
+        else:
+            text = "".join(traceback.format_exception(error))
+            report("error", RankError(f"rank {rank} of {plan.devices} failed:\n{text}"))
+
+    global _report_failure
+    _report_failure = failed
     try:
         sys.path[:], function, args = work
         with handle_signals(_interrupt), mask_signals(signal.SIG_UNBLOCK):
             set_rank_env(rank, plan.devices, port)
             tell = (lambda line: report("line", line)) if rank == 0 else (lambda line: None)
             report("value", function(fabric_of(plan), tell, *args))
-    except (ConfigError, RunError) as error:
-        report("error", error)
     except KeyboardInterrupt as error:
         report("interrupt", KeyboardInterrupt(*error.args or (signal.SIGINT,)))
-    except BaseException:
-        report("error", RankError(f"rank {rank} of {plan.devices} failed:\n{traceback.format_exc()}"))
+    except BaseException as error:
+        failed(error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # a normal exit would wait for other ranks, which may be gone
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
+def _end_with(parent: Any) -> None:
+    """End this process with the one that started it, which may have been gone before this function was imported."""
+    while os.getppid() == parent.pid:
         time.sleep(0.5)
     os._exit(1)
 

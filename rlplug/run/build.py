@@ -13,7 +13,7 @@ from rlplug.context import ResolvedRun
 from rlplug.distributed.fabric import Fabric, fabric_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.video import ALONE, check_pictures
-from rlplug.run import checks
+from rlplug.run import checks, loggers
 from rlplug.run.callbacks import Callbacks, callbacks_of
 from rlplug.run.resolve import resolve
 from rlplug.trainer.learner import FabricLearner
@@ -102,6 +102,6 @@ def start(trainer: Trainer) -> None:
         if first and plan.actors.evaluation:
             callbacks_of(trainer).evaluation.start(trainer.resolved)
     trainer.collector.start()
-    for chosen in trainer.config.logger.values() if first else ():
-        trainer.hooks.register(chosen.build(trainer.ctx))
+    if first:
+        loggers.register(trainer)
     trainer.hooks.check_pending()

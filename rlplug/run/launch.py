@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import itertools
 import math
 import os
 import signal
@@ -20,18 +20,17 @@ from rlplug.config.schema import RESUMABLE, WHY
 from rlplug.distributed.fabric import Fabric, explain_collective, fabric_of, launched_elsewhere, require_started
 from rlplug.distributed.keepalive import watch_ranks
 from rlplug.distributed.signals import handle_signals
-from rlplug.distributed.spawn import RankError, spawn_ranks
+from rlplug.distributed.spawn import RankError, last_words, spawn_ranks
 from rlplug.distributed.torch_setup import denormals_flushed
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import callbacks_of, restore
+from rlplug.run.loggers import DISK
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
 Tell: TypeAlias = Callable[[str], None]  # is given, line by line, what a person should know
-# errors of the disk, or of what somebody put there
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
 
 
@@ -108,7 +107,12 @@ def _train(
     raw, folder = fabric.broadcast((raw, folder))
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     config = parse(raw)
-    with closing(build(config, folder, fabric, plan)) as trainer, _disk_errors(folder), ExitStack() as lock:
+    with (
+        closing(build(config, folder, fabric, plan)) as trainer,
+        last_words(),
+        _disk_errors(folder),
+        ExitStack() as lock,
+    ):
         start(trainer)
         if fabric.is_global_zero:
             run_dir.require_new(folder)
@@ -141,7 +145,7 @@ def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: lis
                 return None
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
-        with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer:
+        with closing(build(config, folder, fabric, plan, manifest["run"])) as trainer, last_words():
             start(trainer)
             missing = restore(trainer, checkpoint) if checkpoint else []
             where = f"{STEP[unit]} {trainer.steps:,}" if checkpoint else "the beginning: there was no checkpoint yet"
@@ -245,13 +249,16 @@ def _end(trainer: Trainer, status: str) -> None:
 
 def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
     """Let Ctrl-C and SIGTERM ask the run to end after this round, and a second Ctrl-C end it at once."""
+    turns = itertools.count()
 
     def request(number: int, frame: Any) -> None:
-        if trainer.stop_signal and number == signal.SIGINT:
+        first = next(turns) == 0  # the next signal may come while this one is being handled
+        if not first and number == signal.SIGINT:
             raise KeyboardInterrupt(number)
-        if not trainer.stop_signal and trainer.ctx.rank == 0:
-            os.write(2, STOPPING)  # print may be what was interrupted
         trainer.request_stop(number)
+        if first and trainer.ctx.rank == 0:
+            with suppress(OSError):  # nobody may read it
+                os.write(2, STOPPING)  # print may be what was interrupted
 
     return handle_signals(request)
 
@@ -261,7 +268,8 @@ def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
 
     def end(reason: str) -> None:
         if trainer.learner.fabric.local_rank == 0:
-            os.write(2, f"rlplug: {_with_way_back(reason, trainer.run_dir)}\n".encode())
+            with suppress(OSError):  # nobody may read it
+                os.write(2, f"rlplug: {_with_way_back(reason, trainer.run_dir)}\n".encode())
         os._exit(1)  # the main thread may be waiting in a collective
 
     return nullcontext() if trainer.resolved.plan.num_nodes == 1 else watch_ranks(trainer.learner.fabric, end)

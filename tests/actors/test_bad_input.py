@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+import time
 from contextlib import closing
+from ipaddress import ip_address
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlplug.config import compose
 from rlplug.run import launch
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, RunError
 
 SAC = ("algo=sac", "env=pendulum", "num_envs=2", "logger=[]")
 PPO = ("algo=ppo", "env=cartpole", "tuned=none", "num_envs=4", "logger=[]")
@@ -104,3 +109,60 @@ def test_no_address(tmp_path: Path):
 def test_ray_leaves_sigterm_alone(cluster: None):
     """Ray would replace its handler."""
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+RAY = (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0")
+
+
+def test_an_actor_that_starts_too_slowly(tmp_path: Path, cluster: None):
+    words = (*RAY, "hardware.actors.start_timeout_s=0.001", "hardware.actors.max_restarts=0")
+    message = (
+        r"^actor \d .*: no step for 0.001 s; last seen starting; hardware.actors.start_timeout_s gives it more time$"
+    )
+    with pytest.raises(RunError, match=message):
+        launch.train(compose(words), tmp_path / "run")
+
+
+def test_ray_that_cannot_be_started(tmp_path: Path):
+    """A failure of this machine is no bad input."""
+    words = [sys.executable, "-m", "rlplug", *RAY, f"hydra.run.dir={tmp_path / 'run'}"]
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        words, env={**os.environ, "RAY_TMPDIR": str(tmp_path / "file")}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rlplug: Ray cannot be started on this machine: ")
+
+
+def descendants(program: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(program.pid).children(recursive=True)
+
+
+def test_a_cluster_of_a_run_is_of_this_machine_and_ends_with_the_run(tmp_path: Path):
+    words = [sys.executable, "-m", "rlplug", *RAY, "total_steps=1e9", f"hydra.run.dir={tmp_path / 'run'}"]
+    program = subprocess.Popen(words, text=True)
+    while program.poll() is None and not (tmp_path / "run" / "manifest.json").exists():
+        time.sleep(0.1)
+    everyone = descendants(program)
+    listening = [at for process in everyone for at in process.net_connections() if at.status == "LISTEN"]
+    assert listening
+    assert [at for at in listening if not ip_address(at.laddr.ip.removeprefix("::ffff:")).is_loopback] == []
+    program.kill()
+    program.wait()
+    _, alive = psutil.wait_procs(everyone, 20.0)
+    for process in alive:
+        process.kill()
+    assert alive == []
+
+
+def test_sigterm_while_a_cluster_starts(tmp_path: Path):
+    words = [sys.executable, "-m", "rlplug", *RAY, f"hydra.run.dir={tmp_path / 'run'}"]
+    program = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    while not any("gcs_server" in " ".join(process.cmdline()) for process in descendants(program)):
+        time.sleep(0.005)
+    everyone = descendants(program)
+    program.send_signal(signal.SIGTERM)
+    _, printed = program.communicate()
+    assert (program.returncode, printed) == (143, "")
+    assert psutil.wait_procs(everyone, 60.0)[1] == []

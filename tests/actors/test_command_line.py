@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlplug.cli import main
 from rlplug.testing.comparing import differences_of_runs
+from tests.hardware.test_command_line import rank
 
 PPO = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[16]", "logger=[]"),
@@ -68,3 +71,27 @@ def test_other_shapes_of_the_same_run(tmp_path: Path, words: tuple[str, ...]):
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     name = rows[0].split(",").index("eval/return_mean")
     assert sum(bool(row.split(",")[name]) for row in rows[1:]) == 3
+
+
+def actor_of(rank: psutil.Process) -> psutil.Process:
+    """Return the actor to whose server the process of a rank is connected."""
+    asked = {at.raddr.port for at in rank.net_connections() if at.status == "ESTABLISHED"}
+    for process in psutil.Process(rank.ppid()).children(recursive=True):
+        listening = {at.laddr.port for at in process.net_connections() if at.status == "LISTEN"}
+        if "ray::Actor" in "".join(process.cmdline()[:1]) and asked & listening:
+            return process
+    raise AssertionError("it has no actor")
+
+
+def test_the_first_ranks_actor_that_ends_a_run_of_two_ranks_is_named(tmp_path: Path):
+    """The first rank has the cluster, and the other rank dies with it."""
+    run = tmp_path / "run"
+    words = (*PPO, "hardware=2cpu", "hardware.actors.on_failure=stop", "total_steps=1e7", "eval.every=0")
+    program = rlplug(*words, f"hydra.run.dir={run}")
+    while program.poll() is None and not list(run.glob("checkpoints/step_*[0-9]")):
+        time.sleep(0.1)
+    actor_of(rank(program, 0)).kill()
+    _, printed = program.communicate()
+    assert program.returncode == 1
+    message = rf"rlplug: actor 0 \(environments 0-1\): its process died .*; continue with: .* resume {run}"
+    assert re.fullmatch(message, printed.splitlines()[-1]), printed

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 
@@ -84,3 +87,27 @@ def test_a_second_ctrl_c_ends_ranks_that_ignore_the_first():
 
     with pytest.raises(KeyboardInterrupt):
         spawn_ranks(PAIR, ignores_signals, tell=interrupt)
+
+
+LAUNCHER = """
+from rlplug.distributed.spawn import spawn_ranks
+from tests.distributed.test_spawn import PAIR, waits
+if __name__ == "__main__":
+    spawn_ranks(PAIR, waits)
+"""
+
+
+def test_ranks_end_with_a_launcher_that_is_killed_while_they_import(tmp_path):
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    search = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    launcher = subprocess.Popen([sys.executable, tmp_path / "launcher.py"], env={**os.environ, "PYTHONPATH": search})
+    started: list[psutil.Process] = []
+    while len(started) < PAIR.devices:  # the moment they exist: they need seconds to import torch
+        children = psutil.Process(launcher.pid).children()
+        started = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    launcher.kill()
+    launcher.wait()
+    _, alive = psutil.wait_procs(started, 60.0)
+    for process in alive:
+        process.kill()
+    assert alive == []

@@ -9,10 +9,12 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlplug.cli import main
+from rlplug.run import launch
 from rlplug.run.launch import STOPPING
 from rlplug.testing.comparing import differences_of_runs
 from tests.tools.kill import Process, warm_up, with_defaults
@@ -91,6 +93,23 @@ def test_stopped_in_an_evaluation(step: int, folder: Path, undisturbed: Path):
     assert told["eval/env_steps"] == (400 if step == 600 else None)  # this evaluation did not end
     assert main(["resume", str(folder)]) == 0
     assert differences_of_runs(undisturbed, folder) == []
+
+
+def test_a_second_ctrl_c_while_the_first_is_being_handled(monkeypatch: pytest.MonkeyPatch):
+    """It comes while the line is being written, as to a terminal that is slow."""
+    written: list[bytes] = []
+
+    def write(file: int, line: bytes) -> None:
+        written.append(line)
+        if len(written) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(launch.os, "write", write)
+    trainer = SimpleNamespace(stop_signal=0, ctx=SimpleNamespace(rank=0))
+    trainer.request_stop = lambda number: setattr(trainer, "stop_signal", number)
+    with pytest.raises(KeyboardInterrupt), launch._stop_on_signal(trainer):
+        signal.raise_signal(signal.SIGINT)
+    assert written == [STOPPING]
 
 
 def test_a_living_run_is_not_resumed(folder: Path, capsys: pytest.CaptureFixture[str]):

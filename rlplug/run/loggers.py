@@ -1,0 +1,53 @@
+"""The loggers of a run, and what becomes of one that fails: it is dropped, and the run goes on."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from rlplug.trainer.trainer import Trainer
+from rlplug.types import ConfigError, RunError
+
+# errors of the disk, or of what somebody put there
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
+
+
+def register(trainer: Trainer) -> None:
+    """Build the loggers that the configuration names, and let them hear of events."""
+    hooks = trainer.hooks
+    for key, chosen in trainer.config.logger.items():
+        logger = chosen.build(trainer.ctx)
+        hooks.register(logger)
+        for event in hooks.get_hookcallers(logger) or ():
+            for impl in event.get_hookimpls():
+                if impl.plugin is logger and not (impl.wrapper or impl.hookwrapper):
+                    guarded = _guarded(impl.function, event.name, key, logger, trainer)
+                    impl.function = guarded  # type: ignore[misc]
+
+
+def _guarded(function: Callable[..., Any], event: str, key: str, logger: Any, trainer: Trainer) -> Callable[..., Any]:
+    """Return ``function``, which drops its logger with one line when it fails.
+
+    What ends a run ends it also from there: a signal, a full disk, and the errors by which a component says so.
+    """
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except (ConfigError, RunError):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in DISK:
+                raise
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {error}".partition("\n")[0]
+            said = f"failed in {event} at step {trainer.steps:,}, and is left out from now on: {what}"
+            print(f"rlplug: logger.{key} {said} ({at.filename}:{at.lineno})", file=sys.stderr, flush=True)
+            trainer.hooks.unregister(logger)
+
+    return call
