@@ -178,6 +178,9 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
         if key.split(".")[0] not in RESUMABLE:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
+        if key == "hardware.actors.count":  # before any is started
+            then = f"{old} actors" if old else "no actors"
+            raise ConfigError(key, f"the run has been collected with {then} and has to continue so; now it has {new}")
     total, made = config.total_steps, checkpoint.steps
     if total < min(made, checkpoint.manifest["config"]["total_steps"]):  # episodes of jobs may exceed the total
         what = STEP[config.loop.cls.unit]

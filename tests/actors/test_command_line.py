@@ -48,9 +48,14 @@ def test_killed_and_resumed(tmp_path: Path):
     assert differences_of_runs(whole, killed) == []
 
 
-def test_resumed_with_another_number_of_actors(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_resumed_with_another_number_of_actors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """It is refused before any is started, as here none could be."""
     words = (*PPO, "total_steps=200", "eval.every=0", f"hydra.run.dir={tmp_path / 'run'}")
     assert main([*words, "hardware.actors.count=0"]) == 0
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
     assert main(["resume", str(tmp_path / "run"), "total_steps=400", "hardware.actors.count=2"]) == 2
     message = "hardware.actors.count: the run has been collected with no actors and has to continue so; now it has 2"
     assert message in capsys.readouterr().err
