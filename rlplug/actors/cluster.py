@@ -111,8 +111,8 @@ def _ended_with_this(processes: Iterable[psutil.Process]) -> Iterator[None]:
     """While the block runs, let processes be killed when this one is; some of Ray's would live on for a minute."""
     script = 'read -r _; kill -9 "$@"'  # what it reads ends with this process, which holds the pipe
     words = ["/bin/sh", "-c", script, "sh", *(str(process.pid) for process in processes)]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **silent) as watchdog:
+    null = subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True) as watchdog:
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,14 @@ from pathlib import Path
 PARTIAL = ".partial"  # ends the name of what is being written or deleted
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 """errors of a file system without links, or of a file that has as many as it can have"""
+
+
+def read(path: Path) -> bytes:
+    """Read a file; what is none, as a pipe that nobody writes to, is an error and not waited for."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        return file.read()
 
 
 def write(path: Path, data: bytes) -> None:

@@ -85,7 +85,7 @@ def read_manifest(path: Path, kind: type[Manifest]) -> dict[str, Any]:
     """
     file, foreign = path / MANIFEST, f"{path} is not a run or checkpoint of rlplug: {MANIFEST}: "
     try:
-        manifest: Any = json.loads(file.read_bytes())
+        manifest: Any = json.loads(atomic.read(file))
     except OSError as error:
         raise CheckpointError(f"{foreign}{error.strerror}") from None
     except (ValueError, RecursionError):
@@ -303,7 +303,7 @@ def find(path: Path, trees: Sequence[str] | None = None, tell: Callable[[str], N
     Raises:
         CheckpointError: there is none, or none that is good.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # which has no error for a name that is too long
         raise CheckpointError(f"{path} does not exist")
     if not (path / "config.yaml").exists() and not (path / FOLDER).exists():
         return Checkpoint(path).verify(trees)

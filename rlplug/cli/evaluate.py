@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rlplug.cli import tell
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     path, *overrides = [argument for argument in arguments if argument != "--json"] or [""]
     if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
         raise ConfigError("", f"evaluate takes no flag {flags[0]}; see rlplug evaluate --help")
-    if not path or ("=" in path and not Path(path).exists()):
+    if not path or ("=" in path and not os.path.exists(path)):
         raise ConfigError("", "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help")
     warn_broken()
 

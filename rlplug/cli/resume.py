@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rlplug.cli import tell
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     folder, *overrides = arguments or [""]
-    if not folder or "=" in folder or folder.startswith("-"):
+    if not folder or ("=" in folder and not os.path.exists(folder)) or folder.startswith("-"):
         raise ConfigError("", "resume takes a run folder, then settings written key=value; see rlplug resume --help")
 
     warn_broken()

@@ -34,6 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     warn_broken()
     Plugins.instance().register(PluginConfigs)
     flags = _flags(arguments)
+    if flags.package and not flags.cfg:
+        raise ConfigError("", "--package chooses a part of what --cfg shows: --cfg job --package algo")
     try:
         if not flags.multirun:
             _hydra(arguments)
@@ -136,7 +138,7 @@ def _hydra(arguments: Sequence[str]) -> None:
             if isinstance(error, OSError) and error.filename and _from_hydra(error, ("pathlib", "os")):
                 raise ConfigError("hydra.run.dir", f"{error.filename} cannot be made: {error.strerror}") from None
             if _from_hydra(error):
-                raise explain(error, arguments) from None
+                raise explain(error, _flags(arguments).overrides) from None
             raise
 
 

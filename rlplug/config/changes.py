@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,8 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
         raise ConfigError("", f"no flag {flags[0]} is known here; settings are written key=value")
     with explained(overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-    config = OmegaConf.create(dict(raw), flags={"struct": True})
+    settings: dict[str, Any] = _literal(raw)
+    config = OmegaConf.create(settings, flags={"struct": True})
     for override in sorted(parsed, key=_chooses, reverse=True):
         key = override.package or override.key_or_group  # critic_model for model@critic_model=mlp
         _check(override, key, raw, may, why)
@@ -48,6 +50,15 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
         except (ConfigKeyError, ConfigAttributeError) as error:
             raise no_such_key_of(config, str(error.full_key)) from None
     return plain(config, overrides)
+
+
+def _literal(node: Any) -> Any:
+    """Return settings whose texts stand for themselves: they were resolved when the run started."""
+    if isinstance(node, Mapping):
+        return {key: _literal(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_literal(value) for value in node]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
 
 
 def _check(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> None:

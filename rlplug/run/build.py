@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.broadcast import BroadcastCollector
@@ -19,6 +24,7 @@ from rlplug.run.resolve import resolve
 from rlplug.trainer.learner import FabricLearner
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
+from rlplug.types import ConfigError
 
 
 def build(
@@ -43,7 +49,8 @@ def build(
         fabric = fabric_of(replace(alone, accelerator="cpu", precision="32-true") if elsewhere else alone)
     rank, share, replicated = fabric.global_rank, num_envs // ranks, num_envs % ranks != 0
     env_ids = range(num_envs) if replicated else range(rank * share, (rank + 1) * share)
-    policy = Policy(config, resolved.context(fabric.device, env_ids, rank, ranks))
+    with _memory_of_networks():
+        policy = Policy(config, resolved.context(fabric.device, env_ids, rank, ranks))
     buffer: Buffer = config.buffer.build(policy.ctx)
     learner = FabricLearner(
         fabric=fabric,
@@ -74,6 +81,21 @@ def build(
         trainer.close()
         raise
     return trainer
+
+
+@contextmanager
+def _memory_of_networks() -> Iterator[None]:
+    """Turn it into one message when there is no memory for the networks."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        wanted = re.search("allocate ([0-9]+) bytes", str(error))
+        what = f"a tensor of {checks.size(int(wanted[1]))}" if wanted else "them"
+        raise ConfigError(
+            "model", f"its networks are too large, there is no memory for {what}; make it smaller"
+        ) from None
 
 
 def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) -> Collector:

@@ -29,6 +29,9 @@ WHAT: dict[Data, str] = {
 }
 
 
+BESIDE_WEIGHTS = 3  # bytes that learning takes for each of theirs: a gradient, and Adam's two moments
+
+
 def check(resolved: ResolvedRun) -> None:
     """Raise ``ConfigError`` unless components go together, and ranks and actors get equal shares."""
     config, needs, algo = resolved.config, resolved.needs, resolved.config.algo.name
@@ -58,6 +61,8 @@ def check(resolved: ResolvedRun) -> None:
             raise ConfigError(f"loop.{option}", said)
     if resolved.plan.actors is not None:
         _check_actors(resolved)
+    if (plan := resolved.plan).ray is not None and plan.ray.address is None:
+        require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
 
 
 def _gives(buffer: type[Buffer], needs: Needs) -> bool:
@@ -134,11 +139,9 @@ def _check_actors(resolved: ResolvedRun) -> None:
         raise _uneven("hardware.actors.count", f"num_envs={num_envs}", f"{cfg.count} actors", divisors)
     if num_envs % ranks == 0 and cfg.count % ranks:
         raise _uneven("hardware.actors.count", f"{cfg.count} actors", f"{ranks} ranks", [ranks])
-    if plan.ray is not None and plan.ray.address is None:
-        if plan.num_nodes > 1:
-            said = f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
-            raise ConfigError("hardware.ray.address", said)
-        require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
+    if plan.ray is not None and plan.ray.address is None and plan.num_nodes > 1:
+        said = f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
+        raise ConfigError("hardware.ray.address", said)
 
 
 def check_fit(trainer: Trainer, elsewhere: bool) -> None:
@@ -165,11 +168,16 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     else:  # Ray places ranks where there is room
         free, where = psutil.virtual_memory().available, "this machine"
         ranks = 1 if plan.launcher == "ray" else plan.devices
-    needed = buffer.nbytes(trainer.collector.spec.row) * ranks
-    if needed > free:
-        whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
-        room = f"only {size(free)} of memory of {where} are free"
-        raise ConfigError(buffer.size_key, f"{whose} would need {size(needed)}, but {room}; make it smaller")
+    stored = buffer.nbytes(trainer.collector.spec.row)
+    learned = sum(p.nbytes for p in trainer.algorithm.parameters() if p.requires_grad) * BESIDE_WEIGHTS
+    for key, whose, needed in (
+        (buffer.size_key, "buffer", stored),
+        ("model", "networks' gradients and moments", learned),
+    ):
+        if needed * ranks > free:
+            whose = f"the {whose} of {ranks} ranks" if ranks > 1 else f"the {whose}"
+            room = f"only {size(free)} of memory of {where} are free"
+            raise ConfigError(key, f"{whose} would need {size(needed * ranks)}, but {room}; make it smaller")
 
 
 def size(n: float) -> str:

@@ -67,7 +67,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) 
     """
     folder = Path(path)
     raw, *_ = _read(folder, overrides)
-    plan: Plan = choose("hardware", "hardware", raw["hardware"]).build(None).plan()
+    plan: Plan = choose("hardware", "hardware", raw.get("hardware")).build(None).plan()
     return _launch(plan, raw, folder, tell, _resume, list(overrides))
 
 

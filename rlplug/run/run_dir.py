@@ -29,6 +29,22 @@ from rlplug.types import STEP, CheckpointError, ConfigError, Progress, Unit
 CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
 
 
+class _Repeating(yaml.SafeDumper):
+    """Writes the same list twice where it occurs twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+class _NoAliases(yaml.SafeLoader):
+    """Refuses aliases: a few lines of them can stand for more than fits into memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias")
+        return super().compose_node(parent, index)
+
+
 class RunManifest(Manifest):
     versions: dict[str, str]
     resumed: list[Any]
@@ -43,7 +59,8 @@ def locked(folder: Path, key: str = "") -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+", encoding="utf-8")
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        file = os.fdopen(descriptor, "a+", encoding="utf-8")
     except OSError as error:
         raise ConfigError(key, f"{folder} cannot be written: {error.strerror}") from None
     with file:
@@ -90,7 +107,7 @@ def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: 
 
 
 def write_config(folder: Path, raw: Mapping[str, Any]) -> None:
-    atomic.replace(folder / CONFIG, yaml.safe_dump(raw, sort_keys=False).encode())
+    atomic.replace(folder / CONFIG, yaml.dump(raw, Dumper=_Repeating, sort_keys=False).encode())
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -99,14 +116,16 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ConfigError: the folder holds no run, one of the two files is damaged, or settings cannot be migrated.
     """
+    if not os.path.exists(folder):  # which has no error for a name that is too long
+        raise CheckpointError(f"{folder} does not exist")
     if not (folder / MANIFEST).exists() or not (folder / CONFIG).exists():
-        what = "holds no run" if folder.exists() else "does not exist"
+        what = "holds no run"
         if (folder / "weights.pt").exists():
             what = "is a checkpoint; resume takes the run folder, and continues its newest one"
         raise CheckpointError(f"{folder} {what}")
     manifest = read_manifest(folder, RunManifest)
     try:
-        raw = yaml.safe_load((folder / CONFIG).read_bytes())
+        raw = yaml.load(atomic.read(folder / CONFIG), _NoAliases)
         if not isinstance(raw, dict):
             raise ValueError("it holds no settings")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
