@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import psutil
 import torch
@@ -114,7 +114,7 @@ def _ended_with_this(processes: Iterable[psutil.Process]) -> Iterator[None]:
     """While the block runs, let processes be killed when this one is; some of Ray's would live on for a minute."""
     script = 'read -r _; kill -9 "$@"'  # what it reads ends with this process, which holds the pipe
     words = ["/bin/sh", "-c", script, "sh", *(str(process.pid) for process in processes)]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **silent) as watchdog:
         try:
             yield
@@ -124,9 +124,9 @@ def _ended_with_this(processes: Iterable[psutil.Process]) -> Iterator[None]:
 
 def _require_answer(address: str) -> None:
     """Check that Ray listens at ``address`` and takes this machine's token; Ray itself would try for a minute."""
-    from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader
+    from ray._private.authentication import authentication_token_setup
 
-    token = AuthenticationTokenLoader.instance().get_token_for_http_header()
+    token = cast(Any, authentication_token_setup).AuthenticationTokenLoader.instance().get_token_for_http_header()
     words = [word.encode() for header in (CALL | token).items() for word in header]
     call = b"".join(b"\0" * (i % 2 == 0) + _length(word) + word for i, word in enumerate(words))
     host, _, port = address.rpartition(":")
