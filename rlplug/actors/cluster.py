@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import IO, Any, cast
 
 import psutil
 import torch
@@ -21,8 +21,11 @@ from rlplug.plan import Plan, RayCluster, require_room
 from rlplug.types import ConfigError, RunError
 
 CONNECT_S = 5.0  # in which a cluster has to accept a connection
-SETTINGS = b"\x04"  # of HTTP/2, which Ray speaks: it answers the greeting with settings
+HEADERS, SETTINGS = b"\x01", b"\x04"  # of HTTP/2, which Ray speaks: it answers the greeting with settings
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"
+NO_MORE = b"\0\0\5\0\1\0\0\0\1" + b"\0" * 5  # an empty message of gRPC, which ends the call
+CALL = {":method": "POST", ":scheme": "http", ":path": "/ray.rpc.NodeInfoGcsService/CheckAlive", ":authority": "ray"}
+CALL |= {"content-type": "application/grpc", "te": "trailers"}
 
 
 def connect(plan: Plan, first: bool, has_actors: bool, broadcast: Callable[[Any], Any]) -> ExitStack:
@@ -111,8 +114,8 @@ def _ended_with_this(processes: Iterable[psutil.Process]) -> Iterator[None]:
     """While the block runs, let processes be killed when this one is; some of Ray's would live on for a minute."""
     script = 'read -r _; kill -9 "$@"'  # what it reads ends with this process, which holds the pipe
     words = ["/bin/sh", "-c", script, "sh", *(str(process.pid) for process in processes)]
-    null = subprocess.DEVNULL
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True) as watchdog:
+    silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **silent) as watchdog:
         try:
             yield
         finally:
@@ -120,21 +123,47 @@ def _ended_with_this(processes: Iterable[psutil.Process]) -> Iterator[None]:
 
 
 def _require_answer(address: str) -> None:
-    """Check that Ray listens at ``address``; Ray itself would try for half a minute."""
+    """Check that Ray listens at ``address`` and takes this machine's token; Ray itself would try for a minute."""
+    from ray._private.authentication import authentication_token_setup
+
+    token = cast(Any, authentication_token_setup).AuthenticationTokenLoader.instance().get_token_for_http_header()
+    words = [word.encode() for header in (CALL | token).items() for word in header]
+    call = b"".join(b"\0" * (i % 2 == 0) + _length(word) + word for i, word in enumerate(words))
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError("hardware.ray.address", f"{address!r} is not host:port, as ray start --head prints it")
     try:
         with socket.create_connection((host, int(port)), CONNECT_S) as connection:
+            answer = connection.makefile("rb")
             connection.sendall(GREETING)
-            if connection.recv(9)[3:4] != SETTINGS:
+            kind, said = _frame(answer)
+            if kind != SETTINGS:
                 raise OSError("another program listens there")
+            connection.sendall(len(call).to_bytes(3, "big") + HEADERS + b"\4\0\0\0\1" + call + NO_MORE)
+            while kind not in (HEADERS, b""):
+                kind, said = _frame(answer)
     except OSError as error:
         raise ConfigError(
             "hardware.ray.address",
             f"no Ray answers at {address} ({error.strerror or error}); start a cluster with ray start --head, or set"
             " null to use this machine alone",
         ) from None
+    if b"InvalidAuthToken" in said:
+        raise ConfigError(
+            "hardware.ray.address",
+            f"Ray at {address} asks for its token: copy ~/.ray/auth_token of the cluster's first machine to this one",
+        )
+
+
+def _frame(stream: IO[bytes]) -> tuple[bytes, bytes]:
+    """Return the kind of the next frame of HTTP/2 and its content; nothing where there is none."""
+    head = stream.read(9)
+    return head[3:4], stream.read(int.from_bytes(head[:3], "big")) if head[3:4] <= b"\x09" else b""
+
+
+def _length(word: bytes) -> bytes:
+    n = len(word)
+    return bytes([n] if n < 127 else [127, (n - 127) % 128 + 128, (n - 127) // 128])
 
 
 def warn(line: str) -> None:

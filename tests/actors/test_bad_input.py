@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from rlplug.config import compose
+from rlplug.distributed.fabric import free_port
 from rlplug.run import launch
 from rlplug.types import ConfigError, RunError
 
@@ -100,6 +101,27 @@ def test_an_address_where_another_program_answers(tmp_path: Path):
         port = other.getsockname()[1]
         message = refused(tmp_path, f"127.0.0.1:{port}")
     assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (timed out)" in message
+
+
+def test_a_cluster_that_asks_for_its_token(tmp_path: Path):
+    """This machine has none."""
+    token, port = tmp_path / "token", free_port()
+    token.write_text("a" * 64)
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}", "--num-cpus=1"]
+    env = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    with subprocess.Popen([*ray, "--include-dashboard=false"], env=env, stdout=subprocess.DEVNULL) as head:
+        try:
+            said = "Connection refused"
+            while "Connection refused" in said and head.poll() is None:  # until it listens
+                said = refused(tmp_path, f"127.0.0.1:{port}")
+        finally:
+            started = descendants(head)
+            head.terminate()
+            psutil.wait_procs(started, 60.0)
+    assert said == (
+        f"hardware.ray.address: Ray at 127.0.0.1:{port} asks for its token: copy ~/.ray/auth_token of the cluster's"
+        " first machine to this one"
+    )
 
 
 def test_no_address(tmp_path: Path):
