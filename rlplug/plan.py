@@ -28,6 +28,7 @@ class Actors:
         " its environments; stop: the run stops."
     )
     max_restarts: NonNegativeInt = option("How often in a row an actor is restarted before the run stops.")
+    max_total_restarts: NonNegativeInt = option("The same over the whole run, since it was started or resumed.")
     backoff_s: NonNegativeFloat = option("Seconds before an actor is restarted; doubled each further time.")
     num_aggregation_workers: NonNegativeInt = option("Actors that concatenate segments before a rank fetches them.")
     evaluation: NonNegativeInt = option("Actors that play evaluations while training goes on; 0: the first rank does.")

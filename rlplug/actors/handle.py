@@ -65,6 +65,7 @@ class ActorHandle:
         self.errors: list[str] = []  # since its last segment
         self.restart_at, self.played_at = 0.0, 0.0
         self._play_errors = 0  # those that happened while it played
+        self._restarts = 0  # in the whole run
         self._process: Any = None
         self._setup: deque[ObjectRef[Any]] = deque()  # calls that have to return before it can play
         self._rounds: deque[tuple[ObjectRef[Batch], ObjectRef[bytes]]] = deque()  # segment and state of each request
@@ -196,16 +197,21 @@ class ActorHandle:
         """
         self.errors.append(_explain(error))
         self._play_errors += self.status is not Status.STARTING and self.requests[0].call == "collect"  # not of a job
-        warn(f"{self}: {self.errors[-1]}")
         self.close()
         failures = len(self.errors)
+        if self.cfg.on_failure != "stop" or failures > 1:  # else the run ends with the very words
+            warn(f"{self}: {self.errors[-1]}")
         if self.cfg.on_failure == "ignore" and self.state is not None:
             self.status = Status.LOST
             self.requests.clear()
         elif self.cfg.on_failure == "stop" or failures > self.cfg.max_restarts:
             times = f" failed {failures} times in a row; the first error" if failures > 1 else ""
             raise RunError(f"{self}{times}: {self.errors[0]}")
+        elif self._restarts == self.cfg.max_total_restarts:
+            limit = f"was restarted {self._restarts} times (hardware.actors.max_total_restarts), and failed again"
+            raise RunError(f"{self} {limit}: {self.errors[0]}")
         else:
+            self._restarts += 1
             self.status = Status.RESTARTING
             self.restart_at = time.monotonic() + min(self.cfg.backoff_s * 2 ** (failures - 1), MAX_BACKOFF_S)
 

@@ -41,7 +41,7 @@ def load_global_state(state: dict[str, Any], device: torch.device) -> list[str]:
     """
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
-    torch.set_rng_state(torch.as_tensor(state["torch"]))
+    torch.set_rng_state(torch.as_tensor(np.array(state["torch"])))  # copied: what Ray hands over is read-only
     if device.type != "cuda":
         return []
     if len(state["cuda"]) != torch.cuda.device_count():

@@ -109,6 +109,22 @@ def test_raises_every_time(capfd: pytest.CaptureFixture[str]):
     assert capfd.readouterr().err.count("raised in step():") >= 3
 
 
+def test_fails_for_ever(capfd: pytest.CaptureFixture[str]):
+    """An actor that fails now and again, and plays rounds in between, is not restarted without end."""
+    words = (*FAULTY, *TWO, "+env.kwargs.raises=0.02", "hardware.actors.max_restarts=50")
+    limit = r"was restarted 2 times \(hardware.actors.max_total_restarts\), and failed again: environment"
+    with pytest.raises(RunError, match=limit):
+        play((*words, "hardware.actors.max_total_restarts=2"), 40)
+    assert capfd.readouterr().err.count("raised in step():") >= 3
+
+
+def test_stops_with_one_traceback(capfd: pytest.CaptureFixture[str]):
+    """The run's last words are the traceback; nothing says it before."""
+    with pytest.raises(RunError, match="OSError: the pole is stuck"):
+        play((*FAULTY, *TWO, "+env.kwargs.raises=1.0", "hardware.actors.on_failure=stop"), 2)
+    assert "the pole is stuck" not in capfd.readouterr().err
+
+
 def test_several_rounds_in_flight(tmp_path: Path):
     """Actors play on with older weights during updates; every step counts once, even if an actor dies.
 
