@@ -32,7 +32,11 @@ class Config:
 
     @classmethod
     def migrate(cls, old: dict[str, Any]) -> dict[str, Any]:
-        return old | {"actors": {"max_total_restarts": 100} | old["actors"]} if "actors" in old else old
+        return (
+            old | {"actors": {"start_timeout_s": 300.0, "max_total_restarts": 100} | old["actors"]}
+            if "actors" in old
+            else old
+        )
 
 
 class Auto:
