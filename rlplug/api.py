@@ -464,6 +464,7 @@ class VecEnv(Protocol):
 
     With an attribute ``check_bounds = False`` observations beyond the bounds of their space are as good as others. With
     ``independent = False`` the episodes of a column depend on which other columns there are: one seed serves all.
+    With an attribute ``timeout_s`` a line tells of a ``reset`` or ``step`` that takes longer, in seconds.
     With a method ``simulator() -> Simulator | None`` it offers a model of itself, as ``Context.simulator`` returns it;
     that lives on when the environments are closed.
     """

@@ -52,7 +52,7 @@ class SameStepCollector(ShardCollector):
             now, following = (at, envs), (at + 1, envs)
             self._write_carry(arrays, now)
             self._write_output(arrays, now, self._act(tree.map(torch.from_numpy, tree.take(inputs, now)), mode))
-            result = self.env.step(arrays["action"][now])
+            result = self._step(arrays["action"][now])
             tree.put(arrays, now, only(result, ("reward", "terminated", "truncated")))
             ended = result["terminated"] | result["truncated"]
             first = {key: result[key] for key in self._observed}

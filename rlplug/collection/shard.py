@@ -15,6 +15,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.segment import SegmentMemory, copied, merged, on_device, on_host, only
+from rlplug.collection.silence import watched
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, Group, Mode, Tree, Weights
@@ -59,7 +60,8 @@ class ShardCollector:
         cpu = ctx.device.type == "cpu"
         self._to_device = (lambda step: step) if cpu else partial(on_device, device=ctx.device)
         self._to_array = torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
-        self._step = env.step
+        self._step = watched(env, env.step, shard.env_ids)
+        self._reset = watched(env, env.reset, shard.env_ids)
         self.failed_episodes = 0
         """episodes that ended because their environment failed"""
         self._restarts = 0  # how often new episodes began because the environments could not be restored
@@ -72,7 +74,7 @@ class ShardCollector:
         Raises:
             RunError: a first observation is NaN or infinite.
         """
-        first = self.env.reset(self.seeds, tasks)
+        first = self._reset(self.seeds, tasks)
         self._open = first | {key: np.ones(self.num_envs, dtype) for key, dtype in COLUMN.items()}
         check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids)
         # what the first row of an episode has for the row before it, and what a row has that nobody acts on
@@ -299,7 +301,7 @@ class ShardCollector:
             self._open["valid"] = np.zeros(self.num_envs, np.bool_)
             self._restarts += 1
             seeds = np.random.SeedSequence([*self.seeds, self._restarts]).generate_state(self.num_envs)
-            self._restart(self.env.reset(seeds.tolist()))
+            self._restart(self._reset(seeds.tolist()))
 
     def _restart(self, first: Batch) -> None:
         """Continue with first observations ``[B, ...]`` behind the open row."""

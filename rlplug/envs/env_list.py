@@ -24,6 +24,8 @@ from rlplug.types import Batch, EnvSpec, RunError, Tree
 
 RETRIES = 3
 """new environments in a row, for one that raises again before it makes a step"""
+MOST_RETRIES = 100
+"""new environments for one, in all: a fault that comes back is none that a restart cures"""
 NUMBER, FLAG = (float, int, np.floating, np.integer), (bool, np.bool_)
 LONGEST = 100_000
 """actions of an episode that are kept; a longer one is not replayed"""
@@ -74,6 +76,7 @@ class EnvList:
         self._actions: list[list[Any]] = [[] for _ in range(n)]
         self._final, self._warned = [False] * n, False
         self._failures = [0] * n  # since the last step
+        self._replaced = [0] * n  # environments, so far
         self._steps = [env.step for env in self.envs]
         obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
         self._mask_key = mask_key
@@ -218,8 +221,11 @@ class EnvList:
             RunError: ``failure``, if there shall be no other one, or others failed before.
         """
         self._failures[i] += 1
+        self._replaced[i] += 1
         if self._remake is None or self._failures[i] > RETRIES:
             raise failure from cause
+        if self._replaced[i] > MOST_RETRIES:
+            raise RunError(f"{failure}\n{self._where(i)} was replaced {MOST_RETRIES} times already") from cause
         last = str(failure).strip().splitlines()[-1]
         print(f"rlplug: {self._where(i)} failed, and is replaced: {last}", file=sys.stderr, flush=True)
         with suppress(Exception, SystemExit):  # it is broken

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
 from rlplug.collection.play import Stopped
+from rlplug.collection.silence import is_silent
 from rlplug.config import RunConfig, choose, migrate, parse, show
 from rlplug.config.errors import differences, told, value_at
 from rlplug.config.schema import RESUMABLE, WHY
@@ -256,7 +257,7 @@ def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
 
     def request(number: int, frame: Any) -> None:
         first = next(turns) == 0  # the next signal may come while this one is being handled
-        if not first and number == signal.SIGINT:
+        if (not first and number == signal.SIGINT) or is_silent():  # its round would never end
             raise KeyboardInterrupt(number)
         trainer.request_stop(number)
         if first and trainer.ctx.rank == 0:

@@ -165,3 +165,25 @@ sys.exit(main([*words, "hydra.run.dir=run"]))
     assert [line for line in done.stderr.splitlines() if "close()" in line] == [
         "rlplug: an environment raised in close(), and is left as it is: ValueError: no"
     ]
+
+
+class Weary(Rude):
+    """Fails at every second step."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps % 2 == 0:
+            raise ValueError("tired")
+        return super().step(action)
+
+
+def test_an_environment_that_fails_again_and_again_ends_the_run(monkeypatch, capsys):
+    monkeypatch.setattr(env_list, "MOST_RETRIES", 5)
+    envs = EnvList([Weary(), Rude()], remake=Weary)
+    envs.reset([1, 2])
+    for _ in range(11):  # one that is made, one that fails, and again
+        envs.step(np.zeros(2, np.int64))
+    with pytest.raises(RunError, match=r"(?s)ValueError: tired\n.* was replaced 5 times already$"):
+        envs.step(np.zeros(2, np.int64))

@@ -13,7 +13,7 @@ from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, find, has_native, make_native
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
-from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
+from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, option, settings
 from rlplug.types import ConfigError
 
 MASK_KEY = "action_mask"
@@ -38,6 +38,7 @@ class Config:
         " arrays that every reset and step give."
     )
     check_bounds: bool = option("Say so, once a run, at an observation beyond the bounds that its space declares.")
+    timeout_s: PositiveFloat | None = option("Seconds without an answer after which a line says so; null: never.")
     restart_failed: bool = option(
         "Replace an environment that raises or returns what its spaces do not allow, and begin another episode."
     )
@@ -53,7 +54,7 @@ class Config:
 
     @classmethod
     def migrate(cls, old: dict[str, Any]) -> dict[str, Any]:
-        return {"info_keys": []} | old
+        return {"info_keys": [], "timeout_s": 60.0} | old
 
 
 class Gymnasium:
@@ -67,7 +68,8 @@ class Gymnasium:
     wrapping: ClassVar[type[Wrapping]] = Wrapping
 
     def __new__(cls, cfg: Config, ctx: Context) -> VecEnv:  # type: ignore[misc]
-        env = cls._made(cfg, ctx)
+        env: Any = cls._made(cfg, ctx)
+        env.timeout_s = cfg.timeout_s
         try:
             _check_masks(cfg, "action_mask" in env.spec.extras)
         except ConfigError:

@@ -1,0 +1,63 @@
+"""Environments that do not answer: a line says so, and one Ctrl-C is enough to end the run then."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from rlplug.api import VecEnv
+
+T = TypeVar("T")
+LOOK_EVERY = 0.5  # seconds
+
+
+class _Call:
+    """The call that this process waits for: environments are played by one thread."""
+
+    began: float | None = None
+    limit_s = 0.0
+    env_ids: Sequence[int] = ()
+    told = False
+
+
+_call = _Call()
+_watching = threading.Event()
+
+
+def watched(env: VecEnv, function: Callable[..., T], env_ids: Sequence[int]) -> Callable[..., T]:
+    """Return a method of ``env`` which tells of itself if it takes longer than ``env.timeout_s``, if there is one."""
+    limit = getattr(env, "timeout_s", None)
+    if limit is None:
+        return function
+
+    def call(*args: Any) -> T:
+        _call.limit_s, _call.env_ids, _call.told, _call.began = limit, env_ids, False, time.monotonic()
+        try:
+            return function(*args)
+        finally:
+            _call.began = None
+
+    if not _watching.is_set():
+        _watching.set()
+        threading.Thread(target=_watch, daemon=True).start()
+    return call
+
+
+def is_silent() -> bool:
+    """Return whether this process waits for an environment that has not answered in time."""
+    return _call.began is not None and _call.told
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(LOOK_EVERY)
+        began = _call.began
+        if began is not None and not _call.told and time.monotonic() - began > _call.limit_s:
+            _call.told = True
+            first, last = _call.env_ids[0], _call.env_ids[-1]
+            who = f"environment {first} has" if first == last else f"environments {first} to {last} have"
+            said = f"{who} not answered for {_call.limit_s:g} s (env.timeout_s); Ctrl-C ends the run at once"
+            os.write(2, f"rlplug: {said}\n".encode())
