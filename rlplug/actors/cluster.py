@@ -20,6 +20,14 @@ from rlplug.distributed.signals import handle_signals
 from rlplug.plan import Plan, RayCluster, require_room
 from rlplug.types import ConfigError, RunError
 
+# What it reads ends with the process that it belongs to, which holds the pipe.
+WATCHDOG = """
+read -r _
+case "$(ps -o stat= -p "$1")" in
+    ""|Z*) echo "rlplug: Ray ended on this machine, and with it the run; resume continues it" >&2 ;;
+esac
+kill -9 "$@" 2>/dev/null
+"""
 CONNECT_S = 5.0  # in which a cluster has to accept a connection
 HEADERS, SETTINGS = b"\x01", b"\x04"  # of HTTP/2, which Ray speaks: it answers the greeting with settings
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"
@@ -111,11 +119,13 @@ def _init(cfg: RayCluster, address: str | None) -> None:
 
 @contextmanager
 def _ended_with_this(processes: Iterable[psutil.Process]) -> Iterator[None]:
-    """While the block runs, let processes be killed when this one is; some of Ray's would live on for a minute."""
-    script = 'read -r _; kill -9 "$@"'  # what it reads ends with this process, which holds the pipe
-    words = ["/bin/sh", "-c", script, "sh", *(str(process.pid) for process in processes)]
-    silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **silent) as watchdog:
+    """While the block runs, let Ray's processes be killed when this one is; some of them would live on for a minute.
+
+    If the one that stands for this machine, the raylet, dies, Ray ends this process without a word: that is told.
+    """
+    raylet_first = sorted(processes, key=lambda process: process.name() != "raylet")
+    words = ["/bin/sh", "-c", WATCHDOG, "sh", *(str(process.pid) for process in raylet_first)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as watchdog:
         try:
             yield
         finally:

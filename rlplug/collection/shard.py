@@ -15,9 +15,9 @@ from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.segment import SegmentMemory, copied, merged, on_device, on_host, only
-from rlplug.collection.silence import watched
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.checking import Bounds
+from rlplug.envs.silence import watched
 from rlplug.types import Batch, Group, Mode, Tree, Weights
 
 RESULT = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}

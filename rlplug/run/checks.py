@@ -170,14 +170,11 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         ranks = 1 if plan.launcher == "ray" else plan.devices
     stored = buffer.nbytes(trainer.collector.spec.row)
     learned = sum(p.nbytes for p in trainer.algorithm.parameters() if p.requires_grad) * BESIDE_WEIGHTS
-    for key, whose, needed in (
-        (buffer.size_key, "buffer", stored),
-        ("model", "networks' gradients and moments", learned),
-    ):
+    whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
+    for key, what, needed in ((buffer.size_key, whose, stored), ("model", "what the networks learn with", learned)):
         if needed * ranks > free:
-            whose = f"the {whose} of {ranks} ranks" if ranks > 1 else f"the {whose}"
             room = f"only {size(free)} of memory of {where} are free"
-            raise ConfigError(key, f"{whose} would need {size(needed * ranks)}, but {room}; make it smaller")
+            raise ConfigError(key, f"{what} would need {size(needed * ranks)}, but {room}; make it smaller")
 
 
 def size(n: float) -> str:

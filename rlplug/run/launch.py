@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
 from rlplug.collection.play import Stopped
-from rlplug.collection.silence import is_silent
 from rlplug.config import RunConfig, choose, migrate, parse, show
 from rlplug.config.errors import differences, told, value_at
 from rlplug.config.schema import RESUMABLE, WHY
@@ -23,6 +22,7 @@ from rlplug.distributed.keepalive import watch_ranks
 from rlplug.distributed.signals import handle_signals
 from rlplug.distributed.spawn import RankError, last_words, spawn_ranks
 from rlplug.distributed.torch_setup import denormals_flushed
+from rlplug.envs.silence import is_silent
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import run_dir
 from rlplug.run.build import build, start

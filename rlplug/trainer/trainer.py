@@ -114,7 +114,8 @@ class Trainer(Run):
         self.reports.report(self)
 
     def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
-        self._prepare_acting()
+        self.policy.normalizer.commit()
+        self.ctx.schedules.refresh(self.steps)  # an exploration's, too
         shards = shards and min(shards, len(self.collector.spec.shards))
         with self.clock.phase("collect"):
             self._order(mode, shards)
@@ -127,7 +128,7 @@ class Trainer(Run):
     def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
         if n := sum(n or 0 for n in self.collector.in_flight):
             raise RunError(f"{n} rollouts are in flight; a loop that plays jobs has none then: in_flight=1, all shards")
-        self._prepare_acting()
+        self.policy.normalizer.commit()
         ranks, played = self.learner.collectives, list[Batch]()
         first, parts = (0, 1) if self.learner.replicated else (ranks.rank, ranks.world_size)
         with self.clock.phase("collect"):
@@ -144,10 +145,6 @@ class Trainer(Run):
                 self.episodes.add_whole(batch)
         self._sync_ranks(0)
         return zip(jobs, played, strict=True)
-
-    def _prepare_acting(self) -> None:
-        self.policy.normalizer.commit()
-        self.ctx.schedules.refresh(self.steps)  # an exploration's, too
 
     def _order(self, mode: Mode, shards: int | None) -> None:
         """Order rollouts: a round, and what the loop wants ahead of it. All ordered steps fit into ``total_steps``.

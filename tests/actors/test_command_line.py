@@ -100,3 +100,14 @@ def test_the_first_ranks_actor_that_ends_a_run_of_two_ranks_is_named(tmp_path: P
     assert program.returncode == 1
     message = rf"rlplug: actor 0 \(environments 0-1\): its process died .*; continue with: .* resume {run}"
     assert re.fullmatch(message, printed.splitlines()[-1]), printed
+
+
+def test_a_run_whose_raylet_dies_says_so(tmp_path: Path):
+    program = rlplug(*PPO, "total_steps=100_000", f"hydra.run.dir={tmp_path / 'run'}")
+    while program.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():
+        time.sleep(0.05)
+    (raylet,) = [one for one in psutil.Process(program.pid).children(recursive=True) if one.name() == "raylet"]
+    raylet.kill()
+    _, printed = program.communicate()
+    assert program.returncode != 0
+    assert "rlplug: Ray ended on this machine, and with it the run; resume continues it" in printed.splitlines()

@@ -139,8 +139,9 @@ def test_cartpole_has_no_wind(options, said):
 
 
 def test_settings_of_an_older_run_are_completed():
-    assert Gymnasium.Config.migrate({"id": "a"}) == {"id": "a", "info_keys": []}
-    assert Gymnasium.Config.migrate({"info_keys": ["wind"]}) == {"info_keys": ["wind"]}
+    assert Gymnasium.Config.migrate({"id": "a"}) == {"id": "a", "info_keys": [], "timeout_s": 60.0}
+    given = {"info_keys": ["wind"], "timeout_s": None}
+    assert Gymnasium.Config.migrate(given) == given
 
 
 @pytest.mark.parametrize("vectorization", ["list", "subprocess"])
