@@ -29,6 +29,7 @@ WHAT: dict[Data, str] = {
 }
 
 
+FOR_EVER = 10**12  # environment steps
 BESIDE_WEIGHTS = 3  # bytes that learning takes for each of theirs: a gradient, and Adam's two moments
 
 
@@ -45,7 +46,8 @@ def check(resolved: ResolvedRun) -> None:
         if resolved.spec.has_agents and not chosen.cls.knows_agents:
             said = "knows environments of one agent alone, and this one has several; leave it out"
             raise ConfigError(f"exploration.{key}", said)
-    if needs.noise and resolved.loop.collects and not any(changes_actions(c.cls) for c in config.exploration.values()):
+    acting = any(changes_actions(chosen.cls) for chosen in config.exploration.values())
+    if needs.noise and config.exploration and not acting:  # exploration=[] is on purpose
         said = f"{algo} always plays what seems best to it, and tries nothing else"
         raise ConfigError("exploration", f"{said}; take exploration=[{','.join([needs.noise, *config.exploration])}]")
     perturb = [key for key, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
@@ -157,7 +159,8 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         if total < steps:
             raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
         trains = any(p.requires_grad for p in trainer.algorithm.parameters())
-        if trains and trainer.loop.updates(total // steps * steps) == 0:
+        made, more = (trainer.loop.updates(n) for n in (total // steps * steps, FOR_EVER))
+        if trains and made == 0 != more:  # a loop that cannot say says 0 of all
             tempo = ("num_steps_sampled_before_learning_starts", "replay_ratio")
             why = ", ".join([f"{key}={show(getattr(config, key))}" for key in tempo])
             raise ConfigError("total_steps", f"{total} leave no time for one update: {why}, rounds of {each}; raise it")

@@ -167,7 +167,7 @@ def test_an_installed_plugin_is_listed(refused: subprocess.CompletedProcess[str]
 
 
 def test_an_installed_plugin_trains(refused: subprocess.CompletedProcess[str], empty: Empty):
-    folder = empty.trained("algo=reinforce", "total_steps=2048", "logger=[]")
+    folder = empty.trained("algo=reinforce", "tuned=none", "total_steps=2048", "logger=[]")
     assert folder.parent.name == "reinforce-cartpole"
     assert json.loads((folder / "summary.json").read_text())["updates"] == 4
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]

@@ -235,18 +235,21 @@ def ask(line: Sequence[str]) -> Answer:
     return Answer(list(line), code, text, time.monotonic() - begin)
 
 
-def run(count: int, seed: int) -> list[Answer]:
-    """Return the answers to ``count`` generated lines."""
+def run(lines: Sequence[Sequence[str]]) -> list[Answer]:
+    """Return the answers to command lines."""
     import rlplug.cli.check
     import rlplug.cli.describe
     import rlplug.cli.train
     import rlplug.run.build  # noqa: F401  what every copy of this process needs
 
-    return [ask(line) for line in generate(count, seed)]
+    return [ask(line) for line in lines]
 
 
 if __name__ == "__main__":
-    answers = run(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    if sys.argv[1] == "odd":
+        answers = run([line.split(" ") for line in ODDITIES])
+    else:
+        answers = run(generate(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
     bad = [answer for answer in answers if answer.fault]
     for answer in bad:
         print(f"--- {' '.join(answer.line)[:300]}: {answer.fault}\n{answer.printed[-1500:]}")

@@ -133,7 +133,7 @@ def test_forbidden_actions_are_neither_taken_nor_learned():
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 def test_it_trains_and_two_runs_are_equal(env, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    budget = ["total_steps=2048", "eval.every=0", "eval.episodes=2", "logger=[]"]
+    budget = ["tuned=none", "total_steps=2048", "eval.every=0", "eval.episodes=2", "logger=[]"]
     scores = [rlplug.train(["algo=reinforce", f"env={env}", *budget, f"hydra.run.dir={run}"]) for run in ("a", "b")]
     assert scores[0] == scores[1]
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())

@@ -69,6 +69,8 @@ class Cell:
         """The command line."""
         torso, action = TORSO.get(self.observation, "mlp"), self.action.removesuffix("+mask")
         extra = [name for name in (self.curiosity, self.noise) if name != "none"]
+        if extra and self.noise == "none":  # curiosity changes rewards alone, and some algorithms need to try something
+            extra = [*_raw([f"algo={option_of('algo', self.algorithm)}", *CPU])["exploration"], *extra]
         words = [
             f"algo={option_of('algo', self.algorithm)}",
             *CPU,
