@@ -82,6 +82,7 @@ class Tuned(NamedTuple):
 
     choices: Mapping[str, str]  # by group
     replaced: Mapping[str, Any]  # components that were not tuned, as they are without these settings
+    exploration: Sequence[str] | None  # the modules that the command line chooses, if it does
 
     def __str__(self) -> str:
         algo, env, name = (self.choices[group] for group in ("algo", "env", "tuned"))
@@ -109,12 +110,13 @@ def tuned(hydra: Any) -> Tuned | None:
         return None
     own = composed([*folders, f"algo={algo}", f"env={env}"]).hydra.runtime.choices
     others = [group for group in ("model", "buffer", "loop") if choices.get(group) != own[group]]
-    replaced = {}
-    if others:
-        words = [override for override in command(hydra) if not override.startswith("tuned=")]
-        without = composed([*folders, *words, "tuned=none"])
-        replaced = {group: without[group] for group in others if group in without}
-    return Tuned(choices, replaced)
+    words = [override for override in command(hydra) if not override.startswith("tuned=")]
+    chooses = any(word.startswith("exploration=") for word in words)
+    if not others and not chooses:
+        return Tuned(choices, {}, None)
+    without = composed([*folders, *words, "tuned=none"])
+    replaced = {group: without[group] for group in others if group in without}
+    return Tuned(choices, replaced, [*without.exploration] if chooses else None)
 
 
 def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None = None) -> dict[str, Any]:
@@ -131,6 +133,8 @@ def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None
         with open_dict(job):
             for group, node in tuned.replaced.items():
                 job[group] = node
+            if tuned.exploration is not None:
+                job.exploration = OmegaConf.masked_copy(job.exploration, [*tuned.exploration])
     with explained():
         raw: Any = OmegaConf.to_container(job, resolve=True, throw_on_missing=True)
     for kind in SEVERAL:

@@ -56,6 +56,8 @@ def test_another_component_gets_nothing_of_them():
 def test_a_pair_may_bring_exploration_and_its_settings():
     assert list(compose(["algo=sac", "env=mountaincar_continuous"]).exploration) == ["ornstein_uhlenbeck"]
     assert compose(["algo=sac", "env=mountaincar_continuous", "exploration=[]"]).exploration == {}
+    for name in ("ornstein_uhlenbeck", "gaussian"):
+        assert list(compose(["algo=sac", "env=mountaincar_continuous", f"exploration={name}"]).exploration) == [name]
     curious = compose(["algo=ppo", "env=frozenlake_12x12", "exploration=icm"])
     assert curious.exploration["icm"].cfg.eta == 0.05
     assert compose(["algo=ppo", "env=frozenlake_12x12"]).exploration == {}
