@@ -137,7 +137,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def finished(folder: Path, unit: Unit) -> str | None:
     """Return steps and evaluation of a finished run, in words; None for a run that has not finished."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(atomic.read(folder / SUMMARY))
         if summary["status"] == "finished":
             return f"{summary[unit]:,} {STEP[unit]}s, evaluation {summary['eval/return_mean']:,.1f}"
     return None
@@ -146,7 +146,7 @@ def finished(folder: Path, unit: Unit) -> str | None:
 def score(folder: Path) -> float | None:
     """Return the mean return of a finished run's final evaluation; None for a run that has not finished."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(atomic.read(folder / SUMMARY))
         if summary["status"] == "finished":
             return float(summary["eval/return_mean"])
     return None

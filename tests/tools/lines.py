@@ -191,7 +191,7 @@ class Answer:
         if self.code not in (0, 2):
             return f"exit code {self.code}"
         said = [line for line in self.printed.splitlines() if line.startswith("rlplug: ")]
-        if self.code == 2 and not 1 <= len(said) == len(self.printed.splitlines()) <= 3:
+        if self.code == 2 and not (said and len(self.printed.splitlines()) <= 3):  # a library may warn beside it
             return f"{len(self.printed.splitlines())} lines, {len(said)} of them its own"
         return None
 

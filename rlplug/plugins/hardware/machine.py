@@ -24,7 +24,7 @@ class Config:
     num_nodes: PositiveInt = option("Machines; torchrun or SLURM starts their processes.")
     microbatches: PositiveInt = option("Parts into which a batch is split to save memory; gradients are accumulated.")
     precision: Precision = option("Precision of forward and backward; processors have no 16-mixed.")
-    threads: Annotated[PositiveInt, Field(le=1024)] = option("Threads of torch in each process.")
+    threads: Annotated[PositiveInt, Field(le=512)] = option("Threads of torch in each process.")
     float32_matmul_precision: MatmulPrecision = option("Precision of float32 matrix products.")
     max_restarts: NonNegativeInt = option("How often a run that failed continues by itself from its last checkpoint.")
     actors: Actors = option("Ray actors, which hold the environments.")
