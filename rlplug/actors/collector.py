@@ -20,7 +20,7 @@ from rlplug.collection.shard import CORE
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Played, shares_of
 from rlplug.trainer.policy import Policy
-from rlplug.types import Batch, ConfigError, Progress, RunError, Tree, Weights, groups_of
+from rlplug.types import Batch, Progress, RunError, Tree, Weights, groups_of
 
 if TYPE_CHECKING:
     from rlplug.actors.pool import ActorPool
@@ -133,21 +133,9 @@ class RayCollector:
         return {"actors": states, "env": "actors" if saved else None}
 
     def load(self, state: Tree) -> None:
-        """Continue from ``state``.
-
-        Raises:
-            ConfigError: it has another number of actors.
-        """
-        states, count = state.get("actors", []), len(self.shares)
-        if len(states) != count:
-            then = f"{len(states)} actors per rank" if states else "no actors"
-            raise ConfigError(
-                "hardware.actors.count",
-                f"the run has been collected with {then} and has to continue so; now it has {count}",
-            )
-        self._loaded = states
+        self._loaded = state["actors"]
         if self.pool is not None:
-            self.pool.load(states)
+            self.pool.load(self._loaded)
 
     def close(self) -> None:
         if self.pool is not None:

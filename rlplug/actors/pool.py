@@ -80,7 +80,7 @@ class ActorPool:
 
     def load(self, states: Sequence[Tree]) -> None:
         """Let every actor continue from its state, if there are any."""
-        for handle, state in zip(self.handles, states, strict=False):
+        for handle, state in zip(self.handles, states, strict=bool(states)):
             handle.load(state)
 
     def broadcast(self, weights: Any, version: int) -> None:

@@ -59,7 +59,7 @@ def read_tree(path: Path, record: Record) -> Tree:
     try:
         if (size := path.stat().st_size) != record["bytes"]:
             raise damaged(path, f"it has {size} bytes, not {record['bytes']}")
-        data = path.read_bytes()
+        data = atomic.read(path)
     except OSError as error:
         raise damaged(path, str(error.strerror)) from None
     if hashlib.sha256(data).hexdigest() != record["sha256"]:

@@ -182,10 +182,14 @@ def _rows(sweep: Path) -> list[dict[str, Any]]:
     """Return what is known of a sweep's jobs, the best one first."""
     rows: list[dict[str, Any]] = []
     for file in sorted(sweep.glob(f"**/{JOB}")):
-        row = json.loads(file.read_text(encoding="utf-8")) | {"job": str(file.parent.relative_to(sweep))}
         summary: dict[str, Any] = {}
-        if row["status"] == "finished":
-            summary = json.loads((file.parent / "summary.json").read_text(encoding="utf-8"))
+        try:
+            row = {"values": {}, "error": ""} | json.loads(atomic.read(file))
+            if row["status"] == "finished":
+                summary = json.loads(atomic.read(file.parent / "summary.json"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            row = {"values": {}, "status": "unreadable", "error": str(error)}
+        row["job"] = str(file.parent.relative_to(sweep))
         rows.append(row | {name: summary.get(key, math.nan) for name, key in FIGURES.items()})
     return sorted(rows, key=lambda row: -math.inf if math.isnan(row["score"]) else row["score"], reverse=True)
 

@@ -109,7 +109,7 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     from hydra._internal.utils import get_args_parser  # the only one that knows Hydra's flags
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError("", f"{message}; see --help")
+        raise ConfigError("", f"{message}; flags, as -m, stand before the settings; see --help")
 
     parser = get_args_parser()
     parser.error = refuse

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     pass
 
 # what components raise when they load the state of something else
-MISFITS = (RuntimeError, KeyError, IndexError, ValueError, TypeError, AttributeError)
+MISFITS = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
 class Callbacks:
@@ -191,6 +191,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         trainer.policy.load(weights)
         trainer.policy.normalizer.load_env_state(own["normalizer"])
         trainer.load(learner)
+        if not vars(trainer.progress).items() <= manifest.items():
+            raise ValueError("its counters are not those of its manifest")
         callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
         callbacks.evaluation.load(learner["evaluation"])
         trainer.load_stream(data)

@@ -89,7 +89,8 @@ BAD = {
     "algo=[ppo,sac]": "algo: should be exactly one option of ",
     # verbs and flags
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, evaluate, plugins, resume, train",
-    "--bogus": "unrecognized arguments: --bogus; see --help",
+    "--bogus": "unrecognized arguments: --bogus; flags, as -m, stand before the settings; see --help",
+    "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags, as -m, stand before the settings; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",
     "--config-dir /no/such/folder": "Additional config directory '/no/such/folder' not found",
     "check --bogus": "check takes no flag --bogus",

@@ -91,6 +91,16 @@ def test_the_same_command_runs_only_what_has_not_finished(capsys: pytest.Capture
     assert f"rlplug: seed=1: has finished already, with {float(scores['seed=1']):,.1f}" in capsys.readouterr().err
 
 
+def test_a_job_that_cannot_be_read_stands_in_the_table(capsys: pytest.CaptureFixture[str]):
+    assert main([*SWEEP, "seed=1,2"]) == 0
+    forged = Path("sweep/elsewhere")
+    forged.mkdir()
+    os.mkfifo(forged / "job.json")
+    assert main([*SWEEP, "seed=1,2"]) == 1
+    assert statuses()["elsewhere"] == "unreadable"
+    assert "Not a regular file" in capsys.readouterr().out
+
+
 def test_a_folder_with_other_settings_is_refused_and_kept(capsys: pytest.CaptureFixture[str]):
     assert main([*SWEEP, "seed=1,2"]) == 0
     before = {path: path.read_bytes() for path in Path("sweep").glob("*/*") if path.is_file()}

@@ -1,13 +1,17 @@
 """Run folders that somebody else made are refused with one message; nothing is followed, resolved or awaited."""
 
+import math
 import os
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from rlplug.checkpointing.format import Checkpoint, sealed
+from rlplug.checkpointing.serialize import write_tree
 from rlplug.cli import main
 
 SHORT = ["env=cartpole", "total_steps=1024", "eval.episodes=1", "eval.every=0", "logger=[]", "model.hidden=[8]"]
@@ -52,6 +56,31 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+def checkpoint(run: Path) -> Path:
+    return next((run / "checkpoints").glob("step_*"))
+
+
+def reseal(run: Path, name: str, change) -> None:
+    """Change a file of the checkpoint, and make all checksums fit."""
+    folder, content = checkpoint(run), Checkpoint(checkpoint(run)).tree(name)
+    change(content)
+    (folder / f"{name}.pt").unlink()
+    manifest = Checkpoint(folder).manifest
+    manifest["files"][f"{name}.pt"] = write_tree(folder / f"{name}.pt", content)
+    (folder / "manifest.json").write_bytes(sealed(manifest))
+
+
+def spoil(tree: dict) -> None:
+    """Make every number NaN that may be."""
+    for key, part in tree.items():
+        if isinstance(part, dict):
+            spoil(part)
+        elif isinstance(part, torch.Tensor) and part.is_floating_point():
+            tree[key] = torch.full_like(part, math.nan)
+        elif isinstance(part, int | float) and not isinstance(part, bool):
+            tree[key] = math.nan
+
+
 FORGERIES = {
     "a pipe for the configuration": (lambda run: pipe(run / "config.yaml"), "run/config.yaml"),
     "a pipe for the manifest": (lambda run: pipe(run / "manifest.json"), "Not a regular file"),
@@ -61,6 +90,11 @@ FORGERIES = {
     "no environments": (lambda run: edit(run, num_envs=None), "num_envs"),
     "a number that is none": (lambda run: edit(run, num_envs=float("nan")), "num_envs"),
     "a list": (lambda run: (run / "config.yaml").write_text("[1, 2]\n"), "it holds no settings"),
+    "weights that are NaN": (lambda run: reseal(run, "weights", spoil), "holds NaN"),
+    "an optimizer that is NaN": (lambda run: reseal(run, "learner", lambda t: spoil(t["learner"])), "holds NaN"),
+    "counters that are NaN": (lambda run: reseal(run, "learner", lambda t: spoil(t["progress"])), "does not fit"),
+    "generators that are NaN": (lambda run: reseal(run, "rank0", spoil), "does not fit"),
+    "a pipe for the weights": (lambda run: pipe(checkpoint(run) / "weights.pt"), "it has 0 bytes"),
     "a word for a node": (lambda run: edit(run, hardware="cpu"), "hardware"),
 }
 
@@ -74,6 +108,19 @@ def test_one_message(forgery: str, run: Path, capsys):
     assert 1 <= len(lines) <= 3
     assert all(line.startswith("rlplug: ") for line in lines)
     assert said in lines[0]
+
+
+def test_weights_that_are_nan_are_not_played(run: Path, capsys):
+    reseal(run, "weights", spoil)
+    assert main(["evaluate", "run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert "holds NaN" in line
+
+
+def test_a_pipe_for_the_metrics_is_replaced(run: Path, capsys):
+    pipe(run / "metrics.csv")
+    assert main(["resume", "run", "total_steps=2048", "logger=csv"]) == 0
+    assert (run / "metrics.csv").is_file()
 
 
 def test_a_lock_that_leads_elsewhere_is_not_followed(run: Path, tmp_path: Path, capsys):

@@ -38,7 +38,7 @@ class CSV:
     def rlplug_started(self, run: Run) -> None:
         self._path = run.run_dir / "metrics.csv"
         rows: list[dict[str, str]] = []
-        if self._path.exists():
+        if self._path.is_file():
             columns, rows = _read(self._path)
             rows = rows[: run.logged]
             self._columns = [name for name in columns if name == STEP or any(row[name] for row in rows)]
@@ -69,8 +69,9 @@ class CSV:
     def _rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         header = dict(zip(self._columns, self._columns, strict=True))
         beside = self._path.with_name(self._path.name + ".partial")
+        beside.unlink(missing_ok=True)
         try:
-            with beside.open("wb") as file:
+            with beside.open("xb") as file:
                 file.write(_lines(self._columns, [header, *rows]))
                 file.flush()
                 os.fsync(file.fileno())
