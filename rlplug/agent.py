@@ -26,6 +26,7 @@ from rlplug.envs.spec_json import from_json, mismatch
 from rlplug.evaluation.evaluator import Evaluator
 from rlplug.registry.installed import check_installed
 from rlplug.trainer.normalize import Normalizer
+from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import CheckpointError, ConfigError, Mode
 
 EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic")  # what may change for an evaluation
@@ -242,7 +243,8 @@ def _restored(
     try:
         algorithm.load_state_dict(weights["algorithm"])
         normalizer.load_state_dict(weights["normalizer"])
-    except (RuntimeError, KeyError) as error:
+        refuse_nan(algorithm.named_parameters())
+    except (RuntimeError, KeyError, ValueError) as error:
         reason = [line.strip() for line in str(error).splitlines()][:2][-1]
         raise CheckpointError(f"{checkpoint.path} does not fit algo {algo.name!r} as it is now: {reason}") from None
     ctx.schedules.refresh(checkpoint.steps)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from uuid import uuid4
 
 from rlplug.checkpointing.format import Checkpoint, FileRowLog, Snapshot
@@ -22,9 +22,6 @@ from rlplug.run.measure import Evaluation, MetricsLog
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
-
-if TYPE_CHECKING:
-    pass
 
 # what components raise when they load the state of something else
 MISFITS = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)

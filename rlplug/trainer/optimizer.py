@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlplug import tree
 from rlplug.api import Optim, Trainable
 from rlplug.collection.nonfinite import kind
 from rlplug.types import Tree
@@ -49,6 +50,7 @@ class OptimizerState:
         return {"optimizer": self.optim.optimizer.state_dict(), "calls": self.calls}
 
     def load(self, state: Tree) -> None:
+        refuse_nan(("the optimizer", leaf) for _, leaf in tree.items(state["optimizer"]))
         self.calls = state["calls"]
         self.optim.optimizer.load_state_dict(state["optimizer"])
         self._follow_schedule()
@@ -58,6 +60,13 @@ class OptimizerState:
         if self.optim.lr is not None:
             for group in self.optim.optimizer.param_groups:
                 group["lr"] = self.optim.lr
+
+
+def refuse_nan(learned: Iterable[tuple[object, object]]) -> None:
+    """Raise ``ValueError`` at the first of pairs (name, tensor) that holds NaN, which buffers may: pass none."""
+    for name, value in learned:
+        if isinstance(value, Tensor) and value.isnan().any():
+            raise ValueError(f"{name} holds NaN")
 
 
 class GradientStep(NamedTuple):

@@ -17,6 +17,7 @@ from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import seed_global
 from rlplug.trainer.normalize import Normalizer
+from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import Tree
 
 TRAINING, JOBS = 1, 3  # tell the seeds of training's environments and of its jobs from those of evaluation's
@@ -68,6 +69,7 @@ class Policy:
 
     def load(self, state: Tree) -> None:
         tree.map(lambda module, saved: module.load_state_dict(saved), self._modules, state)
+        tree.map(lambda module: refuse_nan(module.named_parameters()), self._modules)
 
     def acting_weights(self) -> dict[str, np.ndarray]:
         """Return what the algorithm acts with, which changes with every update."""
