@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from rlplug.envs.fire import FireVector, fire_of
+from rlplug.envs.making import find
 from rlplug.envs.native import NativeVector
 from rlplug.types import ConfigError, RunError
 
@@ -36,6 +39,7 @@ def make_envpool(
     atari: bool = False,
     frame_skip: int = 1,
     sticky_actions: float | None = None,
+    fire: bool = False,
     frame_stack: int = 1,
     **options: Any,
 ) -> NativeVector:
@@ -45,8 +49,8 @@ def make_envpool(
         id: as registered with Gymnasium.
         kwargs: EnvPool's options of the environment.
         max_episode_steps: None: EnvPool's default, which mostly is what Gymnasium registers.
-        atari: preprocess images; EnvPool plays Atari in no other way. ``frame_skip``, ``sticky_actions`` and
-            ``frame_stack`` belong to it.
+        atari: preprocess images; EnvPool plays Atari in no other way. ``frame_skip``, ``sticky_actions``,
+            ``fire`` and ``frame_stack`` belong to it.
         options: ``drop``, ``select``, ``check_bounds`` and ``env_ids`` of ``NativeVector``.
 
     Raises:
@@ -71,7 +75,12 @@ def make_envpool(
         if sticky_actions is not None:
             given["repeat_action_probability"] = sticky_actions
     else:
-        wrapped = {"frame_skip": frame_skip > 1, "sticky_actions": sticky_actions, "frame_stack": frame_stack > 1}
+        wrapped = {
+            "frame_skip": frame_skip > 1,
+            "sticky_actions": sticky_actions,
+            "fire": fire,
+            "frame_stack": frame_stack > 1,
+        }
         for key, asked in wrapped.items():
             if asked:
                 raise ConfigError(f"env.{key}", "wraps single environments, and env.backend=envpool has none")
@@ -80,7 +89,8 @@ def make_envpool(
     if mask_key is not None and name.startswith(MASKED):
         raise ConfigError("env.mask_key", f"EnvPool gives no masks of {name}; use null to play without them")
     pool = Pool(name, num_envs, given)
-    return NativeVector(pool, pool.max_episode_steps, frame_stack=frame_stack, mask_key=mask_key, **options)
+    env = FireVector(pool, fire_of(gymnasium.make(find(id)))) if fire else pool
+    return NativeVector(env, pool.max_episode_steps, frame_stack=frame_stack, mask_key=mask_key, **options)
 
 
 class Pool(VectorEnv[Any, Any, Any]):

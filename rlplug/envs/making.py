@@ -14,6 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rlplug.envs.env_list import EnvList
+from rlplug.envs.fire import FireVector, fire_of
 from rlplug.envs.native import NativeVector
 from rlplug.envs.wrapping import Wrapping
 from rlplug.types import ConfigError
@@ -160,6 +161,7 @@ def why_not_native(spec: EnvSpec, wrapping: Wrapping) -> str | None:
     single = {
         "frame_skip": wrapping.frame_skip > 1,
         "sticky_actions": wrapping.sticky_actions,
+        "fire": wrapping.fire,
         "flatten": wrapping.flatten,
         "frame_stack": wrapping.frame_stack > 1,
     }
@@ -203,6 +205,8 @@ def make_native(
         return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **arguments)
 
     env = _explain(spec.id, spec.vector_entry_point, make)
+    if wrapping.fire:
+        env = FireVector(env, fire_of(gymnasium.make(spec)))
     return NativeVector(env, drop=wrapping.drop, select=wrapping.select, **told, **own)
 
 

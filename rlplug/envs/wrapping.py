@@ -20,6 +20,7 @@ from gymnasium.wrappers import (
 )
 
 from rlplug.envs.checking import MisfitError
+from rlplug.envs.fire import Fire
 from rlplug.types import ConfigError
 
 Env = gymnasium.Env[Any, Any]
@@ -35,6 +36,7 @@ class Wrapping:
     atari: bool = False
     frame_skip: int = 1
     sticky_actions: float | None = None
+    fire: bool = False
     drop: Sequence[str] = ()
     flatten: bool = False
     select: Sequence[int] | None = None
@@ -56,6 +58,8 @@ class Wrapping:
                 env = RepeatAction(env, self.frame_skip)
             if self.sticky_actions:
                 env = StickyAction(env, self.sticky_actions)
+        if self.fire:
+            env = Fire(env)
         if self.max_episode_steps is not None:
             env = TimeLimit(env, self.max_episode_steps)
         if has_mask(env.observation_space, self.mask_key):

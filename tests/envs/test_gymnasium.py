@@ -121,6 +121,7 @@ def test_a_module_in_the_id_is_imported(tmp_path, monkeypatch, register):
         ({"vectorization": "native"}, "env.vectorization", "no vector of its own"),
         ({"vectorization": "native", "flatten": True}, "env.vectorization", "no vector of its own"),
         ({"atari": True}, "env.atari", "Pendulum-v1 is no Atari environment"),
+        ({"fire": True}, "env.fire", "Pendulum-v1 has no action FIRE: it is no Atari game; use false"),
         ({"frame_stack": 2}, "env.frame_stack", "only images are stacked, and the observation is a vector"),
         ({"drop": ["x"]}, "env.drop", "the observation has no 'x'; it has no keys"),
         ({"select": [3]}, "env.select", r"is \[3\]; wanted are indices below 3"),

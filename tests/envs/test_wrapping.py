@@ -190,6 +190,32 @@ def test_the_preprocessing_of_atari_is_that_of_its_own_vector():
 
 
 @atari
+def test_every_life_of_breakout_begins_with_fire():
+    """A policy that never fires loses its five lives, in the vector as in single environments, game after game."""
+    native = make("ALE/Breakout-v5", 1, **ATARI, fire=True, kwargs={"noop_max": 0})
+    single = make("ALE/Breakout-v5", 1, vectorization="list", **ATARI, fire=True)
+    assert isinstance(native, NativeVector)
+    without_no_ops(single)
+    assert equal(native.reset([0]), single.reset([0]))
+    ends, action = 0, np.array([0])
+    for _ in range(600):
+        row, other = native.step(action), single.step(action)
+        assert equal(row, other)
+        ends += bool(row["terminated"][0])
+    assert ends >= 2
+    waiting = make("ALE/Breakout-v5", 1, **ATARI)
+    waiting.reset([0])
+    assert not any(waiting.step(action)["terminated"][0] for _ in range(600))
+
+
+@atari
+@pytest.mark.parametrize("vectorization", ["native", "list"])
+def test_a_game_without_fire_is_told(vectorization):
+    with pytest.raises(ConfigError, match=r"env.fire: ALE/Freeway-v5 has no action FIRE; its actions are NOOP, UP"):
+        make("ALE/Freeway-v5", 1, vectorization=vectorization, **ATARI, fire=True)
+
+
+@atari
 def test_a_stack_of_one_image_is_that_of_its_own_vector():
     options = ATARI | {"frame_stack": 1}
     native = make("ALE/Pong-v5", 1, **options, kwargs={"noop_max": 0})

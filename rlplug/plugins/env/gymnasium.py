@@ -47,6 +47,7 @@ class Config:
     sticky_actions: Annotated[float, Field(ge=0.0, lt=1.0)] | None = option(
         "Probability that the last action is repeated instead (with atari, at every frame); null: as registered."
     )
+    fire: bool = option("Take FIRE instead of the first action of every life, in Atari games that wait for it.")
     drop: list[str] = option("Keys of a Dict observation that are left out.")
     flatten: bool = option("Make one vector of an observation of any kind; Discrete parts become one-hot.")
     select: list[NonNegativeInt] | None = option("Indices of a vector observation that are kept; null: all.")
@@ -54,7 +55,7 @@ class Config:
 
     @classmethod
     def migrate(cls, old: dict[str, Any]) -> dict[str, Any]:
-        return {"info_keys": [], "timeout_s": 60.0} | old
+        return {"info_keys": [], "timeout_s": 60.0, "fire": False} | old
 
 
 class Gymnasium:

@@ -1,0 +1,64 @@
+"""Atari games that wait for FIRE before a life begins, as Breakout does: a policy that never fires would wait too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from rlplug.types import ConfigError
+
+
+def fire_of(env: gymnasium.Env[Any, Any]) -> int:
+    """Return the action that is FIRE.
+
+    Raises:
+        ConfigError: the environment is no Atari game, or has no such action.
+    """
+    meanings = getattr(env.unwrapped, "get_action_meanings", list[str])()
+    if "FIRE" not in meanings:
+        said = f"; its actions are {', '.join(meanings)}" if meanings else ": it is no Atari game"
+        raise ConfigError("env.fire", f"{env.unwrapped.spec.id} has no action FIRE{said}; use false")  # type: ignore[union-attr]
+    return meanings.index("FIRE")
+
+
+class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Takes FIRE instead of the first action of every life; what was chosen has no effect there, as a sticky action."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.fire, self.lives, self.waits = fire_of(env), 0, True
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(**kwargs)
+        self.lives, self.waits = info["lives"], True
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(self.fire if self.waits else action)
+        self.lives, self.waits = info["lives"], info["lives"] < self.lives
+        return obs, reward, terminated, truncated, info
+
+
+class FireVector(VectorWrapper[Any, Any, Any]):
+    """The same for a vector of autoreset mode ``NEXT_STEP``, where a reset shows as a change of lives or an end."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], fire: int) -> None:
+        super().__init__(env)
+        self.fire = fire
+        self.lives = self.waits = self.over = np.zeros(env.num_envs, np.bool_)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(**kwargs)
+        self.lives, self.over = info["lives"].copy(), np.zeros(self.num_envs, np.bool_)
+        self.waits = ~self.over
+        return obs, info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        out = self.env.step(np.where(self.waits, self.fire, actions))
+        lives = out[4]["lives"].copy()
+        self.waits = self.over | (lives < self.lives)
+        self.lives, self.over = lives, out[2] | out[3]
+        return out
