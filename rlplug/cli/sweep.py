@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -135,7 +136,7 @@ def go_on(folder: Path, run: RunConfig, start: Callable[[], float]) -> float:
 
 
 def report(folder: Path) -> int:
-    """Print all jobs of a sweep, the best one first.
+    """Print all jobs of a sweep, the best one first. Of the ranks that torchrun or srun started, the first one prints.
 
     Returns:
         The exit code: 1 if some of them have not finished.
@@ -153,8 +154,11 @@ def report(folder: Path) -> int:
         )
         for row in rows
     ]
+    missing = sum(row["status"] != "finished" for row in rows)
+    if any(os.environ.get(rank, "0") != "0" for rank in ("RANK", "SLURM_PROCID")):
+        return FAILED if missing else 0
     print("\n".join(["", *table((*swept, "score", "status", ""), cells), f"as a table: {folder / TABLE}"]), flush=True)
-    if missing := sum(row["status"] != "finished" for row in rows):
+    if missing:
         tell(f"{missing} of {len(rows)} jobs did not finish; the same command with hydra.sweep.dir={folder} goes on")
     return FAILED if missing else 0
 

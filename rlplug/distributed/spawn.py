@@ -139,11 +139,12 @@ def _run_rank(rank: int, plan: Plan, port: int, pipe: Connection, work: tuple[li
             pipe.send_bytes(pickle.dumps((kind, content, time.monotonic() - cause * GRACE_S)))
 
     def failed(error: BaseException) -> None:
-        if isinstance(error, ConfigError | RunError):
-            report("error", error, cause=error.__context__ is None or explain_collective(error.__context__) is None)
-        else:
+        told = isinstance(error, ConfigError | RunError)
+        lost = error.__context__ if told else error  # what may be the end of another rank
+        if not told:
             text = "".join(traceback.format_exception(error))
-            report("error", RankError(f"rank {rank} of {plan.devices} failed:\n{text}"))
+            error = RankError(f"rank {rank} of {plan.devices} failed:\n{text}")
+        report("error", error, cause=lost is None or explain_collective(lost) is None)
 
     global _report_failure
     _report_failure = failed

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlplug.cli import main
-from rlplug.cli.sweep import LONGEST, check_sweep, folder_name
+from rlplug.cli.sweep import LONGEST, check_sweep, folder_name, report
 from rlplug.testing.comparing import differences_of_runs
 from tests.cli.test_main import SHORT
 
@@ -99,6 +99,18 @@ def test_a_job_that_cannot_be_read_stands_in_the_table(capsys: pytest.CaptureFix
     assert main([*SWEEP, "seed=1,2"]) == 1
     assert statuses()["elsewhere"] == "unreadable"
     assert "Not a regular file" in capsys.readouterr().out
+
+
+def test_of_ranks_that_torchrun_started_the_first_prints_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*SWEEP, "seed=1"]) == 0
+    table = capsys.readouterr().out.splitlines()[-3:]
+    assert report(Path("sweep")) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == table
+    monkeypatch.setenv("RANK", "1")
+    assert report(Path("sweep")) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_a_folder_with_other_settings_is_refused_and_kept(capsys: pytest.CaptureFixture[str]):

@@ -15,7 +15,7 @@ import torch
 
 from rlplug.api import Plan
 from rlplug.distributed.spawn import RankError, spawn_ranks
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, RunError
 
 PAIR = Plan("cpu", 2)
 
@@ -35,6 +35,15 @@ def raises(fabric, tell, error):
     if fabric.global_rank == 1:
         raise error
     time.sleep(3600.0)
+
+
+def follows(fabric, tell):
+    """Rank 0 loses what rank 1 had, and says so a moment later."""
+    fabric.barrier()
+    if fabric.global_rank == 1:
+        raise ValueError("the cause")
+    time.sleep(0.5)
+    raise RunError("what follows")
 
 
 def waits(fabric, tell):
@@ -70,6 +79,11 @@ def test_the_error_of_a_rank_is_raised():
 def test_a_bug_in_a_rank_is_shown_with_its_traceback():
     with pytest.raises(RankError, match=r"^rank 1 of 2 failed:\n(.|\n)*in raises\n(.|\n)*ValueError: no share\n$"):
         spawn_ranks(PAIR, raises, ValueError("no share"))
+
+
+def test_a_bug_is_told_and_not_what_follows_from_it():
+    with pytest.raises(RankError, match=r"^rank 1 of 2 failed:\n(.|\n)*ValueError: the cause\n$"):
+        spawn_ranks(PAIR, follows)
 
 
 def test_ctrl_c_reaches_all_ranks():
