@@ -70,7 +70,7 @@ RAINBOW = {
     "dueling": "algo.dueling=true",
     "n_step": "algo.n_step=3",
     "prioritized": "buffer=prioritized buffer.capacity=50_000",
-    "noisy": "algo.noisy=true exploration=[]",
+    "noisy": "algo.noisy=true exploration=[] replay_ratio=0.5",
     "distributional": "algo.num_atoms=51",
 }
 """the switches of DQN, each by itself on top of the double target, which is on"""
