@@ -108,11 +108,13 @@ def column(name: str, given: Any, shape: tuple[int, ...], kinds: str) -> np.ndar
 
     Args:
         shape: ``[B]``, or ``[]`` of a single environment.
-        kinds: of numbers that it may hold; without floats among them it is True or False.
+        kinds: of numbers that it may hold, the usual one first; without floats among them it is True or False.
 
     Raises:
         MisfitError: it has another shape or type.
     """
+    if type(given) is np.ndarray and given.dtype.kind == kinds[0] and given.shape == shape:
+        return given  # as mostly, without what the rest costs
     try:
         x = np.asarray(given)
     except Exception:  # lists of different lengths; tensors of another device
@@ -138,7 +140,7 @@ def began(answer: Any) -> tuple[Any, Mapping[str, Any]]:
 
 def described(where: str, info: Any) -> Mapping[str, Any]:
     """The ``info`` of ``reset`` or ``step``. Raises ``MisfitError`` if it is no dict."""
-    if not isinstance(info, Mapping):
+    if type(info) is not dict and not isinstance(info, Mapping):
         raise MisfitError(f"the info that {where}() returns is {_kind(info)}; wanted is a dict")
     return info
 
