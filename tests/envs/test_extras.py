@@ -139,8 +139,8 @@ def test_cartpole_has_no_wind(options, said):
 
 
 def test_settings_of_an_older_run_are_completed():
-    assert Gymnasium.Config.migrate({"id": "a"}) == {"id": "a", "info_keys": [], "timeout_s": 60.0}
-    given = {"info_keys": ["wind"], "timeout_s": None}
+    assert Gymnasium.Config.migrate({"id": "a"}) == {"id": "a", "info_keys": [], "timeout_s": 60.0, "fire": False}
+    given = {"info_keys": ["wind"], "timeout_s": None, "fire": True}
     assert Gymnasium.Config.migrate(given) == given
 
 
