@@ -73,7 +73,7 @@ WANTED = {  # option: observation, action, steps
     "minigrid": (door, Discrete(7), None),
     "minigrid_doorkey_5x5": (minigrid, Discrete(7), 250),
     "minigrid_empty_5x5": (minigrid, Discrete(7), 100),
-    "minigrid_empty_16x16": (minigrid, Discrete(7), 40),
+    "minigrid_empty_16x16": (minigrid, Discrete(7), 60),
     "minigrid_fetch_5x5": (fetch, Discrete(7), 125),
     "minigrid_fourrooms": (minigrid, Discrete(7), 100),
     "mountaincar": (numbers(2), Discrete(3), 200),
