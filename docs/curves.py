@@ -5,7 +5,8 @@
 
 The arguments are a name and run folders; the picture is ``docs/img/<name>.svg``. It shows the mean over the runs and
 the range from the worst to the best one, of training's episodes and of the evaluations. Returns that others have
-published are dashed lines: ``--published 'CleanRL, 10M steps=20.4'``.
+published are dashed lines: ``--published 'CleanRL, 10M steps=20.4'``; a curve of theirs is a file of ``step,return``:
+``--beside 'Stable-Baselines3=benchmarks/results/pong_sb3.csv'``.
 """
 
 from __future__ import annotations
@@ -28,15 +29,27 @@ POINTS = 100  # of a curve
 Curves = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def read(folders: Sequence[Path]) -> Curves:
-    """For each metric its environment steps ``[P]`` and its value in each run ``[runs, P]``."""
+def read(folders: Sequence[Path], smooth: int = 1) -> Curves:
+    """For each metric its environment steps ``[P]`` and its value in each run ``[runs, P]``.
+
+    Args:
+        smooth: training's episodes are means over so many rows before.
+    """
     found: dict[str, list[np.ndarray]] = {name: [] for name in SERIES}
     for folder in folders:
         with (folder / "metrics.csv").open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         for name, runs in found.items():
-            runs.append(np.array([(float(row["step"]), float(row[name])) for row in rows if row.get(name)]).T)
+            curve = np.array([(float(row["step"]), float(row[name])) for row in rows if row.get(name)]).T
+            runs.append(_smoothed(curve, smooth) if name == "episode/return" else curve)
     return {name: _together(runs) for name, runs in found.items()}
+
+
+def _smoothed(curve: np.ndarray, rows: int) -> np.ndarray:
+    """Means of ``curve [2, P]`` over the last rows up to each, as many as there are at the beginning."""
+    sums, many = np.cumsum(np.insert(curve[1], 0, 0.0)), np.arange(1, curve.shape[1] + 1)
+    first = np.maximum(many - rows, 0)
+    return np.stack([curve[0], (sums[many] - sums[first]) / (many - first)])
 
 
 def _together(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -53,10 +66,11 @@ def ticks(low: float, high: float, most: int = 6) -> np.ndarray:
     return np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step
 
 
-def draw(title: str, curves: Curves, published: Mapping[str, float]) -> str:
-    """The picture as SVG, with the returns that others have published."""
-    steps = np.concatenate([x for x, _ in curves.values()])
-    values = np.concatenate([list(published.values()), *(y.ravel() for _, y in curves.values())])
+def draw(title: str, curves: Curves, published: Mapping[str, float], beside: Mapping[str, np.ndarray]) -> str:
+    """The picture as SVG, with the returns that others have published, and curves ``[2, P]`` of theirs."""
+    steps = np.concatenate([x for x, _ in curves.values()] + [x for x, _ in beside.values()])
+    theirs = [list(published.values()), *(y for _, y in beside.values())]
+    values = np.concatenate([*theirs, *(y.ravel() for _, y in curves.values())])
     low, high, last = values.min(), values.max(), steps.max()
     pad = 0.05 * (high - low) or 1.0
     low, high = low - pad, high + pad
@@ -88,6 +102,10 @@ def draw(title: str, curves: Curves, published: Mapping[str, float]) -> str:
             yield f'<polyline points="{line}" stroke="{OTHERS}" stroke-dasharray="6 4"/>'
             down = float(line.split(",")[-1]) + (14 if i % 2 else -5)  # above its line, the next one below
             yield _text(LEFT + 4, down, f"{label}: {y:,g}")
+        for i, (label, (x, y)) in enumerate(beside.items()):
+            yield f'<polyline points="{place(x, y)}" stroke="{OTHERS}" stroke-width="2"/>'
+            yield f'<rect x="{WIDTH - 300}" y="{HEIGHT - BOTTOM - 20 - 16 * i}" width="14" height="4" fill="{OTHERS}"/>'
+            yield _text(WIDTH - 280, HEIGHT - BOTTOM - 14 - 16 * i, label)
 
     return "\n".join(
         [
@@ -116,11 +134,23 @@ def _labelled(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not LABEL=RETURN, as in 'CleanRL, 10M steps=20.4'") from None
 
 
+def _curve(text: str) -> tuple[str, np.ndarray]:
+    label, _, path = text.rpartition("=")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return label, np.array([(float(row["step"]), float(row["return"])) for row in csv.DictReader(file)]).T
+    except (OSError, KeyError, ValueError):
+        said = f"{text!r} is not LABEL=FILE, where the file has the columns step and return"
+        raise argparse.ArgumentTypeError(said) from None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="of the picture: docs/img/<name>.svg")
     parser.add_argument("folders", nargs="+", type=Path, help="run folders")
     parser.add_argument("--published", action="append", default=[], type=_labelled, metavar="LABEL=RETURN")
+    parser.add_argument("--beside", action="append", default=[], type=_curve, metavar="LABEL=FILE")
+    parser.add_argument("--smooth", type=int, default=1, metavar="ROWS", help="of metrics, for training's episodes")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "img")
     args = parser.parse_args()
     folders = [folder for folder in args.folders if (folder / "metrics.csv").exists()]
@@ -129,7 +159,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     title = f"{args.name}: return, {len(folders)} run{'s' if len(folders) > 1 else ''}"
     path = args.out / f"{args.name}.svg"
-    path.write_text(draw(title, read(folders), dict(args.published)), encoding="utf-8")
+    path.write_text(draw(title, read(folders, args.smooth), dict(args.published), dict(args.beside)), encoding="utf-8")
     print(path)
 
 

@@ -229,11 +229,13 @@ def test_the_curves_of_a_run_are_drawn(tmp_path: Path):
         rows = [f"{step},{seed * step},{'' if step % 20 else step}" for step in range(10, 101, 10)]
         (tmp_path / f"s{seed}" / "metrics.csv").write_text("\n".join(["step,episode/return,eval/return_mean", *rows]))
     command = [sys.executable, DOCS / "curves.py", "try", tmp_path / "s1", tmp_path / "s2", "--out", tmp_path]
-    command += ["--published", "others, 1M steps=250"]
+    (tmp_path / "peer.csv").write_text("step,return\n10,5\n100,150\n")
+    command += ["--published", "others, 1M steps=250", "--beside", f"peer={tmp_path / 'peer.csv'}", "--smooth", "2"]
     subprocess.run(command, check=True, capture_output=True)
     picture = (tmp_path / "try.svg").read_text()
     assert picture.count("<polygon") == 2
     assert "try: return, 2 runs" in picture
     assert "others, 1M steps: 250" in picture
+    assert ">peer<" in picture
     best = re.findall(r'<polygon points="(\S+)', picture)
     assert len(best) == 2
