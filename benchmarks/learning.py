@@ -65,7 +65,7 @@ RAINBOW = {
     "single": "algo.double_q=false",
     "dueling": "algo.dueling=true",
     "n_step": "algo.n_step=3",
-    "prioritized": "buffer=prioritized buffer.capacity=50_000",
+    "prioritized": "buffer=prioritized buffer.capacity=50_000 replay_ratio=0.5",
     "noisy": "algo.noisy=true exploration=[] replay_ratio=0.5",
     "distributional": "algo.num_atoms=51 replay_ratio=0.5",
 }
