@@ -34,6 +34,7 @@ Weights: TypeAlias = dict[str, "Tensor"]
 
 Role = Literal["learner", "actor", "eval"]
 Mode = Literal["explore", "greedy", "random"]
+Compile: TypeAlias = Literal["off", "auto", "max"]
 Unit = Literal["env_steps", "updates"]
 STEP: Mapping[Unit, str] = {"env_steps": "step", "updates": "update"}  # what a person calls one of them
 
@@ -119,8 +120,8 @@ class EnvSpec:
 
 def groups_of(batch: Batch) -> dict[str, Batch]:
     """Return what each group has of a batch; the only group has the batch itself, under an empty name."""
-    parts: dict[str, Batch] = {name: part for name, part in batch.items() if isinstance(part, dict)}
-    return {name: part for name, part in parts.items() if "alive" in part and name not in KEYS} or {"": batch}
+    nested = [name for name, part in batch.items() if isinstance(part, dict) and "alive" in part and name not in KEYS]
+    return {name: batch[name] for name in nested} if nested else {"": batch}
 
 
 @dataclass

@@ -28,26 +28,33 @@ class Episodes:
 
     def add(self, segment: Batch, columns: slice = slice(None)) -> int:
         """Count a segment of some columns, and return the number of its environment steps."""
-        valid, ended = segment["valid"][:-1].numpy(), episodes_ended(segment).numpy()
-        began = segment["is_first"][:-1].numpy() & valid  # after an end, or in place of an episode that broke off
+        valid = segment["valid"].numpy()[:-1]
+        began = segment["is_first"].numpy()[:-1] & valid  # after an end, or in place of an episode that broke off
         parts = groups_of(segment)
-        rewards = {name: part["reward"][:-1].numpy() for name, part in parts.items()}
-        if "alive" in next(iter(parts.values())):
-            rewards = {name: reward.reshape(*valid.shape, -1) for name, reward in rewards.items()}
-            for name, group in self.groups.items():
-                group._count(rewards[name].mean(2), valid, ended, began, columns)
-            return self._count(np.concatenate([*rewards.values()], 2).mean(2), valid, ended, began, columns)
-        return self._count(rewards[""], valid, ended, began, columns)
+        rewards = {name: part["reward"].numpy()[:-1] for name, part in parts.items()}
+        if "alive" not in next(iter(parts.values())):
+            over = segment["terminated"].numpy() | segment["truncated"].numpy()
+            return self._count(rewards[""], valid, over[:-1] & valid, began, columns)
+        ended = episodes_ended(segment).numpy()
+        rewards = {name: reward.reshape(*valid.shape, -1) for name, reward in rewards.items()}
+        for name, group in self.groups.items():
+            group._count(rewards[name].mean(2), valid, ended, began, columns)
+        return self._count(np.concatenate([*rewards.values()], 2).mean(2), valid, ended, began, columns)
 
     def _count(
         self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, began: np.ndarray, columns: slice
     ) -> int:
         """Count rewards ``[T, B]``; the others say which rows were acted on, ended and began an episode."""
+        count, going = int(np.count_nonzero(valid)), not (np.count_nonzero(ended) or np.count_nonzero(began))
+        if going and count == valid.size == valid.shape[1]:  # one row, as a round has off-policy
+            self._return[columns] += reward[0]
+            self._length[columns] += 1
+            return count
         reward = np.where(valid, reward, 0.0)
-        if not ended.any() and not began.any():
+        if going:
             self._return[columns] += reward.sum(0)
             self._length[columns] += valid.sum(0)
-            return int(valid.sum())
+            return count
         returns = self._return[columns] + reward.cumsum(0, dtype=np.float64)
         lengths = self._length[columns] + valid.cumsum(0)
         base_return, base_length = np.zeros_like(returns[0]), np.zeros_like(lengths[0])
@@ -60,7 +67,7 @@ class Episodes:
                 self._finished.append(episode)
                 base_return[b], base_length[b] = returns[t, b], lengths[t, b]
         self._return[columns], self._length[columns] = returns[-1] - base_return, lengths[-1] - base_length
-        return int(valid.sum())
+        return count
 
     def add_whole(self, batch: Batch) -> None:
         """Count the episodes of a job, which belong to no environment of the run: -1."""

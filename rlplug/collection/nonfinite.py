@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from rlplug import tree
-from rlplug.collection.segment import only
 from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, RunError, groups_of
 
@@ -35,8 +34,9 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
         RunError: names the key, the environment and the step of the first such number.
     """
     found: list[tuple[int, str]] = []
-    parts = {name: only(part, ("obs", "reward")) for name, part in groups_of(segment).items()}
-    for (group, *path), leaf in tree.items(parts):
+    groups, checked = groups_of(segment).items(), ("obs", "reward")
+    parts = [((group, key), part[key]) for group, part in groups for key in checked if key in part]
+    for (group, *path), leaf in (item for at, part in parts for item in tree.items(part, at)):
         values = leaf.numpy()
         # The sum of squares is finite only if every value is. It costs a microsecond, isfinite().all() five.
         if values.dtype.kind == "f" and not math.isfinite(np.vdot(values, values)):

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, PlainValidator, ValidationError
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
 from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, unknown_key
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
-from rlplug.types import ConfigError
+from rlplug.types import Compile, ConfigError
 
 T = TypeVar("T")
 SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")  # a run has exactly one of them
@@ -91,6 +91,10 @@ class Preprocess:
     clip_reward: Literal["sign"] | PositiveFloat | None = option("sign: rewards of -1, 0, 1; a number: within +- it.")
 
 
+def _compile(value: Any) -> Any:
+    return {False: "off", True: "max"}[value] if isinstance(value, bool) else value  # YAML says off for false, too
+
+
 @settings
 class Core:
     """The settings of a run that belong to no component."""
@@ -109,7 +113,9 @@ class Core:
     preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
     log: Log = option("Rows of metrics.")
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
-    compile: bool = option("Use torch.compile.")
+    compile: Annotated[Compile, BeforeValidator(_compile)] = option(
+        "Gradient steps by torch.compile: off, auto (where so many are ahead that it pays) or max (all); true: max."
+    )
     deterministic: bool = option("Use deterministic kernels only.")
 
 
@@ -202,7 +208,7 @@ def typed(config: type[T], node: dict[str, Any], key: str = "") -> T:
     errors += [
         ConfigError(dotted(key, name), f"{show(value)} has the wrong type: should be a number")
         for name, value in node.items()
-        if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool)  # pydantic takes true for 1
+        if isinstance(value, bool) and not isinstance(getattr(cfg, name), bool | str)  # pydantic takes true for 1
     ]
     if errors:
         raise joined(errors)

@@ -1,4 +1,4 @@
-"""Fabric on one rank, and the environment variables by which Fabric recognizes a rank."""
+"""Fabric, where a run has several ranks, and the environment variables by which Fabric recognizes a rank."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import re
 import socket
 import warnings
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from lightning.fabric import Fabric as Fabric
-from lightning.fabric.plugins import MixedPrecision, Precision
-from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
-from lightning.fabric.strategies import DDPStrategy
 from torch import distributed
 
+from rlplug.distributed.one_process import OneProcess
 from rlplug.plan import Plan
 from rlplug.types import ConfigError
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+AnyFabric: TypeAlias = "Fabric | OneProcess"
 
 TIMEOUT = timedelta(hours=2)
 """of collectives: one rank may collect, restart its actors or record a video while the others wait for it"""
@@ -26,7 +28,7 @@ TIMEOUT = timedelta(hours=2)
 
 def launched_elsewhere() -> bool:
     """Return whether torchrun or srun started this process as one of several."""
-    return TorchElasticEnvironment.detect() or _started_by_srun()
+    return distributed.is_torchelastic_launched() or _started_by_srun()
 
 
 def _started_by_srun() -> bool:
@@ -44,7 +46,9 @@ def require_started(plan: Plan) -> None:
     """
     if not launched_elsewhere():
         return
-    launcher, variable = ("torchrun", "WORLD_SIZE") if TorchElasticEnvironment.detect() else ("srun", "SLURM_NTASKS")
+    launcher, variable = (
+        ("torchrun", "WORLD_SIZE") if distributed.is_torchelastic_launched() else ("srun", "SLURM_NTASKS")
+    )
     if (started := int(os.environ[variable])) != plan.world_size:
         raise ConfigError(
             "hardware",
@@ -58,16 +62,21 @@ def require_started(plan: Plan) -> None:
         )
 
 
-def fabric_of(plan: Plan) -> Fabric:
-    """Return the Fabric of this rank, connected to the other ranks.
+def fabric_of(plan: Plan) -> AnyFabric:
+    """Return the Fabric of this rank, connected to the other ranks; of the only rank, what stands in for it.
 
     Raises:
         ConfigError: the processes were started for another number of ranks.
     """
+    if plan.world_size == 1:
+        return OneProcess(torch.device("cpu" if plan.accelerator == "cpu" else "cuda:0"))
+    from lightning.fabric import Fabric  # here: importing it takes seconds
+    from lightning.fabric.plugins.environments import LightningEnvironment
+    from lightning.fabric.strategies import DDPStrategy
+
     for name in ("lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)  # they announce every rank
     warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_gather is deprecated")  # Fabric calls it
-    strategy: Any = DDPStrategy(timeout=TIMEOUT) if plan.world_size > 1 else "auto"  # the learner wraps no module in it
     if _started_by_srun():
         os.environ.setdefault(
             "SLURM_NTASKS_PER_NODE", str(plan.devices)
@@ -75,10 +84,10 @@ def fabric_of(plan: Plan) -> Fabric:
     try:
         fabric = Fabric(
             accelerator=plan.accelerator,
-            strategy=strategy,
+            strategy=DDPStrategy(timeout=TIMEOUT),  # the learner wraps no module in it
             devices=plan.devices,
             num_nodes=plan.num_nodes,
-            plugins=[precision_of(plan)] if launched_elsewhere() else [precision_of(plan), LightningEnvironment()],
+            plugins=[] if launched_elsewhere() else [LightningEnvironment()],
         )
         fabric.launch()
     except ValueError as error:
@@ -86,17 +95,9 @@ def fabric_of(plan: Plan) -> Fabric:
     return fabric
 
 
-def precision_of(plan: Plan) -> Precision:
-    """Return Fabric's precision plugin, without its scaling of losses: the learner scales them itself."""
-    if plan.precision == "32-true":
-        return Precision()
-    unused = torch.amp.GradScaler(plan.accelerator, enabled=False) if plan.precision == "16-mixed" else None
-    return MixedPrecision(plan.precision, plan.accelerator, unused)  # type: ignore[arg-type]
-
-
-def one_rank() -> Fabric:
-    """Return the Fabric of a process that is the only rank, on the processor."""
-    return Fabric(accelerator="cpu", devices=1, plugins=LightningEnvironment())
+def one_rank() -> OneProcess:
+    """Return what stands for Fabric in a process that is the only rank, on the processor."""
+    return OneProcess(torch.device("cpu"))
 
 
 def set_rank_env(rank: int, ranks: int, port: int, address: str = "127.0.0.1", alone: bool = False) -> None:

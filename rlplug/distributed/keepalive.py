@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from lightning.fabric import Fabric
-
+from rlplug.distributed.fabric import AnyFabric
 from rlplug.types import RunError
 
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -27,7 +26,7 @@ GOODBYE = b"."
 
 
 @contextmanager
-def watch_ranks(fabric: Fabric, on_lost: Callable[[str], None]) -> Iterator[None]:
+def watch_ranks(fabric: AnyFabric, on_lost: Callable[[str], None]) -> Iterator[None]:
     """While the block runs, call ``on_lost(reason)`` from another thread when a rank ends without leaving its block.
 
     The first rank watches all others, and they watch the first one.
@@ -63,7 +62,7 @@ def _watch(name: str, connection: socket.socket, closing: threading.Event, on_lo
         on_lost(reason)
 
 
-def _connect(fabric: Fabric) -> dict[str, socket.socket]:
+def _connect(fabric: AnyFabric) -> dict[str, socket.socket]:
     """Return this rank's connection to the first rank, by the name of that."""
     port, secret = fabric.broadcast((0, b""))
     host = os.environ["MASTER_ADDR"]
@@ -75,7 +74,7 @@ def _connect(fabric: Fabric) -> dict[str, socket.socket]:
     return {f"rank 0 ({host})": _keep_alive(connection)}
 
 
-def _accept(fabric: Fabric) -> dict[str, socket.socket]:
+def _accept(fabric: AnyFabric) -> dict[str, socket.socket]:
     """Return the first rank's connections to all others, by their names."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET

@@ -17,7 +17,8 @@ def set_up_torch(plan: Plan, deterministic: bool) -> None:
     torch.set_float32_matmul_precision(plan.float32_matmul_precision)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
+    if deterministic != torch.are_deterministic_algorithms_enabled():  # setting it imports the compiler
+        torch.use_deterministic_algorithms(deterministic)
 
 
 @contextmanager

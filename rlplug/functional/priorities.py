@@ -8,9 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WIDTH = 64
-"""children of a node; what a draw reads of every level"""
-
 
 def proportional(error: Any, alpha: float, epsilon: float) -> Any:
     """Return what a transition is drawn in proportion to: ``(|error| + epsilon)^alpha``, section 3.3."""
@@ -48,53 +45,59 @@ def sequence_priority(error: Tensor, valid: Tensor, eta: float = 0.0) -> Tensor:
 class SumTree:
     """Weights of ``size`` items in double precision, drawn from in proportion: O(log size) for every item.
 
-    A node is the sum of its ``WIDTH`` children, added up anew from left to right whenever one of them changes.
-    So no error builds up over updates, and equal weights give equal sums whatever they were before.
+    A binary tree in one array: node ``i`` is the sum of the nodes ``2i`` and ``2i + 1``, added up anew whenever one of
+    them changes. So no error builds up over updates, and equal weights give equal sums whatever they were before.
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self._levels = [np.zeros((blocks, WIDTH)) for blocks in _blocks(size)]
+        self.size, self._leaves = size, _leaves(size)
+        self._sums = np.zeros(2 * self._leaves)
 
     @staticmethod
     def nbytes(size: int) -> int:
         """Return the bytes that a tree of ``size`` items takes."""
-        return sum(8 * WIDTH * blocks for blocks in _blocks(size))
+        return 8 * 2 * _leaves(size)
 
     @property
     def total(self) -> float:
-        return float(self._levels[-1][0].cumsum()[-1])
+        return float(self._sums[1])
 
     def __getitem__(self, index: Any) -> Any:
-        return self._levels[0].reshape(-1)[index]
+        return self._sums[self._leaves : self._leaves + self.size][index]
 
     def set(self, index: Any, weight: Any) -> None:
         """Give the items ``index [n]`` new weights, at least 0. Of items that occur twice the last one counts."""
-        self._levels[0].reshape(-1)[index] = weight
-        for level, above in zip(self._levels, self._levels[1:], strict=False):
-            index = index // WIDTH
-            above.reshape(-1)[index] = level[index].cumsum(-1)[:, -1]
+        sums, node = self._sums, index + self._leaves
+        sums[node] = weight
+        if len(node) == 1:  # the usual case where a row is added, and calls of NumPy would cost ten times as much
+            (above,) = node.tolist()
+            while (above := above // 2) > 0:
+                sums[above] = sums[2 * above] + sums[2 * above + 1]
+            return
+        level = self._leaves
+        while (level := level // 2) > len(node):
+            node = node // 2
+            sums[node] = sums[2 * node] + sums[2 * node + 1]
+        while level > 0:  # the nodes from ``level`` to ``2 level``; fewer than there are items
+            sums[level : 2 * level] = sums[2 * level : 4 * level : 2] + sums[2 * level + 1 : 4 * level : 2]
+            level //= 2
 
     def draw(self, share: Any) -> Any:
         """Return the items ``[n]`` under ``share [n]``, in [0, 1], of the total. None of them has weight 0.
 
         Where the total is 0 there is nothing to draw, and the result means nothing.
         """
-        node, rest = np.zeros(1, np.int64), share * self.total
-        for level in reversed(self._levels):
-            ends = level[node].cumsum(-1)  # of the root there is one for all
-            # a share of 1, or rounding, must not lead behind the node's last child that has a weight
-            rest = np.minimum(rest, np.nextafter(ends[:, -1], 0.0))
-            child = (ends > rest[:, None]).argmax(-1) if len(node) > 1 else ends[0].searchsorted(rest, "right")
-            before = ends.reshape(-1)[np.arange(len(ends)) * WIDTH + child - 1]
-            rest = rest - np.where(child > 0, before, 0.0)
-            node = node * WIDTH + child
-        return node
+        node, rest = np.ones(len(share), np.int64), share * self.total
+        for _ in range(self._leaves.bit_length() - 1):
+            node *= 2
+            left = self._sums[node]
+            # a share of 1, or rounding, must not lead to a child without weight
+            right = (rest >= left) & (self._sums[node + 1] > 0)
+            rest = rest - left * right
+            node += right
+        return node - self._leaves
 
 
-def _blocks(size: int) -> list[int]:
-    """How many nodes have children on each level, the lowest one first."""
-    blocks = [-(-size // WIDTH)]
-    while blocks[-1] > 1:
-        blocks.append(-(-blocks[-1] // WIDTH))
-    return blocks
+def _leaves(size: int) -> int:
+    """Return how many leaves a binary tree of ``size`` items has."""
+    return 1 << (size - 1).bit_length()

@@ -103,10 +103,6 @@ def n_step(reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float) -> t
         ``last [B]`` int64, ``k``: the row to bootstrap from.
     """
     n = len(reward) - 1
-    if n == 1:
-        begins = valid[0]
-        discount = torch.where(begins, (~terminated[0]).to(reward.dtype) * gamma, 1.0)
-        return torch.where(begins, reward[0], 0.0), discount, begins.long()
     length = valid[:-1].long().cumprod(0)
     running, last = length > 0, length.sum(0)
     power = torch.pow(gamma, torch.arange(n + 1, device=reward.device, dtype=reward.dtype))

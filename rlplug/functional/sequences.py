@@ -73,18 +73,21 @@ def n_step_transitions(batch: Batch, gamma: float) -> Batch:
 
     Args:
         batch: leaves ``[n+1, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``, maybe
-            ``action_mask``.
+            ``action_mask``. Row 0 is valid, as in a sample of a replay.
         gamma: discount factor.
 
     Returns:
         ``returns`` and ``discount`` of ``n_step``; ``obs``, ``action`` and ``action_mask`` of row 0; ``next_obs`` and
         ``next_action_mask`` of the row to bootstrap from. Leaves ``[B, ...]``.
     """
-    ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], gamma)
-    columns = torch.arange(len(ret), device=ret.device)
     keys = [key for key in ("obs", "action_mask") if key in batch]
     first = tree.take({key: batch[key] for key in (*keys, "action")}, 0)
-    following = tree.take({f"next_{key}": batch[key] for key in keys}, (last, columns))
+    if batch["valid"].shape[0] == 2:
+        ret, discount, to = batch["reward"][0], torch.where(batch["terminated"][0], 0.0, gamma), 1
+    else:
+        ret, discount, last = n_step(batch["reward"], batch["terminated"], batch["valid"], gamma)
+        to = last, torch.arange(len(ret), device=ret.device)
+    following = tree.take({f"next_{key}": batch[key] for key in keys}, to)
     return first | following | {"returns": ret, "discount": discount}
 
 

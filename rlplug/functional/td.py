@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
 
 from rlplug.functional.returns import reverse_scan
 
@@ -13,8 +14,7 @@ def huber(error: Tensor, delta: float = 1.0) -> Tensor:
 
     Mnih et al. 2015 call it clipping the error.
     """
-    small = error.abs().clamp(max=delta)
-    return small * (error.abs() - 0.5 * small)
+    return huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
 
 
 def dueling(value: Tensor, advantage: Tensor, dim: int = -1) -> Tensor:

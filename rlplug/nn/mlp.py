@@ -153,5 +153,5 @@ class MLP(nn.Module):
                 x = activate(layer.forward(x))  # not through __call__, which costs more than a small product
             return x
         for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = activate(norm(layer(x)))
+            x = activate(norm(layer.forward(x)))
         return x

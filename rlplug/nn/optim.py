@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +22,17 @@ class Adam(torch.optim.Adam):
         super().__init__(params, lr=lr, fused=True, **options)
         self._lists: list[tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = []
 
+    # without torch's decorator, which imports the compiler: that takes seconds
+    add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Adam.state_dict)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+        inspect.unwrap(torch.optim.Adam.load_state_dict)(self, state_dict)
         self._lists = []
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Make what is missing of the state, so that ``move`` finds it."""
+        self._lists = []
         for group in self.param_groups:
             params = group["params"]
             for p in params:
@@ -43,7 +50,7 @@ class Adam(torch.optim.Adam):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient; without closure."""
         if not self._lists:
-            self._collect()
+            self.collect()
         for group, lists in zip(self.param_groups, self._lists, strict=True):
             params, first, second, steps = lists
             grads: list[Any] = [p.grad for p in params]
@@ -77,3 +84,30 @@ class Adam(torch.optim.Adam):
                 grad_scale=getattr(self, "grad_scale", None),
                 found_inf=getattr(self, "found_inf", None),
             )
+
+    def move(self, grads: Sequence[Tensor | None]) -> None:
+        """Do the same in operations that ``torch.compile`` traces.
+
+        Args:
+            grads: one for each parameter, in their order and of its shape ``[...]``; None: it stays where it is.
+        """
+        grads = list(grads)
+        for group, (params, first, second, steps) in zip(self.param_groups, self._lists, strict=True):
+            own, grads = grads[: len(params)], grads[len(params) :]
+            have = [i for i, g in enumerate(own) if g is not None]
+            if not have:
+                continue
+            beta1, beta2 = group["betas"]
+            torch._foreach_add_([steps[i] for i in have], 1.0)
+            counts = torch.stack([steps[i] for i in have])
+            sizes, roots = group["lr"] / (1.0 - beta1**counts), (1.0 - beta2**counts).sqrt()
+            for i, size, root in zip(have, sizes, roots, strict=True):
+                p, g = params[i], own[i]
+                assert g is not None
+                g = -g if group["maximize"] else g
+                g = g + group["weight_decay"] * p if group["weight_decay"] else g
+                first[i].lerp_(g, 1.0 - beta1)
+                second[i].lerp_(g * g, 1.0 - beta2)
+                p.sub_(size * first[i] / (second[i].sqrt() / root + group["eps"]))
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap it: its profiler costs more than the kernel

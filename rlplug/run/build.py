@@ -15,20 +15,20 @@ from rlplug.collection.broadcast import BroadcastCollector
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun
-from rlplug.distributed.fabric import Fabric, fabric_of
+from rlplug.distributed.fabric import AnyFabric, fabric_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks, loggers
 from rlplug.run.callbacks import Callbacks, callbacks_of
 from rlplug.run.resolve import resolve
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
 
 def build(
-    config: RunConfig, run_dir: Path, fabric: Fabric | None = None, plan: Plan | None = None, identity: str = ""
+    config: RunConfig, run_dir: Path, fabric: AnyFabric | None = None, plan: Plan | None = None, identity: str = ""
 ) -> Trainer:
     """Build and check a run. Nothing is written, and nothing outside of this process is started.
 
@@ -46,13 +46,13 @@ def build(
     elsewhere = fabric is None and (ranks > 1 or plan.launcher == "ray")
     if fabric is None:
         alone = replace(plan, devices=1, num_nodes=1)
-        fabric = fabric_of(replace(alone, accelerator="cpu", precision="32-true") if elsewhere else alone)
+        fabric = fabric_of(replace(alone, accelerator="cpu") if elsewhere else alone)
     rank, share, replicated = fabric.global_rank, num_envs // ranks, num_envs % ranks != 0
     env_ids = range(num_envs) if replicated else range(rank * share, (rank + 1) * share)
     with _memory_of_networks():
         policy = Policy(config, resolved.context(fabric.device, env_ids, rank, ranks))
     buffer: Buffer = config.buffer.build(policy.ctx)
-    learner = FabricLearner(
+    learner = RankLearner(
         fabric=fabric,
         ctx=policy.ctx,
         algorithm=policy.algorithm,
@@ -62,6 +62,7 @@ def build(
         microbatches=plan.microbatches,
         compile=config.compile,
         on_nan=config.on_nan,
+        precision=plan.precision,
         replicated=replicated,
         scale_losses=plan.precision == "16-mixed",
     )
@@ -98,7 +99,7 @@ def _memory_of_networks() -> Iterator[None]:
         ) from None
 
 
-def _collector(resolved: ResolvedRun, policy: Policy, learner: FabricLearner) -> Collector:
+def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> Collector:
     """Make the collector of this rank's environments; where these do not divide by the ranks, the first one's."""
     ranks = learner.collectives
     if learner.replicated and ranks.rank != 0:

@@ -17,7 +17,7 @@ from rlplug.collection.play import Stopped
 from rlplug.config import RunConfig, choose, migrate, parse, show
 from rlplug.config.errors import differences, told, value_at
 from rlplug.config.schema import RESUMABLE, WHY
-from rlplug.distributed.fabric import Fabric, explain_collective, fabric_of, launched_elsewhere, require_started
+from rlplug.distributed.fabric import AnyFabric, explain_collective, fabric_of, launched_elsewhere, require_started
 from rlplug.distributed.keepalive import watch_ranks
 from rlplug.distributed.signals import handle_signals
 from rlplug.distributed.spawn import RankError, last_words, spawn_ranks
@@ -103,7 +103,7 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
 
 
 def _train(
-    fabric: Fabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, Any], command: list[str], notes: list[str]
+    fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, raw: dict[str, Any], command: list[str], notes: list[str]
 ) -> float:
     raw, folder = fabric.broadcast((raw, folder))
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
@@ -124,7 +124,7 @@ def _train(
         return _drive(trainer)
 
 
-def _resume(fabric: Fabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> float | None:
+def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: list[str]) -> float | None:
     first = fabric.is_global_zero
     tell = tell if first else lambda line: None
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")

@@ -154,9 +154,10 @@ class FaultyCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class SlowCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 of which a step takes ``seconds`` of sleep."""
+    """CartPole-v1 of which a step takes ``seconds`` of sleep, and making it ``to_make``."""
 
-    def __init__(self, seconds: float = 0.005) -> None:
+    def __init__(self, seconds: float = 0.005, to_make: float = 0.0) -> None:
+        time.sleep(to_make)
         super().__init__(gymnasium.make("CartPole-v1").unwrapped)
         self.seconds = seconds
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, distributed
 
 from rlplug.api import Reduction
+from rlplug.distributed.fabric import AnyFabric
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Collectives:
     """Collectives over the ranks of ``fabric``. Every rank has to make the same calls in the same order."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: AnyFabric) -> None:
         self.fabric, self.rank, self.world_size = fabric, fabric.global_rank, fabric.world_size
 
     def broadcast(self, x: T) -> T:

@@ -7,36 +7,38 @@ two equal four microbatches, to rounding.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-import torch._dynamo
-from lightning.fabric import Fabric
 from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
 from rlplug.context import RunContext
+from rlplug.distributed.fabric import AnyFabric
 from rlplug.trainer.collectives import Collectives
+from rlplug.trainer.graphs import Graphs
 from rlplug.trainer.minibatches import Total, add_losses, column_axis, microbatches, minibatches, total_loss
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, find_nonfinite
-from rlplug.types import Batch, Progress, RunError, Tree, Weights
+from rlplug.types import Batch, Compile, Progress, RunError, Tree, Weights
 
+DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 MOST_UNREAD = 1000  # gradient steps, after which their numbers are read if nobody asked whether they were finite
 
 
-class FabricLearner:
-    """``api.Learner`` on Fabric.
+class RankLearner:
+    """``api.Learner`` of one rank.
 
     Args:
         on_nan: what happens to a gradient step with a term or gradient that is NaN or infinite. ``stop``: its numbers
             are read later, and ``check_finite`` raises. ``skip``: it is left out; numbers are read at every step, for
             which an accelerator has to wait.
+        precision: of forward and backward, as Fabric names it.
         replicated: every rank's buffer holds all data, not only its own environments'.
         scale_losses: scale losses, as ``16-mixed`` needs it; steps that overflow are left out, and numbers are read.
     """
@@ -44,7 +46,7 @@ class FabricLearner:
     def __init__(
         self,
         *,
-        fabric: Fabric,
+        fabric: AnyFabric,
         ctx: RunContext,
         algorithm: Algorithm,
         buffer: Buffer,
@@ -52,8 +54,9 @@ class FabricLearner:
         progress: Progress | None = None,
         normalizer: Normalizer | None = None,
         microbatches: int = 1,
-        compile: bool = False,
+        compile: Compile = "off",
         on_nan: Literal["stop", "skip"] = "stop",
+        precision: str = "32-true",
         replicated: bool = False,
         scale_losses: bool = False,
     ) -> None:
@@ -62,13 +65,20 @@ class FabricLearner:
         self.exploration, self.progress = dict(exploration or {}), progress or Progress()
         self.normalizer, self.replicated, self.on_nan = normalizer, replicated, on_nan
         self.microbatches, self.whole = microbatches, fabric.world_size == 1 and microbatches == 1
-        self.compile = compile and self.whole
-        self.scale = LossScale(ctx.device) if scale_losses else None
+        self.dtype, self.scale = DTYPES.get(precision), LossScale(ctx.device) if scale_losses else None
+        self.graphs: Graphs | None = None
+        if compile != "off":
+            varies, moves = ctx.needs.data != "windows", self.whole and on_nan == "stop" and self.scale is None
+            self.graphs = Graphs(self._forward, compile == "max", varies, moves)
         self.skipped = 0  # gradient steps since ``drain``
         self._observing = False
         self._unread: list[GradientStep] = []
         self._parts: dict[Trainable, dict[str, OptimizerState]] = {}
-        self._graphs: dict[tuple[Trainable, Sequence[str]], Callable[[Batch], Any]] = {}
+
+    @property
+    def compile(self) -> bool:
+        """Whether gradient steps are graphs."""
+        return self.graphs is not None and bool(self.graphs.wanted) and self.graphs.works
 
     # ---- one update -----------------------------------------------------------------------------------------------
 
@@ -124,9 +134,7 @@ class FabricLearner:
     def parts(self, who: Trainable) -> dict[str, OptimizerState]:
         """Return the optimizers of ``who`` by part; they are set up at the first call."""
         if who not in self._parts:
-            setup = self.fabric.setup_optimizers
-            parts = {name: OptimizerState(optim, setup(optim.optimizer)) for name, optim in who.optimizers().items()}
-            self._parts[who] = parts
+            self._parts[who] = {name: OptimizerState(optim) for name, optim in who.optimizers().items()}
         return self._parts[who]
 
     def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
@@ -134,8 +142,8 @@ class FabricLearner:
         due = tuple(name for name in (own if parts is None else parts) if own[name].due())
         if not due:
             return Losses({})
-        losses = self._forward_backward(batch, who, due)
-        if not self._step(who, due, losses.terms):
+        losses, norms = self._forward_backward(batch, who, due, step=True)
+        if not self._step(who, due, losses.terms, norms):
             return Losses(losses.terms, losses.metrics)  # priorities of a skipped step are not numbers
         who.after_step(due, losses, self)
         return losses
@@ -148,28 +156,39 @@ class FabricLearner:
     def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
         for name, p in who.named_parameters():
             p.grad = grads.get(name)
-        self._step(who, tuple(self.parts(who) if parts is None else parts), {})
+        self._step(who, tuple(self.parts(who) if parts is None else parts), {}, {})
 
-    def _forward_backward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Losses:
-        """Leave global mean gradients of the due parts in ``.grad``; return losses as global means."""
+    def _forward_backward(
+        self, batch: Batch, who: Trainable, due: Sequence[str], step: bool = False
+    ) -> tuple[Losses, Mapping[str, Sequence[Tensor]]]:
+        """Leave global mean gradients of the due parts in ``.grad``; return losses as global means.
+
+        With ``step`` a graph may take the step, too; then the gradients' norms come back, and no gradients.
+        """
         own = self.parts(who)
         every = [p for part in own.values() for p in part.params]
         for p in every:
             p.grad = None
         params = [p for name in due for p in own[name].params]
-        losses = self._compiled(batch, who, due, params) if self.compile else None
-        if losses is None:
-            totals: list[Total] = []
-            for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
+        totals, norms = list[Total](), dict[str, Sequence[Tensor]]()
+        for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
+            graph = self.graphs.run(micro, who, due, own, step) if self.graphs else None
+            if graph is None:
                 totals.append(self._forward(micro, who, due))
-                self.fabric.backward(totals[-1].loss)
-            losses = totals[0].losses if self.whole else self._all_reduce(totals, column_axis(batch), params)
+                totals[-1].loss.backward()
+                continue
+            totals.append(graph.total)
+            norms |= graph.norms
+            for p, grad in zip(params, graph.grads, strict=not norms):
+                if grad is not None:
+                    p.grad = grad if p.grad is None else p.grad + grad
+        losses = totals[0].losses if self.whole else self._all_reduce(totals, column_axis(batch), params)
         if self.scale is not None and (grads := [p.grad for p in every if p.grad is not None]):
             torch._foreach_div_(grads, self.scale.value)
-        return losses
+        return losses, norms
 
     def _forward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Total:
-        with self.fabric.autocast():
+        with nullcontext() if self.dtype is None else torch.autocast(self.ctx.device.type, self.dtype):
             losses = who.forward(batch, due)
         total = total_loss(losses, batch.get("valid"), batch.get("alive"), who, mean=self.whole)
         return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
@@ -189,31 +208,13 @@ class FabricLearner:
         terms, metrics = ({name: next(values) for name in names} for names in (losses.terms, losses.metrics))
         return Losses(terms, metrics, losses.feedback)
 
-    def _compiled(self, batch: Batch, who: Trainable, due: Sequence[str], params: Sequence[Tensor]) -> Losses | None:
-        """Run forward and backward as one graph. None: it cannot be compiled; a warning says so, once."""
-        if (who, due) not in self._graphs:
-
-            def forward_and_backward(batch: Batch) -> tuple[Losses, Sequence[Tensor | None]]:
-                total = self._forward(batch, who, due)
-                return total.losses, torch.autograd.grad(total.loss, params, allow_unused=True)
-
-            self._graphs[who, due] = torch.compile(forward_and_backward, fullgraph=True, dynamic=False)
-        try:
-            with torch._dynamo.config.patch(trace_autograd_ops=True):
-                losses, gradients = self._graphs[who, due](batch)
-        except Exception as error:  # of many kinds; one that is not the compiler's comes again without it
-            reason = str(error).strip().splitlines()[0]
-            self.compile, name = False, type(who).__name__
-            warnings.warn(f"compile: {name} could not be compiled and runs eagerly: {reason}", stacklevel=2)
-            return None
-        for p, gradient in zip(params, gradients, strict=True):
-            p.grad = gradient
-        return losses
-
-    def _step(self, who: Trainable, due: Sequence[str], terms: Mapping[str, Tensor]) -> bool:
-        """Clip and step. False: the step was left out, because a number is NaN or infinite."""
-        own = self.parts(who)
-        norms = {name: own[name].clip() for name in due}
+    def _step(
+        self, who: Trainable, due: Sequence[str], terms: Mapping[str, Tensor], norms: Mapping[str, Sequence[Tensor]]
+    ) -> bool:
+        """Clip and step, unless ``norms`` say that a graph did. False: the step was left out, as a number is NaN or
+        infinite."""
+        own, moved = self.parts(who), bool(norms)
+        norms = norms or {name: own[name].clip() for name in due}
         step = GradientStep(self.progress.updates + 1, self.progress.env_steps, who, dict(terms), norms)
         if self.scale is not None and not self.scale.fits(step):
             return False
@@ -224,8 +225,8 @@ class FabricLearner:
         elif find_nonfinite([step]) is not None:
             self.skipped += 1
             return False
-        for name in due:
-            own[name].optimizer.step()
+        for name in () if moved else due:
+            own[name].optim.optimizer.step()
         return True
 
     def check_finite(self) -> None:
@@ -277,7 +278,9 @@ class FabricLearner:
     def state(self) -> Tree:
         used = {name: self._parts[who] for name, who in self._trainables() if who in self._parts}
         scale = None if self.scale is None else self.scale.state()
-        return {"optimizers": tree.map(OptimizerState.state, used), "loss_scale": scale, "skipped": self.skipped}
+        graphs = None if self.graphs is None else self.graphs.state()
+        optimizers = tree.map(OptimizerState.state, used)
+        return {"optimizers": optimizers, "loss_scale": scale, "skipped": self.skipped, "graphs": graphs}
 
     def load(self, state: Tree) -> None:
         for name, who in self._trainables():
@@ -286,6 +289,8 @@ class FabricLearner:
         if self.scale is not None and state["loss_scale"] is not None:
             self.scale.load(state["loss_scale"])
         self.skipped = state["skipped"]
+        if self.graphs and state.get("graphs"):  # compile may have been off, or older than this
+            self.graphs.load(state["graphs"])
 
     def _trainables(self) -> list[tuple[str, Trainable]]:
         """Return everything that may have optimizers, by its place: ``algorithm``, ``exploration.icm.predictor``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -104,12 +105,12 @@ def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: 
             raise ValueError(f"{type(who).__name__}: a term of shape {[*x.shape]} for rows {[*rows.shape]}")
         if w is None:
             return x.mean() if mean else x.sum()
-        return torch.where(w > 0, x, 0.0).mul(w).sum()
+        return torch.where(rows[: len(x)], x, 0.0).mul(w).sum()  # NaN, too, does not count where nothing is valid
 
     terms = {name: reduced(term) for name, term in losses.terms.items()}
     metrics = {name: reduced(value.detach()) for name, value in losses.metrics.items()}
-    loss = torch.stack(list(terms.values())).sum()
-    return Total(Losses({k: v.detach() for k, v in terms.items()}, metrics, losses.feedback), count, loss)
+    detached = Losses({name: term.detach() for name, term in terms.items()}, metrics, losses.feedback)
+    return Total(detached, count, reduce(torch.add, terms.values()))
 
 
 def add_losses(a: Total, b: Total, axis: int) -> Total:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from rlplug import tree
 from rlplug.api import Optim, Trainable
@@ -18,10 +19,10 @@ LARGEST = 2.0**24  # the largest scale of losses
 
 
 class OptimizerState:
-    """One part of a trainable: its optimizer as it was declared, and as Fabric set it up."""
+    """The optimizer of one part of a trainable."""
 
-    def __init__(self, optim: Optim, optimizer: Any) -> None:
-        self.optim, self.optimizer, self.calls = optim, optimizer, 0
+    def __init__(self, optim: Optim) -> None:
+        self.optim, self.calls = optim, 0
         self.params: list[Tensor] = [p for group in optim.optimizer.param_groups for p in group["params"]]
         self._follow_schedule()
 
@@ -30,11 +31,18 @@ class OptimizerState:
         self.calls += 1
         return self.calls % self.optim.every == 0
 
-    def clip(self) -> Sequence[Tensor]:
-        """Clip, faster than ``torch.nn.utils``; return norms from before, 0-d: one of every tensor, or one of all."""
+    def clip(self, grads: list[Tensor] | None = None) -> Sequence[Tensor]:
+        """Clip, faster than ``torch.nn.utils``; return norms from before, 0-d: one of every tensor, or one of all.
+
+        Args:
+            grads: what is clipped; None: every ``.grad`` that there is.
+        """
         limit, by = self.optim.grad_clip, self.optim.grad_clip_by
-        grads = [p.grad for p in self.params if p.grad is not None]
-        norms = torch._foreach_norm(grads) if grads else ()
+        grads = [p.grad for p in self.params if p.grad is not None] if grads is None else grads
+        if is_compiling():  # which would not look into foreach_norm
+            norms: Sequence[Tensor] = [torch.linalg.vector_norm(grad) for grad in grads]
+        else:
+            norms = torch._foreach_norm(grads) if grads else ()
         if limit is None or not grads:
             return norms
         if by == "value":
@@ -42,6 +50,8 @@ class OptimizerState:
             torch._foreach_clamp_max_(grads, limit)
             return norms
         size = torch.stack(norms) if by == "norm" else torch.stack(norms).norm()
+        if size.is_cpu and not is_compiling() and size.max() + 1e-6 <= limit:  # reading it costs nothing there
+            return norms if by == "norm" else (size,)
         factor = (limit / (size + 1e-6)).clamp_(max=1.0)
         torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)
         return norms if by == "norm" else (size,)
@@ -86,7 +96,9 @@ def find_nonfinite(steps: Sequence[GradientStep]) -> str | None:
     for step in steps:
         named += [(x, f"the loss term {name!r}", step) for name, x in step.terms.items()]
         named += [(x, f"the gradient of part {part!r}", step) for part, norms in step.norms.items() for x in norms]
-    values = torch.stack([x for x, _, _ in named]).tolist() if named else []
+    tensors = [x for x, _, _ in named]
+    here = all(x.is_cpu for x in tensors)
+    values = [x.item() for x in tensors] if here else torch.stack(tensors).tolist()
     for value, (_, name, step) in zip(values, named, strict=True):
         if not math.isfinite(value):
             place = f"update {step.update}, environment step {step.env_steps}"

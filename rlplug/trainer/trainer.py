@@ -17,7 +17,7 @@ from rlplug.collection.episodes import Episodes
 from rlplug.collection.nonfinite import beyond, check_segment
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.metrics import Clock, Means
 from rlplug.trainer.policy import Policy
 from rlplug.types import Batch, Mode, RunError, Tree, Weights
@@ -48,12 +48,12 @@ class Trainer(Run):
         run_dir: Path,
         policy: Policy,
         collector: Collector,
-        learner: FabricLearner,
+        learner: RankLearner,
         reports: Reports,
     ) -> None:
         self.resolved, self.config, self.loop = resolved, resolved.config, resolved.loop
         self.run_dir, self.policy, self.ctx, self.algorithm = run_dir, policy, policy.ctx, policy.algorithm
-        self.learner: FabricLearner = learner
+        self.learner: RankLearner = learner
         self.buffer, self.progress, self.collector, self.reports = learner.buffer, learner.progress, collector, reports
         self.clock, self.means, self.episodes = Clock(), Means(), Episodes(len(self.ctx.env_ids), self.ctx.spec.nested)
         self._closing: list[Any] = [reports, collector]
@@ -213,6 +213,8 @@ class Trainer(Run):
         skipped = self.learner.skipped
         with self.clock.phase("update"):
             self.ctx.schedules.refresh(self.steps)
+            if self.learner.graphs:
+                self.learner.graphs.decide(self.steps / self.config.total_steps)
             losses = self.learner.update(batch)
         self.means.add(losses.terms | losses.metrics, finite=self.learner.skipped > skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)

@@ -137,10 +137,9 @@ RAY = (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0")
 
 
 def test_an_actor_that_starts_too_slowly(tmp_path: Path, cluster: None):
-    words = (*RAY, "hardware.actors.start_timeout_s=0.001", "hardware.actors.max_restarts=0")
-    message = (
-        r"^actor \d .*: no step for 0.001 s; last seen starting; hardware.actors.start_timeout_s gives it more time$"
-    )
+    slow = ("num_envs=2", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.to_make=3")
+    words = (*RAY, *slow, "hardware.actors.start_timeout_s=0.5", "hardware.actors.max_restarts=0")
+    message = r"^actor \d .*: no step for 0.5 s; last seen starting; hardware.actors.start_timeout_s gives it more"
     with pytest.raises(RunError, match=message):
         launch.train(compose(words), tmp_path / "run")
 

@@ -62,7 +62,7 @@ BAD = {
     "seed=1.5": "seed: 1.5 has the wrong type: should be a valid integer",
     "total_steps=0": "total_steps: 0 is out of range: should be greater than 0",
     "num_envs=true": "num_envs: true has the wrong type: should be a number",
-    "compile=maybe": "compile: 'maybe' has the wrong type: should be a valid boolean",
+    "compile=maybe": "compile: 'maybe' is none of the options: should be 'off', 'auto' or 'max'",
     "eval=3": "eval: 3 has the wrong type: should be a mapping",
     "model.hidden=64": "model.hidden: 64 has the wrong type: should be a valid list",
     "model.hidden=[64,0]": "model.hidden[1]: 0 is out of range: should be greater than 0",
@@ -88,7 +88,8 @@ BAD = {
     "seed=range(3)": "seed: range(3) is several values: add -m to sweep over them",
     "algo=[ppo,sac]": "algo: should be exactly one option of ",
     # verbs and flags
-    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, evaluate, plugins, resume, train",
+    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, evaluate, plugins, profile, resume, "
+    "train",
     "--bogus": "unrecognized arguments: --bogus; flags, as -m, stand before the settings; see --help",
     "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags, as -m, stand before the settings; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",

@@ -23,7 +23,7 @@ from rlplug.run.launch import train
 from rlplug.settings import NonNegativeInt, PositiveFloat, option, settings
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import MOST_UNREAD, FabricLearner
+from rlplug.trainer.learner import MOST_UNREAD, RankLearner
 from rlplug.trainer.metrics import Means
 from rlplug.types import RunError
 from tests.contract import toys
@@ -202,13 +202,13 @@ class Feeding(NoisyActor):
         self.steps += 1
 
 
-def poisoned(fabric, on_nan, microbatches=1, compile=False):
+def poisoned(fabric, on_nan, microbatches=1, compile="off"):
     """A sound step, one of which a single row of the first rank is NaN, a sound one: what came of it."""
     batch, bad = flat_batch(), flat_batch()
     bad["returns"][3] = torch.nan
     who = Feeding()
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size)
-    learner = FabricLearner(
+    learner = RankLearner(
         fabric=fabric,
         ctx=ctx,
         algorithm=who,
@@ -223,7 +223,7 @@ def poisoned(fabric, on_nan, microbatches=1, compile=False):
         returned.append(learner.minimize(share, who))
         learner.progress.updates += 1
         learner.progress.env_steps += 10
-    assert compile == learner.compile
+    assert (compile == "max") == learner.compile
     message = ""
     try:
         learner.check_finite()
@@ -236,7 +236,7 @@ def poisoned(fabric, on_nan, microbatches=1, compile=False):
 HOW = {
     "whole": lambda on_nan: [poisoned(one_rank(), on_nan)],
     "microbatches": lambda on_nan: [poisoned(one_rank(), on_nan, 4)],
-    "compiled": lambda on_nan: [poisoned(one_rank(), on_nan, 1, True)],
+    "compiled": lambda on_nan: [poisoned(one_rank(), on_nan, 1, "max")],
     "ranks": lambda on_nan: ranks(2)(poisoned, on_nan),
 }
 
@@ -250,7 +250,7 @@ def test_every_rank_stops_with_the_same_words(how):
 
 @pytest.mark.parametrize("how", HOW)
 def test_every_rank_skips_the_same_step(how):
-    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=Feeding(), buffer=None)  # type: ignore[arg-type]
+    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=Feeding(), buffer=None)  # type: ignore[arg-type]
     for _ in range(2):
         learner.minimize(flat_batch(), learner.algorithm)
     for message, skipped, steps, (feedback, critic), weights in HOW[how]("skip"):
@@ -282,7 +282,7 @@ class Clipped(Trainable):
 def test_gradients_are_looked_at_before_they_are_clipped(by, how):
     def step(on_nan):
         who = Clipped(by)
-        learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None, on_nan=on_nan)  # type: ignore[arg-type]
+        learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None, on_nan=on_nan)  # type: ignore[arg-type]
         if how == "minimize":
             learner.minimize({}, who)
         else:
@@ -301,7 +301,7 @@ def test_gradients_are_looked_at_before_they_are_clipped(by, how):
 
 def test_where_nobody_asks_the_learner_does():
     who = Feeding()
-    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
+    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
     sound, grads = flat_batch(), {}
     for _ in range(MOST_UNREAD + 5):
         learner.apply(grads, who)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from rlplug.api import Algorithm, Context, Losses, Model
 from rlplug.config import Chosen
 from rlplug.context import RunContext
-from rlplug.trainer.learner import FabricLearner
+from rlplug.distributed.fabric import one_rank
+from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch, EnvSpec
 
 
@@ -114,10 +114,10 @@ class Given:
 
 def learner(
     ctx: RunContext, algorithm: Algorithm, batch: Batch | None = None, rollout: bool = False, microbatches: int = 1
-) -> FabricLearner:
+) -> RankLearner:
     buffer: Any = Given(batch, rollout) if batch else None
-    return FabricLearner(
-        fabric=Fabric(accelerator="cpu", devices=1),
+    return RankLearner(
+        fabric=one_rank(),
         ctx=ctx,
         algorithm=algorithm,
         buffer=buffer,
@@ -128,7 +128,7 @@ def learner(
 class Driven:
     """What one step of a loop asks of a run."""
 
-    def __init__(self, source: Any, learner: FabricLearner) -> None:
+    def __init__(self, source: Any, learner: RankLearner) -> None:
         self.collector, self.learner, self.progress = source, learner, learner.progress
 
     def update(self, batch: Batch | None = None) -> Losses:

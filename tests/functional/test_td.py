@@ -41,9 +41,8 @@ def test_what_belongs_to_one_action():
 @pytest.mark.parametrize("delta", [1.0, 0.5])
 def test_huber_is_a_parabola_with_straight_ends(delta):
     error = torch.tensor([0.0, 0.3, -0.5, 1.0, -1.0, 4.0, -4.0])
-    assert_close(
-        huber(error, delta), torch.nn.functional.huber_loss(error, torch.zeros(7), reduction="none", delta=delta)
-    )
+    size = error.abs()
+    assert_close(huber(error, delta), torch.where(size <= delta, 0.5 * size**2, delta * (size - 0.5 * delta)))
     assert_close(huber(torch.tensor([0.5, -3.0])), torch.tensor([0.125, 2.5]))
 
 

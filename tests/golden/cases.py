@@ -15,7 +15,7 @@ ALWAYS = {
     "hardware.float32_matmul_precision": "highest",
     "logger": [],
     "eval.every": 0,
-    "compile": False,
+    "compile": "off",
     "env.vectorization": "list",
 }
 MODEL = {  # of cases that choose none themselves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from rlplug.nn.optim import Adam
@@ -15,3 +16,24 @@ def test_gradients_of_another_layout_meet_their_own_weights():
     Adam([ours], lr=0.1).step()
     torch.optim.Adam([theirs], lr=0.1, foreach=False).step()
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"weight_decay": 0.1, "maximize": True, "betas": (0.5, 0.9), "eps": 1e-3}], ids=str
+)
+def test_steps_that_can_be_traced_are_the_same(options):
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(*shape, generator=draw) for shape in ((3, 5), (5,), (2,))]
+    ours, traced = ([x.clone().requires_grad_() for x in start] for _ in range(2))
+    whole, moved = (Adam([{"params": p[:2]}, {"params": p[2:], "lr": 0.3}], lr=0.1, **options) for p in (ours, traced))
+    moved.collect()
+    for count in range(4):
+        grads = [None if count == i else torch.randn(p.shape, generator=draw) for i, p in enumerate(ours)]
+        for p, grad in zip(ours, grads, strict=True):
+            p.grad = grad
+        whole.step()
+        with torch.no_grad():
+            moved.move(grads)
+    for p, q in zip(ours, traced, strict=True):
+        torch.testing.assert_close(p, q)
+        torch.testing.assert_close(whole.state[p], moved.state[q])

@@ -18,7 +18,7 @@ from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.exploration.rnd import RND
 from rlplug.testing.checks.runs import Watching
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError
 
 T, B = 5, 6
@@ -49,7 +49,7 @@ def sample(extra: Any, seed: int = 1) -> dict[str, Any]:
     return batch
 
 
-def learner_of(extra: Any, cls: Any = FabricLearner) -> Any:
+def learner_of(extra: Any, cls: Any = RankLearner) -> Any:
     ctx = getattr(extra, "ctx", None) or testing.context(num_envs=B)
     return cls(fabric=one_rank(), ctx=ctx, algorithm=extra, buffer=None)
 
@@ -283,7 +283,7 @@ def test_rnd_trains_the_predictor_alone_on_a_share_of_the_rows():
 
 def merged(fabric: Any, columns: slice | None) -> dict[str, torch.Tensor]:
     rnd = make(RND)
-    learner = FabricLearner(fabric=fabric, ctx=rnd.ctx, algorithm=rnd, buffer=None)  # type: ignore[arg-type]
+    learner = RankLearner(fabric=fabric, ctx=rnd.ctx, algorithm=rnd, buffer=None)  # type: ignore[arg-type]
     for seed in (1, 2):
         mine = slice(None)
         if fabric.world_size == 2:

@@ -13,7 +13,7 @@ from rlplug.functional.distributional import project
 from rlplug.functional.td import inverse_rescale, rescale
 from rlplug.plugins.algo.dqn import DQN
 from rlplug.testing.checks.runs import again
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError
 
 ACTIONS = 3
@@ -80,6 +80,11 @@ def walk(network, batch, column):
     return torch.stack(said)
 
 
+def learned(algorithm: DQN) -> int:
+    """How many rows of a sample are learned from."""
+    return algorithm.cfg.sequence_length if algorithm.sequences else 1
+
+
 def by_definition(algorithm: DQN, batch):
     """Loss and error of every row that is learned from, ``[L, B]``, in Python; None where the row is not valid."""
     cfg, support, burn = algorithm.cfg, algorithm.support, algorithm.ctx.needs.burn_in
@@ -91,11 +96,11 @@ def by_definition(algorithm: DQN, batch):
             return inverse_rescale(out[..., 0], eps) if eps else out[..., 0]
         return out.softmax(-1) @ (inverse_rescale(z, eps) if eps else z)
 
-    losses, errors = [], []
+    losses, errors, length = [], [], learned(algorithm)
     for column in range(batch["valid"].shape[1]):
         online = walk(algorithm.online, batch, column)
         target = walk(algorithm.target, batch, column).detach()
-        for row in range(burn, burn + algorithm.length):
+        for row in range(burn, burn + length):
             if not batch["valid"][row, column]:
                 losses.append(None), errors.append(None)
                 continue
@@ -121,9 +126,7 @@ def by_definition(algorithm: DQN, batch):
                 mass = project(target[k, best].softmax(-1), rescale(atoms, eps) if eps else atoms, support)
                 loss = sum(m * (m.log() - q) for m, q in zip(mass, chosen.log_softmax(-1), strict=True) if m > 0)
                 losses.append(loss), errors.append(loss.detach())
-    return [losses[i :: algorithm.length] for i in range(algorithm.length)], [
-        errors[i :: algorithm.length] for i in range(algorithm.length)
-    ]
+    return [losses[i::length] for i in range(length)], [errors[i::length] for i in range(length)]
 
 
 SWITCHES = [
@@ -146,23 +149,24 @@ def test_every_combination_is_its_definition(switches, model, rows):
         del batch["action_mask"]
     prepared = algorithm.prepare(batch)
     losses = algorithm.forward(prepared, ("critic",))
-    term, error = losses.terms["critic"], losses.metrics["td_error"]
-    assert term.shape == (len(prepared["valid"]) - 1, 6)
+    shape, length = prepared["returns"].shape, learned(algorithm)
+    assert shape == ((length, 6) if algorithm.sequences else (6,))  # every sample's first row is valid
+    valid = prepared["valid"] if algorithm.sequences else batch["valid"][:1]
+    term, error = losses.terms["critic"].view(length, 6), losses.metrics["td_error"].view(length, 6)
     wanted, errors = by_definition(algorithm, batch)
     total = torch.zeros(())
-    for row, column in product(range(algorithm.length), range(6)):
+    for row, column in product(range(length), range(6)):
         loss = wanted[row][column]
-        assert (loss is not None) == bool(prepared["valid"][row, column])
+        assert (loss is not None) == bool(valid[row, column])
         if loss is not None:
             assert_close(term[row, column], batch["weight"][column] * loss, rtol=1e-4, atol=1e-5)
             assert_close(error[row, column], errors[row][column], rtol=1e-4, atol=1e-5)
             total = total + batch["weight"][column] * loss
-    assert not prepared["valid"][algorithm.length :].any()
     for column in range(6):
-        of = [errors[row][column] for row in range(algorithm.length) if errors[row][column] is not None]
+        of = [errors[row][column] for row in range(length) if errors[row][column] is not None]
         priority = 0.9 * max(of) + 0.1 * sum(of) / len(of)
         assert_close(losses.feedback["priority"][column], priority, rtol=1e-4, atol=1e-5)
-    mine = torch.autograd.grad(torch.where(prepared["valid"][:-1], term, 0.0).sum(), algorithm.online.parameters())
+    mine = torch.autograd.grad(torch.where(valid, term, 0.0).sum(), algorithm.online.parameters())
     if rows.get("burn_in"):
         return  # by definition the gradient goes on through the rows that warm up
     for gradient, theirs in zip(mine, torch.autograd.grad(total, algorithm.online.parameters()), strict=True):
@@ -196,7 +200,7 @@ def test_a_forbidden_action_cannot_be_bootstrapped_from_even_where_it_would_be_t
         q = algorithm.q(algorithm.target({key: batch[key] for key in ("obs", "is_first")}, {}, True)[0])[1]
     batch["action_mask"][1] = torch.nn.functional.one_hot(q.argmin(-1), ACTIONS).bool()
     batch["action_mask"][1, 0] = False  # nothing to choose from, where the episode has terminated
-    error = algorithm.forward(algorithm.prepare(batch), ("critic",)).metrics["td_error"][0]
+    error = algorithm.forward(algorithm.prepare(batch), ("critic",)).metrics["td_error"]
     with torch.no_grad():
         out, _ = algorithm.online({key: batch[key][:1] for key in ("obs", "is_first")}, {}, True)
     alive = torch.tensor([0.0, 1, 1, 1, 1, 1])
@@ -273,8 +277,8 @@ def test_the_recurrent_state_goes_on_in_every_mode(mode):
 # ---- the rest --------------------------------------------------------------------------------------------------------
 
 
-def learner_of(algorithm: DQN) -> FabricLearner:
-    return FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=again({}))
+def learner_of(algorithm: DQN) -> RankLearner:
+    return RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=again({}))
 
 
 def test_target_network_follows_at_its_frequency_counted_in_updates():

@@ -11,7 +11,7 @@ from rlplug import testing, tree
 from rlplug.distributed.fabric import one_rank
 from rlplug.functional import gae
 from rlplug.plugins.algo.ppo import PPO
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError
 
 T, B = 16, 4
@@ -56,7 +56,7 @@ def stacked(rows):
 
 
 def update(algorithm: PPO, batch=None):
-    learner = FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
     counted = []
     minimize = learner.minimize
     learner.minimize = lambda *a, **k: counted.append(1) or minimize(*a, **k)
@@ -243,7 +243,7 @@ def test_the_policy_forgets_where_an_episode_begins():
 
 def test_advantages_are_normalised_over_valid_rows():
     algorithm = make(overrides=["model=lstm"], sgd_minibatch_size=T * B, num_sgd_iter=1)
-    learner = FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
     seen, minimize = [], learner.minimize
     learner.minimize = lambda batch, *rest: seen.append(batch) or minimize(batch, *rest)
     with torch.no_grad():

@@ -14,7 +14,7 @@ from rlplug import testing, tree
 from rlplug.api import Losses
 from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.sac import SAC
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError
 
 SPEC = testing.spec(3, testing.box(2))
@@ -131,11 +131,11 @@ def test_target_is_the_paper_s():
 
 def test_temperature_rises_while_the_policy_is_more_certain_than_asked():
     algorithm = make(target_entropy=100.0)
-    learner = FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
     learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
     assert algorithm.log_alpha > 0
     fixed = make(alpha_lr=None, initial_alpha=0.3, target_entropy=100.0)
-    learner = FabricLearner(fabric=one_rank(), ctx=fixed.ctx, algorithm=fixed, buffer=None)
+    learner = RankLearner(fabric=one_rank(), ctx=fixed.ctx, algorithm=fixed, buffer=None)
     losses = learner.minimize(fixed.prepare(sample(fixed)), fixed)
     assert float(fixed.log_alpha) == pytest.approx(math.log(0.3))
     assert "alpha" not in losses.terms
@@ -143,7 +143,7 @@ def test_temperature_rises_while_the_policy_is_more_certain_than_asked():
 
 def test_target_network_follows_at_its_frequency():
     algorithm = make(target_network_update_freq=2, tau=1.0)
-    learner = FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
     before = [p.clone() for p in algorithm.target.parameters()]
     learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
     assert all(torch.equal(a, b) for a, b in zip(before, algorithm.target.parameters(), strict=True))
@@ -155,7 +155,7 @@ def test_target_network_follows_at_its_frequency():
 @pytest.mark.parametrize("changes", [{"twin_q": False}, {"n_step": 3}, {"grad_clip": 0.5, "grad_clip_by": "norm"}])
 def test_every_switch_learns_a_step(changes):
     algorithm = make(**changes)
-    learner = FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
     losses = learner.minimize(algorithm.prepare(sample(algorithm)), algorithm)
     assert isinstance(losses, Losses)
     assert all(torch.isfinite(term) for term in losses.terms.values())
@@ -171,7 +171,7 @@ def test_actions_of_any_shape():
         out, _ = algorithm.act(step, {}, mode)
         assert out["action"].shape == (4, 2, 2)
         assert out["action"].abs().max() <= 1
-    FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None).minimize(
+    RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None).minimize(
         algorithm.prepare(sample(algorithm)), algorithm
     )
 
@@ -197,7 +197,7 @@ def test_every_kind_acts_and_learns_a_step(kind):
         for action in out["action"].detach().numpy():
             assert spec.single_agent.action.contains(action.astype(spec.single_agent.action.dtype))
         assert bool(carry) == algorithm.sequences
-    losses = FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None).minimize(
+    losses = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None).minimize(
         algorithm.prepare(batch), algorithm
     )
     assert all(torch.isfinite(x) for x in (losses.terms | losses.metrics).values())
@@ -273,7 +273,7 @@ def test_critics_of_a_fixed_policy_converge_to_its_soft_q(masked):
             "action_mask": rows(mask[s], mask[step[s, a]]),
         }
     )
-    learner = FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
     for _ in range(600):
         learner.minimize(batch, algorithm, ("critic",))
     with torch.no_grad():

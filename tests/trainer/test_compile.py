@@ -12,8 +12,11 @@ from torch.optim.adam import adam
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
 from rlplug.run.build import build
-from rlplug.trainer.learner import FabricLearner
+from rlplug.testing.rank_pool import ranks
+from rlplug.trainer import graphs
+from rlplug.trainer.learner import RankLearner
 from tests.plugins import test_sac
+from tests.trainer.test_learner import close, three_steps
 
 PARTS = ("critic", "actor", "alpha")
 
@@ -55,8 +58,12 @@ def test_forward_backward_and_optimizer_are_one_graph():
 def test_compiled_learner_equals_the_eager_one():
     eager, compiled = test_sac.make(), test_sac.make()
     learners = [
-        FabricLearner(
-            fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None, compile=algorithm is compiled
+        RankLearner(
+            fabric=one_rank(),
+            ctx=algorithm.ctx,
+            algorithm=algorithm,
+            buffer=None,
+            compile="max" if algorithm is compiled else "off",
         )
         for algorithm in (eager, compiled)
     ]
@@ -78,7 +85,7 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
 
     algorithm = test_sac.make()
     algorithm.__class__ = Untraceable
-    learner = FabricLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None, compile=True)
+    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None, compile="max")
     with pytest.warns(UserWarning, match="Untraceable could not be compiled"):
         losses = learner.minimize(algorithm.prepare(test_sac.sample(algorithm)), algorithm)
     assert losses.terms.keys() == set(PARTS)
@@ -106,13 +113,13 @@ RECURRENT = {"dqn": ("algo.sequence_length=6", "algo.burn_in=2", "algo.stride=4"
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled_yet():
-    """As in a process of its own: what was compiled before counts towards the limit of recompilations."""
+    """As in a process of its own."""
     torch._dynamo.reset()
 
 
-def weights(words, compiled):
+def weights(words, compile):
     """What everything that learns holds after one update, and whether it was compiled to the end."""
-    with closing(build(compose([*words, f"compile={compiled}"]), Path())) as trainer:
+    with closing(build(compose([*words, f"compile={compile}"]), Path())) as trainer:
         while not trainer.ready() or trainer.progress.env_steps < 64:
             trainer.collect("random" if trainer.ctx.learning_starts else "explore")
         trainer.update()
@@ -135,9 +142,64 @@ def test_one_compiled_step_is_the_eager_one(algo, model):
         words = (*words, "buffer=sequence", *RECURRENT[algo])
     if algo == "dqn" and model in ("icm", "rnd"):
         words = (*words, f"exploration=[epsilon_greedy,{model}]")
-    (eager, _), (compiled, still) = weights(words, False), weights(words, True)
+    (eager, _), (compiled, still) = weights(words, "off"), weights(words, "max")
     assert still is ((algo, model) not in EAGER and model not in ("lstm", "gru"))
     lr = 1e-3
     worst = max(float((eager[key] - compiled[key]).abs().max()) / lr for key in eager)
     print(f"{algo} {model}: largest difference of a step, in steps: {worst:.1e}{'' if still else ', runs eagerly'}")
     assert worst < 0.05  # Adam divides by a gradient's own size, and those close to zero are all rounding
+
+
+def test_one_graph_serves_minibatches_of_every_size():
+    """A rollout of 32 rows has one valid row less for every episode that began in it."""
+    torch._dynamo.utils.counters.clear()
+    words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["mlp"], "+env.kwargs.action=discrete", "algo.sgd_minibatch_size=12")
+    with closing(build(compose([*words, "compile=max"]), Path())) as trainer:
+        ends, sizes = [0], set()
+        for _ in range(4):
+            trainer.collect()
+            trainer.update()
+            ends.append(trainer.progress.env_steps)
+            sizes.add((ends[-1] - ends[-2]) % 12)
+        assert trainer.learner.compile
+    assert len(sizes) > 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+def test_every_job_of_a_sweep_is_compiled():
+    """Torch gives up a function that it has compiled eight times, and Hydra runs all jobs in one process."""
+    words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["mlp"], "+env.kwargs.action=discrete")
+    assert all(weights((*words, f"seed={seed}"), True)[1] for seed in range(10))
+
+
+def test_ranks_and_microbatches_are_compiled():
+    eager = three_steps(one_rank(), "team")
+    close(eager, three_steps(one_rank(), "team", microbatches=4, compile="max"), atol=1e-5)
+    for rank in ranks(2)(three_steps, "team", 1, False, "max"):
+        close(eager, rank, atol=1e-5)
+
+
+def decided(monkeypatch, total_steps, state=None):
+    """Return the update with which ``compile=auto`` compiles, and the trainer's state after it; None: none of eight."""
+    monkeypatch.setattr(graphs, "DECIDES_AFTER", 16)
+    monkeypatch.setattr(graphs, "PAYS", 100)
+    words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["mlp"], "+env.kwargs.action=discrete", "algo.sgd_minibatch_size=8")
+    with closing(build(compose([*words, "compile=auto", f"total_steps={total_steps}"]), Path())) as trainer:
+        if state:
+            trainer.learner.load(state["learner"])
+            vars(trainer.progress).update(state["progress"])
+        for _ in range(8):
+            trainer.collect()
+            trainer.update()
+            if trainer.learner.compile:
+                return trainer.progress.updates, trainer.state()
+        return None, trainer.state()
+
+
+def test_auto_compiles_a_long_run_and_not_a_short_one(monkeypatch):
+    """An update is three or four gradient steps of 32 environment steps."""
+    assert decided(monkeypatch, 400)[0] is None
+    update, state = decided(monkeypatch, 1600)
+    assert update
+    assert decided(monkeypatch, 400, state)[0] == update + 1  # a resumed run does what it did

@@ -6,15 +6,15 @@ from itertools import chain
 
 import pytest
 import torch
-from lightning.fabric import Fabric
 from torch import nn
 from torch.func import functional_call
 
 from rlplug.api import Losses, Optim, Trainable
-from rlplug.distributed.fabric import one_rank
+from rlplug.distributed.fabric import AnyFabric, one_rank
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
+from rlplug.types import Compile
 
 B, T = 8, 5
 
@@ -113,26 +113,28 @@ CASES = {
 }
 
 
-def three_steps(fabric: Fabric, case: str, microbatches: int = 1, scaled: bool = False):
+def three_steps(fabric: AnyFabric, case: str, microbatches: int = 1, scaled: bool = False, compile: Compile = "off"):
     """Weights, losses and gradient norm after three steps on this rank's share of the batch."""
     make, batch_of, axis = CASES[case]
     who, batch = make(), batch_of()
     share = {k: v.chunk(fabric.world_size, axis)[fabric.global_rank] for k, v in batch.items()}
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size)
-    learner = FabricLearner(
-        fabric=fabric, ctx=ctx, algorithm=who, buffer=None, microbatches=microbatches, scale_losses=scaled
-    )  # type: ignore[arg-type]
+    learner = RankLearner(
+        fabric=fabric, ctx=ctx, algorithm=who, buffer=None, microbatches=microbatches, scale_losses=scaled,
+        compile=compile,
+    )  # type: ignore[arg-type]  # fmt: skip
     gradients = learner.gradients(share, who)
     for _ in range(3):
         losses = learner.minimize(share, who)
+    assert learner.compile == (compile == "max")
     return who.state_dict(), gradients, losses.terms, losses.metrics
 
 
-def close(a, b):
+def close(a, b, atol=1e-6):
     for x, y in zip(a, b, strict=True):
         assert x.keys() == y.keys()
         for key in x:
-            torch.testing.assert_close(x[key], y[key], atol=1e-6, rtol=0, msg=key)
+            torch.testing.assert_close(x[key], y[key], atol=atol, rtol=0, msg=key)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -149,7 +151,7 @@ def test_two_ranks_equal_one(case):
 
 def test_means_count_valid_rows_only():
     batch = flat_batch()
-    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=NoisyActor(), buffer=None)  # type: ignore[arg-type]
+    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=NoisyActor(), buffer=None)  # type: ignore[arg-type]
     losses = learner.minimize(batch, learner.algorithm)
     rows = NoisyActor().forward(batch, ("actor", "critic")).terms["critic"]
     torch.testing.assert_close(losses.terms["critic"], rows[batch["valid"]].mean().detach())
@@ -157,14 +159,14 @@ def test_means_count_valid_rows_only():
 
 def test_means_count_living_agents_only():
     batch, who = team_segment(), Team()
-    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
+    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
     losses = learner.minimize(batch, who)
     terms = Team().forward(batch, ("all",)).terms["value"]
     counts = (batch["valid"].unsqueeze(-1) & batch["alive"])[:-1]
     assert 0 < counts.sum() < batch["valid"].sum() * 2
     torch.testing.assert_close(losses.terms["value"], terms[counts].mean().detach())
     junk = batch | {"obs": batch["obs"].masked_fill(~batch["alive"].unsqueeze(-1), torch.nan)}
-    again = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=Team(), buffer=None)  # type: ignore[arg-type]
+    again = RankLearner(fabric=one_rank(), ctx=context(), algorithm=Team(), buffer=None)  # type: ignore[arg-type]
     torch.testing.assert_close(again.minimize(junk, again.algorithm).terms["value"], losses.terms["value"])
 
 
@@ -175,7 +177,7 @@ def test_terms_with_and_without_agents_do_not_mix():
             return Losses(losses.terms | {"joint": losses.terms["value"].mean(-1)})
 
     who = Mixed()
-    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
+    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Mixed: a term of shape"):
         learner.minimize(team_segment(), who)
 
@@ -192,7 +194,7 @@ class Delayed(NoisyActor):
 
 def test_a_part_that_is_not_due_is_neither_computed_nor_moved():
     who = Delayed()
-    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
+    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
     moved = []
     for _ in range(4):
         before = {k: v.clone() for k, v in who.state_dict().items()}
@@ -219,14 +221,14 @@ def test_clipping(by, expected):
             return Losses({"loss": -(3.0 * self.a.sum() + 4.0 * self.b.sum())})
 
     who = Two()
-    FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None).minimize({}, who)  # type: ignore[arg-type]
+    RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None).minimize({}, who)  # type: ignore[arg-type]
     torch.testing.assert_close(torch.cat([who.a, who.b]).detach(), torch.tensor(expected), atol=1e-5, rtol=0)
 
 
-def shares(fabric: Fabric):
+def shares(fabric: AnyFabric):
     """Row minibatches of a segment, as global row numbers."""
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size, seed=3)
-    learner = FabricLearner(fabric=fabric, ctx=ctx, algorithm=NoisyActor(), buffer=None)  # type: ignore[arg-type]
+    learner = RankLearner(fabric=fabric, ctx=ctx, algorithm=NoisyActor(), buffer=None)  # type: ignore[arg-type]
     number = torch.arange((T + 1) * B).view(T + 1, B)
     batch = {"valid": segment()["valid"], "number": number}
     batch = {k: v.chunk(fabric.world_size, 1)[fabric.global_rank] for k, v in batch.items()}
@@ -248,7 +250,7 @@ def test_minibatches_and_statistics_are_those_of_one_rank():
 
 def test_a_call_in_which_no_part_is_due_does_nothing():
     who = Delayed()
-    learner = FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
+    learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
     before = {k: v.clone() for k, v in who.state_dict().items()}
     assert learner.minimize(flat_batch(), who, ["actor"]).terms == {}
     assert all(torch.equal(v, before[k]) for k, v in who.state_dict().items())
@@ -263,4 +265,4 @@ def test_terms_of_other_shapes_are_refused(valid):
 
     batch = flat_batch() if valid else {k: v for k, v in flat_batch().items() if k != "valid"}
     with pytest.raises(ValueError, match="Wrong"):
-        FabricLearner(fabric=one_rank(), ctx=context(), algorithm=Wrong(), buffer=None).minimize(batch, Wrong())  # type: ignore[arg-type]
+        RankLearner(fabric=one_rank(), ctx=context(), algorithm=Wrong(), buffer=None).minimize(batch, Wrong())  # type: ignore[arg-type]

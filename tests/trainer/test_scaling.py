@@ -12,7 +12,7 @@ from rlplug.distributed.fabric import fabric_of, one_rank
 from rlplug.run.build import build
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.optimizer import LARGEST, LossScale
 from rlplug.types import RunError
 from tests.trainer.test_learner import CASES, close, three_steps
@@ -40,7 +40,7 @@ def moved(folder, words, **plan):
     return nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach() - before
 
 
-@pytest.mark.parametrize("words", [PPO, [*PPO, "compile=true"], SAC], ids=["ppo", "compiled", "sac"])
+@pytest.mark.parametrize("words", [PPO, [*PPO, "compile=max"], SAC], ids=["ppo", "compiled", "sac"])
 def test_half_precision_moves_the_weights_as_float32_does(tmp_path, words):
     whole, half = (moved(tmp_path / name, words, precision=name) for name in ("32-true", "16-mixed"))
     assert 0 < (half - whole).norm() < 0.02 * whole.norm()
@@ -70,7 +70,7 @@ class Steep(Trainable):
 
 
 def learner_of(who, **options):
-    return FabricLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None, scale_losses=True, **options)  # type: ignore[arg-type]
+    return RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None, scale_losses=True, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])

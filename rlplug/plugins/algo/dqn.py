@@ -1,27 +1,24 @@
 """Deep Q-Network, Mnih et al. 2015 (doi:10.1038/nature14236), with every switch of Rainbow, Hessel et al. 2018
 (arXiv:1710.02298); on sequences, with a recurrent model, the learner of R2D2, Kapturowski et al. 2019 (ICLR).
 
-There is one code path. A sample has ``burn_in + L + n`` rows: warm up the state, learn from ``L`` rows, look ``n`` rows
-ahead. Without a recurrent model ``L`` is 1 and nothing is warmed up; of the rows ahead, only the one to bootstrap from
-is kept.
+Without a recurrent model a sample is transitions: a row that is learned from, and the one to bootstrap from. With one
+it has ``burn_in + L + n`` rows: warm up the state, learn from ``L`` rows, look ``n`` rows ahead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
-from rlplug import tree
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.priorities import sequence_priority
-from rlplug.functional.sequences import carry_before, n_step_rows
+from rlplug.functional.sequences import carry_before, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale
 from rlplug.nn import Adam, unroll
@@ -59,7 +56,7 @@ class QNetwork(nn.Module):
 
     def head(self, features: Tensor, noisy: bool) -> Tensor:
         """Map features ``[..., F]`` to ``[..., A, atoms]``; dueling: arXiv:1511.06581, equation 9."""
-        out = self.advantage(features, noisy).unflatten(-1, (self.actions, self.atoms))
+        out = self.advantage(features, noisy).view(*features.shape[:-1], self.actions, self.atoms)
         return out if self.value is None else dueling(self.value(features, noisy).unsqueeze(-2), out, dim=-2)
 
 
@@ -116,8 +113,6 @@ class DQN(Algorithm):
         assert isinstance(action, spaces.Discrete)
         self.actions = int(action.n)
         self.sequences = ctx.needs.carry_stride > 0
-        self.length = cfg.sequence_length if self.sequences else 1  # rows that are learned from
-        self.ahead = 0 if self.sequences else 1  # the first row that the target network has to see
         self.online, self.target = (QNetwork(cfg, ctx, self.actions) for _ in range(2))
         self.target.requires_grad_(False).load_state_dict(self.online.state_dict())
         if self.sequences and not self.initial_carry(1):
@@ -172,27 +167,18 @@ class DQN(Algorithm):
         """Sum ``n_step`` rewards from every row that is learned from, and draw the noise of both networks."""
         for network in (self.online, self.target):
             redraw(network.noisy, self.ctx.randn)
-        burn_in, end = self.ctx.needs.burn_in, self.ctx.needs.burn_in + self.length
-        reward, terminated, valid = (batch[key][burn_in:] for key in ("reward", "terminated", "valid"))
-        ret, discount, last = n_step_rows(reward, terminated, valid, self.cfg.gamma, self.cfg.n_step)  # [L, B]
-        rows = {key: batch[key] for key in ("obs", "is_first", "action_mask") if key in batch}
-        if not self.sequences:
-            if self.cfg.n_step > 1:  # of the rows ahead, the one to bootstrap from is enough
-                columns = torch.arange(last.shape[1], device=last.device)
-                rows = tree.map(lambda x: torch.stack((x[0], x[last[0], columns])), rows)
-            last = torch.ones_like(last)
-        learned = torch.zeros_like(rows["is_first"][burn_in:])
-        learned[: self.length] = valid[: self.length]
-        rows |= {"action": batch["action"][burn_in:end], "returns": ret, "discount": discount, "last": last}
-        rows |= {"valid": learned}
-        return rows | {key: batch[key] for key in ("carry", "weight") if key in batch}
+        if self.sequences:
+            out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
+        else:
+            out = n_step_transitions(batch, self.cfg.gamma)
+        return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the loss of every row that is learned from: that of Mnih et al. 2015, or with atoms of Rainbow."""
-        out, future = self._unroll(batch)
-        chosen = gather_action(out[: self.length], batch["action"])  # [L, B, atoms]
+        out, judge, future = self._unroll(batch) if self.sequences else self._transitions(batch)
+        chosen = gather_action(out, batch["action"])  # [..., atoms]
         with torch.no_grad():
-            target = self._target(out, future, batch)
+            target = self._target(judge, future, batch)
         if self.cfg.num_atoms > 1:
             loss = kl_divergence(target, chosen)
             error = loss.detach()
@@ -200,41 +186,40 @@ class DQN(Algorithm):
             error = (target - chosen).squeeze(-1)
             loss = huber(error) if self.cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
             error = error.detach().abs()
-        priority = sequence_priority(error, batch["valid"][: self.length], self.cfg.eta)
+        metrics = {"q": self.q(chosen.detach()), "td_error": error}
+        priority = sequence_priority(error, batch["valid"], self.cfg.eta) if self.sequences else error
+        return Losses(
+            {"critic": loss * batch["weight"] if "weight" in batch else loss}, metrics, {"priority": priority}
+        )
 
-        behind = len(batch["valid"]) - 1 - self.length
+    def _transitions(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute ``[B, A, atoms]`` of ``obs``, and of ``next_obs`` by the judge and by the target network."""
 
-        def padded(x: Tensor) -> Tensor:  # a number for every transition, those behind the learned ones too
-            return pad(x, (0, 0, 0, behind)) if behind else x
+        def values(network: QNetwork, obs: Any) -> Tensor:
+            features, _ = network.torso(obs, {}, None)
+            return network.head(features, noisy=True)
 
-        terms = {"critic": padded(loss * batch["weight"] if "weight" in batch else loss)}
-        metrics = {"q": padded(self.q(chosen.detach())), "td_error": padded(error)}
-        return Losses(terms, metrics, {"priority": priority})
-
-    def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute ``[rows, B, A, atoms]`` of the online network, and of the target network from row ``ahead`` on."""
-        burn_in = self.ctx.needs.burn_in
-        carry = carry_before(batch)
-        rows = ahead = {"obs": batch["obs"], "is_first": batch["is_first"]}
-        if self.ahead:
-            ahead = tree.map(lambda x: x[self.ahead :], rows)
-        if not self.cfg.double_q:
-            rows = tree.map(lambda x: x[: burn_in + self.length], rows)
-        out = self.online.head(unroll(self.online.torso, rows, carry, burn_in), noisy=True)
+        out = values(self.online, batch["obs"])
         with torch.no_grad():
-            future = self.target.head(unroll(self.target.torso, ahead, carry, burn_in), noisy=True)
-        return out, future
+            future = values(self.target, batch["next_obs"])
+            judge = values(self.online, batch["next_obs"]) if self.cfg.double_q else future
+        return out, judge, future
 
-    def _target(self, out: Tensor, future: Tensor, batch: Batch) -> Tensor:
-        """Compute what the chosen actions should have, ``[L, B, atoms]``: values, or probabilities of the atoms.
+    def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the same for sequences, ``[L, B, A, atoms]``, by one pass of either network."""
+        last, burn_in, carry = batch["last"], self.cfg.burn_in, carry_before(batch)
+        columns = torch.arange(last.shape[1], device=last.device)
+        out = self.online.head(unroll(self.online.torso, batch, carry, burn_in), noisy=True)
+        with torch.no_grad():
+            future = self.target.head(unroll(self.target.torso, batch, carry, burn_in), noisy=True)[last, columns]
+        return out[: len(last)], out.detach()[last, columns] if self.cfg.double_q else future, future
+
+    def _target(self, judge: Tensor, future: Tensor, batch: Batch) -> Tensor:
+        """Compute what the chosen actions should have, ``[..., atoms]``: values, or probabilities of the atoms.
 
         Double: arXiv:1509.06461, equation 4. Atoms: arXiv:1707.06887, algorithm 1; with n steps, Rainbow, section 3.
         """
-        mask = batch["action_mask"][self.ctx.needs.burn_in + self.ahead :] if "action_mask" in batch else None
-        best = greedy(self.q(out[self.ahead :] if self.cfg.double_q else future), mask)
-        future = gather_action(future, best)
-        where = (batch["last"] - self.ahead).unsqueeze(-1)
-        future = future.gather(0, where.expand(*where.shape[:-1], future.shape[-1]))
+        future = gather_action(future, greedy(self.q(judge), batch.get("next_action_mask")))
         ret, discount = batch["returns"].unsqueeze(-1), batch["discount"].unsqueeze(-1)
         if self.cfg.num_atoms == 1:
             return self._scaled(ret + discount * self._raw(future))

@@ -98,12 +98,12 @@ class Replay:
 
     def sample(self) -> Batch:
         """``[window + 1, B]`` with ``index [B]``; every first row is valid."""
-        total, below = len(self), 0
+        ranges, below = [(ring, *self._range(ring)) for ring in self.rings], 0
+        total = sum(high - low for _, low, high in ranges)
         drawn = self.ctx.randint(total, self.batch_size).cpu().numpy()
         ids = np.empty_like(drawn)
-        for ring in self.rings:
-            low, high = self._range(ring)
-            mine = (drawn >= below) & (drawn < below + high - low)
+        for ring, low, high in ranges:
+            mine = slice(None) if len(ranges) == 1 else (drawn >= below) & (drawn < below + high - low)
             ids[mine] = ring.ids[(low + drawn[mine] - below) % len(ring.ids)]
             below += high - low
         batch = self.rings.read(*np.divmod(ids, self.columns), self.window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,7 @@ class Ring:
         self.valid: Any = None
         """which rows are valid, ``[R, B]``, on the host"""
         self._leaves: Batch = {}
+        self._arrays: Batch = {}  # their memory, if it is the host's; NumPy moves a few rows in a third of torch's time
         self._carry: Batch = {}
         self._refreshed = False  # whether recurrent states are no longer those that came with their rows
         self._images: dict[Path, Images] = {}
@@ -99,7 +101,8 @@ class Ring:
         length = segment["valid"].shape[0] - 1
         if self._images or self._carry:
             segment = self._encode(segment)
-        _put_rows(self._leaves, segment, self.written % self.rows, length + 1, self.rows)
+        kept, rows = (self._arrays, tree.map(Tensor.numpy, segment)) if self._arrays else (self._leaves, segment)
+        _put_rows(kept, rows, self.written % self.rows, length + 1, self.rows)
         self.written += length
         for images in self._images.values():
             if self.written - images.there < min(self.written, self.span + self.stack):
@@ -108,7 +111,11 @@ class Ring:
     def read(self, row: Any, column: Any, length: int) -> Batch:
         """``length + 1`` rows from ``row [n]`` on, of the columns ``column [n]``; leaves ``[length + 1, n, ...]``."""
         rows = row + np.arange(length + 1)[:, None]
-        batch = self._take(self._leaves, rows % self.rows * self.columns + column)
+        places = rows % self.rows * self.columns + column
+        if self._arrays and not self.pin:
+            batch = tree.map(lambda x: torch.from_numpy(x.reshape(-1, *x.shape[2:]).take(places, 0)), self._arrays)
+        else:
+            batch = self._take(self._leaves, places)
         for path, images in self._images.items():
             set_leaf(batch, path, self._placed(images.read(rows, column)))
         if self._carry:
@@ -156,13 +163,10 @@ class Ring:
 
     def _take(self, kept: Batch, places: Any) -> Batch:
         host, shape = torch.from_numpy(places.reshape(-1)), places.shape
-        if not self.pin and self.device.type == "cpu":
-            return tree.map(lambda x: x.flatten(0, 1).index_select(0, host).view(*shape, *x.shape[2:]), kept)
-        there = host.to(self.device)
 
         def taken(x: Tensor) -> Tensor:
             out = torch.empty(len(host), *x.shape[2:], dtype=x.dtype, pin_memory=True) if self.pin else None
-            flat = torch.index_select(x.flatten(0, 1), 0, host if x.is_cpu else there, out=out)
+            flat = torch.index_select(x.flatten(0, 1), 0, host.to(x.device), out=out)
             return flat.view(*shape, *x.shape[2:]).to(self.device)
 
         return tree.map(taken, kept)
@@ -207,9 +211,18 @@ class Ring:
         self._leaves = self._zeros(rest, self.rows)
         self._leaves["valid"] = torch.zeros(self.rows, self.columns, dtype=torch.bool)
         self.valid = self._leaves["valid"].numpy()
+        self._arrays = tree.map(Tensor.numpy, self._leaves) if self.device.type == "cpu" else {}
 
     def _zeros(self, like: Batch, length: int) -> Batch:
-        return tree.map(lambda x: torch.zeros(length, *x.shape[1:], dtype=x.dtype, device=self.device), like)
+        """Zeros, which on the host take memory when they are first written: NumPy maps pages, torch fills them."""
+
+        def zeros(x: Tensor) -> Tensor:
+            shape = (length, *x.shape[1:])
+            if self.device.type != "cpu":
+                return torch.zeros(shape, dtype=x.dtype, device=self.device)
+            return torch.from_numpy(np.zeros(math.prod(shape) * x.itemsize, np.uint8)).view(x.dtype).view(shape)
+
+        return tree.map(zeros, like)
 
     @property
     def _states(self) -> int:

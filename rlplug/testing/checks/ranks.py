@@ -16,7 +16,7 @@ from rlplug.distributed.fabric import one_rank
 from rlplug.registry import refresh
 from rlplug.testing.checks.runs import Case, again, differences, flat, play, require, some, watch
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch
 
 TOLERANCE = 1e-6
@@ -72,7 +72,7 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
     algorithm.load_state_dict(question["state"])
     share = columns_of(question["sample"], rank, world)
     progress = dataclasses.replace(question["progress"])
-    learner = FabricLearner(
+    learner = RankLearner(
         fabric=fabric, ctx=ctx, algorithm=algorithm, buffer=again(share), progress=progress, microbatches=microbatches
     )
     ctx.schedules.refresh(question["steps"])

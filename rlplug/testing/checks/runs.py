@@ -22,14 +22,14 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
 from rlplug.run.build import build
 from rlplug.run.callbacks import Callbacks
-from rlplug.trainer.learner import FabricLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, EnvSpec, groups_of
 
 UPDATES = 2
 """learner steps of a short run"""
 WARM_UP, FEW = "num_steps_sampled_before_learning_starts", 64
-CPU = ("tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "compile=false")
+CPU = ("tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "compile=off")
 
 
 def require(holds: Any, message: str) -> None:
@@ -158,7 +158,7 @@ def callbacks_of(trainer: Trainer) -> Callbacks:
 Look = Callable[["Watching", Trainable, Batch, Sequence[str]], None]
 
 
-class Watching(FabricLearner):
+class Watching(RankLearner):
     """A learner that lets somebody look at the batch of every gradient step, and keeps the buffer's last sample."""
 
     look: Look | None = None
@@ -324,7 +324,7 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def trainables(learner: FabricLearner, root: Trainable) -> dict[str, Trainable]:
+def trainables(learner: RankLearner, root: Trainable) -> dict[str, Trainable]:
     """The modules that bring optimizers, outermost first: the algorithm, or else the children inside it."""
     found: dict[str, Trainable] = {}
 

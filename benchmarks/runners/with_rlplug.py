@@ -1,0 +1,57 @@
+"""rlplug by its defaults, but for the hyper-parameters of the case."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cases import Stamps, run
+
+import rlplug
+from rlplug.run.launch import train
+
+
+def words(case: dict[str, Any], steps: int) -> list[str]:
+    """Return the command line."""
+    env = {"CartPole-v1": "cartpole", "Acrobot-v1": "acrobot", "Pendulum-v1": "pendulum"}[case["env"]]
+    said = [f"algo={case['algo']}", f"env={env}", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0"]
+    said += ["eval.episodes=1", f"total_steps={steps}", f"num_envs={case['envs']}", f"algo.gamma={case['gamma']}"]
+    hidden = f"model.hidden={[*case['hidden']]}".replace(" ", "")
+    if case["algo"] == "ppo":
+        rows = case["envs"] * case["rollout"]
+        said += ["model=mlp", hidden, "model.activation=tanh", "algo.vf_share_layers=false", f"algo.lr={case['lr']}"]
+        said += [f"rollout_fragment_length={case['rollout']}", f"algo.num_sgd_iter={case['epochs']}"]
+        said += [f"algo.sgd_minibatch_size={rows // case['minibatches']}", f"algo.lambda_={case['lambda']}"]
+        said += [f"algo.clip_param={case['clip']}", f"algo.vf_loss_coeff={case['value_coeff']}"]
+        said += [f"algo.entropy_coeff={case['entropy_coeff']}", f"algo.grad_clip={case['grad_clip']}"]
+        return [*said, f"log.every={3 * rows}"]
+    start = f"num_steps_sampled_before_learning_starts={case['learning_starts']}"
+    said += [start, f"train_batch_size={case['batch']}", f"buffer.capacity={case['capacity']}", "algo.n_step=1"]
+    if case["algo"] == "sac":
+        said += ["model=mlp256", hidden, "model.activation=relu", "rollout_fragment_length=1", "replay_ratio=1"]
+        said += [f"algo.{part}_lr={case['lr']}" for part in ("actor", "critic", "alpha")]
+        return [*said, f"algo.tau={case['tau']}", "log.every=100"]
+    every = case["train_every"]
+    said += ["model=mlp", hidden, "model.activation=relu", "model.layer_norm=false", "algo.hiddens=[]"]
+    said += ["algo.double_q=false", "algo.dueling=false", "algo.td_error_loss_fn=huber", f"algo.lr={case['lr']}"]
+    said += [f"rollout_fragment_length={every}", f"replay_ratio={1 / every}", f"algo.grad_clip={case['grad_clip']}"]
+    said += ["exploration=[epsilon_greedy]", f"exploration.epsilon_greedy.epsilon={case['epsilon']}", "algo.tau=1.0"]
+    return [*said, f"algo.target_network_update_freq={case['target_every'] // every}", "log.every=500"]
+
+
+def measure(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
+    own = [argument for argument in sys.argv[2:] if "=" in argument]
+    chosen = [*words(case, steps), *own]
+    with tempfile.TemporaryDirectory() as folder:
+        train(rlplug.compose(chosen), Path(folder), chosen)
+        with (Path(folder) / "metrics.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["time/wall_s"]]  # an evaluation's row has none
+    stamps.times = [(int(row["step"]), float(row["time/wall_s"])) for row in rows]
+    stamps.returns = [float(row["episode/return"]) for row in rows if row.get("episode/return")][-3:]
+
+
+if __name__ == "__main__":
+    run(dict.fromkeys(("ppo", "dqn", "sac"), measure), ("rlplug", "torch", "gymnasium"))

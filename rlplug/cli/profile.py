@@ -1,0 +1,241 @@
+"""``profile``: where the time of a run goes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from rlplug.cli import table, tell
+from rlplug.config import composed, validated
+from rlplug.registry import hookimpl, warn_broken
+from rlplug.types import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from pyinstrument import Profiler
+    from pyinstrument.frame import Frame
+
+    from rlplug.api import Run
+    from rlplug.trainer.trainer import Trainer
+
+USAGE = """rlplug profile [--seconds 10] [--html profile.html] [key=value ...]
+
+Trains as `rlplug train` would, for some seconds after the first update, and shows where the time goes: a table,
+the bottleneck in a sentence, and a page with every call, as a tree and along time. Nothing else is written.
+Evaluations and loggers are left out, unless eval.every or logger is given; so are checkpoints.
+
+  --seconds 10             how long to look
+  --html profile.html      where the page goes; a file that is there is replaced"""
+
+INTERVAL = 0.002  # seconds between two looks at the stack
+PLAIN = 0.25  # share of the seconds in which speed is measured, before the profiler slows the run down
+
+COLLECT, LEARN, BETWEEN = "collecting", "learning", "between rounds"
+REST = "the rest"
+OWN = {  # file and function in this package
+    ("trainer/trainer.py", "report"): (BETWEEN, ""),
+    ("trainer/trainer.py", "collect"): (COLLECT, REST),
+    ("trainer/trainer.py", "play"): (COLLECT, REST),
+    ("collection/shard.py", "_act"): (COLLECT, "acting"),
+    ("actors/collector.py", "poll"): (COLLECT, "waiting for actors"),
+    ("actors/collector.py", "play"): (COLLECT, "waiting for actors"),
+    ("trainer/trainer.py", "update"): (LEARN, REST),
+    ("trainer/learner.py", "sample"): (LEARN, "sampling"),
+    ("trainer/learner.py", "_forward"): (LEARN, "forward"),
+    ("trainer/graphs.py", "run"): (LEARN, "compiled gradient steps"),
+    ("trainer/learner.py", "_step"): (LEARN, "clipping and optimizer"),
+}
+CALLED = {  # a function in this package, and what it calls in a plugin or a library
+    ("_play", "step"): (COLLECT, "environments"),
+    ("_receive", "add"): (COLLECT, "storing"),
+    ("_received", "intrinsic_reward"): (LEARN, "intrinsic rewards"),
+    ("update", "prepare"): (LEARN, "targets"),
+    ("update", "feedback"): (LEARN, "priorities"),
+    ("_forward_backward", "backward"): (LEARN, "backward"),
+}
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+Part = tuple[str, str]
+"""what a run does, and which part of that"""
+
+
+class Profile(NamedTuple):
+    seconds: dict[Part, float]
+    steps_per_s: float
+    updates_per_s: float
+
+    def of(self, what: str) -> dict[str, float]:
+        """Return the shares of the parts of what a run does."""
+        every = sum(self.seconds.values())
+        return {part: spent / every for (name, part), spent in self.seconds.items() if name == what}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Profile one run.
+
+    Raises:
+        ConfigError: the command line is wrong, or asks for several learner processes; pyinstrument is not installed.
+        RunError: the run ended too soon.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    parser = _Parser()
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--html", type=Path, default=Path("profile.html"))
+    parser.add_argument("words", nargs="*")
+    given = parser.parse_intermixed_args(arguments)
+    if not 0 < given.seconds < math.inf:
+        raise ConfigError("", f"--seconds {given.seconds:g}: more than 0, and finite")
+    if not os.access(given.html.absolute().parent, os.W_OK) or given.html.is_dir():
+        raise ConfigError("", f"--html {given.html}: no file can be written there")
+    try:
+        from pyinstrument import Profiler
+    except ImportError as error:
+        raise ConfigError("", f"profile needs pyinstrument ({error}): pip install 'rlplug[profile]'") from None
+    warn_broken()
+    said = " ".join(given.words)
+    words = [*(word for word in ("eval.every=0", "logger=[]") if word.split("=")[0] not in said), *given.words]
+    config = composed(words)
+    run, pair = validated(config, config.hydra, words)
+    if pair:
+        tell(str(pair))
+
+    from rlplug.run.build import build, start  # here: torch takes seconds to import
+
+    with tempfile.TemporaryDirectory() as folder, closing(build(run, Path(folder))) as trainer:
+        if trainer.resolved.plan.world_size > 1:
+            raise ConfigError(
+                "hardware", "profile looks at one learner process; take one of one device, as cpu or 1gpu"
+            )
+        start(trainer)
+        watch = Watch(Profiler(INTERVAL, async_mode="disabled"), given.seconds)
+        watch.run(trainer)
+        profile = watch.profile()
+        print(text(profile, trainer))
+    given.html.write_text(watch.profiler.output_html(), encoding="utf-8")
+    print(f"\nevery call: {given.html}")
+    return 0
+
+
+class Watch:
+    """Profiles a run for some seconds, which begin with its first update, and ends it."""
+
+    def __init__(self, profiler: Profiler, seconds: float) -> None:
+        self.profiler, self.seconds = profiler, seconds
+        self._marks: list[tuple[float, int, int]] = []  # time, steps and updates: plain, profiled, at the end
+
+    def run(self, trainer: Trainer) -> None:
+        from rlplug.collection.play import Stopped
+        from rlplug.distributed.torch_setup import denormals_flushed
+
+        tell("training up to the first update")
+        trainer.hooks.hook.rlplug_started(run=trainer)
+        trainer.hooks.register(self)
+        try:
+            with denormals_flushed(), suppress(Stopped):
+                trainer.loop.run(trainer)
+        finally:
+            if self.profiler.is_running:
+                self.profiler.stop()
+
+    @hookimpl
+    def rlplug_updated(self, run: Run) -> None:
+        now = time.perf_counter(), run.progress.env_steps, run.progress.updates
+        if not self._marks:
+            tell(f"profiling for {self.seconds:g} s")
+            self._marks.append(now)
+        elif len(self._marks) == 1:
+            if now[0] - self._marks[0][0] >= PLAIN * self.seconds:
+                self._marks.append(now)
+                self.profiler.start()
+        elif now[0] - self._marks[0][0] >= self.seconds:
+            from rlplug.collection.play import Stopped
+
+            raise Stopped
+
+    def profile(self) -> Profile:
+        session = self.profiler.last_session
+        root = session.root_frame() if session else None
+        if root is None:
+            raise RunError("the run ended before there was anything to see; give it more total_steps")
+        seconds: dict[Part, float] = defaultdict(float)
+        for part, spent in _spent(root, (BETWEEN, "")):
+            seconds[part] += spent
+        (began, *before), (ended, *after) = self._marks[:2]
+        steps, updates = ((b - a) / (ended - began) for a, b in zip(before, after, strict=True))
+        return Profile(dict(seconds), steps, updates)
+
+
+def _spent(frame: Frame, part: Part) -> Iterator[tuple[Part, float]]:
+    """Give the seconds of a frame and of those it called, by what the innermost frame with a name of its own does."""
+    own = frame.time - sum(child.time for child in frame.children)
+    yield part, own
+    caller = frame.function if (frame.file_path or "").startswith(PACKAGE) else ""
+    for child in frame.children:
+        path, name = child.file_path or "", child.function
+        found = OWN.get((path.removeprefix(PACKAGE), name)) or CALLED.get((caller, name))
+        if path.startswith(os.path.join(PACKAGE, "envs", "")):
+            found = COLLECT, "environments"
+        yield from _spent(child, found or part)
+
+
+def text(profile: Profile, trainer: Trainer) -> str:
+    """Return the table, the speed and the bottleneck."""
+    rows: list[tuple[str, str, str]] = []
+
+    def row(name: str, share: float) -> None:
+        rows.append((name, f"{share:6.1%}", f"{share / profile.steps_per_s * 1e6:10,.1f}"))
+
+    for what in (COLLECT, LEARN, BETWEEN):
+        parts = profile.of(what)
+        row(what, sum(parts.values()))
+        for part in sorted(filter(None, parts), key=lambda part: (part == REST, -parts[part])):
+            row(f"  {part}", parts[part])
+    lines = table(("", " share", "us an environment step"), rows)
+    speed = f"{profile.steps_per_s:,.0f} environment steps and {profile.updates_per_s:,.1f} updates a second"
+    if trainer.ctx.device.type != "cpu":
+        lines.append("what the accelerator computes is counted where the run waits for it")
+    return "\n".join([*lines, "", speed, bottleneck(profile, trainer)])
+
+
+def bottleneck(profile: Profile, trainer: Trainer) -> str:
+    """Return in a sentence what takes most of the time, and what could be done about it."""
+    collect, learn, config = profile.of(COLLECT), profile.of(LEARN), trainer.config
+    learning = sum(learn.values())
+    largest = max(collect, key=lambda part: collect[part], default=REST)
+    if learning >= collect.get(largest, 0.0):
+        part = max(learn, key=lambda part: learn[part])
+        compiled = "compile=max may help; " if config.compile == "off" else ""
+        fewer = "a smaller replay_ratio is fewer updates, and another experiment; " if config.replay_ratio else ""
+        gpu = "hardware=1gpu pays with large networks" if trainer.ctx.device.type == "cpu" else ""
+        most = f"learning takes {learning:.0%} of the time, most of it {part} ({learn[part]:.0%})"
+        return f"bottleneck: {most}: {compiled}{fewer}{gpu}".removesuffix("; ").removesuffix(": ")
+    return f"bottleneck: {ADVICE[largest].format(share=f'{collect[largest]:.0%}', num_envs=config.num_envs)}"
+
+
+ADVICE: Mapping[str, str] = {
+    "environments": (
+        "environments take {share} of the time: env.vectorization=async plays them in processes of their own, and "
+        "hardware.actors.count=2 or more in Ray's actors"
+    ),
+    "acting": "acting takes {share} of the time: more than num_envs={num_envs} share one forward pass",
+    "storing": "storing what was collected takes {share} of the time: look for the buffer's calls in the page",
+    "waiting for actors": "the learner waits for actors {share} of the time: raise hardware.actors.count",
+    REST: "what the collector does beside acting and environments takes {share} of the time: raise num_envs",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self) -> None:
+        super().__init__(prog="rlplug profile", add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError("", f"{message}; see rlplug profile --help")

@@ -1,0 +1,117 @@
+"""``rlplug profile``: where the time of a run goes."""
+
+import ast
+import re
+from pathlib import Path
+
+import gymnasium
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from rlplug.cli import main
+from rlplug.cli.profile import CALLED, OWN, PACKAGE
+
+PPO = ["env=cartpole", "tuned=none", "model.hidden=[8]", "hardware=cpu", "algo.sgd_minibatch_size=32"]
+PPO += ["rollout_fragment_length=16", "algo.num_sgd_iter=2", "total_steps=1_000_000"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def shares(printed: str) -> dict[str, float]:
+    return {name: float(share) for name, share in re.findall(r"^( *\S.*?)  +([\d.]+)%  +[\d,.]+$", printed, re.M)}
+
+
+def left() -> list[str]:
+    return [path.name for path in Path().rglob("*")]
+
+
+class Ponderous(CartPoleEnv):
+    """Its steps take long enough to be most of any run; by computing, as a sleeper would be seen as well."""
+
+    def step(self, action):
+        sum(range(60_000))
+        return super().step(action)
+
+
+def test_a_table_the_bottleneck_and_a_page_of_every_call(capsys: pytest.CaptureFixture[str]):
+    assert main(["profile", "--seconds", "3", *PPO]) == 0
+    out, err = capsys.readouterr()
+    seen = shares(out)
+    outer = {name for name in seen if not name.startswith(" ")}
+    assert outer == {"collecting", "learning", "between rounds"}
+    assert sum(seen[name] for name in outer) == pytest.approx(100, abs=0.3)
+    assert sum(share for name, share in seen.items() if name.startswith(" ")) <= 100.5
+    assert {"  acting", "  environments", "  forward", "  backward", "  clipping and optimizer"} < seen.keys()
+    assert all(seen[name] > 1 for name in ("  acting", "  environments", "  forward", "  backward"))
+    assert re.search(r"^[\d,]+ environment steps and [\d,.]+ updates a second$", out, re.M)
+    assert re.search(r"^bottleneck: .+ takes \d+% of the time", out, re.M)
+    assert "profiling for 3 s" in err
+    assert left() == ["profile.html"]
+    assert "NextStepCollector" in Path("profile.html").read_text(encoding="utf-8")
+
+
+def test_slow_environments_are_named_as_the_bottleneck(capsys: pytest.CaptureFixture[str]):
+    gymnasium.register("Ponderous-v0", Ponderous)
+    try:
+        words = [word for word in PPO if word != "env=cartpole"] + ["env=gymnasium", "env.id=Ponderous-v0"]
+        assert main(["profile", "--seconds=2", "--html=here.html", *words]) == 0
+    finally:
+        del gymnasium.registry["Ponderous-v0"]
+    out = capsys.readouterr().out
+    assert shares(out)["  environments"] > 60
+    assert re.search(r"^bottleneck: environments take \d+% of the time: .*hardware.actors.count", out, re.M)
+    assert left() == ["here.html"]
+
+
+def test_off_policy_learning_is_the_bottleneck_and_what_it_asks_for_is_told(capsys: pytest.CaptureFixture[str]):
+    words = ["algo=dqn", "env=cartpole", "hardware=cpu", "num_steps_sampled_before_learning_starts=200"]
+    assert main(["profile", "--seconds=2", "replay_ratio=4", *words]) == 0
+    out = capsys.readouterr().out
+    assert {"  sampling", "  targets", "  forward"} < shares(out).keys()
+    assert re.search(r"^bottleneck: learning takes \d+% .*replay_ratio", out, re.M)
+
+
+@pytest.mark.slow
+def test_with_actors_the_learner_waits_for_them(capsys: pytest.CaptureFixture[str]):
+    actors = ["hardware.actors.count=2", "hardware.actors.num_cpus=0.5"]
+    assert main(["profile", "--seconds=3", *actors, *PPO]) == 0
+    assert shares(capsys.readouterr().out)["  waiting for actors"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seconds=0"], "--seconds 0: more than 0, and finite"),
+        (["--seconds=soon"], "argument --seconds: invalid float value: 'soon'; see rlplug profile --help"),
+        (["--html=nowhere/page.html"], "--html nowhere/page.html: no file can be written there"),
+        (["--fast"], "unrecognized arguments: --fast; see rlplug profile --help"),
+        (["hardware=2cpu"], "profile looks at one learner process"),
+        (["algo.clip=1"], "algo.clip"),
+    ],
+)
+def test_what_cannot_be_profiled_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["profile", *PPO, *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert not left()
+
+
+def test_a_run_that_ends_too_soon_says_so(capsys: pytest.CaptureFixture[str]):
+    assert main(["profile", *PPO[:-1], "total_steps=256"]) == 1
+    assert "the run ended before there was anything to see; give it more total_steps" in capsys.readouterr().err
+    assert not left()
+
+
+def test_the_functions_by_which_parts_are_told_are_there():
+    found = {
+        (str(path.relative_to(PACKAGE)), node.name)
+        for path in Path(PACKAGE).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert OWN.keys() <= found
+    assert {caller for caller, _ in CALLED} <= {name for _, name in found}

@@ -1,0 +1,35 @@
+"""What a run brings along before it learns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("lightning", "matplotlib", "pandas", "ray", "scipy", "sympy", "torch._dynamo", "torchmetrics", "wandb")
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import rlplug
+from rlplug.run.launch import resume, train
+folder, *words = sys.argv[1:]
+train(rlplug.compose(words), Path(folder))
+resume(folder, ["total_steps=768"])
+print(json.dumps([name for name in {heavy} if name in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
+def test_a_run_of_one_process_imports_nothing_that_it_does_not_use(algo: str, tmp_path: Path):
+    """Checkpoints and a resumed run included."""
+    words = [f"algo={algo}", "env=cartpole", "tuned=none", "hardware=cpu", "total_steps=512", "eval.episodes=1"]
+    words += ["logger=csv", "rollout_fragment_length=8"] + (
+        ["algo.sgd_minibatch_size=32"] if algo == "ppo" else ["num_steps_sampled_before_learning_starts=256"]
+    )
+    command = [sys.executable, "-c", PROGRAM.format(heavy=HEAVY), str(tmp_path / "run"), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
