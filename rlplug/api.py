@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlplug.functional.returns import episode_metrics
+from rlplug.nn.module import Module
 from rlplug.plan import Hardware as Hardware
 from rlplug.plan import Plan as Plan
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode, Progress, Role, Tree, Unit, Weights
@@ -555,7 +556,7 @@ class Collector(Protocol):
     def close(self) -> None: ...
 
 
-class Model(nn.Module):
+class Model(Module):
     """A network from ``ctx.space`` to features."""
 
     batched: ClassVar[bool] = False  # computes ``ctx.ensemble_size`` members itself; otherwise ``nn.Ensemble`` does

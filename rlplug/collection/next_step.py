@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.collection.segment import SegmentMemory, copied, merged
+from rlplug.collection.segment import SegmentMemory, merged
 from rlplug.collection.shard import RESULT, ShardCollector
 from rlplug.types import Batch, Mode
 
@@ -47,7 +47,8 @@ class NextStepCollector(ShardCollector):
             for key, leaf in observed:
                 tree.put(leaf, t + 1, result[key])
             self._write_previous(arrays, t, t + 1)
-        self._open = copied(tree.take(self._seen(arrays) | {"valid": valid}, end))
+        # as views: their memory is written again only after the next segment has begun with them
+        self._open = tree.take(self._seen(arrays), end) | {"valid": valid[end].copy()}
         if end < rows:
             tree.put(arrays, slice(end + 1, rows + 1), self._open)
         self._write_carry(arrays, slice(end, rows + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from rlplug.types import Batch, Group, Mode, Tree, Weights
 RESULT = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 COLUMN = {"is_first": np.bool_, "valid": np.bool_}
 CORE = RESULT | COLUMN
+NOTHING = nullcontext()
 
 
 class ShardCollector:
@@ -64,6 +65,8 @@ class ShardCollector:
         self._reset = watched(env, env.reset, shard.env_ids)
         self.failed_episodes = 0
         """episodes that ended because their environment failed"""
+        own = [x for x in self.exploration.values() if type(x).perturb_weights is not Exploration.perturb_weights]
+        self._perturbing: dict[Mode, Sequence[Exploration]] = {"explore": own}
         self._restarts = 0  # how often new episodes began because the environments could not be restored
         self._memory: dict[int, SegmentMemory] = {}  # by transitions of a segment
         self._open: Batch = {}  # the row that the next segment begins with
@@ -147,8 +150,13 @@ class ShardCollector:
         """
         if not self._open:
             self.reset()
+        others = weights is not None or self._perturbing.get(mode)
         try:
-            with torch.inference_mode(), self.ctx.acting(self.shard), self._acting_weights(mode, weights):
+            with (
+                torch.inference_mode(),
+                self.ctx.acting(self.shard),
+                self._acting_weights(mode, weights or {}) if others else NOTHING,
+            ):
                 if rows not in self._memory:
                     self._memory[rows] = self._allocate(rows + self.extra_rows)
                 segment = self._play(self._memory[rows], rows, mode, stop)
@@ -169,13 +177,9 @@ class ShardCollector:
         return self._memory[rows].tensors if rows in self._memory else {}
 
     @contextmanager
-    def _acting_weights(self, mode: Mode, weights: Weights | None) -> Iterator[None]:
+    def _acting_weights(self, mode: Mode, weights: Weights) -> Iterator[None]:
         """Act with other weights than the algorithm's own: given ones, and what exploration modules make of them."""
-        modules = [x for x in self.exploration.values() if type(x).perturb_weights is not Exploration.perturb_weights]
-        modules = modules if mode == "explore" else []
-        if weights is None and not modules:
-            yield
-            return
+        modules = self._perturbing.get(mode, ())
         own = only(self.algorithm.state_dict(keep_vars=True), set(self.algorithm.actor_keys()))
         before = {name: x.data for name, x in own.items()}
 
@@ -184,7 +188,7 @@ class ShardCollector:
                 own[name].data = x
 
         try:
-            put(weights or {})
+            put(weights)
             if modules:
                 step = on_device(self._seen(self._open), self.ctx.device)
                 unperturbed, _ = self._decide(step, "greedy")

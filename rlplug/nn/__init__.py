@@ -14,6 +14,7 @@ from rlplug.nn.heads import (
     head_for,
 )
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
+from rlplug.nn.module import Module
 from rlplug.nn.optim import Adam
 from rlplug.nn.recurrent import GRU, LSTM, Recurrent, unroll
 from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten
@@ -42,6 +43,7 @@ __all__ = [
     "InputCritic",
     "LayerNorm",
     "Linear",
+    "Module",
     "MultiCategorical",
     "MultiCategoricalHead",
     "Pixels",

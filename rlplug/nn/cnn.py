@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlplug.nn.mlp import ACTIVATIONS, MLP, Activation, Init
+from rlplug.nn.module import Module
 from rlplug.types import ConfigError
 
 Filter: TypeAlias = tuple[int, int, int]
@@ -64,7 +65,7 @@ class Pixels:
         return x.to(seen, memory_format=torch.channels_last) * self.scale
 
 
-class CNN(nn.Module):
+class CNN(Module):
     """Convolutions without padding, each followed by its activation, then fully connected layers.
 
     Args:
@@ -112,7 +113,7 @@ class CNN(nn.Module):
         return self.head(x.flatten(1))
 
 
-class ResidualCNN(nn.Module):
+class ResidualCNN(Module):
     """Sections of a convolution, a pooling that halves the sides, and two residual blocks; then as ``CNN``.
 
     Args:
@@ -150,7 +151,7 @@ class ResidualCNN(nn.Module):
         return self.head(F.relu(x if self.norm is None else self.norm(x)).flatten(1))
 
 
-class _Residual(nn.Module):
+class _Residual(Module):
     """``x + conv(relu(conv(relu(x))))``."""
 
     def __init__(self, channels: int, init: Init, layer_norm: bool) -> None:

@@ -13,11 +13,12 @@ from torch.func import functional_call
 
 from rlplug.nn.cnn import is_image
 from rlplug.nn.mlp import Linear, precise
+from rlplug.nn.module import Module
 from rlplug.nn.spaces import choices_of
 from rlplug.types import Batch
 
 
-class Critic(nn.Module):
+class Critic(Module):
     """Base of the critics: ``ensemble_size`` independent estimates of ``Q(s, a)``, computed in two steps.
 
     ``encode`` does what does not depend on the action, so that the critic's own loss and a policy's loss share it;

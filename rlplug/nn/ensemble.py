@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlplug.nn.module import Module
 from rlplug.types import Batch
 
 
-class Ensemble(nn.Module):
+class Ensemble(Module):
     """Independently built models (``rlplug.api.Model``) that read the same input, one after the other.
 
     Features are stacked on a leading axis, ``[E, ..., out_dim]``. The carry is a dict of the members'

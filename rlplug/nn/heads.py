@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
 from rlplug.nn.mlp import Linear, precise
+from rlplug.nn.module import Module
 from rlplug.types import ConfigError
 
 
@@ -23,7 +24,7 @@ class Draws(Protocol):
     def rand(self, *shape: int) -> Tensor: ...
 
 
-class Head(nn.Module):
+class Head(Module):
     """Base of the heads; ``head(features, mask)`` is a ``Distribution``."""
 
     noise_kind: ClassVar[Literal["uniform", "normal"]]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlplug.nn.module import Module
+
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 Init: TypeAlias = Literal["orthogonal", "default"]
 
@@ -21,7 +23,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Linear(nn.Module):
+class Linear(Module):
     """``y = x W + b``; with ``ensemble_size > 1``, that many independent ones on a leading axis.
 
     Args:
@@ -105,7 +107,7 @@ class LayerNorm(nn.LayerNorm):
         return torch.addcmul(self.bias, F.layer_norm(input, self.normalized_shape, eps=self.eps), self.weight)
 
 
-class MLP(nn.Module):
+class MLP(Module):
     """Hidden layers, each followed by its activation; no output layer. Without any, the identity.
 
     Args:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlplug.nn.mlp import Linear, precise
+from rlplug.nn.module import Module
 
 
 class Draw(Protocol):
@@ -49,7 +50,7 @@ class NoisyLinear(Linear):
         return F.linear(x, weight, torch.addcmul(self.bias, self.sigma_bias, self.noise_out))
 
 
-class Stream(nn.Module):
+class Stream(Module):
     """One stream of a Q-network: hidden layers with ReLU, then an output layer in float32.
 
     Args:

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Lists(NamedTuple):
+    """What the kernel is given of a group of parameters."""
+
+    params: list[Tensor]
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: list[Tensor]
+    """0-d, one of every parameter; the same one where all have made as many steps"""
+
+    def take(self, have: Sequence[int]) -> Lists:
+        return Lists(*([values[i] for i in have] for values in self))
 
 
 class Adam(torch.optim.Adam):
     """``torch.optim.Adam(fused=True)``, Kingma & Ba 2015 (arXiv:1412.6980), the same to the bit.
 
     torch's ``step`` spends several times as long on collecting lists, dispatch and profiler hooks
-    as in the kernel for networks of this field's size. Here the lists are collected once. State and
-    ``state_dict`` are torch's own. All parameters must lie on one device, in one dtype.
+    as in the kernel for networks of this field's size. Here the lists are collected once, and parameters that move
+    together share a count of steps. State and ``state_dict`` are torch's own. All parameters must lie on one device, in
+    one dtype.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float | Tensor, **options: Any) -> None:
         super().__init__(params, lr=lr, fused=True, **options)
-        self._lists: list[tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = []
+        self._lists, self._shares = list[Lists](), True
 
     # without torch's decorator, which imports the compiler: that takes seconds
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
@@ -30,9 +44,13 @@ class Adam(torch.optim.Adam):
         inspect.unwrap(torch.optim.Adam.load_state_dict)(self, state_dict)
         self._lists = []
 
-    def collect(self) -> None:
-        """Make what is missing of the state, so that ``move`` finds it."""
-        self._lists = []
+    def collect(self, share: bool = True) -> None:
+        """Make what is missing of the state, and the lists of it.
+
+        Args:
+            share: parameters with equal counts of steps share one; False before ``move``, in which any may be left out.
+        """
+        self._lists, self._shares = [], share
         for group in self.param_groups:
             params = group["params"]
             for p in params:
@@ -43,37 +61,34 @@ class Adam(torch.optim.Adam):
                         "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
                     }
             states = [self.state[p] for p in params]
+            if states:
+                equal = share and len({float(state["step"]) for state in states}) == 1
+                for state in states:
+                    state["step"] = states[0]["step"] if equal else state["step"].clone()
             first, second, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
-            self._lists.append((params, first, second, steps))
+            self._lists.append(Lists(params, first, second, steps))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient; without closure."""
-        if not self._lists:
-            self.collect()
-        for group, lists in zip(self.param_groups, self._lists, strict=True):
-            params, first, second, steps = lists
-            grads: list[Any] = [p.grad for p in params]
-            if any(g is None for g in grads):
-                have = [i for i, g in enumerate(grads) if g is not None]
-                params, grads, first, second, steps = (
-                    [values[i] for i in have] for values in (params, grads, first, second, steps)
-                )
-            if not params:
+        every: list[Any] = [[p.grad for p in group["params"]] for group in self.param_groups]
+        some = any(g is None for grads in every for g in grads)
+        if not self._lists or (some and self._shares):  # from now on not all make the same steps
+            self.collect(share=not some)
+        for group, lists, grads in zip(self.param_groups, self._lists, every, strict=True):
+            if some:
+                lists = lists.take([i for i, g in enumerate(grads) if g is not None])
+                grads = [g for g in grads if g is not None]
+            if not grads:
                 continue
             # the kernel walks memory: a gradient of another layout (a compiled convolution's) would meet other weights
             grads = [
                 g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-                for p, g in zip(params, grads, strict=True)
+                for p, g in zip(lists.params, grads, strict=True)
             ]
-            torch._foreach_add_(steps, 1.0)
+            _count(lists.steps)
             torch._fused_adam_(
-                params,
-                grads,
-                first,
-                second,
-                [],
-                steps,
+                *(lists.params, grads, lists.first, lists.second, [], lists.steps),
                 lr=group["lr"],
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
@@ -92,22 +107,28 @@ class Adam(torch.optim.Adam):
             grads: one for each parameter, in their order and of its shape ``[...]``; None: it stays where it is.
         """
         grads = list(grads)
-        for group, (params, first, second, steps) in zip(self.param_groups, self._lists, strict=True):
-            own, grads = grads[: len(params)], grads[len(params) :]
-            have = [i for i, g in enumerate(own) if g is not None]
-            if not have:
+        for group, lists in zip(self.param_groups, self._lists, strict=True):
+            own, grads = grads[: len(lists.params)], grads[len(lists.params) :]
+            lists, own = lists.take([i for i, g in enumerate(own) if g is not None]), [g for g in own if g is not None]
+            if not own:
                 continue
             beta1, beta2 = group["betas"]
-            torch._foreach_add_([steps[i] for i in have], 1.0)
-            counts = torch.stack([steps[i] for i in have])
+            _count(lists.steps)
+            counts = torch.stack(lists.steps)
             sizes, roots = group["lr"] / (1.0 - beta1**counts), (1.0 - beta2**counts).sqrt()
-            for i, size, root in zip(have, sizes, roots, strict=True):
-                p, g = params[i], own[i]
-                assert g is not None
+            for p, g, first, second, size, root in zip(*lists[:1], own, *lists[1:3], sizes, roots, strict=True):
                 g = -g if group["maximize"] else g
                 g = g + group["weight_decay"] * p if group["weight_decay"] else g
-                first[i].lerp_(g, 1.0 - beta1)
-                second[i].lerp_(g * g, 1.0 - beta2)
-                p.sub_(size * first[i] / (second[i].sqrt() / root + group["eps"]))
+                first.lerp_(g, 1.0 - beta1)
+                second.lerp_(g * g, 1.0 - beta2)
+                p.sub_(size * first / (second.sqrt() / root + group["eps"]))
 
     step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap it: its profiler costs more than the kernel
+
+
+def _count(steps: list[Tensor]) -> None:
+    """Add 1 to every count, once to one that many parameters share."""
+    if steps[0] is steps[-1]:
+        steps[0].add_(1.0)
+    else:
+        torch._foreach_add_(steps, 1.0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlplug import tree
 from rlplug.nn.mlp import Init
+from rlplug.nn.module import Module
 from rlplug.types import Batch
 
 # cuDNN wants all weights in one piece of memory, or else copies them, which is cheap, and says so on every call.
@@ -20,7 +21,7 @@ FAR = 1e4
 """A gate that far from 0 is exactly shut or open."""
 
 
-class Recurrent(nn.Module):
+class Recurrent(Module):
     """Base of the layers. Weights are laid out as in ``torch.nn.LSTM`` and ``torch.nn.GRU``.
 
     Rows of many episodes go through torch's fused kernels in ONE call, whatever the pattern of their beginnings: before

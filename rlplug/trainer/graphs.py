@@ -93,7 +93,7 @@ class Graphs:
         due, params = tuple(parts), [p for part in parts.values() for p in part.params]
         if moves:
             for part in parts.values():
-                part.optim.optimizer.collect()  # type: ignore[attr-defined]
+                part.optim.optimizer.collect(share=False)  # type: ignore[attr-defined]
 
         def step(batch: Batch) -> Graph:
             total = self.forward(batch, who, due)

@@ -24,7 +24,7 @@ from rlplug.trainer.collectives import Collectives
 from rlplug.trainer.graphs import Graphs
 from rlplug.trainer.minibatches import Total, add_losses, column_axis, microbatches, minibatches, total_loss
 from rlplug.trainer.normalize import Normalizer
-from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, find_nonfinite
+from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, backward, find_nonfinite
 from rlplug.types import Batch, Compile, Progress, RunError, Tree, Weights
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -72,6 +72,10 @@ class RankLearner:
             self.graphs = Graphs(self._forward, compile == "max", varies, moves)
         self.skipped = 0  # gradient steps since ``drain``
         self._observing = False
+        every = (algorithm, *self.exploration.values())
+        self._observers = (normalizer and normalizer.counts) or any(
+            type(x).observe is not Trainable.observe for x in every
+        )
         self._unread: list[GradientStep] = []
         self._parts: dict[Trainable, dict[str, OptimizerState]] = {}
 
@@ -170,12 +174,13 @@ class RankLearner:
         for p in every:
             p.grad = None
         params = [p for name in due for p in own[name].params]
-        totals, norms = list[Total](), dict[str, Sequence[Tensor]]()
+        totals: list[Total] = []
+        norms: dict[str, Sequence[Tensor]] = {}
         for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
             graph = self.graphs.run(micro, who, due, own, step) if self.graphs else None
             if graph is None:
                 totals.append(self._forward(micro, who, due))
-                totals[-1].loss.backward()
+                backward(totals[-1].loss)
                 continue
             totals.append(graph.total)
             norms |= graph.norms
@@ -256,6 +261,8 @@ class RankLearner:
 
     def observe(self, segment: Segment) -> None:
         """Let the running statistics of all that learns see a collected segment, or episodes that every rank has."""
+        if not self._observers:
+            return
         self._observing = self.replicated or segment.whole  # every rank has it, and nothing is to be gathered
         self.algorithm.observe(segment, self)
         if self.normalizer is not None:

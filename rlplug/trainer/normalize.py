@@ -49,6 +49,11 @@ class Normalizer(nn.Module):
         self.reward = Moments() if cfg.normalize_reward else None
         self.register_buffer("returns", torch.zeros(num_envs) if cfg.normalize_reward else None)
 
+    @property
+    def counts(self) -> bool:
+        """Whether it has running statistics."""
+        return bool(self.obs) or self.reward is not None
+
     def forward(self, obs: Any) -> Any:
         """Return observations ``[..., *space]`` as policy and learner see them."""
         return tree.map(self._normalized, obs, self._moments) if self.obs else obs

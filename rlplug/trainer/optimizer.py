@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
 from torch.compiler import is_compiling
 
 from rlplug import tree
@@ -50,8 +51,10 @@ class OptimizerState:
             torch._foreach_clamp_max_(grads, limit)
             return norms
         size = torch.stack(norms) if by == "norm" else torch.stack(norms).norm()
-        if size.is_cpu and not is_compiling() and size.max() + 1e-6 <= limit:  # reading it costs nothing there
-            return norms if by == "norm" else (size,)
+        if size.is_cpu and not is_compiling():  # reading it costs nothing there
+            largest = max(size.tolist()) if by == "norm" else size.item()
+            if largest + 1e-6 <= limit:
+                return norms if by == "norm" else (size,)
         factor = (limit / (size + 1e-6)).clamp_(max=1.0)
         torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)
         return norms if by == "norm" else (size,)
@@ -70,6 +73,13 @@ class OptimizerState:
         if self.optim.lr is not None:
             for group in self.optim.optimizer.param_groups:
                 group["lr"] = self.optim.lr
+
+
+def backward(loss: Tensor) -> None:
+    """Add the gradients of a 0-d loss to ``.grad``: ``loss.backward()`` without what torch looks at before."""
+    Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def refuse_nan(learned: Iterable[tuple[object, object]]) -> None:

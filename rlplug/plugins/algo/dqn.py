@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.distributional import kl_divergence, project
@@ -21,7 +21,7 @@ from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.sequences import carry_before, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale
-from rlplug.nn import Adam, unroll
+from rlplug.nn import Adam, Module, unroll
 from rlplug.nn.noisy import NoisyLinear, Stream, redraw
 from rlplug.settings import (
     NonNegativeFloat,
@@ -36,7 +36,7 @@ from rlplug.settings import (
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
-class QNetwork(nn.Module):
+class QNetwork(Module):
     """Computes the value of every action, or the logits of the distribution of its return."""
 
     def __init__(self, cfg: DQN.Config, ctx: Context, actions: int) -> None:
@@ -50,13 +50,19 @@ class QNetwork(nn.Module):
         self.noisy = tuple(layer for layer in self.modules() if isinstance(layer, NoisyLinear))
 
     def forward(self, rows: Batch, carry: Batch, noisy: bool) -> tuple[Tensor, Batch]:
-        """Map ``obs`` and ``is_first``, ``[B, ...]`` or ``[T, B, ...]``, to ``[..., A, atoms]`` and the new carry."""
+        """Map ``obs`` and ``is_first``, ``[B, ...]`` or ``[T, B, ...]``, to what ``head`` returns, and the new carry."""
         features, carry = self.torso(rows["obs"], carry, rows["is_first"])
         return self.head(features, noisy), carry
 
     def head(self, features: Tensor, noisy: bool) -> Tensor:
-        """Map features ``[..., F]`` to ``[..., A, atoms]``; dueling: arXiv:1511.06581, equation 9."""
-        out = self.advantage(features, noisy).view(*features.shape[:-1], self.actions, self.atoms)
+        """Map features ``[..., F]`` to values ``[..., A]``, or to logits ``[..., A, atoms]`` where there are atoms.
+
+        Dueling: arXiv:1511.06581, equation 9.
+        """
+        out = self.advantage(features, noisy)
+        if self.atoms == 1:
+            return out if self.value is None else dueling(self.value(features, noisy), out)
+        out = out.view(*features.shape[:-1], self.actions, self.atoms)
         return out if self.value is None else dueling(self.value(features, noisy).unsqueeze(-2), out, dim=-2)
 
 
@@ -97,14 +103,14 @@ class DQN(Algorithm):
             )
         if cfg.num_atoms > 1 and cfg.v_min >= cfg.v_max:
             raise ConfigError("algo.v_max", f"{cfg.v_max} should be above algo.v_min, which is {cfg.v_min}")
-        keys = ("obs", "action", "reward", "terminated", "valid", "is_first", "action_mask")
+        keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
         noise = "" if cfg.noisy else "epsilon_greedy"
         return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        window = cfg.sequence_length + cfg.n_step - 1
-        return replace(needs, window=window, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=(*needs.keys, "carry"))
+        window, keys = cfg.sequence_length + cfg.n_step - 1, (*needs.keys, "is_first", "carry")
+        return replace(needs, window=window, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -145,9 +151,9 @@ class DQN(Algorithm):
         return {"action": q.argmax(-1), "q": q}, carry
 
     def q(self, out: Tensor) -> Tensor:
-        """Compute expected returns ``[..., A]`` from the network's output ``[..., A, atoms]``."""
+        """Compute expected returns ``[...]`` from the network's output ``[...]``, or ``[..., atoms]``."""
         if self.cfg.num_atoms == 1:
-            return self._raw(out).squeeze(-1)
+            return self._raw(out)
         return (out.softmax(-1) * self._raw(self.support)).sum(-1)
 
     def values(self, batch: Batch) -> Tensor:
@@ -176,14 +182,14 @@ class DQN(Algorithm):
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the loss of every row that is learned from: that of Mnih et al. 2015, or with atoms of Rainbow."""
         out, judge, future = self._unroll(batch) if self.sequences else self._transitions(batch)
-        chosen = gather_action(out, batch["action"])  # [..., atoms]
+        chosen = gather_action(out, batch["action"])
         with torch.no_grad():
             target = self._target(judge, future, batch)
         if self.cfg.num_atoms > 1:
             loss = kl_divergence(target, chosen)
             error = loss.detach()
         else:
-            error = (target - chosen).squeeze(-1)
+            error = target - chosen
             loss = huber(error) if self.cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
             error = error.detach().abs()
         metrics = {"q": self.q(chosen.detach()), "td_error": error}
@@ -193,7 +199,7 @@ class DQN(Algorithm):
         )
 
     def _transitions(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute ``[B, A, atoms]`` of ``obs``, and of ``next_obs`` by the judge and by the target network."""
+        """Compute values or logits of ``obs``, and of ``next_obs`` by the judge and by the target network."""
 
         def values(network: QNetwork, obs: Any) -> Tensor:
             features, _ = network.torso(obs, {}, None)
@@ -206,7 +212,7 @@ class DQN(Algorithm):
         return out, judge, future
 
     def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the same for sequences, ``[L, B, A, atoms]``, by one pass of either network."""
+        """Compute the same for sequences, ``[L, B, A, ...]``, by one pass of either network."""
         last, burn_in, carry = batch["last"], self.cfg.burn_in, carry_before(batch)
         columns = torch.arange(last.shape[1], device=last.device)
         out = self.online.head(unroll(self.online.torso, batch, carry, burn_in), noisy=True)
@@ -215,14 +221,15 @@ class DQN(Algorithm):
         return out[: len(last)], out.detach()[last, columns] if self.cfg.double_q else future, future
 
     def _target(self, judge: Tensor, future: Tensor, batch: Batch) -> Tensor:
-        """Compute what the chosen actions should have, ``[..., atoms]``: values, or probabilities of the atoms.
+        """Compute what the chosen actions should have: values ``[...]``, or probabilities ``[..., atoms]``.
 
         Double: arXiv:1509.06461, equation 4. Atoms: arXiv:1707.06887, algorithm 1; with n steps, Rainbow, section 3.
         """
         future = gather_action(future, greedy(self.q(judge), batch.get("next_action_mask")))
-        ret, discount = batch["returns"].unsqueeze(-1), batch["discount"].unsqueeze(-1)
+        ret, discount = batch["returns"], batch["discount"]
         if self.cfg.num_atoms == 1:
             return self._scaled(ret + discount * self._raw(future))
+        ret, discount = ret.unsqueeze(-1), discount.unsqueeze(-1)
         atoms = self._scaled(ret + discount * self._raw(self.support))
         return project(future.softmax(-1), atoms, self.support)
 
