@@ -5,7 +5,7 @@ Components of every kind are built by ``Class(cfg, ctx)``: ``cfg`` is the valida
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
@@ -59,11 +59,13 @@ class Losses:
             averaged over the agents that are alive in valid rows; then every term and metric is 0-d or has that axis.
         metrics: detached; per row or 0-d, averaged over ranks in the same way.
         feedback: for the buffer: ``priority [B]``, a new ``carry``. ``after_step`` takes out what is the algorithm's.
+        diagnostics: returns further metrics, and is called without gradient, only in steps whose metrics are read.
     """
 
     terms: dict[str, Tensor]
     metrics: dict[str, Tensor] = field(default_factory=_nothing)
     feedback: Batch = field(default_factory=_nothing)
+    diagnostics: Callable[[], dict[str, Tensor]] | None = None
 
 
 @dataclass
@@ -153,12 +155,15 @@ class Learner(Protocol):
 
     progress: Progress
 
-    def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
+    def minimize(
+        self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None, *, diagnostics: bool = True
+    ) -> Losses:
         """Make one gradient step of the parts that are due; ``who.after_step`` follows.
 
         Args:
             batch: ``valid`` in it says which rows count.
             parts: names out of ``who.optimizers()``; None means all.
+            diagnostics: compute what ``Losses.diagnostics`` offers; a compiled step always does.
 
         Returns:
             Terms and metrics as global 0-d means, the same number on every rank; feedback as it came.

@@ -49,6 +49,7 @@ OWN = {  # file and function in this package
     ("trainer/trainer.py", "update"): (LEARN, REST),
     ("trainer/learner.py", "sample"): (LEARN, "sampling"),
     ("trainer/learner.py", "_forward"): (LEARN, "forward"),
+    ("trainer/optimizer.py", "backward"): (LEARN, "backward"),
     ("trainer/graphs.py", "run"): (LEARN, "compiled gradient steps"),
     ("trainer/learner.py", "_step"): (LEARN, "clipping and optimizer"),
 }
@@ -58,7 +59,6 @@ CALLED = {  # a function in this package, and what it calls in a plugin or a lib
     ("_received", "intrinsic_reward"): (LEARN, "intrinsic rewards"),
     ("update", "prepare"): (LEARN, "targets"),
     ("update", "feedback"): (LEARN, "priorities"),
-    ("_forward_backward", "backward"): (LEARN, "backward"),
 }
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 

@@ -31,7 +31,6 @@ PACKAGES = {
 STICKY, FRAMES = "repeat_action_probability", "max_num_frames_per_episode"
 ATARI = {"noop_max": 30, "reward_clipping": False, "use_fire_reset": False, "episodic_life": False}
 """What ALE's vector is told to do as ``gymnasium.wrappers.AtariPreprocessing`` does."""
-FEWEST = 4  # environments, from which on a vector in NumPy is faster than a list of single ones
 
 
 def find(env_id: str) -> EnvSpec:
@@ -169,11 +168,6 @@ def why_not_native(spec: EnvSpec, wrapping: Wrapping) -> str | None:
     if needed := [f"env.{key}" for key, asked in single.items() if asked]:
         return f"{' and '.join(needed)} wrap single environments"
     return None
-
-
-def native_pays(spec: EnvSpec, num_envs: int) -> bool:
-    """Whether the environment's own vector is faster than a list: one in NumPy steps one environment like twenty."""
-    return is_atari(spec) or spec.entry_point is None or num_envs >= FEWEST
 
 
 def has_native(spec: EnvSpec, wrapping: Wrapping | None = None) -> bool:

@@ -141,12 +141,14 @@ class RankLearner:
             self._parts[who] = {name: OptimizerState(optim) for name, optim in who.optimizers().items()}
         return self._parts[who]
 
-    def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
+    def minimize(
+        self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None, *, diagnostics: bool = True
+    ) -> Losses:
         own = self.parts(who)
         due = tuple(name for name in (own if parts is None else parts) if own[name].due())
         if not due:
             return Losses({})
-        losses, norms = self._forward_backward(batch, who, due, step=True)
+        losses, norms = self._forward_backward(batch, who, due, step=True, diagnostics=diagnostics)
         if not self._step(who, due, losses.terms, norms):
             return Losses(losses.terms, losses.metrics)  # priorities of a skipped step are not numbers
         who.after_step(due, losses, self)
@@ -163,7 +165,7 @@ class RankLearner:
         self._step(who, tuple(self.parts(who) if parts is None else parts), {}, {})
 
     def _forward_backward(
-        self, batch: Batch, who: Trainable, due: Sequence[str], step: bool = False
+        self, batch: Batch, who: Trainable, due: Sequence[str], step: bool = False, diagnostics: bool = False
     ) -> tuple[Losses, Mapping[str, Sequence[Tensor]]]:
         """Leave global mean gradients of the due parts in ``.grad``; return losses as global means.
 
@@ -179,7 +181,7 @@ class RankLearner:
         for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
             graph = self.graphs.run(micro, who, due, own, step) if self.graphs else None
             if graph is None:
-                totals.append(self._forward(micro, who, due))
+                totals.append(self._forward(micro, who, due, diagnostics))
                 backward(totals[-1].loss)
                 continue
             totals.append(graph.total)
@@ -192,9 +194,12 @@ class RankLearner:
             torch._foreach_div_(grads, self.scale.value)
         return losses, norms
 
-    def _forward(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Total:
+    def _forward(self, batch: Batch, who: Trainable, due: Sequence[str], diagnostics: bool = True) -> Total:
         with nullcontext() if self.dtype is None else torch.autocast(self.ctx.device.type, self.dtype):
             losses = who.forward(batch, due)
+            if diagnostics and losses.diagnostics is not None:
+                with torch.no_grad():
+                    losses.metrics |= losses.diagnostics()
         total = total_loss(losses, batch.get("valid"), batch.get("alive"), who, mean=self.whole)
         return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
 

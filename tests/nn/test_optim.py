@@ -37,3 +37,19 @@ def test_steps_that_can_be_traced_are_the_same(options):
     for p, q in zip(ours, traced, strict=True):
         torch.testing.assert_close(p, q)
         torch.testing.assert_close(whole.state[p], moved.state[q])
+
+
+def test_parameters_share_a_count_of_steps_until_one_stays_behind():
+    ours, theirs = ([torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)] for _ in range(2))
+    one, other = Adam(ours, lr=0.1), torch.optim.Adam(theirs, lr=0.1, foreach=False)
+    for grads in ((1.0, 2.0), (1.0, None), (3.0, None), (1.0, 1.0)):
+        for p, q, grad in zip(ours, theirs, grads, strict=True):
+            p.grad = q.grad = None if grad is None else torch.full_like(p, grad)
+        one.step()
+        other.step()
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q)
+        assert one.state[p]["step"] == other.state[q]["step"]
+    again = Adam(ours, lr=0.1)
+    again.load_state_dict(one.state_dict())
+    assert [float(again.state[p]["step"]) for p in ours] == [4.0, 2.0]

@@ -221,7 +221,7 @@ def test_chunks_unroll_to_what_acted(length, overrides):
     valid = prepared["valid"]
     assert valid.shape == (length, B * -(-T // length))
     assert int(valid.sum()) == T * B - 2
-    torch.testing.assert_close(losses.metrics["kl"][valid], torch.zeros(T * B - 2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(losses.diagnostics()["kl"][valid], torch.zeros(T * B - 2), rtol=0, atol=1e-6)
     torch.testing.assert_close(features[valid], prepared["value"][valid])
 
 
@@ -245,7 +245,7 @@ def test_advantages_are_normalised_over_valid_rows():
     algorithm = make(overrides=["model=lstm"], sgd_minibatch_size=T * B, num_sgd_iter=1)
     learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
     seen, minimize = [], learner.minimize
-    learner.minimize = lambda batch, *rest: seen.append(batch) or minimize(batch, *rest)
+    learner.minimize = lambda batch, *rest, **options: seen.append(batch) or minimize(batch, *rest, **options)
     with torch.no_grad():
         prepared = algorithm.prepare(segment(algorithm))
     assert not prepared["valid"].all()

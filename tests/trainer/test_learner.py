@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -155,6 +156,28 @@ def test_means_count_valid_rows_only():
     losses = learner.minimize(batch, learner.algorithm)
     rows = NoisyActor().forward(batch, ("actor", "critic")).terms["critic"]
     torch.testing.assert_close(losses.terms["critic"], rows[batch["valid"]].mean().detach())
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_diagnostics_are_computed_where_they_are_asked_for(microbatches: int):
+    class Told(NoisyActor):
+        calls = 0
+
+        def diagnostics(self) -> dict[str, torch.Tensor]:
+            self.calls += 1
+            assert not torch.is_grad_enabled()
+            return {"seen": torch.tensor(3.0)}
+
+        def forward(self, batch, parts):
+            return replace(super().forward(batch, parts), diagnostics=self.diagnostics)
+
+    who = Told()
+    options = {"fabric": one_rank(), "ctx": context(), "algorithm": who, "buffer": None, "microbatches": microbatches}
+    learner = RankLearner(**options)
+    assert "seen" not in learner.minimize(flat_batch(), who, diagnostics=False).metrics
+    assert who.calls == 0
+    assert learner.minimize(flat_batch(), who).metrics["seen"] == 3.0
+    assert who.calls == microbatches
 
 
 def test_means_count_living_agents_only():

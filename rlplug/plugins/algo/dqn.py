@@ -50,7 +50,7 @@ class QNetwork(Module):
         self.noisy = tuple(layer for layer in self.modules() if isinstance(layer, NoisyLinear))
 
     def forward(self, rows: Batch, carry: Batch, noisy: bool) -> tuple[Tensor, Batch]:
-        """Map ``obs`` and ``is_first``, ``[B, ...]`` or ``[T, B, ...]``, to what ``head`` returns, and the new carry."""
+        """Map ``obs`` and ``is_first``, ``[B, ...]`` or ``[T, B, ...]``, to what ``head`` returns and the new carry."""
         features, carry = self.torso(rows["obs"], carry, rows["is_first"])
         return self.head(features, noisy), carry
 

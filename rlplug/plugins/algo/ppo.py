@@ -172,27 +172,27 @@ class PPO(Algorithm):
             terms["entropy"] = -self.entropy_coeff * dist.entropy()
         if self.cfg.kl_coeff:
             terms["kl_penalty"] = self.kl_coeff * dist.kl_from(batch["dist"])
-        with torch.no_grad():
+
+        def diagnostics() -> dict[str, Tensor]:
             clipped = (ratio - 1.0).abs() > self.clip_param
-            metrics = {
-                "kl": dist.kl_from(batch["dist"]),
-                "mean_entropy": dist.entropy(),
-                "clip_fraction": clipped.float(),
-            }
-        return Losses(terms, metrics)
+            kl, entropy = dist.kl_from(batch["dist"]), dist.entropy()
+            return {"kl": kl, "mean_entropy": entropy, "clip_fraction": clipped.float()}
+
+        return Losses(terms, diagnostics=diagnostics)
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         losses, cfg = Losses({}), self.cfg
         size = cfg.sgd_minibatch_size
         if self.sequences:
             size = max(1, round(size / len(batch["valid"])))
-        for _ in range(cfg.num_sgd_iter):
+        for epoch in range(cfg.num_sgd_iter):
+            read = cfg.kl_stop is not None or epoch == cfg.num_sgd_iter - 1  # the last step's are logged
             for minibatch in learner.minibatches(batch, size, "column" if self.sequences else "row"):
                 if cfg.normalize_advantage:
                     a, valid = minibatch["advantage"], minibatch.get("valid")
                     scale = learner.reduce(a, "std", valid) + 1e-8
                     minibatch["advantage"] = (a - learner.reduce(a, "mean", valid)) / scale
-                losses = learner.minimize(minibatch, self)
+                losses = learner.minimize(minibatch, self, diagnostics=read)
                 if cfg.kl_stop is not None and losses.metrics["kl"] > cfg.kl_stop:
                     return self._adapt(losses)
         return self._adapt(losses)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rlplug.api import Context, VecEnv
 from rlplug.envs.env_list import EnvList
-from rlplug.envs.making import Maker, find, has_native, make_native, native_pays
+from rlplug.envs.making import Maker, find, has_native, make_native
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, option, settings
@@ -28,7 +28,7 @@ class Config:
     vectorization: Literal["auto", "native", "list", "subprocess"] = option(
         "native: the vector that the environment brings; list: single environments in a loop, every episode with a"
         " seed of its own; subprocess: the same in worker processes; auto: native where there is one that can do what"
-        " is asked for and is faster, else list."
+        " is asked for, else list."
     )
     workers: PositiveInt | None = option("Processes of vectorization=subprocess; null: as many as there are cores.")
     max_episode_steps: PositiveInt | None = option("Steps after which an episode is truncated; null: as registered.")
@@ -97,8 +97,8 @@ class Gymnasium:
             own["remake"] = make
         if cfg.vectorization == "subprocess":
             return Subprocess(make, workers=cfg.workers, **own, **make.offers)
-        auto = cfg.vectorization == "auto" and has_native(spec, wrapping) and native_pays(spec, ctx.num_envs)
-        if (auto or cfg.vectorization == "native") and not cfg.restart_failed:
+        native = cfg.vectorization == "native" or (cfg.vectorization == "auto" and has_native(spec, wrapping))
+        if native and not cfg.restart_failed:
             return make_native(spec, len(ctx.env_ids), cfg.kwargs, **options, **own)
         return EnvList([make() for _ in ctx.env_ids], **make.offers, **own)
 

@@ -169,10 +169,12 @@ class Watching(RankLearner):
         self.sampled = tree.map(torch.clone, batch)
         return batch, bonuses
 
-    def minimize(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Losses:
+    def minimize(
+        self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None, *, diagnostics: bool = True
+    ) -> Losses:
         if self.look is not None:
             self.look(self, who, batch, tuple(self.parts(who) if parts is None else parts))
-        return super().minimize(batch, who, parts)
+        return super().minimize(batch, who, parts, diagnostics=diagnostics)
 
 
 def watch(trainer: Trainer, look: Look | None = None) -> Watching:
