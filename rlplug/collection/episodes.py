@@ -28,9 +28,6 @@ class Episodes:
 
     def add(self, segment: Batch, columns: slice = slice(None)) -> int:
         """Count a segment of some columns, and return the number of its environment steps."""
-        if len(segment["valid"]) == 2 and "alive" not in segment and not self.groups:
-            rows = [segment[key][0].tolist() for key in ("valid", "is_first", "terminated", "truncated", "reward")]
-            return self._count_row(range(len(self._return))[columns], *rows)
         valid = segment["valid"].numpy()[:-1]
         began = segment["is_first"].numpy()[:-1] & valid  # after an end, or in place of an episode that broke off
         parts = groups_of(segment)
@@ -44,26 +41,17 @@ class Episodes:
             group._count(rewards[name].mean(2), valid, ended, began, columns)
         return self._count(np.concatenate([*rewards.values()], 2).mean(2), valid, ended, began, columns)
 
-    def _count_row(self, columns: Sequence[int], *rows: list[Any]) -> int:
-        """Count one row of some columns, as off-policy rounds often have: valid, is_first, both ends, reward."""
-        for column, valid, first, terminated, truncated, reward in zip(columns, *rows, strict=True):
-            if not valid:
-                continue
-            total, length = (0.0, 0) if first else (float(self._return[column]), int(self._length[column]))
-            total, length = total + reward, length + 1
-            if terminated or truncated:
-                self._finished.append((total, length, column))
-                total, length = 0.0, 0
-            self._return[column], self._length[column] = total, length
-        return sum(rows[0])
-
     def _count(
         self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, began: np.ndarray, columns: slice
     ) -> int:
         """Count rewards ``[T, B]``; the others say which rows were acted on, ended and began an episode."""
-        count = int(np.count_nonzero(valid))
+        count, going = int(np.count_nonzero(valid)), not (np.count_nonzero(ended) or np.count_nonzero(began))
+        if going and count == valid.size == valid.shape[1]:  # one row, as a round has off-policy
+            self._return[columns] += reward[0]
+            self._length[columns] += 1
+            return count
         reward = np.where(valid, reward, 0.0)
-        if not (np.count_nonzero(ended) or np.count_nonzero(began)):
+        if going:
             self._return[columns] += reward.sum(0)
             self._length[columns] += valid.sum(0)
             return count

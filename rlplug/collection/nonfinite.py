@@ -18,14 +18,6 @@ def kind(value: float) -> str:
     return "NaN" if math.isnan(value) else "infinite"
 
 
-def usual(segment: Batch, bounds: Bounds | None) -> bool:
-    """Return whether a segment ``[T+1, B]`` of one agent is known to be finite and within bounds, by a quick look."""
-    if bounds is None or "obs" not in segment:
-        return False
-    reward = segment["reward"].numpy()
-    return math.isfinite(np.vdot(reward, reward)) and bounds.hold(tree.map(torch.Tensor.numpy, segment["obs"]))
-
-
 def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> None:
     """Stop at an observation or a reward that is NaN or infinite.
 

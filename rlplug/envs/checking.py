@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from rlplug.envs.spaces import inside_obs
 
 ROUNDING = 1e-5
 """so far, relative to a bound, an observation may lie beyond it"""
-FEW = 32  # numbers that are looked at one by one in less time than NumPy takes to begin
 NUMBERS = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
 """kinds of numbers that stand for those of a space"""
 
@@ -172,24 +170,7 @@ class Bounds:
     """
 
     def __init__(self, space: Space[Any]) -> None:
-        every = [(path, leaf, _limits(leaf)) for path, leaf in _leaves(space)]
-        self._leaves = [(path, leaf, limits) for path, leaf, limits in every if limits]
-        self._sound = [(path, *_finite(leaf, limits)) for path, leaf, limits in every if limits or _is_float(leaf)]
-        self._few = [[x.ravel()[:FEW].tolist() for x in limits] for _, *limits in self._sound]
-
-    def hold(self, obs: Any) -> bool:
-        """Return whether all numbers of rows ``[T, B, ...]`` are finite and within bounds."""
-        for (path, low, high), (lows, highs) in zip(self._sound, self._few, strict=True):
-            x = obs
-            for key in path:
-                x = x[key]
-            # of NaN neither is true
-            if x.size <= FEW:
-                if not all(a <= value <= b for value, a, b in zip(x.ravel().tolist(), cycle(lows), cycle(highs))):
-                    return False
-            elif not ((x >= low) & (x <= high)).all():
-                return False
-        return True
+        self._leaves = [(path, leaf, limits) for path, leaf in _leaves(space) if (limits := _limits(leaf))]
 
     def find(self, obs: Any) -> tuple[int, int, str] | None:
         """Row, column and description of the first number that is out of bounds; None where there is none.
@@ -207,22 +188,6 @@ class Bounds:
                 t, b, *place = np.argwhere(beyond)[0].tolist()
                 found.append((t, b, _describe(path, space, x[t, b], tuple(place))))
         return min(found, default=None)
-
-
-def _is_float(space: Space[Any]) -> bool:
-    return isinstance(space, Box) and space.dtype.kind == "f"
-
-
-def _finite(space: Space[Any], limits: tuple[Any, Any] | None) -> tuple[Any, Any]:
-    """The limits of a leaf that has any or is of floating point, with the largest numbers in place of infinity."""
-    shape = space.shape or ()
-    if not _is_float(space):
-        assert limits is not None
-        low, high = limits
-    else:
-        most = np.finfo(space.dtype).max  # type: ignore[arg-type]
-        low, high = (np.clip(x, -most, most).astype(space.dtype) for x in limits or (-most, most))
-    return np.broadcast_to(low, shape), np.broadcast_to(high, shape)
 
 
 def _leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Space[Any]]]:

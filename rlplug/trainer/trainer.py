@@ -14,7 +14,7 @@ import torch
 
 from rlplug.api import Collector, Job, Losses, Rollout, Run, Segment
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.nonfinite import beyond, check_segment, usual
+from rlplug.collection.nonfinite import beyond, check_segment
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
 from rlplug.trainer.learner import RankLearner
@@ -177,10 +177,9 @@ class Trainer(Run):
     def _receive(self, segment: Segment) -> int:
         """Take a segment in, and return its environment steps."""
         spec, steps = self.collector.spec, self.progress.env_steps
-        if not usual(segment.batch, spec.bounds):
-            check_segment(segment.batch, steps, env_ids := self.ctx.env_ids[segment.columns])
-            if not self.ctx.beyond:
-                self.ctx.beyond += beyond(segment.batch, steps, env_ids, spec.bounds)
+        check_segment(segment.batch, steps, env_ids := self.ctx.env_ids[segment.columns])
+        if not self.ctx.beyond:
+            self.ctx.beyond += beyond(segment.batch, steps, env_ids, spec.bounds)
         self.learner.observe(segment)
         if len(segment.batch["valid"]) > self.ctx.rollout_length or self.ctx.needs.data != "rollout":
             self.buffer.add(segment)  # the few rows of a last, short rollout would make a poor gradient
