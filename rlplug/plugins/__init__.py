@@ -6,6 +6,7 @@ from rlplug.registry import Component, hookimpl
 @hookimpl
 def rlplug_components() -> list[Component]:
     return [
+        Component("algo", "a2c", "rlplug.plugins.algo.a2c:A2C"),
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
