@@ -57,7 +57,7 @@ def test_every_component_stands_in_a_table():
 @pytest.mark.parametrize(
     ("algo", "overrides"),
     [
-        ("a2c", ["env=cartpole", "total_steps=1000"]),
+        ("a2c", ["env=cartpole", "total_steps=2048"]),
         ("ddpg", ["env=pendulum", "total_steps=600", "num_steps_sampled_before_learning_starts=590"]),
         ("dqn", ["env=cartpole", "total_steps=600", "num_steps_sampled_before_learning_starts=500"]),
         ("ppo", ["env=cartpole", "total_steps=2048", "algo.kl_coeff=0.2", "algo.entropy_coeff=0.01"]),
