@@ -59,7 +59,7 @@ class Proof:
         )
 
 
-PPO, SAC, DQN = (f"algo={algo} env=" for algo in ("ppo", "sac", "dqn"))
+PPO, SAC, DQN, DDPG, TD3, A2C = (f"algo={algo} env=" for algo in ("ppo", "sac", "dqn", "ddpg", "td3", "a2c"))
 
 RAINBOW = {
     "single": "algo.double_q=false",
@@ -86,6 +86,10 @@ PROOFS = {
         f"{SAC}pendulum {SHAPES['2cpu_actors']} num_envs=2 rollout_fragment_length=8", -180
     ),
     "sac_mountaincar_continuous": Proof(SAC + "mountaincar_continuous", 90),
+    "ddpg_pendulum": Proof(DDPG + "pendulum", -180, blind=True),
+    "td3_pendulum": Proof(TD3 + "pendulum", -180, blind=True),
+    "ddpg_mountaincar_continuous": Proof(DDPG + "mountaincar_continuous", 90, blind=True),
+    "a2c_cartpole": Proof(A2C + "cartpole", 475, blind=True),
     "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450, blind=True),
     "dqn_cartpole": Proof(DQN + "cartpole", 475, blind=True),
     **{f"dqn_cartpole_{name}": Proof(f"{DQN}cartpole {words}", 450, blind=True) for name, words in RAINBOW.items()},

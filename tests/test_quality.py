@@ -52,6 +52,8 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 250),
     "sac": (("plugins/algo/sac.py",), 250),
+    "ddpg": (("plugins/algo/ddpg.py",), 200),
+    "a2c": (("plugins/algo/a2c.py",), 100),
 }
 
 

@@ -6,9 +6,12 @@ from rlplug.registry import Component, hookimpl
 @hookimpl
 def rlplug_components() -> list[Component]:
     return [
+        Component("algo", "a2c", "rlplug.plugins.algo.a2c:A2C"),
+        Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
+        Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("buffer", "episodes", "rlplug.plugins.buffer.episodes:Episodes"),
         Component("buffer", "prioritized", "rlplug.plugins.buffer.prioritized:Prioritized"),
         Component("buffer", "queue", "rlplug.plugins.buffer.queue:Queue"),

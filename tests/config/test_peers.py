@@ -8,7 +8,7 @@ from rlplug.config.errors import no_such_key, peers, value_at
 from rlplug.registry.discovery import unknown
 from tests.installing import install, site  # noqa: F401  fixtures
 
-RUNS = {words[0]: compose(words).raw for words in (["algo=ppo"], ["algo=dqn"], ["algo=sac", "env=pendulum"])}
+RUNS = {f"algo={name}": compose([f"algo={name}"]).raw for name in ("ppo", "a2c", "dqn", "sac", "ddpg", "td3")}
 
 
 @pytest.mark.parametrize("prefix", ["", "algo.", "nothing.of.that."])
@@ -33,6 +33,9 @@ def test_a_word_leads_to_those_of_its_meanings_that_the_run_has(word: str, prefi
         ("algo=sac", "algo.learning-rate=0.1", "algo.actor_lr or algo.critic_lr"),
         ("algo=sac", "algo.optimizer.lr=0.1", "algo.actor_lr or algo.critic_lr"),
         ("algo=sac", "algo.lr=0.1", "algo.actor_lr or algo.critic_lr"),
+        ("algo=td3", "algo.policy_frequency=3", "algo.policy_delay"),
+        ("algo=ddpg", "algo.exploration_theta=0.2", "exploration.ornstein_uhlenbeck.theta"),
+        ("algo=a2c", "algo.microbatch_size=20", "hardware.microbatches"),
     ],
 )
 def test_on_a_command_line(run: str, line: str, meant: str):

@@ -28,11 +28,12 @@ Curves = dict[str, list[float]]
 
 
 def run(case: str, *more: str) -> Curves:
-    """Every term and metric of ``UPDATES`` updates."""
+    """Every term and metric of ``UPDATES`` updates, those of a part that is not always due from fewer of them."""
     trainer = build(compose([*overrides(case), *more]), Path())
     losses = play(trainer, UPDATES).losses
     trainer.close()
-    return {name: [float(values[name]) for values in losses] for name in losses[0]}
+    names = dict.fromkeys(name for values in losses for name in values)
+    return {name: [float(values[name]) for values in losses if name in values] for name in names}
 
 
 def departures(found: Curves, golden: Curves) -> list[str]:

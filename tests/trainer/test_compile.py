@@ -97,7 +97,11 @@ ALGORITHMS = {
     "ppo": ("algo=ppo", "rollout_fragment_length=8", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=1"),
     "dqn": ("algo=dqn", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64"),
     "sac": ("algo=sac", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64"),
+    "td3": ("algo=td3", "algo.policy_delay=1", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64"),
+    "a2c": ("algo=a2c", "algo.opt_type=adam", "algo.epsilon=1e-8", "rollout_fragment_length=8"),
 }
+CONTINUOUS = ("sac", "td3")
+NOISE = {"dqn": "epsilon_greedy", "td3": "gaussian"}
 MODELS = {
     "mlp": ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]"),
     "cnn": ("+env.kwargs.observation=image", "model=cnn", "model.hidden=[8]"),
@@ -107,8 +111,12 @@ MODELS = {
     "icm": ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]", "exploration=[icm]"),
     "rnd": ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]", "exploration=[rnd]"),
 }
-EAGER = [("sac", "icm")]  # how many rows there are is known when it runs; so where an episode ends, in lstm and gru
-RECURRENT = {"dqn": ("algo.sequence_length=6", "algo.burn_in=2", "algo.stride=4"), "sac": ("algo.sequence_length=6",)}
+EAGER = [
+    ("sac", "icm"),
+    ("td3", "icm"),
+]  # how many rows there are is known when it runs; so where an episode ends, in lstm and gru
+SEQUENCES = ("algo.sequence_length=6", "algo.burn_in=2", "algo.stride=4")
+RECURRENT = {"dqn": SEQUENCES, "sac": ("algo.sequence_length=6",), "td3": SEQUENCES}
 
 
 @pytest.fixture(autouse=True)
@@ -137,11 +145,16 @@ def weights(words, compile):
     ],
 )
 def test_one_compiled_step_is_the_eager_one(algo, model):
-    words = (*WORLD, *ALGORITHMS[algo], *MODELS[model], f"+env.kwargs.action={'box' if algo == 'sac' else 'discrete'}")
+    words = (
+        *WORLD,
+        *ALGORITHMS[algo],
+        *MODELS[model],
+        f"+env.kwargs.action={'box' if algo in CONTINUOUS else 'discrete'}",
+    )
     if model in ("lstm", "gru") and algo in RECURRENT:
         words = (*words, "buffer=sequence", *RECURRENT[algo])
-    if algo == "dqn" and model in ("icm", "rnd"):
-        words = (*words, f"exploration=[epsilon_greedy,{model}]")
+    if algo in NOISE and model in ("icm", "rnd"):
+        words = (*words, f"exploration=[{NOISE[algo]},{model}]")
     (eager, _), (compiled, still) = weights(words, "off"), weights(words, "max")
     assert still is ((algo, model) not in EAGER and model not in ("lstm", "gru"))
     lr = 1e-3

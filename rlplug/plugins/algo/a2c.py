@@ -1,0 +1,96 @@
+"""Advantage actor-critic, Mnih et al. 2016 (arXiv:1602.01783), synchronously: A2C.
+
+It makes one gradient step of every rollout, with the weights that acted. So one pass over the rows, in ``forward``,
+gives values, advantages and gradients, and a recurrent model is unrolled from the state before row 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlplug.api import Algorithm, Clip, Context, Losses, Needs, Optim
+from rlplug.functional.returns import gae
+from rlplug.functional.sequences import carry_before
+from rlplug.nn import ActorCritic, Adam
+from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+
+
+class A2C(Algorithm):
+    @settings
+    class Config:
+        gamma: UnitFloat = option("Discount factor.")
+        lambda_: UnitFloat = option("GAE's lambda; 1: n-step returns, up to the end of the rollout.")
+        lr: Scheduled[NonNegativeFloat] = option("Step size.")
+        opt_type: Literal["adam", "rmsprop"] = option("The optimizer.")
+        epsilon: PositiveFloat = option("The optimizer's epsilon, outside of the root.")
+        decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
+        vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
+        vf_share_layers: bool = option("One torso for policy and value.")
+        entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
+        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
+        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        spec.single_agent  # noqa: B018  raises for several agents
+        return Needs(data="rollout", keys=("obs", "action", "action_mask"))
+
+    @classmethod
+    def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
+        return replace(needs, carry_stride=1, keys=(*needs.keys, "is_first", "carry"))
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
+        value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", group.obs)
+        self.net = ActorCritic(ctx.build("model", group.obs), value_torso, group.action, cfg.initial_log_std)
+        if ctx.needs.carry_stride and not self.initial_carry(1):
+            raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
+        self.lr = ctx.schedule(cfg.lr)
+        self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
+
+    def optimizers(self) -> dict[str, Optim]:
+        cfg, params = self.cfg, self.parameters()
+        if cfg.opt_type == "adam":
+            optimizer: torch.optim.Optimizer = Adam(params, lr=self.lr, eps=cfg.epsilon)
+        else:
+            optimizer = torch.optim.RMSprop(params, lr=self.lr, alpha=cfg.decay, eps=cfg.epsilon)
+        return {"policy": Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=self.lr)}
+
+    def initial_carry(self, n: int) -> Batch:
+        return self.net.initial_carry(n)
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        dist, carry = self.net.dist(step, carry)
+        if mode == "greedy":
+            return {"action": dist.mode()}, carry
+        return {"action": dist.sample(self.net.policy.noise(self.ctx, len(step["is_first"])))}, carry
+
+    def logp(self, batch: Batch) -> Tensor:
+        return self.net(batch, carry_before(batch))[0].logp(batch["action"])
+
+    def values(self, batch: Batch) -> Tensor:
+        return self.net(batch, carry_before(batch))[1]
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """Compute the losses of algorithm S3: of the policy with its entropy bonus, and of the value."""
+        cfg = self.cfg
+        dist, value = self.net(batch, carry_before(batch))
+        with torch.no_grad():
+            rows = batch["reward"], value, batch["terminated"], batch["valid"]
+            advantage, returns = gae(*rows, cfg.gamma, cfg.lambda_)
+        terms = {
+            "policy": -dist.logp(batch["action"]) * advantage,
+            "value": self.vf_loss_coeff * (value - returns).square(),
+        }
+        entropy = dist.entropy()
+        if cfg.entropy_coeff:
+            terms["entropy"] = -self.entropy_coeff * entropy
+        return Losses(terms, {"mean_entropy": entropy.detach(), "advantage": advantage})

@@ -1,0 +1,199 @@
+"""Deep Deterministic Policy Gradient, Lillicrap et al. 2016 (arXiv:1509.02971), and Twin Delayed DDPG, Fujimoto et al.
+2018 (arXiv:1802.09477): the same with ``twin_q``, ``policy_delay`` and ``target_noise``.
+
+Recurrent models learn from sequences, with separate networks for the policy and the critics, as in Ni et al. 2022
+(arXiv:2110.05038). ``_transitions`` and ``_unroll`` compute what ``forward`` reads of transitions and of sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.functional.priorities import sequence_priority
+from rlplug.functional.sequences import carry_before, n_step_sequences, n_step_transitions
+from rlplug.functional.targets import polyak_
+from rlplug.functional.td import huber
+from rlplug.nn import Adam, Linear, critic_for, frozen, precise, unroll
+from rlplug.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Scheduled,
+    UnitFloat,
+    option,
+    settings,
+)
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+
+
+class Actor(nn.Module):
+    """Maps observations to actions ``[..., size]`` in [-1, 1]: a torso, and tanh of a linear layer."""
+
+    def __init__(self, ctx: Context, size: int) -> None:
+        super().__init__()
+        self.torso: Model = ctx.build("model", ctx.spec.single_agent.obs)
+        self.out = Linear(self.torso.out_dim, size)
+
+    def forward(self, obs: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
+        features, carry = self.torso(obs, carry, is_first)
+        return torch.tanh(precise(self.out, features)), carry
+
+
+class DDPG(Algorithm):
+    @settings
+    class Config:
+        gamma: UnitFloat = option("Discount factor.")
+        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
+        twin_q: bool = option("Two critics, of which the smaller one counts in the target.")
+        policy_delay: PositiveInt = option("Updates of the critics for each one of the policy and the target networks.")
+        target_noise: NonNegativeFloat = option(
+            "Target policy smoothing: standard deviation of the noise on its actions, in [-1, 1]; 0: off."
+        )
+        noise_clip: NonNegativeFloat = option("Limit of that noise.")
+        tau: UnitFloat = option("Polyak step of the target networks.")
+        target_network_update_freq: PositiveInt = option("Updates of the policy between two moves of the targets.")
+        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the critics' error.")
+        huber_threshold: PositiveFloat = option("Error beyond which the Huber loss is linear.")
+        actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
+        critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
+        l2_reg: NonNegativeFloat = option("Weight of the L2 regularization of policy and critics.")
+        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
+        burn_in: NonNegativeInt = option("Recurrent: rows in front of them that only warm up the states.")
+        stride: PositiveInt = option("Recurrent: rows between the beginnings of two samples.")
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        action = spec.single_agent.action
+        if not (isinstance(action, spaces.Box) and action.is_bounded()):
+            said = f"its policy has continuous actions within bounds, but the environment's are {action}"
+            raise ConfigError("algo", f"{said}; algo=ppo serves them")
+        keys = ("obs", "action", "reward", "terminated", "valid")
+        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys)
+
+    @classmethod
+    def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
+        window, keys = cfg.sequence_length + cfg.n_step - 1, (*needs.keys, "is_first", "carry")
+        return replace(needs, window=window, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx = cfg, ctx
+        obs, action = ctx.spec.single_agent.obs, ctx.spec.single_agent.action
+        assert action.shape is not None
+        self.shape, self.size = action.shape, math.prod(action.shape)
+        self.sequences = ctx.needs.carry_stride > 0
+        self.actor, self.target_actor = (Actor(ctx, self.size) for _ in range(2))
+        if self.sequences and not self.initial_carry(1):
+            raise ConfigError("model", "has no recurrent state, but critic_model has; the policy needs one too")
+        build = partial(critic_for, partial(ctx.build, "critic_model"), obs, action, recurrent=self.sequences)
+        self.critic, self.target_critic = (build(ensemble_size=2 if cfg.twin_q else 1) for _ in range(2))
+        for target, online in self._pairs():
+            target.requires_grad_(False).load_state_dict(online.state_dict())
+        self.actor_lr, self.critic_lr = ctx.schedule(cfg.actor_lr), ctx.schedule(cfg.critic_lr)
+        self.steps: Tensor
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def _pairs(self) -> tuple[tuple[nn.Module, nn.Module], ...]:
+        return (self.target_actor, self.actor), (self.target_critic, self.critic)
+
+    def optimizers(self) -> dict[str, Optim]:
+        def part(module: nn.Module, lr: Tensor, every: int) -> Optim:
+            adam = Adam(module.parameters(), lr=lr, weight_decay=self.cfg.l2_reg)
+            return Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, every, lr)
+
+        critic, actor = part(self.critic, self.critic_lr, 1), part(self.actor, self.actor_lr, self.cfg.policy_delay)
+        return {"critic": critic, "actor": actor}
+
+    def actor_keys(self) -> tuple[str, ...]:
+        return tuple(name for name in self.state_dict() if name.startswith("actor."))
+
+    def initial_carry(self, n: int) -> Batch:
+        return self.actor.torso.initial_carry(n)
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        action, carry = self.actor(step["obs"], carry, step["is_first"])
+        if mode == "random":
+            action = self.ctx.rand(*action.shape) * 2.0 - 1.0
+        return {"action": action.view(-1, *self.shape)}, carry
+
+    def values(self, batch: Batch) -> Tensor:
+        """Return the smaller ``Q(s, pi(s))``; recurrent critics begin with zeros."""
+        action, _ = self.actor(batch["obs"], carry_before(batch), batch.get("is_first"))
+        code, _ = self.critic.encode(batch["obs"], {}, batch.get("is_first"))
+        return self.critic(code, action).amin(0)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Sum ``n_step`` rewards, and draw the noise of the target policy's actions."""
+        if self.sequences:
+            out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
+        else:
+            out = n_step_transitions(batch, self.cfg.gamma)
+        out["action"] = out["action"].flatten(out["returns"].ndim) if self.shape else out["action"].unsqueeze(-1)
+        if self.cfg.target_noise:
+            *lead, columns = out["returns"].shape  # a rank's share of the noise is that of its columns
+            out["next_noise"] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
+        return out | {key: batch[key] for key in ("weight",) if key in batch}
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """Compute both losses in one graph; every parameter gets the gradient of its own loss alone."""
+        losses, cfg = Losses({}), self.cfg
+        rows = self._unroll(batch) if self.sequences else self._transitions(batch, parts)
+        if "critic" in parts:  # 1802.09477, algorithm 1
+            with torch.no_grad():
+                next_action = rows["next_action"]
+                if "next_noise" in batch:  # equations 14 and 15
+                    noise = (cfg.target_noise * batch["next_noise"]).clamp(-cfg.noise_clip, cfg.noise_clip)
+                    next_action = (next_action + noise).clamp(-1.0, 1.0)
+                next_value = self.target_critic(rows["next_code"], next_action).amin(0)
+                target = batch["returns"] + batch["discount"] * next_value
+            q = self.critic(rows["code"], batch["action"])
+            error = q - target
+            loss = huber(error, cfg.huber_threshold) if cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
+            losses.terms["critic"] = loss.sum(0) * batch["weight"] if "weight" in batch else loss.sum(0)
+            error = error.detach().abs().mean(0)
+            losses.metrics |= {"q": q[0].detach(), "td_error": error}
+            losses.feedback["priority"] = sequence_priority(error, batch["valid"]) if self.sequences else error
+        if "actor" in parts:  # 1509.02971, equation 6, through the first critic
+            losses.terms["actor"] = -frozen(self.critic)(rows["code"].detach(), rows["policy_action"])[0]
+        return losses
+
+    def _transitions(self, batch: Batch, parts: Sequence[str]) -> Batch:
+        """Compute the policies' actions and the critics' code of transitions ``[B, ...]``, as far as they are due."""
+        rows: Batch = {"code": self.critic.encode(batch["obs"], {}, None)[0]}
+        if "actor" in parts:
+            rows["policy_action"], _ = self.actor(batch["obs"], {}, None)
+        if "critic" in parts:
+            with torch.no_grad():
+                rows["next_action"], _ = self.target_actor(batch["next_obs"], {}, None)
+                rows["next_code"], _ = self.target_critic.encode(batch["next_obs"], {}, None)
+        return rows
+
+    def _unroll(self, batch: Batch) -> Batch:
+        """Compute the same for sequences ``[L, B, ...]``: policies from the stored state, critics from zeros."""
+        last, length, burn_in, carry = batch["last"], len(batch["returns"]), self.cfg.burn_in, carry_before(batch)
+        columns = torch.arange(last.shape[1], device=last.device)
+        code = unroll(self.critic.encode, batch, {}, burn_in)[..., :length, :, :]
+        rows: Batch = {"code": code, "policy_action": unroll(self.actor, batch, carry, burn_in)[:length]}
+        with torch.no_grad():
+            rows["next_action"] = unroll(self.target_actor, batch, carry, burn_in)[last, columns]
+            rows["next_code"] = unroll(self.target_critic.encode, batch, {}, burn_in)[..., last, columns, :]
+        return rows
+
+    def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
+        if "actor" in parts:
+            self.steps += 1
+            if self.steps % self.cfg.target_network_update_freq == 0:
+                for target, online in self._pairs():
+                    polyak_(target, online, self.cfg.tau)
