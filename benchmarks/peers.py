@@ -117,6 +117,13 @@ def steady(stamps: list[tuple[int, float]], total: int) -> float:
     return (last - first) / (ended - began)
 
 
+def processor() -> str:
+    """Return what the processor calls itself."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
 def compare(case: str, names: Sequence[str], rounds: int, words: Sequence[str]) -> dict[str, Any]:
     """Measure all peers in turn; return every round of each."""
     settings = CASES[case]
@@ -138,7 +145,8 @@ def compare(case: str, names: Sequence[str], rounds: int, words: Sequence[str]) 
             seen[name]["returns"].append(round(statistics.mean(said["returns"]), 1) if said["returns"] else None)
             seen[name]["versions"] = said["versions"]
         print(f"{case} round {number + 1}: " + ", ".join(f"{k} {v['steps_per_s'][-1]:,.0f}" for k, v in seen.items()))
-    machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
+    machine = {"processor": processor(), "python": platform.python_version(), "cpus": os.cpu_count()}
+    machine |= {"load": round(os.getloadavg()[0], 2)}
     return {"steps": settings["steps"], "machine": machine, "overrides": [*words], "peers": seen}
 
 
@@ -163,7 +171,9 @@ def table(results: dict[str, Any]) -> str:
         result = results[case]
         peers = {name: _medians(seen) for name, seen in result["peers"].items()}
         ours = peers["rlplug"]["steps_per_s"] if "rlplug" in peers else None
-        lines += [f"**{title}** (load {result['machine']['load']})", ""]
+        machine = result["machine"]
+        on = f"{machine['processor']}, " if "processor" in machine else ""
+        lines += [f"**{title}** ({on}load {machine['load']})", ""]
         lines += [
             "| | steps/s | lowest to highest | of rlplug | start | peak memory | return |",
             "|---|---|---|---|---|---|---|",
