@@ -338,6 +338,8 @@ class Rollout:
     mode: Mode
     version: int
     """the weights to play with: the number of updates that they had seen"""
+    version_steps: int = 0
+    """environment steps of the run when it had made these updates"""
 
 
 @dataclass
@@ -351,6 +353,8 @@ class Segment:
     shard: int = 0
     version: int = 0
     """of the weights that played it"""
+    version_steps: int = 0
+    """environment steps of the run when it had these weights"""
     whole: bool = False
     """whole episodes of a job, which no other segment continues; ``columns`` says nothing"""
 
@@ -547,6 +551,10 @@ class Collector(Protocol):
         """Play jobs with the weights and statistics of now; see ``Play``. Nothing is in flight."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged as ``time/<name>``, of the time since the last call; a collector may lack this."""
+        return {}
+
     def state(self) -> Tree:
         """Return where every shard stands behind its last polled segment: nothing ordered is lost or played twice."""
         ...
@@ -637,6 +645,7 @@ class Loop(Protocol):
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
+    max_staleness: int | None = None  # updates; a segment that arrives with older weights is not stored; None: any age
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:

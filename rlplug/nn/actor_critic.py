@@ -1,0 +1,61 @@
+"""A policy and a value function over the same observations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlplug.nn.distributions import Distribution
+from rlplug.nn.heads import head_for
+from rlplug.nn.mlp import Linear, precise
+from rlplug.types import Batch
+
+
+class ActorCritic(nn.Module):
+    """The action distribution and the value of every row, from one torso or from two.
+
+    Args:
+        torso: a model (``rlplug.api.Model``) of the policy.
+        value_torso: another one of the value; None: it shares the policy's.
+        action: the space of the actions.
+        initial_log_std: log standard deviation of Gaussian actions at the start.
+
+    Raises:
+        ConfigError: no policy serves the action space.
+    """
+
+    def __init__(self, torso: Any, value_torso: Any | None, action: spaces.Space[Any], initial_log_std: float) -> None:
+        super().__init__()
+        self.torso, self.value_torso = torso, value_torso
+        self.policy = head_for(action, torso.out_dim, initial_log_std=initial_log_std)
+        self.value = Linear((value_torso or torso).out_dim, 1, gain=1.0)
+
+    def initial_carry(self, n: int) -> Batch:
+        """Return the recurrent states of ``n`` columns, those of the two torsos by name; leaves ``[n, ...]``."""
+        carries = {"policy": self.torso.initial_carry(n)}
+        if self.value_torso is not None:
+            carries["value"] = self.value_torso.initial_carry(n)
+        return {name: carry for name, carry in carries.items() if carry}
+
+    def forward(self, rows: Batch, carry: Batch) -> tuple[Distribution, Tensor]:
+        """Return the distribution of every row's action and its value ``[...]``.
+
+        Args:
+            rows: ``obs`` and, where there are any, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
+            carry: as ``initial_carry`` has it, before the first row.
+        """
+        features, _ = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
+        dist = self.policy(features, rows.get("action_mask"))
+        if self.value_torso is not None:
+            features, _ = self.value_torso(rows["obs"], carry.get("value", {}), rows.get("is_first"))
+        return dist, precise(self.value, features).squeeze(-1)
+
+    def act(self, rows: Batch, carry: Batch) -> tuple[Distribution, Batch]:
+        """Return the distribution of every row's action, and the carry behind the last row."""
+        features, policy = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
+        after = {"policy": policy} if "policy" in carry else {}
+        if self.value_torso is not None and "value" in carry:
+            after["value"] = self.value_torso(rows["obs"], carry["value"], rows.get("is_first"))[1]
+        return self.policy(features, rows.get("action_mask")), after
