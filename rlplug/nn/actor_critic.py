@@ -52,7 +52,7 @@ class ActorCritic(nn.Module):
             features, _ = self.value_torso(rows["obs"], carry.get("value", {}), rows.get("is_first"))
         return dist, precise(self.value, features).squeeze(-1)
 
-    def act(self, rows: Batch, carry: Batch) -> tuple[Distribution, Batch]:
+    def dist(self, rows: Batch, carry: Batch) -> tuple[Distribution, Batch]:
         """Return the distribution of every row's action, and the carry behind the last row."""
         features, policy = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
         after = {"policy": policy} if "policy" in carry else {}

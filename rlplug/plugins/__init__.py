@@ -6,10 +6,12 @@ from rlplug.registry import Component, hookimpl
 @hookimpl
 def rlplug_components() -> list[Component]:
     return [
+        Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
+        Component("buffer", "circular", "rlplug.plugins.buffer.circular:Circular"),
         Component("buffer", "episodes", "rlplug.plugins.buffer.episodes:Episodes"),
         Component("buffer", "prioritized", "rlplug.plugins.buffer.prioritized:Prioritized"),
         Component("buffer", "queue", "rlplug.plugins.buffer.queue:Queue"),

@@ -86,7 +86,7 @@ class IMPALA(Algorithm):
         return self.net.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        dist, carry = self.net.act(step, carry)
+        dist, carry = self.net.dist(step, carry)
         if mode == "greedy":
             return {"action": dist.mode()}, carry
         action = dist.sample(self.net.policy.noise(self.ctx, len(step["is_first"])))
