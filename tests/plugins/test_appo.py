@@ -221,7 +221,7 @@ def test_rows_without_the_log_probabilities_of_who_acted_are_refused():
     algorithm = make()
     batch = segment(algorithm)
     del batch["logp"]
-    with pytest.raises(ConfigError, match="buffer: gives rows without logp.*ratios divide by; collect them with"):
+    with pytest.raises(ConfigError, match=r"buffer: gives rows without logp.*ratios divide by; collect them with"):
         algorithm.prepare(batch)
 
 

@@ -183,7 +183,7 @@ def test_rows_without_the_log_probabilities_of_who_acted_are_refused():
     algorithm = make()
     batch = segment(algorithm)
     del batch["logp"]
-    with pytest.raises(ConfigError, match="buffer: gives rows without logp.*V-trace divides by; collect them with"):
+    with pytest.raises(ConfigError, match=r"buffer: gives rows without logp.*V-trace divides by; collect them with"):
         algorithm.prepare(batch)
 
 
@@ -236,7 +236,7 @@ def test_it_resumes_bit_for_bit(words):
 
 
 def test_replayed_segments_stand_beside_the_new_ones():
-    trainer = Case("impala", "cartpole", tuple([*RUN[6:], "buffer.replay_proportion=1.0"])).build()
+    trainer = Case("impala", "cartpole", (*RUN[6:], "buffer.replay_proportion=1.0")).build()
     seen, sample = [], trainer.buffer.sample
 
     def watched():
