@@ -74,7 +74,7 @@ def test_they_can_be_taken_for_another_environment(capsys):
     [
         ("tuned=dqn_cartpol", "tuned: unknown option 'dqn_cartpol'; did you mean dqn_cartpole"),
         ("tuned=null", "tuned: unknown option 'null'"),
-        ("algo=[dqn]", "algo: should be exactly one option of dqn"),
+        ("algo=[dqn]", "algo: should be exactly one option of appo"),
         ("~env", "env: should be exactly one option of acrobot"),
     ],
 )

@@ -74,12 +74,11 @@ class IMPALA(Algorithm):
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
 
     def optimizers(self) -> dict[str, Optim]:
-        cfg, params = self.cfg, self.parameters()
+        cfg = self.cfg
         if cfg.opt_type == "adam":
-            optimizer: torch.optim.Optimizer = Adam(params, lr=self.lr, eps=cfg.epsilon)
+            optimizer: torch.optim.Optimizer = Adam(self.parameters(), lr=self.lr, eps=cfg.epsilon)
         else:
-            rmsprop = {"alpha": cfg.decay, "eps": cfg.epsilon, "momentum": cfg.momentum}
-            optimizer = torch.optim.RMSprop(params, lr=self.lr, **rmsprop)
+            optimizer = torch.optim.RMSprop(self.parameters(), self.lr, cfg.decay, cfg.epsilon, momentum=cfg.momentum)
         return {"policy": Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=self.lr)}
 
     def initial_carry(self, n: int) -> Batch:
