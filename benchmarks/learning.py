@@ -59,7 +59,7 @@ class Proof:
         )
 
 
-PPO, SAC, DQN = (f"algo={algo} env=" for algo in ("ppo", "sac", "dqn"))
+PPO, SAC, DQN, IMPALA, APPO = (f"algo={algo} env=" for algo in ("ppo", "sac", "dqn", "impala", "appo"))
 
 RAINBOW = {
     "single": "algo.double_q=false",
@@ -86,6 +86,10 @@ PROOFS = {
         f"{SAC}pendulum {SHAPES['2cpu_actors']} num_envs=2 rollout_fragment_length=8", -180
     ),
     "sac_mountaincar_continuous": Proof(SAC + "mountaincar_continuous", 90),
+    "impala_cartpole": Proof(IMPALA + "cartpole", 475, blind=True),
+    "impala_cartpole_actors": Proof(f"{IMPALA}cartpole {ACTORS}", 475, blind=True),
+    "appo_cartpole": Proof(APPO + "cartpole", 475, blind=True),
+    "appo_cartpole_actors": Proof(f"{APPO}cartpole {ACTORS}", 475, blind=True),
     "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450, blind=True),
     "dqn_cartpole": Proof(DQN + "cartpole", 475, blind=True),
     **{f"dqn_cartpole_{name}": Proof(f"{DQN}cartpole {words}", 450, blind=True) for name, words in RAINBOW.items()},
