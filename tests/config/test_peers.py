@@ -8,7 +8,8 @@ from rlplug.config.errors import no_such_key, peers, value_at
 from rlplug.registry.discovery import unknown
 from tests.installing import install, site  # noqa: F401  fixtures
 
-RUNS = {words[0]: compose(words).raw for words in (["algo=ppo"], ["algo=dqn"], ["algo=sac", "env=pendulum"])}
+LINES = (["algo=ppo"], ["algo=dqn"], ["algo=sac", "env=pendulum"], ["algo=impala"], ["algo=appo"])
+RUNS = {words[0]: compose(words).raw for words in LINES}
 
 
 @pytest.mark.parametrize("prefix", ["", "algo.", "nothing.of.that."])
