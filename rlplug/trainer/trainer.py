@@ -216,7 +216,8 @@ class Trainer(Run):
 
     def ready(self) -> bool:
         ready, ranks = self.buffer.ready(), self.learner.collectives
-        if self.ctx.needs.data == "episodes":  # they end on one rank, and not yet on another
+        # an episode ends on one rank, and not yet on another; a segment is too old for one of them
+        if self.ctx.needs.data == "episodes" or self.loop.max_staleness is not None:
             return ranks.sums([ready])[0] == ranks.world_size
         return ready
 

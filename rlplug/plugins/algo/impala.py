@@ -98,15 +98,15 @@ class IMPALA(Algorithm):
         return self.net(batch, carry_before(batch))[1]
 
     def prepare(self, batch: Batch) -> Batch:
-        """Refuse rows without the log-probability that they were acted with: no ratio can be formed of them.
+        """Return the rows as they are: their only forward pass is that of ``forward``.
 
         Raises:
-            ConfigError: there are such rows.
+            ConfigError: they lack the log-probabilities of the policy that acted, so that there is no ratio.
         """
         if "logp" not in batch:
             said = "gives rows without logp, the log-probabilities of the policy that acted, which V-trace divides by"
             raise ConfigError("buffer", f"{said}; collect them with algo=impala")
-        return batch
+        return dict(batch)
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         age = (learner.progress.updates - batch.pop("version")).float() if "version" in batch else None

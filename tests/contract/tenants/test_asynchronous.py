@@ -114,6 +114,19 @@ def test_ranks_take_as_many_segments_each(uneven, tmp_path, envs):
     assert 1000 - envs < summary(run)["env_steps"] <= 1000
 
 
+@pytest.mark.slow
+def test_ranks_update_together_although_one_leaves_out_more(uneven, tmp_path):
+    """The slow actor's segments are too old for the first rank; the second one waits for it."""
+    run = tmp_path / "run"
+    words = (*SEGMENTS, "hardware=2cpu", "num_envs=4", "hardware.actors.count=4", "total_steps=2000")
+    words = (*words, "train_batch_size=32", "env.factor=20.0", "loop.max_staleness=1", f"hydra.run.dir={run}")
+    command = [sys.executable, "-m", "rlplug", *words]
+    done = subprocess.run(command, env=uneven, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert 1996 < summary(run)["env_steps"] <= 2000
+    assert summary(run)["updates"] > 10
+
+
 @pytest.mark.parametrize("victim", ["run", "actor"])
 @pytest.mark.parametrize("words", [REPLAY, SEGMENTS], ids=["replay", "segments"])
 def test_killed_no_step_is_lost_or_doubled(uneven, tmp_path, victim, words):
