@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Clip: TypeAlias = Literal["value", "norm", "global_norm"]
 Reduction: TypeAlias = Literal["mean", "std", "sum", "max", "min"]
 Data: TypeAlias = Literal["rollout", "segments", "windows", "episodes"]
-"""What a sample is: the last round, whole and once; segments in the order in which they came, each once; windows of
-``Needs.window`` transitions; whole episodes."""
+"""What a sample is: the last round, whole and once; segments in the order in which they came, each once
+unless the buffer ``repeats``; windows of ``Needs.window`` transitions; whole episodes."""
 
 
 @dataclass(frozen=True)
