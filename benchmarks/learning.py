@@ -86,8 +86,8 @@ PROOFS = {
         f"{SAC}pendulum {SHAPES['2cpu_actors']} num_envs=2 rollout_fragment_length=8", -180
     ),
     "sac_mountaincar_continuous": Proof(SAC + "mountaincar_continuous", 90),
-    "impala_cartpole": Proof(IMPALA + "cartpole", 475, blind=True),
-    "impala_cartpole_actors": Proof(f"{IMPALA}cartpole {ACTORS}", 475, blind=True),
+    "impala_cartpole": Proof(IMPALA + "cartpole", 475),
+    "impala_cartpole_actors": Proof(f"{IMPALA}cartpole {ACTORS}", 475),
     "appo_cartpole": Proof(APPO + "cartpole", 475, blind=True),
     "appo_cartpole_actors": Proof(f"{APPO}cartpole {ACTORS}", 475, blind=True),
     "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450, blind=True),

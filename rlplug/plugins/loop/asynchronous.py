@@ -37,12 +37,13 @@ class Async(Loop):
         if cfg.max_staleness is not None and not self.once:
             said = "leaves segments out, which a replay's windows would reach over; take null"
             raise ConfigError("loop.max_staleness", said)
-        ahead = self.in_flight + self.broadcast_interval - 2  # rounds, whatever actors there are
-        least = self.updates(self.learning_starts + ahead * self.round_steps)
+        # Little's law: so old they are on average, however many actors share what is under way
+        least = self.updates(self.learning_starts + (cfg.in_flight - 1) * self.round_steps)
         if cfg.max_staleness is not None and cfg.max_staleness < least:
-            ordered = f"in_flight={cfg.in_flight} and broadcast_interval={cfg.broadcast_interval}"
-            said = f"{cfg.max_staleness} can never be met: {ordered} make segments {least} updates old by themselves"
-            raise ConfigError("loop.max_staleness", f"{said}; take {least} or more")
+            said = (
+                f"{cfg.max_staleness} can never be met: with in_flight={cfg.in_flight} segments are {least} updates old"
+            )
+            raise ConfigError("loop.max_staleness", f"{said} on average when they arrive; take {least} or more")
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:

@@ -68,6 +68,7 @@ def test_age_and_idle_shares_are_measured_and_steps_are_exact(uneven, tmp_path, 
         shares = column(run, f"time/{who}_idle")
         assert all(0.0 <= share <= 1.0 for share in shares)
         assert len(shares) >= 4
+        assert max(shares) > 0.0
 
 
 def test_what_is_older_than_the_bound_is_left_out(uneven, tmp_path):
