@@ -59,7 +59,9 @@ class Proof:
         )
 
 
-PPO, SAC, DQN, DDPG, TD3, A2C = (f"algo={algo} env=" for algo in ("ppo", "sac", "dqn", "ddpg", "td3", "a2c"))
+PPO, SAC, DQN, DDPG, TD3, A2C, IMPALA, APPO = (
+    f"algo={algo} env=" for algo in ("ppo", "sac", "dqn", "ddpg", "td3", "a2c", "impala", "appo")
+)
 
 RAINBOW = {
     "single": "algo.double_q=false",
@@ -90,6 +92,10 @@ PROOFS = {
     "td3_pendulum": Proof(TD3 + "pendulum", -180, blind=True),
     "ddpg_mountaincar_continuous": Proof(DDPG + "mountaincar_continuous", 90, blind=True),
     "a2c_cartpole": Proof(A2C + "cartpole", 475, blind=True),
+    "impala_cartpole": Proof(IMPALA + "cartpole", 475),
+    "impala_cartpole_actors": Proof(f"{IMPALA}cartpole {ACTORS}", 475),
+    "appo_cartpole": Proof(APPO + "cartpole", 475, blind=True),
+    "appo_cartpole_actors": Proof(f"{APPO}cartpole {ACTORS}", 475, blind=True),
     "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450, blind=True),
     "dqn_cartpole": Proof(DQN + "cartpole", 475, blind=True),
     **{f"dqn_cartpole_{name}": Proof(f"{DQN}cartpole {words}", 450, blind=True) for name, words in RAINBOW.items()},

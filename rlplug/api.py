@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Clip: TypeAlias = Literal["value", "norm", "global_norm"]
 Reduction: TypeAlias = Literal["mean", "std", "sum", "max", "min"]
 Data: TypeAlias = Literal["rollout", "segments", "windows", "episodes"]
-"""What a sample is: the last round, whole and once; segments in the order in which they came, each once; windows of
-``Needs.window`` transitions; whole episodes."""
+"""What a sample is: the last round, whole and once; segments in the order in which they came, each once
+unless the buffer ``repeats``; windows of ``Needs.window`` transitions; whole episodes."""
 
 
 @dataclass(frozen=True)
@@ -344,6 +344,8 @@ class Rollout:
     mode: Mode
     version: int
     """the weights to play with: the number of updates that they had seen"""
+    version_steps: int = 0
+    """environment steps of the run when it had made these updates"""
 
 
 @dataclass
@@ -357,6 +359,8 @@ class Segment:
     shard: int = 0
     version: int = 0
     """of the weights that played it"""
+    version_steps: int = 0
+    """environment steps of the run when it had these weights"""
     whole: bool = False
     """whole episodes of a job, which no other segment continues; ``columns`` says nothing"""
 
@@ -418,6 +422,7 @@ class Buffer(Protocol):
 
     gives: ClassVar[frozenset[Data]]  # what its samples can be: ``needs.data`` has to be among them
     sequences: ClassVar[bool]  # windows begin at rows whose recurrent state it keeps
+    repeats: ClassVar[bool] = False  # gives segments more than once, to algorithms that are ``off_policy``
     sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any is collected
     size_key: ClassVar[str]  # the config key that says how much it keeps: ``buffer.capacity``
 
@@ -553,6 +558,10 @@ class Collector(Protocol):
         """Play jobs with the weights and statistics of now; see ``Play``. Nothing is in flight."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Return what is logged as ``time/<name>``, of the time since the last call; a collector may lack this."""
+        return {}
+
     def state(self) -> Tree:
         """Return where every shard stands behind its last polled segment: nothing ordered is lost or played twice."""
         ...
@@ -643,6 +652,7 @@ class Loop(Protocol):
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
+    max_staleness: int | None = None  # updates; a segment that arrives with older weights is not stored; None: any age
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:

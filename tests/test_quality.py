@@ -45,15 +45,19 @@ KERNEL = ("api.py", "types.py", "registry", "context.py", "collection", "trainer
 CORE = (*KERNEL, "tree.py", "settings.py", "plan.py", "agent.py", "config", "checkpointing", "distributed")
 BUDGETS = {  # lines; who raises one writes the reason beside it
     # 3,000 before collection opened: shards, jobs, agents, loops that count updates; nearest names; own autocast, and
-    # whole gradient steps as graphs, of batches of every size, where they pay; metrics only where somebody reads them
-    "kernel": (KERNEL, 3910),
-    # 7,400 before: the same; settings of pairs, peers' names, last words of processes; one process without Fabric
-    "core": ((*CORE, "evaluation", "actors", "run"), 9070),
+    # whole gradient steps as graphs, of batches of every size, where they pay; metrics only where somebody reads them;
+    # the age of segments, and its limit
+    "kernel": (KERNEL, 3940),
+    # 7,400 before: the same; settings of pairs, peers' names, last words of processes; one process without Fabric;
+    # how long learner and actors are idle
+    "core": ((*CORE, "evaluation", "actors", "run"), 9150),
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 250),
     "sac": (("plugins/algo/sac.py",), 250),
     "ddpg": (("plugins/algo/ddpg.py",), 200),
     "a2c": (("plugins/algo/a2c.py",), 100),
+    "impala": (("plugins/algo/impala.py",), 200),
+    "appo": (("plugins/algo/appo.py",), 200),
 }
 
 

@@ -32,6 +32,7 @@ class RemotePolicy:
 
     def __init__(self) -> None:
         self._row, self._rows, self._last_step = 0, 0, time.monotonic()
+        self._idle_since: float | None = None  # None: it has collected nothing yet
 
     def build(
         self, raw: dict[str, Any], spec: bytes, env_ids: range, plan: Plan, path: list[str], versions: dict[str, str]
@@ -95,10 +96,17 @@ class Actor(RemotePolicy):
             load_global_state(state["global"], self.policy.ctx.device)
 
     def collect(self, rows: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
-        """Return a segment of arrays ``[T+1, b, ...]``, and the state after it, pickled: Ray is slow with trees."""
+        """Return a segment of arrays ``[T+1, b, ...]``, and the state after it, pickled: Ray is slow with trees.
+
+        ``spent`` in the state has the seconds that it had nothing to do before, and that it took.
+        """
+        began = time.monotonic()
         self._update(rows, statistics, weights)
-        segment = self.collector.collect(rows, mode, self._count_row, env_steps=statistics["env_steps"])
-        return on_host(segment), pickle.dumps(self._state(statistics))
+        segment = on_host(self.collector.collect(rows, mode, self._count_row, env_steps=statistics["env_steps"]))
+        state, ended = self._state(statistics), time.monotonic()
+        state["spent"] = began - (self._idle_since or began), ended - began
+        self._idle_since = ended
+        return segment, pickle.dumps(state)
 
     def play(self, job: Job, named: Mapping[str, Any], statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
         """Return the episodes of a job as arrays, and no state: it changes none."""

@@ -39,6 +39,7 @@ class RayCollector:
         self._loaded: list[Tree] = []
         self._buffers: dict[int, Batch] = {}  # one segment of all environments for each number of rows
         self._last_row: Tree = None
+        self._since, self._waited = time.monotonic(), 0.0  # seconds that the learner waited since then
         columns = [slice(i, i + share) for i in range(0, len(self.env_ids), share)]
         with closing(policy.shard(self.env_ids[:1])) as probe:
             row = tree.cat([probe.example()] * len(self.env_ids))
@@ -66,23 +67,28 @@ class RayCollector:
         if self.pool.version != rollout.version:
             self.pool.broadcast(self.policy.acting_weights(), rollout.version)
         statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
-        self.pool.request(rollout.num_steps, rollout.mode, statistics, shards)
+        self.pool.request(rollout.num_steps, rollout.mode, statistics, shards, rollout.version_steps)
 
     def poll(self, shards: int | None = None) -> list[Segment]:
         assert self.pool is not None
+        began = time.monotonic()
         if shards is None:
-            handles, version = self.pool.alive, min(handle.requests[0].version for handle in self.pool.alive)
-            segments = [Segment(self._gather(self.pool), slice(0, len(self.env_ids)), 0, version)]
+            handles = self.pool.alive
+            oldest = min((handle.requests[0] for handle in handles), key=lambda request: request.version)
+            batch, columns = self._gather(self.pool), slice(0, len(self.env_ids))
+            segments = [Segment(batch, columns, 0, oldest.version, oldest.version_steps)]
         elif shards > len(self.pool.alive):
             raise RunError(f"the loop waits for {shards} actors at a time, but only {len(self.pool.alive)} are left")
         else:
             handles, segments = [], list[Segment]()
             for _ in range(shards):
-                handle, version, part = self.pool.first()
+                handle, request, part = self.pool.first()
                 shard = self.pool.handles.index(handle)
                 batch = tree.map(lambda x: torch.from_numpy(x.copy()), part)  # Ray's memory is used again
-                segments.append(Segment(batch, self.spec.shards[shard], shard, version))
+                columns = self.spec.shards[shard]
+                segments.append(Segment(batch, columns, shard, request.version, request.version_steps))
                 handles.append(handle)
+        self._waited += time.monotonic() - began
         self.policy.merge_exploration([handle.state for handle in handles])
         return segments
 
@@ -101,6 +107,15 @@ class RayCollector:
                 number, batch = next(played)
                 ended[number] = tree.map(lambda x: torch.from_numpy(x.copy()), batch)  # Ray's memory is used again
             yield job, ended.pop(n)
+
+    def metrics(self) -> dict[str, float]:
+        """Return which share of the time since the last call the learner waited, and actors had nothing to play."""
+        assert self.pool is not None
+        now = time.monotonic()
+        idle, busy = map(sum, zip(*(handle.drain() for handle in self.pool.handles), strict=True))
+        shares = {"learner_idle": self._waited / (now - self._since), "actors_idle": idle / max(idle + busy, 1e-9)}
+        self._since, self._waited = now, 0.0
+        return shares
 
     def _gather(self, pool: ActorPool) -> Batch:
         """Return one segment ``[T+1, B]`` with the columns of all actors; those of lost actors have no valid rows."""

@@ -46,6 +46,7 @@ class Request:
     statistics: Tree
     version: int
     weights: ObjectRef[Any]
+    version_steps: int = 0
 
 
 class ActorHandle:
@@ -64,6 +65,7 @@ class ActorHandle:
         self.last_seen, self.last_status = 0.0, ""  # when it last made a step or got one to make, and what it did then
         self.errors: list[str] = []  # since its last segment
         self.restart_at, self.played_at = 0.0, 0.0
+        self._idle_s, self._busy_s = 0.0, 0.0  # seconds without and with something to play, since ``drain``
         self._play_errors = 0  # those that happened while it played
         self._restarts = 0  # in the whole run
         self._process: Any = None
@@ -134,7 +136,10 @@ class ActorHandle:
         """
         value: Any = ray.get(returned)
         if self.status is Status.PLAYING:
-            self._next_state, self.status = pickle.loads(value) or self.state, Status.PLAYED
+            state = pickle.loads(value)
+            idle, busy = state.pop("spent", (0.0, 0.0)) if state else (0.0, 0.0)
+            self._idle_s, self._busy_s = self._idle_s + idle, self._busy_s + busy
+            self._next_state, self.status = state or self.state, Status.PLAYED
             self.played_at = time.monotonic()
             return
         self._setup.popleft()
@@ -152,6 +157,14 @@ class ActorHandle:
         self.errors, self._play_errors = [], 0
         self.last_seen = time.monotonic()
         self.status = Status.PLAYING if self._rounds else Status.IDLE
+
+    def drain(self) -> tuple[float, float]:
+        """Return the seconds that it had nothing to play and that it played, in rounds that ended since the last call.
+
+        What it does at present counts when it ends.
+        """
+        spent, self._idle_s, self._busy_s = (self._idle_s, self._busy_s), 0.0, 0.0
+        return spent
 
     # ---- when it fails --------------------------------------------------------------------------------------------
 

@@ -91,9 +91,11 @@ class ActorPool:
         """
         self.version, self._weights = version, _stored(weights)
 
-    def request(self, rows: int, mode: Mode, statistics: Tree, actors: Sequence[int] | None = None) -> None:
+    def request(
+        self, rows: int, mode: Mode, statistics: Tree, actors: Sequence[int] | None = None, version_steps: int = 0
+    ) -> None:
         """Ask all actors, or some, for one more round, with the weights that were broadcast last."""
-        request = Request("collect", (rows, mode), statistics, self.version, self._weights)
+        request = Request("collect", (rows, mode), statistics, self.version, self._weights, version_steps)
         for handle in self.handles if actors is None else [self.handles[i] for i in actors]:
             if handle.status is not Status.LOST:
                 handle.request(request)
@@ -160,8 +162,8 @@ class ActorPool:
         for handle in self.alive:
             handle.finish_round()
 
-    def first(self) -> tuple[ActorHandle, int, Any]:
-        """Return the segment that was ready first, with its actor and the version of the weights that played it.
+    def first(self) -> tuple[ActorHandle, Request, Any]:
+        """Return the segment that was ready first, with its actor and what that was asked for.
 
         Raises:
             ConfigError: an actor cannot run as configured.
@@ -172,12 +174,12 @@ class ActorPool:
             ready = [handle for handle in self.handles if handle.status is Status.PLAYED]
             handle = min(ready, key=lambda handle: handle.played_at)
             try:
-                segment, version = self._fetch([handle]), handle.requests[0].version
+                segment, request = self._fetch([handle]), handle.requests[0]
             except RayError as error:
                 self._fail(handle, error)
                 continue
             handle.finish_round()
-            return handle, version, segment
+            return handle, request, segment
 
     def _fetch(self, group: Sequence[ActorHandle], aggregator: Any = None) -> Any:
         """Return the oldest segments of some actors as one; raise ``RayError`` if it is lost, or does not come."""

@@ -52,6 +52,10 @@ class BroadcastCollector(Collector):
         for shard in range(len(self.in_flight)) if shards is None else shards:
             self.in_flight[shard] = (self.in_flight[shard] or 0) + change
 
+    def metrics(self) -> dict[str, float]:
+        """Return what the first rank's collector measured, on that rank alone."""
+        return getattr(self.own, "metrics", dict)()
+
     def state(self) -> Tree:
         return self.own.state() if self.own else None
 

@@ -47,7 +47,8 @@ class InProcessCollector(Collector):
             segment.batch = tree.map(lambda x: x.clone(), segment.batch)
         steps, weights = self.progress.env_steps, self._weights[1]
         batch = self.player.collect(rollout.num_steps, rollout.mode, weights=weights, env_steps=steps)
-        self._played.append(Segment(batch, slice(0, self.player.num_envs), 0, rollout.version))
+        columns = slice(0, self.player.num_envs)
+        self._played.append(Segment(batch, columns, 0, rollout.version, rollout.version_steps))
 
     def poll(self, shards: int | None = None) -> list[Segment]:
         return [self._played.pop(0)]
@@ -57,7 +58,7 @@ class InProcessCollector(Collector):
             yield job, self.jobs.play(job, weights)
 
     def state(self) -> Tree:
-        played = [(segment.batch, segment.version) for segment in self._played]
+        played = [(segment.batch, segment.version, segment.version_steps) for segment in self._played]
         return self.player.state() | {"played": played, "weights": self._weights}
 
     def load(self, state: Tree) -> None:
@@ -66,7 +67,7 @@ class InProcessCollector(Collector):
             raise ConfigError("hardware.actors.count", f"the run was collected by {count}, and continues with as many")
         self.player.load(state)
         columns = slice(0, self.player.num_envs)
-        self._played = [Segment(batch, columns, 0, version) for batch, version in state["played"]]
+        self._played = [Segment(batch, columns, 0, *version) for batch, *version in state["played"]]
         self._weights = tuple(state["weights"])
 
     def close(self) -> None:

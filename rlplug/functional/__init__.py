@@ -8,6 +8,7 @@ from rlplug.functional.schedule import piecewise_linear
 from rlplug.functional.sequences import chunks, n_step_rows, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale, retrace
+from rlplug.functional.vtrace import vtrace
 
 __all__ = [
     "adapt_kl_coeff",
@@ -34,4 +35,5 @@ __all__ = [
     "retrace",
     "reverse_scan",
     "sequence_priority",
+    "vtrace",
 ]

@@ -7,11 +7,14 @@ from rlplug.registry import Component, hookimpl
 def rlplug_components() -> list[Component]:
     return [
         Component("algo", "a2c", "rlplug.plugins.algo.a2c:A2C"),
+        Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
+        Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
+        Component("buffer", "circular", "rlplug.plugins.buffer.circular:Circular"),
         Component("buffer", "episodes", "rlplug.plugins.buffer.episodes:Episodes"),
         Component("buffer", "prioritized", "rlplug.plugins.buffer.prioritized:Prioritized"),
         Component("buffer", "queue", "rlplug.plugins.buffer.queue:Queue"),
@@ -38,6 +41,7 @@ def rlplug_components() -> list[Component]:
         Component("logger", "tensorboard", "rlplug.plugins.logger.tensorboard:TensorBoard"),
         Component("logger", "wandb", "rlplug.plugins.logger.wandb:WandB"),
         Component("loop", "alternate", "rlplug.plugins.loop.alternate:Alternate"),
+        Component("loop", "async", "rlplug.plugins.loop.asynchronous:Async", ("algo=impala",)),
         Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),
         Component("model", "impala_cnn", "rlplug.plugins.model.cnn:ImpalaCNN"),
         Component("model", "lstm", "rlplug.plugins.model.recurrent:LSTM"),

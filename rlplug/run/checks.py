@@ -69,7 +69,12 @@ def check(resolved: ResolvedRun) -> None:
 
 def _gives(buffer: type[Buffer], needs: Needs) -> bool:
     sequences = needs.data != "windows" or buffer.sequences == bool(needs.carry_stride)
-    return sequences and needs.data in buffer.gives
+    return sequences and needs.data in buffer.gives and not _outdated(buffer, needs)
+
+
+def _outdated(buffer: type[Buffer], needs: Needs) -> bool:
+    """Does it give what an algorithm has learned from already, which is then data of an older policy?"""
+    return needs.data == "segments" and not needs.off_policy and getattr(buffer, "repeats", False)
 
 
 def _has_rows(buffer: type[Buffer], loop: type[Loop]) -> bool:
@@ -102,7 +107,9 @@ def _check_buffer(config: RunConfig, needs: Needs) -> None:
     if needs.data not in buffer.gives:
         given = " or ".join(WHAT[data] for data in sorted(buffer.gives))
         raise ConfigError("buffer", f"{name} gives {given}, but {algo} learns from {WHAT[needs.data]}; take {ways}")
-    if needs.carry_stride:
+    if _outdated(buffer, needs):
+        why = f"gives segments several times, but {algo} does not correct for older policies"
+    elif needs.carry_stride:
         why = f"keeps no recurrent states, which {algo}'s model needs"
         ways += ", or a model without a state"
     else:

@@ -56,6 +56,9 @@ class MetricsLog:
         own: Mapping[str, float] = getattr(trainer.buffer, "metrics", dict)()
         ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
+        spent: Mapping[str, float] = getattr(trainer.collector, "metrics", dict)()
+        waiting = trainer.learner.collectives.exchange(spent)
+        row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
         wall = clock.wall()
         seconds = max(wall - self.wall, 1e-9)
         if progress.env_steps:

@@ -61,6 +61,7 @@ class Trainer(Run):
         self.hooks.add_hookspecs(Events)
         self._round_envs = self.config.num_envs  # of all ranks
         self._rounds, self._shard_steps = 0, 0  # that were ordered since the weights' version changed
+        self._version_steps = 0  # environment steps of the run when it changed
         self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
         self.agreed_stop = 0  # the signal that ends the run, once all ranks know
         self.may_checkpoint = False  # whether the first rank can write a checkpoint after this round
@@ -164,7 +165,8 @@ class Trainer(Run):
             in_flight = {shard: n for shard, n in enumerate(self.collector.in_flight) if n is not None}
             idle = [shard for shard, n in in_flight.items() if n < ahead][: max(0, most - sum(in_flight.values()))]
             if idle:
-                self.collector.submit(Rollout(length, mode, self._version(length * per_shard)), idle)
+                version = self._version(length * per_shard)
+                self.collector.submit(Rollout(length, mode, version, self._version_steps), idle)
 
     def _version(self, steps: int) -> int:
         """Return the version of the weights for the next rollouts: the newest, or the last one while it may serve."""
@@ -172,6 +174,7 @@ class Trainer(Run):
         due = self._rounds >= loop.broadcast_interval or self._shard_steps >= (loop.max_weight_sync_delay or math.inf)
         if due and self.progress.version != self.progress.updates:
             self.progress.version, self._rounds, self._shard_steps = self.progress.updates, 0, 0
+            self._version_steps = self.progress.env_steps
         return self.progress.version
 
     def _receive(self, segment: Segment) -> int:
@@ -181,11 +184,19 @@ class Trainer(Run):
         if not self.ctx.beyond:
             self.ctx.beyond += beyond(segment.batch, steps, env_ids, spec.bounds)
         self.learner.observe(segment)
-        if len(segment.batch["valid"]) > self.ctx.rollout_length or self.ctx.needs.data != "rollout":
+        fresh = not self._is_async or self._is_fresh(segment)
+        if fresh and (len(segment.batch["valid"]) > self.ctx.rollout_length or self.ctx.needs.data != "rollout"):
             self.buffer.add(segment)  # the few rows of a last, short rollout would make a poor gradient
-        if self._is_async:
-            self.means.add({"staleness": torch.tensor(float(self.progress.updates - segment.version))})
         return self.episodes.add(segment.batch, segment.columns)
+
+    def _is_fresh(self, segment: Segment) -> bool:
+        """Measure how old a segment's weights are, in updates and in environment steps; is it within the limit?"""
+        updates, limit = self.progress.updates - segment.version, self.loop.max_staleness
+        ages = {"staleness": updates, "staleness_steps": self.progress.env_steps - segment.version_steps}
+        if limit is not None:
+            ages["too_stale"] = int(updates > limit)
+        self.means.add({name: torch.tensor(float(age)) for name, age in ages.items()})
+        return limit is None or updates <= limit
 
     def _sync_ranks(self, steps: int) -> int:
         """Return the environment steps of all ranks; agree on whether to stop and whether to checkpoint."""
@@ -205,7 +216,8 @@ class Trainer(Run):
 
     def ready(self) -> bool:
         ready, ranks = self.buffer.ready(), self.learner.collectives
-        if self.ctx.needs.data == "episodes":  # they end on one rank, and not yet on another
+        # an episode ends on one rank, and not yet on another; a segment is too old for one of them
+        if self.ctx.needs.data == "episodes" or self.loop.max_staleness is not None:
             return ranks.sums([ready])[0] == ranks.world_size
         return ready
 
@@ -223,13 +235,14 @@ class Trainer(Run):
     def state(self) -> Tree:
         """Return what all ranks share beside the weights: optimizers, counters, and means that were not logged yet."""
         return {"learner": self.learner.state(), "progress": vars(self.progress), "means": self.means.state()} | {
-            "version_age": (self._rounds, self._shard_steps)
+            "version_age": (self._rounds, self._shard_steps, self._version_steps)
         }
 
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
         vars(self.progress).update(state["progress"])
-        self._rounds, self._shard_steps = state["version_age"]
+        self._rounds, self._shard_steps, *steps = state["version_age"]
+        self._version_steps = steps[0] if steps else self.progress.env_steps  # older checkpoints lack it
         self.means.load({name: values.to(self.ctx.device) for name, values in state["means"].items()})
 
     def stream_state(self) -> Tree:

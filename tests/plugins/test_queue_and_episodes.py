@@ -104,6 +104,39 @@ def test_a_queue_that_holds_no_sample_is_refused():
         queue.add(Segment(numbered(0, 1), slice(1, 2), 1))
 
 
+@pytest.mark.parametrize(("proportion", "replayed"), [(0.5, [0, 1, 0, 1]), (1.0, [1, 1, 1, 1]), (2.0, [2, 2, 2, 2])])
+def test_used_segments_are_replayed_in_proportion(proportion, replayed):
+    queue = make("queue", off_policy=True, replay_proportion=proportion, replay_capacity=2)
+    queue.add(Segment(numbered(0), version=0))
+    assert queue.sample()["version"].tolist() == [0, 0], "nothing has been used yet"
+    for version, count in enumerate(replayed, 1):
+        queue.add(Segment(numbered(version), version=version))
+        sample = queue.sample()
+        assert sample["version"][:2].tolist() == [version] * 2
+        old = sample["version"][2::2].tolist()
+        assert len(old) == count
+        assert set(old) <= {version - 1, version - 2}, "the newest that were used"
+        for column, number in enumerate(old):
+            assert sample["action"][0, 2 + 2 * column] == 10 * number
+
+
+def test_a_loaded_queue_replays_the_same():
+    changes = {"off_policy": True, "replay_proportion": 1.5, "replay_capacity": 3}
+    queue, store = make("queue", **changes), FileRowLog()
+    loaded = make("queue", **changes)
+    for version in range(12):
+        queue.add(Segment(numbered(version), version=version))
+        if version >= 6:
+            loaded.add(Segment(numbered(version), version=version))
+            loaded.ctx.generators["learner"].set_state(queue.ctx.generators["learner"].get_state())
+            assert not differences(queue.sample(), loaded.sample())
+            continue
+        queue.sample()
+        queue.save(store)
+        if version == 5:
+            loaded.load(store)
+
+
 @pytest.mark.parametrize(("name", "key"), [("queue", "priority"), ("episodes", "carry")])
 def test_what_is_fed_back_and_not_kept_is_refused(name, key):
     with pytest.raises(RunError, match=f"'{key}' was fed back to the buffer {name}"):

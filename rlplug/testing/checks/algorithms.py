@@ -78,8 +78,9 @@ def check_act(case: Case) -> None:
             for name, group in spec.groups.items():
                 part, who = out[name] if spec.nested else out, f"act() in mode {mode!r}"
                 require("action" in part, f"{who} gives {sorted(part)}, and no 'action'")
-                # A Gaussian policy that learns from its own data alone may leave the box: the environment clips.
-                bounded = not isinstance(group.action, spaces.Box) or needs.off_policy or needs.perturbable
+                # A Gaussian policy that learns by its own log-probabilities may leave the box: the environment clips.
+                own = "logp" in needs.keys or not needs.off_policy
+                bounded = not isinstance(group.action, spaces.Box) or needs.perturbable or not own
                 action = part["action"].flatten(0, 1) if group.agents else part["action"]
                 require_inside(action, group.action, who, bounded)
     said = [answers(trainer.algorithm, trainer.ctx, rows, "greedy", seed) for seed in (1, 2)]

@@ -1,4 +1,4 @@
-"""A loop that never waits for the slowest actor, an environment that is slow there, and a diary of segments."""
+"""An environment that is slow in one actor, and a diary of segments."""
 
 from __future__ import annotations
 
@@ -9,34 +9,11 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from rlplug.api import Context, Loop, Run, Segment
+from rlplug.api import Context, Run, Segment
 from rlplug.envs import make_list
 from rlplug.envs.making import find
 from rlplug.registry import hookimpl
-from rlplug.settings import PositiveFloat, PositiveInt, option, settings
-
-
-class Eager(Loop):
-    """Updates with the segments that are ready first."""
-
-    @settings
-    class Config:
-        shards: PositiveInt | None = option("Shards that are waited for; null: all.")
-        in_flight: PositiveInt = option("Rollouts of a shard that are ordered at a time.")
-
-    def __init__(self, cfg: Config, ctx: Context) -> None:
-        self.shards, self.in_flight = cfg.shards, cfg.in_flight
-        self.replay_ratio = ctx.replay_ratio or 0.0
-
-    def updates(self, env_steps: int) -> int:
-        return int(env_steps * self.replay_ratio)
-
-    def run(self, run: Run) -> None:
-        while not run.done:
-            run.report()
-            run.collect(shards=self.shards)
-            while run.ready() and run.progress.updates < self.updates(run.progress.env_steps):
-                run.update()
+from rlplug.settings import PositiveFloat, option, settings
 
 
 class Numbered(gymnasium.Env):
@@ -116,17 +93,14 @@ from rlplug import Component, hookimpl
 @hookimpl
 def rlplug_components():
     module = "tests.contract.tenants.asynchronous:"
-    names = {"loop": "Eager", "env": "Uneven", "logger": "Diary"}
-    tried = {"loop": ("algo=dqn", "train_batch_size=16", "loop.in_flight=3")}
-    return [Component(kind, name.lower(), module + name, tried.get(kind, ())) for kind, name in names.items()]
+    return [Component("env", "uneven", module + "Uneven"), Component("logger", "diary", module + "Diary")]
 
 @hookimpl
 def rlplug_conf():
-    return "rlplug_eager"
+    return "rlplug_uneven"
 """
 FILES = {
-    "rlplug_eager/__init__.py": MANIFEST,
-    "rlplug_eager/conf/loop/eager.yaml": "name: eager\nshards: 1\nin_flight: 2\n",
-    "rlplug_eager/conf/env/uneven.yaml": "name: uneven\nid: CartPole-v1\nseconds: 0.001\nfactor: 5.0\n",
-    "rlplug_eager/conf/logger/diary.yaml": "# @package logger.diary\nname: diary\n",
+    "rlplug_uneven/__init__.py": MANIFEST,
+    "rlplug_uneven/conf/env/uneven.yaml": "name: uneven\nid: CartPole-v1\nseconds: 0.001\nfactor: 5.0\n",
+    "rlplug_uneven/conf/logger/diary.yaml": "# @package logger.diary\nname: diary\n",
 }

@@ -1,4 +1,4 @@
-"""Algorithms that live on a queue, on whole episodes, and on refreshed recurrent states."""
+"""Algorithms that live on whole episodes, and on refreshed recurrent states."""
 
 from __future__ import annotations
 
@@ -8,31 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rlplug import Algorithm, Context, EnvSpec, Learner, Losses, Needs, Optim, tree
+from rlplug import Algorithm, Context, EnvSpec, Losses, Needs, Optim, tree
 from rlplug.functional import n_step_rows, reverse_scan, sequence_priority
 from rlplug.nn import Adam, Linear, head_for
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, Mode
-
-
-def vtrace(
-    log_rho: Tensor, reward: Tensor, value: Tensor, terminated: Tensor, valid: Tensor, gamma: float
-) -> tuple[Tensor, Tensor]:
-    """Compute V-trace targets: Espeholt et al. 2018 (arXiv:1802.01561), equation 1, with both limits 1.
-
-    Args:
-        log_rho: log of the importance ratios, ``[T+1, B]``, as all others are.
-
-    Returns:
-        ``v_s`` and the policy gradient's advantage (section 4.2), ``[T+1, B]``; 0 where a row is not valid.
-    """
-    rho, valid = log_rho.exp().clamp(max=1.0)[:-1], valid[:-1]
-    discount = gamma * (~terminated[:-1]).float()
-    delta = torch.where(valid, rho * (reward[:-1] + discount * value[1:] - value[:-1]), 0.0)
-    error = torch.cat([reverse_scan(discount * rho * valid, delta), torch.zeros_like(value[:1])])
-    target = value + error
-    advantage = torch.where(valid, rho * (reward[:-1] + discount * target[1:] - value[:-1]), 0.0)
-    return target, torch.cat([advantage, torch.zeros_like(value[:1])])
 
 
 class ActorCritic(Algorithm):
@@ -63,34 +43,6 @@ class ActorCritic(Algorithm):
         noise = self.policy.noise(self.ctx, len(step["is_first"]))
         action = dist.mode() if mode == "greedy" else dist.sample(noise)
         return {"action": action, "logp": dist.logp(action)}, carry
-
-
-class VTrace(ActorCritic):
-    """IMPALA's learner."""
-
-    @classmethod
-    def needs(cls, cfg: ActorCritic.Config, spec: EnvSpec) -> Needs:
-        return Needs(data="segments", off_policy=True, keys=("obs", "action", "logp"))
-
-    def update(self, batch: Batch, learner: Learner) -> Losses:
-        stale = learner.progress.updates - batch.pop("version")
-        losses = learner.minimize(batch, self)
-        losses.metrics["staleness"] = learner.reduce(stale.float(), "mean")
-        return losses
-
-    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        dist, value = self.both(batch)
-        logp = dist.logp(batch["action"])
-        log_rho = (logp - batch["logp"]).detach()
-        target, advantage = vtrace(
-            log_rho, batch["reward"], value.detach(), batch["terminated"], batch["valid"], self.cfg.gamma
-        )
-        terms = {
-            "policy": -logp * advantage,
-            "value": self.cfg.vf_loss_coeff * (value - target).square(),
-            "entropy": -self.cfg.entropy_coeff * dist.entropy(),
-        }
-        return Losses(terms, {"rho": log_rho.exp()})
 
 
 class MonteCarlo(ActorCritic):
@@ -184,14 +136,6 @@ class Refreshing(Algorithm):
 
 COMMON = "# @package _global_\ndefaults:\n  - override /buffer: {buffer}\n  - override /model: {model}\n"
 CRITIC = "  gamma: 0.99\n  lr: 3.0e-3\n  vf_loss_coeff: {vf}\n  entropy_coeff: 0.01\n"
-VTRACE = """num_envs: 8
-rollout_fragment_length: 8
-train_batch_size: 64
-num_steps_sampled_before_learning_starts: 256   # rounds that the learner then stays behind
-replay_ratio: null                              # an update a round
-algo:
-  name: vtrace
-"""
 MONTE_CARLO = """num_envs: 4
 rollout_fragment_length: 16
 train_batch_size: 8
@@ -220,7 +164,7 @@ from rlplug import Component, hookimpl
 @hookimpl
 def rlplug_components():
     module = "tests.contract.tenants.learners:"
-    names = {"vtrace": "VTrace", "montecarlo": "MonteCarlo", "refreshing": "Refreshing"}
+    names = {"montecarlo": "MonteCarlo", "refreshing": "Refreshing"}
     return [Component("algo", name, module + cls) for name, cls in names.items()]
 
 @hookimpl
@@ -229,9 +173,6 @@ def rlplug_conf():
 """
 FILES = {
     "rlplug_learners/__init__.py": MANIFEST,
-    "rlplug_learners/conf/algo/vtrace.yaml": COMMON.format(buffer="queue", model="mlp")
-    + VTRACE
-    + CRITIC.format(vf=0.01),
     "rlplug_learners/conf/algo/montecarlo.yaml": COMMON.format(buffer="episodes", model="mlp")
     + MONTE_CARLO
     + CRITIC.format(vf=0.5),

@@ -1,4 +1,4 @@
-"""Collection by shards: a loop that takes what is ready first, with one actor that is five times slower."""
+"""``loop=async`` with actors, one of which is five times slower: it waits for none, and counts every step once."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ import psutil
 import pytest
 
 from rlplug.cli import main
-from rlplug.testing import conformance
 from tests.contract.tenants.asynchronous import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
-DQN = (
-    *("algo=dqn", "env=uneven", "loop=eager", "hardware=cpu", "logger=[]", "model.hidden=[16]", "train_batch_size=16"),
-    *("rollout_fragment_length=10", "replay_ratio=0.05", "eval.every=0", "eval.episodes=1", "log.every=200"),
+COMMON = (
+    *("env=uneven", "loop=async", "hardware=cpu", "logger=[]", "model.hidden=[16]", "train_batch_size=16"),
+    *("rollout_fragment_length=10", "eval.every=0", "eval.episodes=1", "log.every=200", "num_envs=2"),
     *("num_steps_sampled_before_learning_starts=0", "hardware.actors.num_cpus=0.25", "hardware.actors.backoff_s=0.1"),
 )
+REPLAY = ("algo=dqn", "replay_ratio=0.05", *COMMON)
+SEGMENTS = ("algo=impala", "tuned=none", *COMMON)
+ACTORS = ("hardware.actors.count=2",)
 
 
 @pytest.fixture
-def eager(install, site):  # noqa: F811
-    install("rlplug-eager", "rlplug_eager", FILES)
+def uneven(install, site):  # noqa: F811
+    install("rlplug-uneven", "rlplug_uneven", FILES)
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()])}
-
-
-def test_the_loop_passes_the_kit(eager):
-    for check in conformance.checks("rlplug-eager", kinds=["loop"]):
-        check()
 
 
 def summary(run: Path) -> dict:
@@ -55,30 +52,50 @@ def numbers(run: Path) -> dict[int, list[int]]:
     return found
 
 
-def test_staleness_is_measured_and_steps_are_exact(eager, tmp_path):
-    words = (*DQN, "num_envs=2", "hardware.actors.count=2", "total_steps=1000", f"hydra.run.dir={tmp_path / 'run'}")
-    assert main([*words]) == 0
-    assert summary(tmp_path / "run")["env_steps"] <= 1000
-    with (tmp_path / "run" / "metrics.csv").open() as file:
-        stale = [float(row["train/staleness"]) for row in csv.DictReader(file) if row.get("train/staleness")]
-    assert stale
-    assert max(stale) > 0
+def column(run: Path, name: str) -> list[float]:
+    with (run / "metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
-def test_a_loop_may_ask_for_more_shards_than_there_are(eager, tmp_path):
+@pytest.mark.parametrize("words", [REPLAY, SEGMENTS], ids=["replay", "segments"])
+def test_age_and_idle_shares_are_measured_and_steps_are_exact(uneven, tmp_path, words):
+    run = tmp_path / "run"
+    assert main([*words, *ACTORS, "total_steps=1000", f"hydra.run.dir={run}"]) == 0
+    assert summary(run)["env_steps"] <= 1000
+    assert max(column(run, "train/staleness")) > 0
+    assert max(column(run, "train/staleness_steps")) > 0
+    for who in ("learner", "actors"):
+        shares = column(run, f"time/{who}_idle")
+        assert all(0.0 <= share <= 1.0 for share in shares)
+        assert len(shares) >= 4
+        assert max(shares) > 0.0
+
+
+def test_what_is_older_than_the_bound_is_left_out(uneven, tmp_path):
+    """The slow actor's segments are always too old: the fast one makes several updates meanwhile."""
+    run = tmp_path / "run"
+    words = (*SEGMENTS, *ACTORS, "logger=[diary]", "env.factor=20.0", "loop.max_staleness=1", "total_steps=2000")
+    assert main([*words, f"hydra.run.dir={run}"]) == 0
+    assert max(column(run, "train/too_stale")) > 0
+    assert max(column(run, "train/age")) <= 1.0
+    counted = sum(map(len, numbers(run).values()))
+    assert counted == summary(run)["env_steps"] <= 2000
+
+
+def test_a_loop_may_ask_for_more_shards_than_there_are(uneven, tmp_path):
     """One process is one shard, and the run still takes exactly its ``total_steps``."""
-    words = (*DQN, "env=cartpole", "num_envs=1", "total_steps=1000", f"hydra.run.dir={tmp_path / 'run'}")
+    words = (*REPLAY, "env=cartpole", "num_envs=1", "total_steps=1000", f"hydra.run.dir={tmp_path / 'run'}")
     assert main([*words, "loop.shards=3", "loop.in_flight=1"]) == 0
     assert summary(tmp_path / "run")["env_steps"] == 1000
 
 
 @pytest.mark.slow
-def test_four_actors_one_of_them_slow(eager, tmp_path):
+def test_four_actors_one_of_them_slow(uneven, tmp_path):
     """The loop that takes what is ready does not wait for the slow actor, which the other one does."""
     rates = {}
-    for name, shards in (("all", "null"), ("first", "1")):
+    for name, shards in (("all", 4), ("first", 1)):
         run = tmp_path / name
-        words = (*DQN, "num_envs=4", "hardware.actors.count=4", "total_steps=4000", "rollout_fragment_length=50")
+        words = (*REPLAY, "num_envs=4", "hardware.actors.count=4", "total_steps=4000", "rollout_fragment_length=50")
         words = (*words, "env.seconds=0.01", "replay_ratio=0.002")  # so slow that other processes hardly matter
         assert main([*words, f"loop.shards={shards}", f"hydra.run.dir={run}"]) == 0
         rates[name] = summary(run)["env_steps_per_s"]
@@ -88,22 +105,36 @@ def test_four_actors_one_of_them_slow(eager, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("envs", [4, 3], ids=["shares", "replicated"])
-def test_ranks_take_as_many_segments_each(eager, tmp_path, envs):
+def test_ranks_take_as_many_segments_each(uneven, tmp_path, envs):
     """Rounds of two ranks pair up although one has the slow actor; of three environments the first rank plays all."""
     run = tmp_path / "run"
-    words = (*DQN, "hardware=2cpu", f"num_envs={envs}", f"hardware.actors.count={envs}", "total_steps=1000")
+    words = (*REPLAY, "hardware=2cpu", f"num_envs={envs}", f"hardware.actors.count={envs}", "total_steps=1000")
     command = [sys.executable, "-m", "rlplug", *words, f"hydra.run.dir={run}"]
-    done = subprocess.run(command, env=eager, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=uneven, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert 1000 - envs < summary(run)["env_steps"] <= 1000
 
 
-@pytest.mark.parametrize("victim", ["run", "actor"])
-def test_killed_no_step_is_lost_or_doubled(eager, tmp_path, victim):
+@pytest.mark.slow
+def test_ranks_update_together_although_one_leaves_out_more(uneven, tmp_path):
+    """The slow actor's segments are too old for the first rank; the second one waits for it."""
     run = tmp_path / "run"
-    words = (*DQN, "env.id=tests.contract.tenants.asynchronous:Numbered-v0", "logger=[diary]", "num_envs=2")
-    words = (*words, "hardware.actors.count=2", "total_steps=3000", "checkpoint.every=100", f"hydra.run.dir={run}")
-    program = subprocess.Popen([sys.executable, "-m", "rlplug", *words], env=eager, stderr=subprocess.PIPE, text=True)
+    words = (*SEGMENTS, "hardware=2cpu", "num_envs=4", "hardware.actors.count=4", "total_steps=2000")
+    words = (*words, "train_batch_size=32", "env.factor=20.0", "loop.max_staleness=1", f"hydra.run.dir={run}")
+    command = [sys.executable, "-m", "rlplug", *words]
+    done = subprocess.run(command, env=uneven, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert 1996 < summary(run)["env_steps"] <= 2000
+    assert summary(run)["updates"] > 10
+
+
+@pytest.mark.parametrize("victim", ["run", "actor"])
+@pytest.mark.parametrize("words", [REPLAY, SEGMENTS], ids=["replay", "segments"])
+def test_killed_no_step_is_lost_or_doubled(uneven, tmp_path, victim, words):
+    run = tmp_path / "run"
+    words = (*words, *ACTORS, "env.id=tests.contract.tenants.asynchronous:Numbered-v0", "logger=[diary]")
+    words = (*words, "total_steps=3000", "checkpoint.every=100", f"hydra.run.dir={run}")
+    program = subprocess.Popen([sys.executable, "-m", "rlplug", *words], env=uneven, stderr=subprocess.PIPE, text=True)
     while program.poll() is None and len(list(run.glob("checkpoints/step_*[0-9]"))) < 2:
         time.sleep(0.01)
     if victim == "run":
@@ -114,7 +145,7 @@ def test_killed_no_step_is_lost_or_doubled(eager, tmp_path, victim):
     _, printed = program.communicate()
     if victim == "run":
         again = [sys.executable, "-m", "rlplug", "resume", str(run)]
-        done = subprocess.run(again, env=eager, capture_output=True, text=True)
+        done = subprocess.run(again, env=uneven, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     else:
         assert program.returncode == 0, printed

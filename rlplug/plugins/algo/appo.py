@@ -1,0 +1,173 @@
+"""Asynchronous PPO: IMPACT, Luo et al. 2020 (arXiv:1912.00167), PPO's objective on data of older policies.
+
+Three policies meet: the learned one, the one that acted (the worker's), and a target, a copy that moves now and then.
+The clipped ratio is that of the learned policy to the target, so that it stays put while a batch is used several times.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
+from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate
+from rlplug.functional.returns import gae
+from rlplug.functional.sequences import carry_before, chunks
+from rlplug.functional.targets import polyak_
+from rlplug.functional.vtrace import vtrace
+from rlplug.nn import ActorCritic, Adam
+from rlplug.settings import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Scheduled,
+    UnitFloat,
+    option,
+    settings,
+)
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+
+
+class APPO(Algorithm):
+    @settings
+    class Config:
+        gamma: UnitFloat = option("Discount factor.")
+        lambda_: UnitFloat = option("Weight of longer returns, in V-trace and in GAE.")
+        vtrace: bool = option(
+            "Advantages by V-trace, for the target policy; false: by GAE, as if the target had acted."
+        )
+        vtrace_clip_rho_threshold: PositiveFloat | None = option(
+            "Limit of the ratio that weights a temporal difference, rho-bar; null: none."
+        )
+        vtrace_clip_c_threshold: PositiveFloat | None = option(
+            "Limit of the ratios that carry later ones back, c-bar; null: none."
+        )
+        vtrace_clip_pg_rho_threshold: PositiveFloat | None = option("Limit of the ratio in advantages; null: none.")
+        clip_param: Scheduled[NonNegativeFloat] = option("Epsilon of the clipped surrogate.")
+        target_worker_clipping: PositiveFloat = option("Limit of the ratio of the acting policy to the target, rho.")
+        target_network_update_freq: PositiveInt = option("Updates between two moves of the target.")
+        tau: UnitFloat = option("Step of the target towards the learned weights; 1: a copy.")
+        kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty, which adapts to kl_target; 0: off.")
+        kl_target: PositiveFloat = option("KL divergence from the target policy that kl_coeff aims at.")
+        lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
+        adam_epsilon: PositiveFloat = option("Adam's epsilon.")
+        vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
+        vf_share_layers: bool = option("One torso for policy and value.")
+        entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
+        normalize_advantage: bool = option("Per sample, over all ranks.")
+        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
+        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+        max_seq_len: PositiveInt = option(
+            "Recurrent: rows that are unrolled at once, from the state stored before them."
+        )
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        spec.single_agent  # noqa: B018  raises for several agents
+        return Needs(data="segments", off_policy=True, keys=("obs", "action", "logp", "action_mask"))
+
+    @classmethod
+    def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
+        return replace(needs, carry_stride=cfg.max_seq_len, keys=(*needs.keys, "is_first", "carry"))
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
+        value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", group.obs)
+        self.net = ActorCritic(ctx.build("model", group.obs), value_torso, group.action, cfg.initial_log_std)
+        self.target = copy.deepcopy(self.net).requires_grad_(False)
+        if ctx.needs.carry_stride and not self.initial_carry(1):
+            raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
+        self.lr, self.clip_param = ctx.schedule(cfg.lr), ctx.schedule(cfg.clip_param)
+        self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
+        self.kl_coeff: Tensor
+        self.register_buffer("kl_coeff", torch.tensor(cfg.kl_coeff))
+
+    def optimizers(self) -> dict[str, Optim]:
+        adam = Adam(self.net.parameters(), lr=self.lr, eps=self.cfg.adam_epsilon)
+        return {"policy": Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=self.lr)}
+
+    def actor_keys(self) -> tuple[str, ...]:
+        return tuple(name for name in self.state_dict() if name.startswith("net."))
+
+    def initial_carry(self, n: int) -> Batch:
+        return self.net.initial_carry(n)
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        dist, carry = self.net.dist(step, carry)
+        if mode == "greedy":
+            return {"action": dist.mode()}, carry
+        action = dist.sample(self.net.policy.noise(self.ctx, len(step["is_first"])))
+        return {"action": action, "logp": dist.logp(action)}, carry
+
+    def logp(self, batch: Batch) -> Tensor:
+        return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])
+
+    def values(self, batch: Batch) -> Tensor:
+        return self.net(batch, carry_before(batch))[1]
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Compute what does not depend on the learned policy: the target's distribution, advantages, value targets.
+
+        Raises:
+            ConfigError: rows lack the log-probability that they were acted with.
+        """
+        if "logp" not in batch:
+            said = "gives rows without logp, the log-probabilities of the policy that acted, which ratios divide by"
+            raise ConfigError("buffer", f"{said}; collect them with algo=appo")
+        cfg = self.cfg
+        target, _ = self.target.dist(batch, carry_before(batch))
+        target_logp = target.logp(batch["action"])
+        rows = batch["reward"], self.values(batch), batch["terminated"], batch["valid"]
+        if cfg.vtrace:
+            limits = cfg.vtrace_clip_rho_threshold, cfg.vtrace_clip_c_threshold, cfg.vtrace_clip_pg_rho_threshold
+            returns, advantage = vtrace(target_logp - batch["logp"], *rows, cfg.gamma, cfg.lambda_, *limits)
+        else:
+            advantage, returns = gae(*rows, cfg.gamma, cfg.lambda_)
+        keys = ("obs", "action", "logp", "valid", "action_mask", "version", "is_first", "carry")
+        prepared = {key: batch[key] for key in keys if key in batch}
+        prepared |= {"target_logp": target_logp, "dist": target.params, "advantage": advantage, "returns": returns}
+        return prepared
+
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        age = (learner.progress.updates - batch.pop("version")).float() if "version" in batch else None
+        if self.cfg.normalize_advantage:
+            a, valid = batch["advantage"], batch["valid"]
+            scale = learner.reduce(a, "std", valid) + 1e-8
+            batch["advantage"] = (a - learner.reduce(a, "mean", valid)) / scale
+        losses = learner.minimize(chunks(batch, self.cfg.max_seq_len) if "carry" in batch else batch, self)
+        if age is not None:
+            losses.metrics["age"] = learner.reduce(age, "mean")
+        return losses
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """Compute the objective of section 3.1, with the value loss, the entropy bonus and the KL penalty."""
+        cfg = self.cfg
+        dist, value = self.net(batch, carry_before(batch))
+        of_worker = (batch["logp"] - batch["target_logp"]).exp().clamp(max=cfg.target_worker_clipping)
+        ratio = of_worker * (dist.logp(batch["action"]) - batch["logp"]).exp()
+        terms = {
+            "policy": -clipped_surrogate(ratio, batch["advantage"], self.clip_param),
+            "value": self.vf_loss_coeff * (value - batch["returns"]).square(),
+        }
+        if cfg.entropy_coeff:
+            terms["entropy"] = -self.entropy_coeff * dist.entropy()
+        if cfg.kl_coeff:
+            terms["kl_penalty"] = self.kl_coeff * dist.kl_from(batch["dist"])
+        with torch.no_grad():
+            clipped = ((ratio - 1.0).abs() > self.clip_param).float()
+            metrics = {"kl": dist.kl_from(batch["dist"]), "mean_entropy": dist.entropy(), "clip_fraction": clipped}
+        return Losses(terms, metrics)
+
+    def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
+        """Move the target, and adapt the weight of the KL penalty, every ``target_network_update_freq`` updates."""
+        if (learner.progress.updates + 1) % self.cfg.target_network_update_freq:
+            return
+        polyak_(self.target, self.net, self.cfg.tau)
+        if self.cfg.kl_coeff:
+            self.kl_coeff.copy_(adapt_kl_coeff(self.kl_coeff, losses.metrics["kl"], self.cfg.kl_target))

@@ -1,0 +1,132 @@
+"""IMPALA, Espeholt et al. 2018 (arXiv:1802.01561): an actor-critic that learns from segments of older policies.
+
+V-trace weights every temporal difference by how likely the action is now, compared with when it was taken. Who collects
+and how old a segment may be is the loop's; which segments are used, and how often, is the buffer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
+from rlplug.functional.sequences import carry_before
+from rlplug.functional.vtrace import vtrace
+from rlplug.nn import ActorCritic, Adam
+from rlplug.settings import (
+    NonNegativeFloat,
+    PositiveFloat,
+    Scheduled,
+    UnitFloat,
+    option,
+    settings,
+)
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+
+
+class IMPALA(Algorithm):
+    @settings
+    class Config:
+        gamma: UnitFloat = option("Discount factor.")
+        lambda_: UnitFloat = option("Weight of longer returns in V-trace; 1: the paper's.")
+        vtrace_clip_rho_threshold: PositiveFloat | None = option(
+            "Limit of the ratio that weights a temporal difference, rho-bar; null: none."
+        )
+        vtrace_clip_c_threshold: PositiveFloat | None = option(
+            "Limit of the ratios that carry later ones back, c-bar; null: none."
+        )
+        vtrace_clip_pg_rho_threshold: PositiveFloat | None = option(
+            "Limit of the ratio in the policy's gradient; null: none."
+        )
+        lr: Scheduled[NonNegativeFloat] = option("Step size.")
+        opt_type: Literal["adam", "rmsprop"] = option("The optimizer.")
+        epsilon: PositiveFloat = option("The optimizer's epsilon, outside of the root.")
+        decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
+        momentum: UnitFloat = option("RMSProp: momentum.")
+        vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
+        vf_share_layers: bool = option("One torso for policy and value.")
+        entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
+        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
+        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        spec.single_agent  # noqa: B018  raises for several agents
+        return Needs(data="segments", off_policy=True, keys=("obs", "action", "logp", "action_mask"))
+
+    @classmethod
+    def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
+        return replace(needs, carry_stride=1, keys=(*needs.keys, "is_first", "carry"))
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
+        value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", group.obs)
+        self.net = ActorCritic(ctx.build("model", group.obs), value_torso, group.action, cfg.initial_log_std)
+        if ctx.needs.carry_stride and not self.initial_carry(1):
+            raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
+        self.lr = ctx.schedule(cfg.lr)
+        self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
+
+    def optimizers(self) -> dict[str, Optim]:
+        cfg = self.cfg
+        if cfg.opt_type == "adam":
+            optimizer: torch.optim.Optimizer = Adam(self.parameters(), lr=self.lr, eps=cfg.epsilon)
+        else:
+            optimizer = torch.optim.RMSprop(self.parameters(), self.lr, cfg.decay, cfg.epsilon, momentum=cfg.momentum)
+        return {"policy": Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=self.lr)}
+
+    def initial_carry(self, n: int) -> Batch:
+        return self.net.initial_carry(n)
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        dist, carry = self.net.dist(step, carry)
+        if mode == "greedy":
+            return {"action": dist.mode()}, carry
+        action = dist.sample(self.net.policy.noise(self.ctx, len(step["is_first"])))
+        return {"action": action, "logp": dist.logp(action)}, carry
+
+    def logp(self, batch: Batch) -> Tensor:
+        return self.net(batch, carry_before(batch))[0].logp(batch["action"])
+
+    def values(self, batch: Batch) -> Tensor:
+        return self.net(batch, carry_before(batch))[1]
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Return the rows as they are: their only forward pass is that of ``forward``.
+
+        Raises:
+            ConfigError: they lack the log-probabilities of the policy that acted, so that there is no ratio.
+        """
+        if "logp" not in batch:
+            said = "gives rows without logp, the log-probabilities of the policy that acted, which V-trace divides by"
+            raise ConfigError("buffer", f"{said}; collect them with algo=impala")
+        return dict(batch)
+
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        age = (learner.progress.updates - batch.pop("version")).float() if "version" in batch else None
+        losses = learner.minimize(batch, self)
+        if age is not None:
+            losses.metrics["age"] = learner.reduce(age, "mean")
+        return losses
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """Compute the three terms of section 4.2, on V-trace targets of the present policy and value."""
+        cfg = self.cfg
+        dist, value = self.net(batch, carry_before(batch))
+        logp = dist.logp(batch["action"])
+        with torch.no_grad():
+            log_rho = logp - batch["logp"]
+            rows = log_rho, batch["reward"], value, batch["terminated"], batch["valid"]
+            limits = cfg.vtrace_clip_rho_threshold, cfg.vtrace_clip_c_threshold, cfg.vtrace_clip_pg_rho_threshold
+            target, advantage = vtrace(*rows, cfg.gamma, cfg.lambda_, *limits)
+            entropy = dist.entropy()
+        terms = {"policy": -logp * advantage, "value": self.vf_loss_coeff * (value - target).square()}
+        if cfg.entropy_coeff:
+            terms["entropy"] = -self.entropy_coeff * dist.entropy()
+        return Losses(terms, {"mean_entropy": entropy, "ratio": log_rho.exp()})

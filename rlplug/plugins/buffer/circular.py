@@ -1,0 +1,96 @@
+"""A ring of batches that are learned from several times."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.plugins.buffer.segments import Segments
+from rlplug.plugins.buffer.shards import check_feedback
+from rlplug.settings import PositiveInt, option, settings
+from rlplug.types import Batch
+
+
+class Circular:
+    """The circular buffer of IMPACT, Luo et al. 2020 (arXiv:1912.00167), section 3.2: ``N`` batches, each used ``K``
+    times.
+
+    A batch is the next segments, side by side, of at least ``train_batch_size`` transitions. Samples go round the ring,
+    once it is full. A batch leaves it after its last use, or when it is the oldest and another one needs its place;
+    those that leave with uses left are counted.
+    """
+
+    gives: ClassVar[frozenset[Data]] = frozenset({"segments"})
+    sequences: ClassVar[bool] = False
+    repeats: ClassVar[bool] = True
+    size_key: ClassVar[str] = "buffer.num_batches"
+
+    @settings
+    class Config:
+        num_batches: PositiveInt = option("Batches in the ring, N; when another one comes, the oldest leaves.")
+        num_uses: PositiveInt = option("Times that a batch is learned from, K; after that it leaves.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.cfg, self.device = cfg, torch.device("cpu")
+        self.segments = Segments(ctx)
+        self._waiting: list[int] = []  # numbers of segments that do not make a batch yet
+        self._ring: deque[tuple[list[int], int]] = deque()  # numbers of segments, and uses; the next sample first
+        self._dropped = 0
+
+    def add(self, segment: Segment) -> None:
+        """Keep a copy."""
+        self._waiting.append(self.segments.add(segment))
+        if self.segments.enough(self._waiting) is None:
+            return
+        if len(self._ring) == self.cfg.num_batches:
+            oldest = min(self._ring)
+            self._ring.remove(oldest)
+            self.segments.forget(oldest[0])
+            self._dropped += 1
+        self._ring.append((self._waiting, 0))
+        self._waiting = []
+
+    def ready(self) -> bool:
+        return len(self._ring) == self.cfg.num_batches
+
+    def sample(self) -> Batch:
+        """``[T+1, B]`` with ``version [B]``; at least ``train_batch_size`` transitions, valid or not."""
+        numbers, uses = self._ring.popleft()
+        batch = self.segments.read(numbers)
+        if uses + 1 < self.cfg.num_uses:
+            self._ring.append((numbers, uses + 1))
+        else:
+            self.segments.forget(numbers)
+        return batch
+
+    def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Refuse all: nothing is drawn by priority.
+
+        Raises:
+            RunError: something is fed back.
+        """
+        check_feedback(self, values, ())
+
+    def metrics(self) -> dict[str, float]:
+        """Batches that left before their last use."""
+        return {"dropped_batches": self._dropped}
+
+    def nbytes(self, row: Batch) -> int:
+        each = -(-self.segments.size // self.segments.width)
+        return self.segments.nbytes(row, (self.cfg.num_batches + 1) * each - 1)
+
+    def save(self, log: RowLog) -> None:
+        self.segments.save(log)
+        log.state |= {"waiting": [*self._waiting], "ring": [*self._ring], "dropped": self._dropped}
+
+    def load(self, log: RowLog) -> None:
+        if log.state is None:
+            return
+        self.segments.load(log)
+        self._waiting, self._dropped = list(log.state["waiting"]), log.state["dropped"]
+        self._ring = deque((list(numbers), uses) for numbers, uses in log.state["ring"])

@@ -1,0 +1,74 @@
+"""Segments as they were collected, by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from rlplug import tree
+from rlplug.api import Context, RowLog, Segment
+from rlplug.types import Batch
+
+
+class Segments:
+    """Copies of segments, numbered in the order in which they came; whoever owns them forgets them one by one.
+
+    A short segment, which ends a run, is padded with ``valid=False``.
+
+    Attributes:
+        size: transitions of a sample, on this rank.
+        width: of the segments that hold all environments of this rank.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.rows, columns = ctx.rollout_length, len(ctx.env_ids)
+        self.size = ctx.batch_size if columns == ctx.num_envs else ctx.batch_size // ctx.world_size
+        self.width = self.rows * columns
+        self._kept: dict[int, tuple[Batch, int]] = {}  # number -> rows, and the version of the weights
+        self._end = 0  # number of the next segment
+
+    def add(self, segment: Segment) -> int:
+        """Keep a copy; return its number."""
+        batch = tree.map(torch.clone, segment.batch)
+        if (missing := self.rows + 1 - len(batch["valid"])) > 0:
+            batch = tree.map(lambda x: torch.cat([x, x[-1:].expand(missing, *x.shape[1:])]), batch)
+        self._kept[self._end] = batch, segment.version
+        self._end += 1
+        return self._end - 1
+
+    def enough(self, numbers: Iterable[int]) -> int | None:
+        """Return how many of them, from the first on, make a sample; None: they are too few."""
+        size = 0
+        for count, number in enumerate(numbers, 1):
+            size += self.rows * self._kept[number][0]["valid"].shape[1]
+            if size >= self.size:
+                return count
+        return None
+
+    def read(self, numbers: Sequence[int]) -> Batch:
+        """Return copies of segments side by side, ``[T+1, B]``, with the ``version [B]`` of each column's weights."""
+        kept = [self._kept[number] for number in numbers]
+        versions = [torch.full((batch["valid"].shape[1],), version) for batch, version in kept]
+        return tree.cat([batch for batch, _ in kept], 1) | {"version": torch.cat(versions)}
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            del self._kept[number]
+
+    def nbytes(self, row: Batch, count: int) -> int:
+        """Return what ``count`` segments of all environments take, whose rows look like ``row``."""
+        return count * (self.rows + 1) * sum(leaf.nbytes for leaf in tree.leaves(row))
+
+    def save(self, log: RowLog) -> None:
+        """Write each segment once, as a row of the log; the owner adds what it knows to ``log.state``."""
+        for number, (batch, _) in self._kept.items():
+            if number >= log.end:
+                log.append(number, tree.take(batch, None))
+        log.trim(min(self._kept, default=self._end))
+        log.state = {"end": self._end, "versions": [[number, version] for number, (_, version) in self._kept.items()]}
+
+    def load(self, log: RowLog) -> None:
+        rows = {first + i: tree.take(batch, i) for first, batch in log.rows() for i in range(len(batch["valid"]))}
+        self._end = log.state["end"]
+        self._kept = {number: (rows[number], version) for number, version in log.state["versions"]}

@@ -1,0 +1,71 @@
+"""Learn from the segments that are ready first; nobody waits for the slowest actor."""
+
+from __future__ import annotations
+
+from rlplug.api import Algorithm, Context, Loop, Needs, Run
+from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
+from rlplug.types import ConfigError
+
+
+class Async(Loop):
+    """Takes a few segments, then makes the updates that they allow, while the actors play on.
+
+    With ``replay_ratio`` null every sample of a queue is learned from as soon as it is complete, and a replay gets an
+    update a round. A number is updates per environment step, as in every loop.
+    """
+
+    @settings
+    class Config:
+        shards: PositiveInt = option("Segments of a round: the first that are ready, of whichever actors.")
+        in_flight: PositiveInt = option("Rollouts of an actor that are ordered at a time; above 1 it never waits.")
+        broadcast_interval: PositiveInt = option("Rounds that are played with the same weights.")
+        max_weight_sync_delay: PositiveInt | None = option(
+            "Steps of an actor after which weights are broadcast in any case; null: the interval alone decides."
+        )
+        max_staleness: NonNegativeInt | None = option(
+            "Updates by which a segment's weights may be older than the learner's when it arrives; older ones are left"
+            " out; null: all are learned from."
+        )
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.shards, self.in_flight, self.broadcast_interval = cfg.shards, cfg.in_flight, cfg.broadcast_interval
+        self.max_weight_sync_delay, self.max_staleness = cfg.max_weight_sync_delay, cfg.max_staleness
+        self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
+        self.round_steps = ctx.rollout_length * ctx.num_envs
+        self.once = ctx.needs.data == "segments"  # a sample is given away, so there are not always more
+        self.sample_steps = ctx.batch_size if self.once else self.round_steps
+        if cfg.max_staleness is not None and not self.once:
+            said = "leaves segments out, which a replay's windows would reach over; take null"
+            raise ConfigError("loop.max_staleness", said)
+        # Little's law: so old they are on average, however many actors share what is under way
+        least = self.updates(self.learning_starts + (cfg.in_flight - 1) * self.round_steps)
+        if cfg.max_staleness is not None and cfg.max_staleness < least:
+            said = (
+                f"{cfg.max_staleness} can never be met: with in_flight={cfg.in_flight} segments are {least} updates old"
+            )
+            raise ConfigError("loop.max_staleness", f"{said} on average when they arrive; take {least} or more")
+
+    @classmethod
+    def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
+        if not needs.off_policy:
+            return f"lets older weights play, and {algorithm.__name__} does not correct for that"
+        return None
+
+    def updates(self, env_steps: int) -> int:
+        """Counted from the beginning of the run. A buffer may give a sample several times, or drop some."""
+        per_step = 1.0 / self.sample_steps if self.replay_ratio is None else self.replay_ratio
+        return int(max(0, env_steps - self.learning_starts) * per_step)
+
+    def run(self, run: Run) -> None:
+        while not run.done:
+            run.report()
+            run.collect("explore" if run.progress.env_steps >= self.learning_starts else "random", self.shards)
+            if run.progress.env_steps <= self.learning_starts:
+                continue
+            while run.ready() and self._due(run):
+                run.update()
+
+    def _due(self, run: Run) -> bool:
+        if self.replay_ratio is None and self.once:
+            return True
+        return run.progress.updates < self.updates(run.progress.env_steps)

@@ -1,0 +1,140 @@
+"""``loop=async`` in one process: how old segments are, what bounds it, and what cannot be driven by it.
+
+With actors: tests/contract/tenants/test_asynchronous.py.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from rlplug.api import Needs
+from rlplug.config import compose
+from rlplug.plugins.algo.impala import IMPALA
+from rlplug.run.build import build
+from rlplug.run.launch import train
+from rlplug.testing.checks.resume import check_resumes
+from rlplug.testing.checks.runs import Case, differences, play
+from rlplug.types import ConfigError
+
+SMALL = ("rollout_fragment_length=8", "train_batch_size=64", "tuned=none")
+RUN = ["algo=impala", "env=cartpole", *SMALL, "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1"]
+
+
+def column(run: Path, name: str) -> list[float]:
+    with (run / "metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        build(compose([*RUN, *words]), Path())
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ---- what cannot be driven -------------------------------------------------------------------------------------------
+
+
+def test_an_algorithm_that_corrects_for_no_older_policy_is_refused():
+    said = refusal("algo=ppo", "loop=async")
+    assert said == "loop: async lets older weights play, and PPO does not correct for that; take loop=alternate"
+
+
+def test_an_algorithm_on_segments_that_corrects_for_nothing_is_refused_everywhere(monkeypatch):
+    wrong = Needs(data="segments", keys=("obs", "action", "logp"))
+    monkeypatch.setattr(IMPALA, "needs", classmethod(lambda cls, cfg, spec: wrong))
+    assert "IMPALA does not correct for that" in refusal()
+    said = refusal("loop=alternate", "buffer=circular")
+    words = "circular gives segments several times, but impala does not correct for older policies; take buffer=queue"
+    assert said == f"buffer: {words}"
+    said = refusal("loop=alternate", "buffer.replay_proportion=0.5")
+    assert said.startswith("buffer.replay_proportion: replays what older policies did, which the algorithm does not")
+
+
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [
+        (["loop.in_flight=3"], 2),
+        (["loop.in_flight=2", "replay_ratio=0.0625"], 4),
+        (["loop.in_flight=2", "train_batch_size=16"], 4),
+    ],
+)
+def test_a_bound_that_can_never_be_met_is_refused(words, least):
+    said = refusal(*words, f"loop.max_staleness={least - 1}")
+    assert said.startswith(f"loop.max_staleness: {least - 1} can never be met: with in_flight=")
+    assert said.endswith(f"segments are {least} updates old on average when they arrive; take {least} or more")
+    build(compose([*RUN, *words, f"loop.max_staleness={least}"]), Path()).close()
+
+
+def test_a_bound_for_a_replay_is_refused():
+    """A segment that is left out would leave a gap, and windows would reach over it."""
+    words = ["algo=dqn", "loop=async", "replay_ratio=0.25", "loop.max_staleness=100"]
+    assert refusal(*words).startswith("loop.max_staleness: leaves segments out, which a replay's windows would reach")
+
+
+# ---- how old segments are --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5])
+def test_rollouts_that_are_ordered_ahead_are_as_many_updates_old(in_flight, tmp_path):
+    train(compose([*RUN, f"loop.in_flight={in_flight}", "total_steps=4096"]), tmp_path)
+    if in_flight == 1:
+        assert not column(tmp_path, "train/staleness")
+        return
+    assert column(tmp_path, "train/staleness")[-2] == in_flight - 1
+    assert 64 * 0.8 * (in_flight - 1) < column(tmp_path, "train/staleness_steps")[-2] <= 64 * (in_flight - 1)
+
+
+def test_weights_that_serve_for_several_rounds_grow_old_meanwhile(tmp_path):
+    words = ["loop.in_flight=1", "loop.broadcast_interval=3", "loop.max_staleness=2"]
+    train(compose([*RUN, *words, "total_steps=8192", "log.every=4096"]), tmp_path)
+    assert column(tmp_path, "train/staleness")[0] == pytest.approx(1.0, abs=0.05)
+    assert max(column(tmp_path, "train/too_stale")) == 0.0
+
+
+def test_what_is_older_than_the_bound_is_not_learned_from(tmp_path):
+    """Each batch is used four times, so a segment that was ordered before that is four updates old when it arrives."""
+    words = ["buffer=circular", "buffer.num_batches=1", "buffer.num_uses=4", "loop.max_staleness=3"]
+    train(compose([*RUN, *words, "total_steps=4096"]), tmp_path)
+    assert column(tmp_path, "train/too_stale")[-2] == pytest.approx(0.5, abs=0.1)  # every other one is fresh
+    assert max(column(tmp_path, "train/age")) <= 3.0 + 3.0  # when it arrives, and while it is used
+
+
+def test_every_sample_of_the_queue_is_used_and_a_replay_gets_an_update_a_round():
+    for words, updates in ((SMALL, 1), ((*SMALL, "train_batch_size=128"), 2), ((*SMALL, "train_batch_size=32"), 1)):
+        trainer = Case("impala", "cartpole", words).build()
+        play(trainer, 4)
+        rounds = trainer.progress.env_steps / 64
+        assert rounds == pytest.approx(4 * updates, rel=0.1)
+        trainer.close()
+    words = ("loop=async", "replay_ratio=null", "num_envs=4", "rollout_fragment_length=4", "tuned=none")
+    trainer = Case("dqn", "cartpole", (*words, "num_steps_sampled_before_learning_starts=64")).build()
+    play(trainer, 10)
+    assert (trainer.progress.env_steps - 64) / 16 == pytest.approx(10, rel=0.1)
+    trainer.close()
+
+
+# ---- in one process it is exact --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("loop.in_flight=4",), ("loop.broadcast_interval=3",), ("loop.max_weight_sync_delay=100", "loop.in_flight=3")],
+    ids=["ahead", "old weights", "delay"],
+)
+@pytest.mark.parametrize("algorithm", ["impala", "appo"])
+def test_it_resumes_bit_for_bit(algorithm, words):
+    check_resumes(Case(algorithm, "cartpole", (*SMALL, *words)), updates=5)
+
+
+def test_equal_seeds_give_equal_runs():
+    weights = []
+    for _ in range(2):
+        trainer = Case("impala", "cartpole", (*SMALL, "loop.in_flight=3")).build()
+        play(trainer, 5)
+        weights.append(trainer.algorithm.state_dict())
+        trainer.close()
+    assert not differences(*weights)
