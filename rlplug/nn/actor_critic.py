@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplug.nn.distributions import Distribution
 from rlplug.nn.heads import head_for
 from rlplug.nn.mlp import Linear, precise
+from rlplug.nn.module import Module
 from rlplug.types import Batch
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(Module):
     """The action distribution and the value of every row, from one torso or from two.
 
     Args:
@@ -47,10 +48,15 @@ class ActorCritic(nn.Module):
             carry: as ``initial_carry`` has it, before the first row.
         """
         features, _ = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
-        dist = self.policy(features, rows.get("action_mask"))
+        return self.policy(features, rows.get("action_mask")), self.values(rows, carry, features)
+
+    def values(self, rows: Batch, carry: Batch, features: Tensor | None = None) -> Tensor:
+        """Return the value ``[...]`` of every row; ``features`` are those of the policy's torso, if they are known."""
         if self.value_torso is not None:
             features, _ = self.value_torso(rows["obs"], carry.get("value", {}), rows.get("is_first"))
-        return dist, precise(self.value, features).squeeze(-1)
+        elif features is None:
+            features, _ = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
+        return precise(self.value, features).squeeze(-1)
 
     def dist(self, rows: Batch, carry: Batch) -> tuple[Distribution, Batch]:
         """Return the distribution of every row's action, and the carry behind the last row."""

@@ -220,6 +220,7 @@ TD3 = {
     "algo.target_network_update_freq": 1,
     "algo.td_error_loss_fn": "mse",
     "algo.l2_reg": 0.0,
+}
 ASYNC = {
     "loop": "async",
     "loop.in_flight": 3,

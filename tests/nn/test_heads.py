@@ -163,5 +163,5 @@ def test_values_are_precise_under_autocast(words, tmp_path):
         rows = {"obs": torch.randn(5, 4), "is_first": torch.zeros(5, dtype=torch.bool)}
         algo = trainer.algorithm
         with torch.autocast("cpu", torch.bfloat16):
-            said = algo.state_values(rows, {}) if words == ["algo=ppo"] else algo.online(rows, {}, True)[0]
+            said = algo.net.values(rows, {}) if words == ["algo=ppo"] else algo.online(rows, {}, True)[0]
     assert said.dtype == torch.float32

@@ -84,7 +84,9 @@ def test_update_makes_the_rewarded_action_more_likely():
     batch["reward"] = (batch["action"] == 1).float()
     update(algorithm, batch)
     with torch.no_grad():
-        after = algorithm.policy(algorithm.model(batch["obs"], {}, None)[0]).logp(torch.ones_like(batch["action"]))
+        after = algorithm.net.policy(algorithm.net.torso(batch["obs"], {}, None)[0]).logp(
+            torch.ones_like(batch["action"])
+        )
     assert after.exp().mean() > 0.6
 
 
@@ -170,7 +172,7 @@ def test_forbidden_actions_get_no_gradient(kind):
     losses = algorithm.forward(prepared, ("policy",))
     assert all(torch.isfinite(x).all() for x in (losses.terms | losses.metrics).values())
     sum(term.mean() for term in losses.terms.values()).backward()
-    gradient = algorithm.policy.linear.weight.grad
+    gradient = algorithm.net.policy.linear.weight.grad
     assert (gradient[1] == 0).all()
     assert (gradient[[0, 2]] != 0).all()
 
@@ -190,8 +192,8 @@ def test_one_unroll_of_stream_rows_is_every_episode_by_itself(cell, shared):
     algorithm = make(overrides=[f"model={cell}"], vf_share_layers=shared, gamma=0.9, lambda_=0.8)
     batch = segment(algorithm)
     with torch.no_grad():
-        value = algorithm.state_values(batch, tree.map(lambda x: x[0], batch["carry"]))
-        torso, name = (algorithm.model, "policy") if shared else (algorithm.value_model, "value")
+        value = algorithm.net.values(batch, tree.map(lambda x: x[0], batch["carry"]))
+        torso, name = (algorithm.net.torso, "policy") if shared else (algorithm.net.value_torso, "value")
         for column, starts in enumerate([[0], [0], [0, 6], [0, 10]]):
             for start, end in zip(starts, [*starts[1:], T + 1], strict=True):
                 carry = torso.initial_carry(1)
@@ -200,7 +202,7 @@ def test_one_unroll_of_stream_rows_is_every_episode_by_itself(cell, shared):
                 brute = []
                 for obs in batch["obs"][start:end, column]:
                     features, carry = torso(obs[None], carry, torch.zeros(1, dtype=torch.bool))
-                    brute.append(algorithm.value(features)[0, 0])
+                    brute.append(algorithm.net.value(features)[0, 0])
                 torch.testing.assert_close(value[start:end, column], torch.stack(brute))
                 rows = {key: batch[key][start:end, column : column + 1] for key in ("reward", "terminated", "valid")}
                 advantage, _ = gae(
@@ -217,7 +219,7 @@ def test_chunks_unroll_to_what_acted(length, overrides):
     with torch.no_grad():
         prepared = algorithm.prepare(segment(algorithm))
         losses = algorithm.forward(prepared, ("policy",))
-        features = algorithm.state_values(prepared, tree.map(lambda x: x[0], prepared["carry"]))
+        features = algorithm.net.values(prepared, tree.map(lambda x: x[0], prepared["carry"]))
     valid = prepared["valid"]
     assert valid.shape == (length, B * -(-T // length))
     assert int(valid.sum()) == T * B - 2
@@ -229,16 +231,16 @@ def test_the_policy_forgets_where_an_episode_begins():
     algorithm = make(overrides=["model=lstm"])
     batch = segment(algorithm)
     with torch.no_grad():
-        _, dist, _ = algorithm.dist(batch, tree.map(lambda x: x[0], batch["carry"]))
+        dist, _ = algorithm.net.dist(batch, tree.map(lambda x: x[0], batch["carry"]))
         for start, end, column in ((6, T + 1, 2), (10, T + 1, 3), (0, 6, 2)):
-            carry = algorithm.model.initial_carry(1)
+            carry = algorithm.net.torso.initial_carry(1)
             for t in range(start, end):
-                features, carry = algorithm.model(
+                features, carry = algorithm.net.torso(
                     batch["obs"][t, column][None], carry, torch.zeros(1, dtype=torch.bool)
                 )
-                torch.testing.assert_close(dist.params[t, column], algorithm.policy(features).params[0])
+                torch.testing.assert_close(dist.params[t, column], algorithm.net.policy(features).params[0])
                 if t < T:
-                    torch.testing.assert_close(batch["dist"][t, column], algorithm.policy(features).params[0])
+                    torch.testing.assert_close(batch["dist"][t, column], algorithm.net.policy(features).params[0])
 
 
 def test_advantages_are_normalised_over_valid_rows():
@@ -307,7 +309,7 @@ def test_the_policy_judges_as_it_acted_while_its_weights_are_the_same(overrides,
     carry = batch.get("carry", {})
     for t in range(T + 1):  # every row by itself, from the state that was stored before it
         row = {key: batch[key][t : t + 1] for key in ("obs", "is_first")}
-        value = algorithm.state_values(row, tree.map(lambda x, t=t: x[t], carry))[0]
+        value = algorithm.net.values(row, tree.map(lambda x, t=t: x[t], carry))[0]
         torch.testing.assert_close(algorithm.values(batch)[t], value)
     with torch.no_grad():
         for p in algorithm.parameters():

@@ -77,7 +77,7 @@ class A2C(Algorithm):
         return self.net(batch, carry_before(batch))[0].logp(batch["action"])
 
     def values(self, batch: Batch) -> Tensor:
-        return self.net(batch, carry_before(batch))[1]
+        return self.net.values(batch, carry_before(batch))
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Compute the losses of algorithm S3: of the policy with its entropy bonus, and of the value."""

@@ -109,7 +109,7 @@ class APPO(Algorithm):
         return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])
 
     def values(self, batch: Batch) -> Tensor:
-        return self.net(batch, carry_before(batch))[1]
+        return self.net.values(batch, carry_before(batch))
 
     def prepare(self, batch: Batch) -> Batch:
         """Compute what does not depend on the learned policy: the target's distribution, advantages, value targets.

@@ -92,10 +92,10 @@ class IMPALA(Algorithm):
         return {"action": action, "logp": dist.logp(action)}, carry
 
     def logp(self, batch: Batch) -> Tensor:
-        return self.net(batch, carry_before(batch))[0].logp(batch["action"])
+        return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])
 
     def values(self, batch: Batch) -> Tensor:
-        return self.net(batch, carry_before(batch))[1]
+        return self.net.values(batch, carry_before(batch))
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the rows as they are: their only forward pass is that of ``forward``.

@@ -12,7 +12,7 @@ from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
-from rlplug.nn import Adam, Distribution, Linear, head_for, precise
+from rlplug.nn import ActorCritic, Adam
 from rlplug.settings import (
     NonNegativeFloat,
     PositiveFloat,
@@ -77,12 +77,11 @@ class PPO(Algorithm):
                 "(algo.max_seq_len)",
             )
         obs, action = ctx.spec.single_agent.obs, ctx.spec.single_agent.action
-        self.model = ctx.build("model", obs)
-        self.value_model = None if cfg.vf_share_layers else ctx.build("critic_model", obs)
+        torso = ctx.build("model", obs)
+        value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", obs)
+        self.net = ActorCritic(torso, value_torso, action, cfg.initial_log_std)
         if self.sequences and not self.initial_carry(1):
             raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
-        self.policy = head_for(action, self.model.out_dim, initial_log_std=cfg.initial_log_std)
-        self.value = Linear((self.value_model or self.model).out_dim, 1, gain=1.0)
         self.lr, self.clip_param = ctx.schedule(cfg.lr), ctx.schedule(cfg.clip_param)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
         self.kl_coeff: Tensor
@@ -93,46 +92,20 @@ class PPO(Algorithm):
         return {"policy": Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=self.lr)}
 
     def initial_carry(self, n: int) -> Batch:
-        carries = {"policy": self.model.initial_carry(n)}
-        if self.value_model is not None:
-            carries["value"] = self.value_model.initial_carry(n)
-        return {name: carry for name, carry in carries.items() if carry}
-
-    def dist(self, rows: Batch, carry: Batch) -> tuple[Tensor, Distribution, Batch]:
-        """Features of the policy's torso, the action distribution of every row, and the torso's new carry.
-
-        Args:
-            rows: ``obs`` and, where there are any, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
-            carry: as ``initial_carry`` has it, before the first row.
-        """
-        features, after = self.model(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
-        return features, self.policy(features, rows.get("action_mask")), after
-
-    def state_values(self, rows: Batch, carry: Batch, features: Tensor | None = None) -> Tensor:
-        """Value ``[...]`` of every row; ``features`` are those of the policy's torso, if they are known."""
-        if self.value_model is not None:
-            features, _ = self.value_model(rows["obs"], carry.get("value", {}), rows.get("is_first"))
-        elif features is None:
-            features, _ = self.model(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
-        return precise(self.value, features).squeeze(-1)
+        return self.net.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        _, dist, after = self.dist(step, carry)
-        if carry:
-            carry = carry | ({"policy": after} if after else {})
+        dist, carry = self.net.dist(step, carry)
         if mode == "greedy":
             return {"action": dist.mode()}, carry
-        if "value" in carry and self.value_model is not None:
-            _, carry["value"] = self.value_model(step["obs"], carry["value"], step["is_first"])
-        action = dist.sample(self.policy.noise(self.ctx, len(step["is_first"])))
+        action = dist.sample(self.net.policy.noise(self.ctx, len(step["is_first"])))
         return {"action": action, "logp": dist.logp(action), "dist": dist.params}, carry
 
     def logp(self, batch: Batch) -> Tensor:
-        _, dist, _ = self.dist(batch, carry_before(batch))
-        return dist.logp(batch["action"])
+        return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])
 
     def values(self, batch: Batch) -> Tensor:
-        return self.state_values(batch, carry_before(batch))
+        return self.net.values(batch, carry_before(batch))
 
     def prepare(self, batch: Batch) -> Batch:
         """Equations 11 and 12: advantages by GAE, and the value's targets.
@@ -158,9 +131,7 @@ class PPO(Algorithm):
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Equation 9, with the adaptive penalty of equation 8 where ``kl_coeff`` is on."""
-        carry = carry_before(batch)
-        features, dist, _ = self.dist(batch, carry)
-        value = self.state_values(batch, carry, features)
+        dist, value = self.net(batch, carry_before(batch))
         logp = dist.logp(batch["action"])
         ratio = torch.exp(logp - batch["logp"])
         terms = {
