@@ -196,6 +196,10 @@ def test_one_pass_over_the_rows_is_what_acted(overrides):
     algorithm = make(overrides)
     batch = segment(algorithm)
     torch.testing.assert_close(algorithm.logp(batch), batch["acted"])
+    losses = algorithm.forward(batch, ("policy",))
+    torch.testing.assert_close(losses.terms["policy"], -batch["acted"] * losses.metrics["advantage"])
+    error = (losses.terms["value"] / algorithm.cfg.vf_loss_coeff).sqrt()  # of a target that is value and advantage
+    torch.testing.assert_close(error, losses.metrics["advantage"].abs(), rtol=1e-4, atol=1e-5)
     for t in range(T + 1):  # every row by itself, from the state that was stored before it
         row = {key: batch[key][t : t + 1] for key in ("obs", "is_first")}
         carry = {"carry": tree.map(lambda x, t=t: x[t : t + 1], batch["carry"])} if "carry" in batch else {}

@@ -263,9 +263,9 @@ def test_the_policy_follows_the_first_critic_alone():
     batch = algorithm.prepare(sample(algorithm))
     before = algorithm.forward(batch, ("actor",)).terms["actor"]
     with torch.no_grad():
-        algorithm.critic.head.weight[1] += 1.0
+        algorithm.critic.head.bias[1] -= 100.0  # far smaller than the first one
         assert torch.equal(algorithm.forward(batch, ("actor",)).terms["actor"], before)
-        algorithm.critic.head.weight[0] += 1.0
+        algorithm.critic.head.bias[0] -= 100.0
         assert not torch.equal(algorithm.forward(batch, ("actor",)).terms["actor"], before)
 
 
@@ -302,11 +302,12 @@ def test_importance_weights_scale_the_critics_loss_and_errors_become_priorities(
     assert torch.equal(weighted.terms["actor"], plain.terms["actor"])
     assert torch.equal(weighted.feedback["priority"], plain.feedback["priority"])
     assert torch.equal(algorithm.prepare(sample(algorithm) | {"weight": weight})["weight"], weight)
-    with torch.no_grad():  # both critics alike: half the sum of two squares is the square of the mean error
-        for p in algorithm.critic.parameters():
-            p.copy_(p[:1].expand_as(p))
-    same = algorithm.forward(batch, ("critic",))
-    torch.testing.assert_close(same.feedback["priority"].square(), same.terms["critic"])
+    with torch.no_grad():
+        algorithm.critic.head.weight.zero_()
+        algorithm.critic.head.bias.copy_(torch.tensor([1.0, -3.0]).view(2, 1, 1))
+    ended = algorithm.forward(batch | {"returns": torch.zeros(6), "discount": torch.zeros(6)}, ("critic",))
+    assert ended.feedback["priority"].tolist() == [2.0] * 6  # the mean of 1 and 3
+    assert ended.terms["critic"].tolist() == [5.0] * 6  # 1/2 (1 + 9)
 
 
 def test_regularization_pulls_all_weights_to_zero():
@@ -354,21 +355,27 @@ def test_values_are_the_smaller_critic_s_of_the_policy_s_actions():
 
 
 def test_one_unroll_is_every_row_by_itself():
-    """Actions that the policy's loss judges are those that it plays row by row, from the state that was stored."""
+    """Actions of policy and target policy are those that they play row by row, from the state that was stored."""
     algorithm = make(overrides=["model=lstm"], burn_in=0)
-    batch = sample(algorithm)
-    played, carry = [], tree.map(lambda x: x[0], batch["carry"])
+    batch, played = sample(algorithm), {}
     with torch.no_grad():
-        for t in range(algorithm.cfg.sequence_length):
-            out, carry = algorithm.act({"obs": batch["obs"][t], "is_first": batch["is_first"][t]}, carry, "greedy")
-            played.append(out["action"])
-        rows = algorithm._unroll(algorithm.prepare(batch))
-    torch.testing.assert_close(rows["policy_action"], torch.stack(played))
+        for p in algorithm.target_actor.parameters():
+            p *= -0.9
+        for name, actor in (("policy", algorithm.actor), ("target", algorithm.target_actor)):
+            carry, actions = tree.map(lambda x: x[0], batch["carry"]), []
+            for obs, is_first in zip(batch["obs"], batch["is_first"], strict=True):
+                action, carry = actor(obs, carry, is_first)
+                actions.append(action)
+            played[name] = torch.stack(actions)
+        prepared = algorithm.prepare(batch)
+        rows = algorithm._unroll(prepared)
+    torch.testing.assert_close(rows["policy_action"], played["policy"][: algorithm.cfg.sequence_length])
+    torch.testing.assert_close(rows["next_action"], played["target"][prepared["last"], torch.arange(6)])
 
 
 @pytest.mark.parametrize("action", [spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3)])
 def test_actions_without_bounds_and_discrete_ones_are_refused(action):
-    with pytest.raises(ConfigError, match=r"^algo: its policy has continuous actions within bounds.*algo=ppo"):
+    with pytest.raises(ConfigError, match=r"^algo: needs continuous actions within bounds, .*algo=ppo"):
         make(spec=testing.spec(3, action))
 
 

@@ -128,8 +128,8 @@ def test_an_unknown_name_lists_what_there_is():
 
 def test_an_unknown_name_may_be_that_of_a_broken_plugin(install: Install):
     install("rlplug-broken", "rlplug_broken", {"rlplug_broken.py": "import no_such_module"})
-    with pytest.raises(ConfigError, match=r"unknown algo 'td3'.*broken: rlplug-broken 1.2 \(ModuleNotFoundError"):
-        registry.owner("algo", "td3")
+    with pytest.raises(ConfigError, match=r"unknown algo 'moon'.*broken: rlplug-broken 1.2 \(ModuleNotFoundError"):
+        registry.owner("algo", "moon")
 
 
 @pytest.mark.parametrize(

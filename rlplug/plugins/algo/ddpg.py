@@ -77,7 +77,7 @@ class DDPG(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         action = spec.single_agent.action
         if not (isinstance(action, spaces.Box) and action.is_bounded()):
-            said = f"its policy has continuous actions within bounds, but the environment's are {action}"
+            said = f"needs continuous actions within bounds, but the environment's are {action}"
             raise ConfigError("algo", f"{said}; algo=ppo serves them")
         keys = ("obs", "action", "reward", "terminated", "valid")
         return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys)
