@@ -61,7 +61,7 @@ def test_every_component_stands_in_a_table():
         ("appo", ["env=cartpole", "total_steps=4096", "algo.kl_coeff=0.2", "loop.max_staleness=9"]),
         ("ddpg", ["env=pendulum", "total_steps=600", "num_steps_sampled_before_learning_starts=590"]),
         ("dqn", ["env=cartpole", "total_steps=600", "num_steps_sampled_before_learning_starts=500"]),
-        ("impala", ["env=cartpole", "total_steps=2048", "loop.max_staleness=9"]),
+        ("impala", ["env=cartpole", "total_steps=2048", "loop.max_staleness=9", "algo.entropy_coeff=0.01"]),
         ("ppo", ["env=cartpole", "total_steps=2048", "algo.kl_coeff=0.2", "algo.entropy_coeff=0.01"]),
         ("sac", ["env=pendulum", "total_steps=600", "num_steps_sampled_before_learning_starts=590"]),
     ],
