@@ -182,7 +182,9 @@ def test_ppo_reads_the_kl_of_skipped_steps(tmp_path):
     after = trainer.algorithm.state_dict()
     assert trainer.learner.skipped > 0
     assert all(value.isfinite().all() for value in after.values())
-    assert not torch.equal(before["value.weight"], after["value.weight"]), "the other minibatches were learnt from"
+    assert not torch.equal(before["net.value.weight"], after["net.value.weight"]), (
+        "the other minibatches were learnt from"
+    )
     assert all(np.isfinite(value) for value in trainer.means.drain().values())
 
 

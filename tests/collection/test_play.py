@@ -138,14 +138,14 @@ def test_nothing_of_a_job_enters_a_checkpoint(words):
 def test_a_job_plays_with_weights_of_its_own():
     with closing(made(*POLE)) as trainer:
         state = {key: x.clone() for key, x in trainer.algorithm.state_dict().items()}
-        (name,) = (key for key in state if key.startswith("policy.") and key.endswith("bias"))
+        (name,) = (key for key in state if key.startswith("net.policy.") and key.endswith("bias"))
 
         def head(push: float):
             return {name: torch.tensor([-push, push])}
 
-        weights = {"left": head(-1e3), "right": {name.removeprefix("policy."): np.array([-1e3, 1e3], np.float32)}}
+        weights = {"left": head(-1e3), "right": {name.removeprefix("net.policy."): np.array([-1e3, 1e3], np.float32)}}
         left, right, own = played(
-            trainer, Job(0, {"": "left"}), Job(0, {"policy": "right"}), Job(0, episodes=9), weights=weights
+            trainer, Job(0, {"": "left"}), Job(0, {"net.policy": "right"}), Job(0, episodes=9), weights=weights
         )
         assert not left["action"][left["valid"]].any()
         assert right["action"][right["valid"]].all()
@@ -154,8 +154,8 @@ def test_a_job_plays_with_weights_of_its_own():
         assert equal(trainer.algorithm.state_dict(), state)
         with pytest.raises(ValueError, match=r"^job 4 plays with the weights 'up'; given were 'left', 'right'$"):
             played(trainer, Job(4, {"": "up"}), weights=weights)
-        with pytest.raises(ValueError, match=r"^job 5 plays with 'policy\.nothing', which PPO does not act with$"):
-            played(trainer, Job(5, {"policy": "odd"}), weights={"odd": {"nothing": torch.zeros(1)}})
+        with pytest.raises(ValueError, match=r"^job 5 plays with 'net\.policy\.nothing', which PPO does not act with$"):
+            played(trainer, Job(5, {"net.policy": "odd"}), weights={"odd": {"nothing": torch.zeros(1)}})
         trainer.algorithm.candidate_weights = lambda candidate: head(float(candidate["push"]))
         up, down = played(trainer, *(Job(6, candidate={"push": torch.tensor(push)}) for push in (1e3, -1e3)))
         assert up["action"][up["valid"]].all()

@@ -122,7 +122,9 @@ def _gradients(
 
 
 def _detached(losses: Losses) -> dict[str, Any]:
-    return {name: tree.map(lambda x: x.detach().clone(), tensors) for name, tensors in vars(losses).items()}
+    said = dict(vars(losses))
+    said["diagnostics"] = losses.diagnostics() if losses.diagnostics is not None else {}
+    return {name: tree.map(lambda x: x.detach().clone(), tensors) for name, tensors in said.items()}
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

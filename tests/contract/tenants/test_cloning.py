@@ -148,7 +148,7 @@ def test_the_kit_has_these_checks(cloning):
 REFUSED = {
     "a loop that collects nothing, and a buffer that waits for it": (
         ("algo=dqn", "loop=study"),
-        "loop: study collects nothing, and replay holds nothing else; take buffer=experts or loop=alternate",
+        "loop: study collects nothing, and replay holds nothing else; take buffer=experts or loop=alternate or async",
     ),
     "a loop that collects, and a buffer with its own rows": (
         ("algo=cloning", "loop=alternate"),
