@@ -93,11 +93,11 @@ def test_a_loop_may_ask_for_more_shards_than_there_are(uneven, tmp_path):
 def test_four_actors_one_of_them_slow(uneven, tmp_path):
     """The loop that takes what is ready does not wait for the slow actor, which the other one does."""
     rates = {}
-    for name, shards in (("all", 4), ("first", 1)):
+    for name, loop in {"all": ["loop=alternate"], "first": ["loop=async", "loop.shards=1"]}.items():
         run = tmp_path / name
         words = (*REPLAY, "num_envs=4", "hardware.actors.count=4", "total_steps=4000", "rollout_fragment_length=50")
         words = (*words, "env.seconds=0.01", "replay_ratio=0.002")  # so slow that other processes hardly matter
-        assert main([*words, f"loop.shards={shards}", f"hydra.run.dir={run}"]) == 0
+        assert main([*(word for word in words if word != "loop=async"), *loop, f"hydra.run.dir={run}"]) == 0
         rates[name] = summary(run)["env_steps_per_s"]
     faster = rates["first"] / rates["all"]
     print(f"steps/s: waiting {rates['all']:.0f}, first ready {rates['first']:.0f}: {faster:.2f} x")
