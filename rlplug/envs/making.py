@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.fire import FireVector, fire_of
 from rlplug.envs.native import NativeVector
+from rlplug.envs.vectors import FASTER
 from rlplug.envs.wrapping import Wrapping
 from rlplug.types import ConfigError
 
@@ -202,7 +203,8 @@ def make_native(
 
     def make() -> Any:
         arguments: dict[str, Any] = given | dict(kwargs or {})
-        return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **arguments)
+        quick = replace(spec, vector_entry_point=FASTER.get(spec.vector_entry_point, spec.vector_entry_point))
+        return gymnasium.make_vec(quick, num_envs=num_envs, vectorization_mode="vector_entry_point", **arguments)
 
     env = _explain(spec.id, spec.vector_entry_point, make)
     if wrapping.fire:
