@@ -1,5 +1,7 @@
 """PPO and DQN in plain loops of torch, with nothing that a single experiment does not need: the floor of a framework.
 
+On Pong the two networks of PPO share the convolutions of Mnih et al. 2015, and rewards are clipped to their sign.
+
 ``--compiled``: forward, backward, clipping and Adam's step on a minibatch are one graph of ``torch.compile``.
 """
 
@@ -70,8 +72,62 @@ class Step:
                 p -= size * first / (second.sqrt() / root + self.eps)
 
 
+class Pixels(nn.Module):
+    """Policy and value of stacks of images, ``[n, 4, 84, 84]`` bytes."""
+
+    def __init__(self, actions: int, hidden: int) -> None:
+        super().__init__()
+        layers = [
+            nn.Conv2d(4, 32, 8, 4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+        ]
+        self.torso = nn.Sequential(*layers, nn.Flatten(), nn.Linear(3136, hidden), nn.ReLU())
+        self.heads = nn.Linear(hidden, actions + 1)
+        for layer in (*self.torso, self.heads):
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.orthogonal_(layer.weight, 0.01 if layer is self.heads else 2**0.5)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.heads(self.torso(obs.float() / 255.0))
+        return out[:, :-1], out[:, -1]
+
+    def logits(self, obs: Tensor) -> Tensor:
+        return self(obs)[0]
+
+    def value(self, obs: Tensor) -> Tensor:
+        return torch.stack([self(rows)[1] for rows in obs])
+
+
+class Numbers(nn.Module):
+    """Policy and value of observations ``[n, size]``, a network each."""
+
+    def __init__(self, size: int, actions: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.actor = network(size, hidden, actions, nn.Tanh, 0.01)
+        self.critic = network(size, hidden, 1, nn.Tanh, 1.0)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.actor(obs), self.critic(obs).squeeze(-1)
+
+    def logits(self, obs: Tensor) -> Tensor:
+        return self.actor(obs)
+
+    def value(self, obs: Tensor) -> Tensor:
+        return self.critic(obs).squeeze(-1)
+
+
 def vector(case: dict[str, Any]) -> Any:
     """Return the fastest vector that gymnasium has for the environment."""
+    if "NoFrameskip" in case["env"]:
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+        return gymnasium.make_vec("ALE/Pong-v5", case["envs"], vectorization_mode="vector_entry_point")
     native = gymnasium.spec(case["env"]).vector_entry_point is not None
     mode = "vector_entry_point" if native else "sync"
     return gymnasium.make_vec(case["env"], case["envs"], vectorization_mode=mode)
@@ -79,47 +135,52 @@ def vector(case: dict[str, Any]) -> Any:
 
 def ppo(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
     envs, n, length = vector(case), case["envs"], case["rollout"]
-    inputs, actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
-    actor = network(inputs, case["hidden"], actions, nn.Tanh, 0.01)
-    critic = network(inputs, case["hidden"], 1, nn.Tanh, 1.0)
-    params = [*actor.parameters(), *critic.parameters()]
+    space, actions = envs.single_observation_space, int(envs.single_action_space.n)
+    images = len(space.shape) > 1
+    net = Pixels(actions, *case["hidden"]) if images else Numbers(space.shape[0], actions, case["hidden"])
     clip, rows = case["clip"], n * length
 
     def loss(obs: Tensor, action: Tensor, old: Tensor, advantage: Tensor, ret: Tensor) -> Tensor:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        logp = actor(obs).log_softmax(-1)
+        logits, value = net(obs)
+        logp = logits.log_softmax(-1)
         ratio = (logp.gather(-1, action.unsqueeze(-1)).squeeze(-1) - old).exp()
         policy = -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
-        value = 0.5 * (critic(obs).squeeze(-1) - ret).square().mean()
-        return policy + case["value_coeff"] * value - case["entropy_coeff"] * -(logp.exp() * logp).sum(-1).mean()
+        error = 0.5 * (value - ret).square().mean()
+        return policy + case["value_coeff"] * error - case["entropy_coeff"] * -(logp.exp() * logp).sum(-1).mean()
 
-    step = Step(loss, params, case, 1e-5)
-    seen = {"obs": torch.zeros(length + 1, n, inputs), "action": torch.zeros(length, n, dtype=torch.int64)}
+    step = Step(loss, [*net.parameters()], case, 1e-5)
+    dtype = torch.uint8 if images else torch.float32
+    seen = {
+        "obs": torch.zeros(length + 1, n, *space.shape, dtype=dtype),
+        "action": torch.zeros(length, n, dtype=torch.int64),
+    }
     seen |= {key: torch.zeros(length, n) for key in ("logp", "reward", "terminated", "valid")}
     obs, over, totals = envs.reset(seed=0)[0], np.zeros(n, np.bool_), np.zeros(n)
     for _ in range(steps // rows):
         with torch.inference_mode():
             for t in range(length):
                 seen["obs"][t] = torch.from_numpy(obs)
-                logp = actor(seen["obs"][t]).log_softmax(-1)
+                logp = net.logits(seen["obs"][t]).log_softmax(-1)
                 action = (logp - torch.empty_like(logp).exponential_().log()).argmax(-1)
                 seen["action"][t], seen["logp"][t] = action, logp.gather(-1, action.unsqueeze(-1)).squeeze(-1)
                 seen["valid"][t] = torch.from_numpy(~over)
                 obs, reward, terminated, truncated, _ = envs.step(action.numpy())
+                reward = np.sign(reward) if images else reward
                 seen["reward"][t], seen["terminated"][t] = torch.from_numpy(reward), torch.from_numpy(terminated)
                 totals += reward
                 if (over := terminated | truncated).any():
                     stamps.returns += totals[over].tolist()
                     totals[over] = 0.0
             seen["obs"][length] = torch.from_numpy(obs)
-            values = critic(seen["obs"]).squeeze(-1)
+            values = net.value(seen["obs"])
             goes_on, gae = 1.0 - seen["terminated"], torch.zeros(n)
             delta = seen["reward"] + case["gamma"] * values[1:] * goes_on - values[:-1]
             advantage = torch.zeros(length, n)
             following = torch.cat((seen["valid"][1:], torch.from_numpy(~over).float().unsqueeze(0)))
             for t in reversed(range(length)):  # a row that only resets the environment ends the sum before it
                 advantage[t] = gae = delta[t] + case["gamma"] * case["lambda"] * goes_on[t] * following[t] * gae
-            flat = [seen["obs"][:-1].reshape(rows, inputs), seen["action"].flatten(), seen["logp"].flatten()]
+            flat = [seen["obs"][:-1].flatten(0, 1), seen["action"].flatten(), seen["logp"].flatten()]
             flat += [advantage.flatten(), (advantage + values[:-1]).flatten()]
             flat = [x[seen["valid"].flatten().bool()] for x in flat]
         size = rows // case["minibatches"]

@@ -13,6 +13,7 @@ from typing import Any
 
 PPO = {"algo": "ppo", "gamma": 0.99, "lambda": 0.95, "clip": 0.2, "value_coeff": 0.5, "entropy_coeff": 0.0}
 PPO |= {"grad_clip": 0.5, "lr": 3e-4, "epochs": 4, "minibatches": 4, "hidden": (64, 64), "rollout": 128}
+PONG = PPO | {"clip": 0.1, "entropy_coeff": 0.01, "lr": 2.5e-4, "hidden": (512,)}
 SAC = {"algo": "sac", "gamma": 0.99, "lr": 1e-3, "tau": 0.005, "batch": 256, "hidden": (256, 256), "envs": 1}
 SAC |= {"learning_starts": 100, "capacity": 1_000_000}
 DQN = {"algo": "dqn", "env": "CartPole-v1", "envs": 1, "gamma": 0.99, "lr": 1e-3, "batch": 32, "hidden": (64, 64)}
@@ -23,10 +24,14 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo_acrobot": PPO | {"env": "Acrobot-v1", "envs": 16, "steps": 30 * 2048, "learns": -450},
     "dqn_cartpole": DQN | {"train_every": 1, "steps": 10_000, "learns": 60},
     "dqn_cartpole_4": DQN | {"train_every": 4, "steps": 30_000, "learns": 60},
+    "dqn_prioritized": DQN | {"train_every": 1, "steps": 10_000, "learns": 60, "alpha": 0.6, "beta": 0.4},
     "sac_pendulum": SAC | {"env": "Pendulum-v1", "steps": 3_000, "learns": -1000, "start": 500},
+    "sac_halfcheetah": SAC | {"env": "HalfCheetah-v5", "steps": 3_000, "learns": None, "start": 500},
+    "ppo_cartpole_64": PPO | {"env": "CartPole-v1", "envs": 64, "steps": 20 * 8192, "learns": 60},
+    "ppo_pong": PONG | {"env": "PongNoFrameskip-v4", "envs": 8, "steps": 6 * 1024, "learns": None},
 }
-"""``steps``: of the environment in one measurement; ``learns``: what its last episodes have to return; ``start``: after
-how many steps start-up ends, 2,048 where it is not said"""
+"""``steps``: of the environment in one measurement; ``learns``: what its last episodes have to return, None where that
+takes hours; ``start``: after how many steps start-up ends, 2,048 where it is not said"""
 
 LAST = 5
 """episodes of which the return is told"""

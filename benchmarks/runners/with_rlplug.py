@@ -13,16 +13,21 @@ from cases import Stamps, run
 import rlplug
 from rlplug.run.launch import train
 
+ENVS = {"CartPole-v1": "cartpole", "Acrobot-v1": "acrobot", "Pendulum-v1": "pendulum", "HalfCheetah-v5": "halfcheetah"}
+ENVS |= {"PongNoFrameskip-v4": "pong"}
+
 
 def words(case: dict[str, Any], steps: int) -> list[str]:
     """Return the command line."""
-    env = {"CartPole-v1": "cartpole", "Acrobot-v1": "acrobot", "Pendulum-v1": "pendulum"}[case["env"]]
+    env = ENVS[case["env"]]
     said = [f"algo={case['algo']}", f"env={env}", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0"]
     said += ["eval.episodes=1", f"total_steps={steps}", f"num_envs={case['envs']}", f"algo.gamma={case['gamma']}"]
     hidden = f"model.hidden={[*case['hidden']]}".replace(" ", "")
     if case["algo"] == "ppo":
         rows = case["envs"] * case["rollout"]
-        said += ["model=mlp", hidden, "model.activation=tanh", "algo.vf_share_layers=false", f"algo.lr={case['lr']}"]
+        mlp = ["model=mlp", hidden, "model.activation=tanh", "algo.vf_share_layers=false"]
+        cnn = ["model=nature_cnn", "algo.vf_share_layers=true", "preprocess.clip_reward=sign"]
+        said += [*(cnn if env == "pong" else mlp), f"algo.lr={case['lr']}"]
         said += [f"rollout_fragment_length={case['rollout']}", f"algo.num_sgd_iter={case['epochs']}"]
         said += [f"algo.sgd_minibatch_size={rows // case['minibatches']}", f"algo.lambda_={case['lambda']}"]
         said += [f"algo.clip_param={case['clip']}", f"algo.vf_loss_coeff={case['value_coeff']}"]
@@ -39,6 +44,8 @@ def words(case: dict[str, Any], steps: int) -> list[str]:
     said += ["algo.double_q=false", "algo.dueling=false", "algo.td_error_loss_fn=huber", f"algo.lr={case['lr']}"]
     said += [f"rollout_fragment_length={every}", f"replay_ratio={1 / every}", f"algo.grad_clip={case['grad_clip']}"]
     said += ["exploration=[epsilon_greedy]", f"exploration.epsilon_greedy.epsilon={case['epsilon']}", "algo.tau=1.0"]
+    if "alpha" in case:
+        said += ["buffer=prioritized", f"buffer.alpha={case['alpha']}", f"buffer.beta={case['beta']}"]
     return [*said, f"algo.target_network_update_freq={case['target_every'] // every}", "log.every=500"]
 
 

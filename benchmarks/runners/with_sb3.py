@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import gymnasium
 from cases import Stamps, run
+from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecFrameStack
 
 JAX = "--jax" in sys.argv
 if JAX:
@@ -34,14 +37,21 @@ class Rounds(BaseCallback):
 
 
 def measure(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
-    env = make_vec_env(case["env"], n_envs=case["envs"])  # a DummyVecEnv
-    options: dict[str, Any] = {"learning_rate": case["lr"], "gamma": case["gamma"]}
-    options |= {"policy_kwargs": {"net_arch": [*case["hidden"]]}} | ({} if JAX else {"device": "cpu"})
+    options: dict[str, Any] = {"learning_rate": case["lr"], "gamma": case["gamma"]} | ({} if JAX else {"device": "cpu"})
+    if images := "NoFrameskip" in case["env"]:
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+        env: Any = VecFrameStack(make_vec_env(case["env"], n_envs=case["envs"], wrapper_class=AtariWrapper), 4)
+    else:
+        env = make_vec_env(case["env"], n_envs=case["envs"])  # a DummyVecEnv
+        options["policy_kwargs"] = {"net_arch": [*case["hidden"]]}
+    policy = "CnnPolicy" if images else "MlpPolicy"
     if case["algo"] == "ppo":
         rows = case["envs"] * case["rollout"]
         options |= {"n_steps": case["rollout"], "batch_size": rows // case["minibatches"], "n_epochs": case["epochs"]}
         options |= {"gae_lambda": case["lambda"], "clip_range": case["clip"], "vf_coef": case["value_coeff"]}
-        model = PPO("MlpPolicy", env, ent_coef=case["entropy_coeff"], max_grad_norm=case["grad_clip"], **options)
+        model = PPO(policy, env, ent_coef=case["entropy_coeff"], max_grad_norm=case["grad_clip"], **options)
     else:
         options |= {"batch_size": case["batch"], "buffer_size": case["capacity"]}
         options |= {"learning_starts": case["learning_starts"]}

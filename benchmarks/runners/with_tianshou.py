@@ -13,7 +13,7 @@ from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
 from tianshou.algorithm.modelfree.sac import AutoAlpha, SACPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
-from tianshou.data import Collector, ReplayBuffer, VectorReplayBuffer
+from tianshou.data import Collector, PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from tianshou.env import DummyVectorEnv
 from tianshou.trainer import OffPolicyTrainerParams, OnPolicyTrainerParams
 from tianshou.utils.net.common import Net
@@ -79,7 +79,10 @@ def ppo(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
 
 
 def off_policy(algorithm: Any, case: dict[str, Any], steps: int, every: int, stamps: Stamps) -> None:
-    collector = collector_of(algorithm, case, VectorReplayBuffer(case["capacity"], case["envs"]), stamps)
+    size = case["capacity"], case["envs"]
+    priorities = {"alpha": case["alpha"], "beta": case["beta"]} if "alpha" in case else None
+    buffer = PrioritizedVectorReplayBuffer(*size, **priorities) if priorities else VectorReplayBuffer(*size)
+    collector = collector_of(algorithm, case, buffer, stamps)
     collector.collect(n_step=case["learning_starts"], random=True)
     params = OffPolicyTrainerParams(
         training_collector=collector,
