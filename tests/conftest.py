@@ -10,6 +10,10 @@ import pytest
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # everything here is about the processor, on every machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes share the cores
+# graphs of torch.compile run a few times: the C++ compiler takes 20 s to optimize one, and 5 s without (and with the
+# assertions of its headers); the processes that would compile several at a time take seconds to start
+os.environ.setdefault("TORCHINDUCTOR_DEBUG_COMPILE", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # absl, which dm_control imports, would take pytest's captured stderr for its own, and close it when Hydra sets up
 # logging

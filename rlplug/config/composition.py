@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import hydra
@@ -21,7 +22,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from rlplug.config import errors
 from rlplug.config.errors import peers, value_at
 from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, kind_of, parse
-from rlplug.registry import KINDS, Kind, plugins, warn_broken
+from rlplug.registry import KINDS, Kind, plugins, until_refresh, warn_broken
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
@@ -102,11 +103,11 @@ def tuned(hydra: Any) -> Tuned | None:
     choices = hydra.runtime.choices
     name, algo, env = (choices.get(group) for group in ("tuned", "algo", "env"))
     folders = [override for override in hydra.overrides.hydra if override.startswith("hydra.searchpath=")]
-    if name is None or name not in option_names("tuned", folders):
-        if name not in (None, f"{algo}_{env}"):
-            raise _unknown_option(f"tuned/{name}", folders)
+    if name in (None, "none"):
         return None
-    if name == "none":
+    if name not in option_names("tuned", folders):
+        if name != f"{algo}_{env}":
+            raise _unknown_option(f"tuned/{name}", folders)
         return None
     own = composed([*folders, f"algo={algo}", f"env={env}"]).hydra.runtime.choices
     others = [group for group in ("model", "buffer", "loop") if choices.get(group) != own[group]]
@@ -195,8 +196,7 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
     Raises:
         ConfigError: there is no such option.
     """
-    choice = f"{kind}=[{option}]" if kind in SEVERAL else f"{kind}={option}"
-    config = composed([choice, "tuned=none", *(() if kind == "algo" else ("~algo",))])
+    config = deepcopy(_alone(kind, option))
     node = config[kind][option] if kind in SEVERAL else config[kind]
     with open_dict(node):
         node.update(changes or {})
@@ -204,10 +204,17 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
     return OmegaConf.to_container(node)  # type: ignore[return-value]
 
 
+@until_refresh
+def _alone(kind: Kind, option: str) -> DictConfig:
+    """Return the defaults of a run with one option of a kind, and where it is no algorithm, without any."""
+    choice = f"{kind}=[{option}]" if kind in SEVERAL else f"{kind}={option}"
+    return composed([choice, "tuned=none", *(() if kind == "algo" else ("~algo",))])
+
+
 def option_names(group: str, overrides: Sequence[str] = ()) -> list[str]:
     """Return the options of a group: the YAML files of all plugins, and of folders that the overrides add."""
     with session() as loader:
-        return loader.get_group_options(group, config_name=PRIMARY, overrides=list(overrides))
+        return loader.get_group_options(group, overrides=list(overrides))
 
 
 class PluginConfigs(SearchPathPlugin):

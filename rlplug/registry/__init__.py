@@ -11,6 +11,7 @@ from rlplug.registry.discovery import (
     plugins,
     refresh,
     tried_with,
+    until_refresh,
     warn_broken,
 )
 from rlplug.registry.hookspecs import KINDS, Component, Events, Kind, Manifest, hookimpl

@@ -6,14 +6,14 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pluggy
 
@@ -21,6 +21,8 @@ from rlplug.registry.hookspecs import KINDS, Component, Kind, Manifest
 from rlplug.types import ConfigError
 
 GROUP = "rlplug"
+Function = TypeVar("Function", bound=Callable[..., Any])
+_remembered: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,13 @@ class Plugin:
         return f"{self.distribution} {self.version}"
 
 
-@cache
+def until_refresh(function: Function) -> Function:
+    """``functools.cache`` for what follows from the plugins that are installed: ``refresh`` forgets it."""
+    _remembered.append(cache(function))
+    return cast(Function, _remembered[-1])
+
+
+@until_refresh
 def plugins() -> tuple[Plugin, ...]:
     """Return every installed plugin, rlplug's own first, then by distribution. Imports manifests only."""
     found = [_read(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
@@ -47,8 +55,8 @@ def plugins() -> tuple[Plugin, ...]:
 def refresh() -> None:
     """Discover again, after a plugin was installed into the running process."""
     importlib.invalidate_caches()
-    for cached in (plugins, owners, warn_broken):
-        cached.cache_clear()
+    for remembered in _remembered:
+        remembered.cache_clear()
 
 
 def broken() -> list[Plugin]:
@@ -56,14 +64,14 @@ def broken() -> list[Plugin]:
     return [plugin for plugin in plugins() if plugin.cause]
 
 
-@cache
+@until_refresh
 def warn_broken() -> None:
     """Print one line on stderr for each broken plugin, once per process."""
     for plugin in broken():
         print(f"rlplug: skipping the broken plugin {plugin}: {plugin.cause}", file=sys.stderr)
 
 
-@cache
+@until_refresh
 def owners() -> dict[tuple[Kind, str], tuple[Plugin, ...]]:
     """Return the plugins that declare each (kind, name), in the order of ``KINDS`` and then of names.
 

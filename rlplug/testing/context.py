@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
+from rlplug.registry import until_refresh
 from rlplug.types import EnvSpec, Group
 
 if TYPE_CHECKING:
@@ -34,7 +35,13 @@ def context(of: EnvSpec | None = None, *, overrides: Any = (), **options: Any) -
         of: the spaces; a vector of 4 and 2 discrete actions if None.
         options: see ``RunContext``: ``needs``, ``num_envs``, ``rollout_length``, ``batch_size``, ``seed`` ...
     """
-    from rlplug.config import compose
     from rlplug.context import RunContext  # here: processes of environments import this file, and no torch
 
-    return RunContext(spec=of or spec(), slots=compose(list(overrides)).models, **options)
+    return RunContext(spec=of or spec(), slots=dict(_models(*overrides)), **options)
+
+
+@until_refresh
+def _models(*overrides: str) -> Any:
+    from rlplug.config import compose
+
+    return compose(overrides).models

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
+from rlplug import registry
 from rlplug.distributed.fabric import fabric_of, free_port, set_rank_env
 from rlplug.plan import Plan
 
@@ -93,6 +94,7 @@ def _serve(rank: int, n: int, port: int, end: Connection) -> None:
             return
         try:
             sys.path[:], function, args = pickle.loads(call)
+            registry.refresh()  # there may be other plugins on that path
             answer = True, function(fabric, *args)
         except Exception:
             answer = False, traceback.format_exc()

@@ -13,7 +13,6 @@ from rlplug.api import Segment
 from rlplug.config import parse
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import one_rank
-from rlplug.registry import refresh
 from rlplug.testing.checks.runs import Case, again, differences, flat, play, require, some, watch
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
@@ -63,7 +62,6 @@ def ask(case: Case) -> dict[str, Any]:
 
 def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> dict[str, Tensor]:
     """Make the update on this rank's columns of the sample."""
-    refresh()
     config = parse(question["raw"])
     rank, world = fabric.global_rank, fabric.world_size
     ctx = RunContext(slots=config.models, rank=rank, world_size=world, **question["options"])
