@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests of a process, and trainers that are driven step by step."""
+"""One Ray cluster for all tests of this folder, and trainers that are driven step by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEW = {"address": None, "object_store_memory": None, "num_cpus": 1, "num_gpus": 
 TWO = ("hardware.actors.count=2", "hardware.actors.num_cpus=0.5", "hardware.actors.backoff_s=0.1")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[None]:
     """A Ray cluster that exists before the runs, as in a notebook: they join it and leave it running."""
     with connected(Plan(ray=RayCluster(**NEW))):
