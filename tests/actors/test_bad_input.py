@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlplug.actors import cluster as cluster_module
 from rlplug.config import compose
 from rlplug.distributed.fabric import free_port
 from rlplug.run import launch
@@ -94,7 +95,8 @@ def test_an_address_where_nothing_answers(tmp_path: Path):
     assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (Connection refused)" in message
 
 
-def test_an_address_where_another_program_answers(tmp_path: Path):
+def test_an_address_where_another_program_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cluster_module, "CONNECT_S", 0.5)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
