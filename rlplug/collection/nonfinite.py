@@ -34,7 +34,7 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
     Raises:
         RunError: names the key, the environment and the step of the first such number.
     """
-    if not segment["valid"].is_cpu:
+    if segment and not segment["valid"].is_cpu:
         floats = [x for x in tree.leaves(segment) if x.is_floating_point()]
         if math.isfinite(sum(x.sum() for x in floats)):
             return

@@ -110,7 +110,7 @@ class OnDevice:
         Every column has a stream of SplitMix64 (Steele et al. 2014), of which an episode uses the next numbers.
         """
         words = _mixed(self._counter + self._draws)
-        return (words >> 11 & (1 << 53) - 1) * 2.0**-53
+        return (words >> 11 & (1 << 53) - 1).double() * 2.0**-53
 
 
 def _mixed(x: Tensor) -> Tensor:

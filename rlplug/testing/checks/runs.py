@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Algorithm, Losses, Segment, Trainable
+from rlplug.api import Algorithm, Losses, Segment, Trainable, VecEnv
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
@@ -245,15 +245,34 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
     for group in env.spec.groups.values():
         group.action.seed(0)
     first, over, rows = np.ones(COLUMNS, np.bool_), np.zeros(COLUMNS, np.bool_), []
-    result = env.reset(list(range(COLUMNS)))
+    result = rows_of(env, env.reset(list(range(COLUMNS))))
     for _ in range(length):
         step = _observed(result) | {name: _observed(result[name]) for name in env.spec.nested} | {"is_first": first}
         rows.append(tree.map(lambda x: torch.as_tensor(np.array(x)), step))
-        result = env.step(sample_actions(env.spec))
+        result = rows_of(env, env.step(action_for(env, sample_actions(env.spec))))
         ended = result["terminated"] | result["truncated"] if not env.spec.has_agents else _left(result)
         first, over = over if env.autoreset is AutoresetMode.NEXT_STEP else ended, ended
     env.close()
     return rows
+
+
+def action_for(env: VecEnv, action: Any) -> Any:
+    """An action of arrays as the environment takes it: as tensors, if it has a device."""
+    device = getattr(env, "device", None)
+    return action if device is None else tree.map(lambda x: torch.from_numpy(x).to(device), action)
+
+
+def rows_of(env: VecEnv, rows: Batch) -> Batch:
+    """What the environment returned, as arrays that nobody else writes.
+
+    Raises:
+        AssertionError: it has a device, and what it returned is not on it.
+    """
+    device = getattr(env, "device", None)
+    for path, leaf in tree.items(rows) if device is not None else ():
+        there = getattr(leaf, "device", "the host")
+        require(there == device, f"{'.'.join(path)} is on {there}; the environment says that it is on {device}")
+    return tree.map(lambda x: np.array(x.cpu() if isinstance(x, torch.Tensor) else x), rows)
 
 
 def _observed(row: Batch) -> Batch:
