@@ -68,10 +68,10 @@ def torque(obs, rng):
     [("cartpole_torch", "CartPole-v1", balanced, 1), ("pendulum_torch", "Pendulum-v1", torque, np.float32(2))],
 )
 def test_it_does_what_gymnasium_does(name, env_id, policy, scale):
-    n, rng, over, ends = 6, np.random.default_rng(0), np.ones(6, np.bool_), {"terminated": 0, "truncated": 0}
+    n, rng, over, ends = 4, np.random.default_rng(0), np.ones(4, np.bool_), {"terminated": 0, "truncated": 0}
     env, theirs = make(name, n), [gymnasium.make(env_id) for _ in range(n)]
     obs = env.reset(range(n))["obs"].numpy()
-    for t in range(620):
+    for t in range(520):
         if t:
             action = policy(obs, rng)
             row = {key: leaf.numpy() for key, leaf in env.step(torch.from_numpy(action)).items()}
@@ -93,7 +93,7 @@ def test_it_does_what_gymnasium_does(name, env_id, policy, scale):
             over[i] = terminated or truncated
             ends["terminated"] += int(terminated)
             ends["truncated"] += int(truncated)
-    assert ends["truncated"] >= 3
+    assert ends["truncated"] >= 2
     assert ends["terminated"] >= 6 or name == "pendulum_torch"
 
 
