@@ -82,7 +82,7 @@ class OnDevice:
 
     def step(self, action: Tensor) -> Batch:
         """One step of every column; a column whose row is final begins its next episode instead."""
-        over, going = self._over, ~self._over
+        over, going = self._over, self._over.logical_not()
         moved, reward, terminated = self.move(self._state, action)
         self._counter = self._counter + over * self._stride
         self._length = (self._length + 1) * going

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from rlplug import tree
@@ -133,6 +134,22 @@ def test_seeds_and_tasks_are_checked():
         env.reset([0, 1], tasks=np.zeros(2))
     big = [env.reset(seeds)["obs"] for seeds in ([2**64 - 1, 2**40], [-1, 2**40])]
     assert torch.equal(*big)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_stays_on_an_accelerator(name):
+    """A tensor without memory that claims to be on one: a mix of devices, and a look at a number, raise."""
+    cuda, n = torch.device("cuda", 0), 4
+    with FakeTensorMode():
+        ctx = RunContext(spec=EnvSpec({})).derive(shard=EnvShard("learner", n, range(n)), device=cuda)
+        env = choose("env", "env", default_node("env", name, {})).build(ctx)
+        rows, space = [env.reset(range(n))], env.spec.single_agent.action
+        dtype = torch.int64 if name == "cartpole_torch" else torch.float32
+        rows += [env.step(torch.zeros(n, *space.shape, dtype=dtype, device=cuda)) for _ in range(2)]
+        for row in rows:
+            assert {leaf.device for leaf in row.values()} == {cuda}
+            assert row["obs"].shape == (n, *env.spec.single_agent.obs.shape)
+            assert row["obs"].dtype == torch.float32
 
 
 # ---- collection -------------------------------------------------------------------------------------------------------

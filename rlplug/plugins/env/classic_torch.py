@@ -45,7 +45,8 @@ class CartPole(OnDevice):
         spin_rate = (self.GRAVITY * sin - cos * push) / inertia
         rates = torch.stack([velocity, push - pole * spin_rate * cos / self.MASS, spin, spin_rate])
         state = state + self.DT * rates
-        fallen = (state[0].abs() > self.MOST_X) | (state[2].abs() > self.MOST_ANGLE)
+        x, _, angle, _ = state
+        fallen = (x.abs() > self.MOST_X) | (angle.abs() > self.MOST_ANGLE)
         return state, torch.ones_like(velocity), fallen
 
     def observe(self, state: Tensor) -> Tensor:
@@ -68,7 +69,7 @@ class Pendulum(OnDevice):
 
     def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         angle, spin = state
-        torque = self.TORQUE * action[:, 0].clamp(-1.0, 1.0)  # in single precision, as it is there
+        torque = self.TORQUE * action.squeeze(-1).clamp(-1.0, 1.0)  # in single precision, as it is there
         off = (angle + math.pi) % (2 * math.pi) - math.pi
         cost = off.square() + 0.1 * spin.square() + 0.001 * torque.square()
         spin = spin + (1.5 * self.GRAVITY * angle.sin() + 3.0 * torque) * self.DT
