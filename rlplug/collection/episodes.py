@@ -12,7 +12,6 @@ from rlplug.collection.segment import ended as episodes_ended
 from rlplug.collection.segment import on_cpu
 from rlplug.types import Batch, Tree, groups_of
 
-
 STREAM = ("valid", "is_first", "reward", "terminated", "truncated")
 
 

@@ -73,7 +73,7 @@ class AcrobotVector(VectorEnv[Any, Any, Any]):
                 getattr(self, name)[i] = getattr(one, name)[0]
             self.angles[:, i] = one.angles[:, 0]
 
-    def _begin(self, which: Sequence[int], obs: np.ndarray) -> None:
+    def _begin(self, which: Any, obs: np.ndarray) -> None:
         """Begin the episodes of some columns as ``EnvList`` and ``AcrobotEnv.reset`` do, and write what they show."""
         for i in which:
             (seed,) = np.random.SeedSequence([int(self.seeds[i]), int(self.episodes[i])]).generate_state(1)

@@ -64,6 +64,7 @@ class NativeVector:
                 "env.id", f"{env} does not declare its autoreset mode: metadata['autoreset_mode'] is {mode!r}"
             )
         self.env = env
+        self._vector: Any = env.unwrapped
         # Actions come from a policy over this very space; asserting so is a sixth of the time of CartPole's step.
         vars(env.unwrapped.action_space)["contains"] = lambda action: True
         self.num_envs = n = env.num_envs
@@ -75,8 +76,8 @@ class NativeVector:
         left, _ = view(space, [self._in_obs] if self._in_obs else [], None)
         shown, self._view = view(left, drop, select)
         self._seeds, self._steps, self._mask_key = [0] * n, 0, mask_key
-        known = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        self.independent = getattr(env.unwrapped, "independent", known)
+        known = isinstance(self._vector, SyncVectorEnv | AsyncVectorEnv)
+        self.independent = getattr(self._vector, "independent", known)
         self._masks = None if mask_key is None else find_masks(action_space, mask_key, self._info(*self._reset()))
         mask_size = self._masks.size if self._masks else None
         self.spec = single_agent(shown, action_space, max_episode_steps, frame_stack, mask_size)
@@ -146,7 +147,7 @@ class NativeVector:
     def load(self, state: Tree) -> None:
         """Go on from ``state``, or, in a vector that can ``replay``, from that of an ``EnvList``."""
         if isinstance(state, dict):
-            self.env.unwrapped.replay(state["seeds"], state["episodes"], state["actions"])
+            self._vector.replay(state["seeds"], state["episodes"], state["actions"])
         else:
             restore(self.env, state)
 

@@ -15,7 +15,8 @@ from rlplug.api import VecEnv
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
 from rlplug.context import EnvShard, RunContext
-from rlplug.testing.checks.runs import action_for, differences, flat, node_of, option_of, options, require, rows_of, some
+from rlplug.testing.checks.devices import action_for, rows_of
+from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
 from rlplug.types import KEYS, Batch, ConfigError, EnvSpec, Group
 

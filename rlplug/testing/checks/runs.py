@@ -16,12 +16,13 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Algorithm, Losses, Segment, Trainable, VecEnv
+from rlplug.api import Algorithm, Losses, Segment, Trainable
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
 from rlplug.run.build import build
 from rlplug.run.callbacks import Callbacks
+from rlplug.testing.checks.devices import action_for, rows_of
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, EnvSpec, groups_of
@@ -254,25 +255,6 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
         first, over = over if env.autoreset is AutoresetMode.NEXT_STEP else ended, ended
     env.close()
     return rows
-
-
-def action_for(env: VecEnv, action: Any) -> Any:
-    """An action of arrays as the environment takes it: as tensors, if it has a device."""
-    device = getattr(env, "device", None)
-    return action if device is None else tree.map(lambda x: torch.from_numpy(x).to(device), action)
-
-
-def rows_of(env: VecEnv, rows: Batch) -> Batch:
-    """What the environment returned, as arrays that nobody else writes.
-
-    Raises:
-        AssertionError: it has a device, and what it returned is not on it.
-    """
-    device = getattr(env, "device", None)
-    for path, leaf in tree.items(rows) if device is not None else ():
-        there = getattr(leaf, "device", "the host")
-        require(there == device, f"{'.'.join(path)} is on {there}; the environment says that it is on {device}")
-    return tree.map(lambda x: np.array(x.cpu() if isinstance(x, torch.Tensor) else x), rows)
 
 
 def _observed(row: Batch) -> Batch:
