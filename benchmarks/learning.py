@@ -80,6 +80,8 @@ SHAPES = {"2cpu": "hardware=2cpu", "actors": f"hardware=cpu {ACTORS}", "2cpu_act
 PROOFS = {
     "ppo_cartpole": Proof(PPO + "cartpole", 475),
     "ppo_pendulum": Proof(PPO + "pendulum", -250),
+    "ppo_cartpole_torch": Proof(PPO + "cartpole_torch", 475, blind=True),
+    "ppo_pendulum_torch": Proof(PPO + "pendulum_torch", -250, blind=True),
     "sac_pendulum": Proof(SAC + "pendulum", -180),
     **{f"ppo_cartpole_{shape}": Proof(f"{PPO}cartpole {words}", 475) for shape, words in SHAPES.items()},
     "sac_pendulum_2cpu": Proof(f"{SAC}pendulum {SHAPES['2cpu']} num_envs=1", -180),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
+from rlplug.collection.segment import on_cpu
 from rlplug.types import Batch, Tree, Weights
 
 
@@ -39,7 +41,8 @@ class BroadcastCollector(Collector):
         self._count(shards, 1)
 
     def poll(self, shards: int | None = None) -> list[Segment]:
-        segments = self.broadcast(self.own.poll(shards) if self.own else None)
+        own = self.own.poll(shards) if self.own else []
+        segments = self.broadcast([replace(segment, batch=on_cpu(segment.batch)) for segment in own])
         self._count(None if shards is None else [segment.shard for segment in segments], -1)
         return segments
 

@@ -9,7 +9,10 @@ import numpy as np
 import torch
 
 from rlplug.collection.segment import ended as episodes_ended
+from rlplug.collection.segment import on_cpu
 from rlplug.types import Batch, Tree, groups_of
+
+STREAM = ("valid", "is_first", "reward", "terminated", "truncated")
 
 
 class Episodes:
@@ -28,6 +31,8 @@ class Episodes:
 
     def add(self, segment: Batch, columns: slice = slice(None)) -> int:
         """Count a segment of some columns, and return the number of its environment steps."""
+        if not segment["valid"].is_cpu:
+            segment = on_cpu({key: segment[key] for key in STREAM})
         valid = segment["valid"].numpy()[:-1]
         began = segment["is_first"].numpy()[:-1] & valid  # after an end, or in place of an episode that broke off
         parts = groups_of(segment)
@@ -57,16 +62,23 @@ class Episodes:
             return count
         returns = self._return[columns] + reward.cumsum(0, dtype=np.float64)
         lengths = self._length[columns] + valid.cumsum(0)
-        base_return, base_length = np.zeros_like(returns[0]), np.zeros_like(lengths[0])
-        number = np.arange(len(self._return))[columns]
-        for t, b in np.argwhere(ended | began):
-            if began[t, b]:
-                base_return[b], base_length[b] = returns[t, b] - reward[t, b], lengths[t, b] - 1
-            if ended[t, b]:
-                episode = float(returns[t, b] - base_return[b]), int(lengths[t, b] - base_length[b]), int(number[b])
-                self._finished.append(episode)
-                base_return[b], base_length[b] = returns[t, b], lengths[t, b]
-        self._return[columns], self._length[columns] = returns[-1] - base_return, lengths[-1] - base_length
+        b, t = np.nonzero((ended | began).T)  # by column, and there in time order
+        total, length, starts, ends = returns[t, b], lengths[t, b], began[t, b], ended[t, b]
+        # what was counted of a column before an episode that begins here, and before one that follows
+        before_return, before_length = total - reward[t, b], length - 1
+        next_return, next_length = np.where(ends, total, before_return), np.where(ends, length, before_length)
+        same, goes_on = b[1:] == b[:-1], ~starts
+        before_return[goes_on], before_length[goes_on] = 0, 0
+        later = np.flatnonzero(same & goes_on[1:]) + 1
+        before_return[later], before_length[later] = next_return[later - 1], next_length[later - 1]
+        in_time = np.flatnonzero(ends)[np.argsort(t[ends], kind="stable")]
+        number = np.arange(len(self._return))[columns][b[in_time]]
+        played = (total - before_return)[in_time], (length - before_length)[in_time], number
+        self._finished += zip(*(x.tolist() for x in played), strict=True)
+        last = np.flatnonzero(np.append(~same, True))
+        returns[-1, b[last]] -= next_return[last]
+        lengths[-1, b[last]] -= next_length[last]
+        self._return[columns], self._length[columns] = returns[-1], lengths[-1]
         return count
 
     def add_whole(self, batch: Batch) -> None:

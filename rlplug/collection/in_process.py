@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlplug import tree
 from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
+from rlplug.collection.segment import on_cpu
 from rlplug.collection.shard import ShardCollector
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
 
@@ -29,7 +30,7 @@ class InProcessCollector(Collector):
 
     @cached_property
     def spec(self) -> SegmentSpec:
-        row, columns = self.player.example(), slice(0, self.player.num_envs)
+        row, columns = on_cpu(self.player.example()), slice(0, self.player.num_envs)
         return SegmentSpec(row, self.player.autoreset, (columns,), self.player.bounds)
 
     @property

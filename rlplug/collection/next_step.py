@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.collection.segment import SegmentMemory, merged
+from rlplug.collection.segment import SegmentMemory, copied, merged
 from rlplug.collection.shard import RESULT, ShardCollector
 from rlplug.types import Batch, Mode
 
@@ -23,7 +23,7 @@ class NextStepCollector(ShardCollector):
         observed = [(key, arrays[key]) for key in self._observed if key not in self.nested]
         action: Any = {name: arrays[name]["action"] for name in self.nested} or arrays["action"]
         reward, terminated, truncated = (arrays.get(key, arrays) for key in RESULT)  # several groups have their own
-        is_first, valid = arrays["is_first"], arrays["valid"]
+        is_first, valid, either, negated = arrays["is_first"], arrays["valid"], self.np.logical_or, self.np.logical_not
         end = rows
         for t in range(rows):
             if stop is not None and stop():
@@ -38,17 +38,17 @@ class NextStepCollector(ShardCollector):
                 reward[t] = result["reward"]
                 terminated[t] = result["terminated"]
                 truncated[t] = result["truncated"]
-                np.logical_or(terminated[t], truncated[t], out=valid[t + 1])
-                np.logical_not(valid[t + 1], out=valid[t + 1])
+                either(terminated[t], truncated[t], out=valid[t + 1])
+                negated(valid[t + 1], out=valid[t + 1])
             if "restarted" in result:  # the row's observation is the last one of an episode that broke off
                 valid[t] &= ~result["restarted"]
                 self.failed_episodes += int(result["restarted"].sum())
-            np.logical_not(valid[t], out=is_first[t + 1])
+            negated(valid[t], out=is_first[t + 1])
             for key, leaf in observed:
                 tree.put(leaf, t + 1, result[key])
             self._write_previous(arrays, t, t + 1)
         # as views: their memory is written again only after the next segment has begun with them
-        self._open = tree.take(self._seen(arrays), end) | {"valid": valid[end].copy()}
+        self._open = tree.take(self._seen(arrays), end) | {"valid": copied(valid[end])}
         if end < rows:
             tree.put(arrays, slice(end + 1, rows + 1), self._open)
         self._write_carry(arrays, slice(end, rows + 1))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rlplug import tree
+from rlplug.collection.segment import on_cpu
 from rlplug.envs.checking import Bounds
 from rlplug.types import Batch, RunError, groups_of
 
@@ -26,13 +27,18 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
     would stay in the buffer, in recurrent states and in running statistics.
 
     Args:
-        segment: ``[T+1, B]``, on the host.
+        segment: ``[T+1, B]``; from a device it is brought to the host only where there is such a number.
         env_steps: of the run, before the segment.
         env_ids: global numbers of the segment's environments.
 
     Raises:
         RunError: names the key, the environment and the step of the first such number.
     """
+    if segment and not segment["valid"].is_cpu:
+        floats = [x for x in tree.leaves(segment) if x.is_floating_point()]
+        if math.isfinite(sum(x.sum() for x in floats)):
+            return
+        segment = on_cpu(segment)
     found: list[tuple[int, str]] = []
     groups, checked = groups_of(segment).items(), ("obs", "reward")
     parts = [((group, key), part[key]) for group, part in groups for key in checked if key in part]
@@ -62,6 +68,7 @@ def beyond(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bound
     """
     if bounds is None or "obs" not in segment:
         return []
+    segment = on_cpu(segment)
     if (found := bounds.find(tree.map(torch.Tensor.numpy, segment["obs"]))) is None:
         return []
     t, b, what = found

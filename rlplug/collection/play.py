@@ -15,7 +15,7 @@ from rlplug.api import Algorithm, Exploration, Job, VecEnv
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.making import make_shard
 from rlplug.collection.nonfinite import beyond, check_segment
-from rlplug.collection.segment import ended, only
+from rlplug.collection.segment import ended, on_cpu, only
 from rlplug.collection.shard import CORE
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
@@ -114,7 +114,7 @@ class Player:
                 if failed + collector.failed_episodes > quota.sum():
                     times, ended = failed + collector.failed_episodes, f"{len(recorder.played)} of {quota.sum()}"
                     raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
-                recorder.add(only(segment, kept, nested) if self._leaves_as_is(job) else segment)
+                recorder.add(on_cpu(only(segment, kept, nested) if self._leaves_as_is(job) else segment))
         batch = recorder.batch()
         if not self._leaves_as_is(job):
             with torch.inference_mode(), self.ctx.acting(shard):

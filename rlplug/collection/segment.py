@@ -1,8 +1,9 @@
-"""The preallocated memory of a segment: written by numpy, read as tensors."""
+"""The preallocated memory of a segment: written by NumPy, or on a device by torch, and read as tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Container
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +14,21 @@ from rlplug.types import Batch, groups_of
 
 
 class SegmentMemory:
-    """Zeros ``[length, B, ...]`` for leaves ``[B, ...]``: ``arrays`` to write and ``tensors`` to read share them."""
+    """Zeros ``[length, B, ...]`` for leaves ``[B, ...]``: ``arrays`` to write and ``tensors`` to read share them.
+
+    Where the leaves are tensors, so are the ``arrays``, on the same device.
+    """
 
     def __init__(self, like: Batch, length: int) -> None:
-        self.arrays: Batch = tree.map(lambda x: np.zeros((length, *x.shape), x.dtype), like)
         with torch.inference_mode(False):  # the algorithm learns from memory that is allocated while it acts
-            self.tensors: Batch = tree.map(torch.from_numpy, self.arrays)
+            self.arrays: Batch = tree.map(lambda x: _zeros(x, length), like)
+            self.tensors: Batch = tree.map(torch.as_tensor, self.arrays)
+
+
+def _zeros(x: Any, length: int) -> Any:
+    if isinstance(x, Tensor):
+        return torch.zeros(length, *x.shape, dtype=x.dtype, device=x.device)
+    return np.zeros((length, *x.shape), x.dtype)
 
 
 def only(batch: Batch, keys: Container[str], nested: Collection[str] = ()) -> Batch:
@@ -47,11 +57,16 @@ def on_host(batch: Batch) -> Batch:
     return tree.map(lambda x: x.cpu().numpy(), batch)
 
 
+def on_cpu(segment: Batch) -> Batch:
+    """Return a segment whose tensors are on the host: mostly as it is."""
+    return segment if segment["valid"].is_cpu else tree.map(Tensor.cpu, segment)
+
+
 def on_device(batch: Batch, device: torch.device) -> Batch:
     """Return arrays or tensors as tensors on ``device``."""
     return tree.map(lambda x: torch.as_tensor(x).to(device, non_blocking=True), batch)
 
 
 def copied(batch: Batch) -> Batch:
-    """Return arrays that share no memory with those of ``batch``."""
-    return tree.map(np.copy, batch)
+    """Return arrays, or tensors, that share no memory with those of ``batch``."""
+    return tree.map(lambda x: x.clone() if isinstance(x, Tensor) else np.copy(x), batch)

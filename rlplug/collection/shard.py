@@ -14,7 +14,7 @@ from torch import nn
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
-from rlplug.collection.segment import SegmentMemory, copied, merged, on_device, on_host, only
+from rlplug.collection.segment import SegmentMemory, copied, merged, on_device, only
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.checking import Bounds
 from rlplug.envs.silence import watched
@@ -24,6 +24,10 @@ RESULT = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 COLUMN = {"is_first": np.bool_, "valid": np.bool_}
 CORE = RESULT | COLUMN
 NOTHING = nullcontext()
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
 
 
 class ShardCollector:
@@ -58,9 +62,13 @@ class ShardCollector:
         self._kept = (*self.keys, *CORE, *(("alive",) if self.has_agents else ()))
         checked = getattr(env, "check_bounds", True) and not self.has_agents
         self.bounds = Bounds(ctx.spec.single_agent.obs) if checked else None
-        cpu = ctx.device.type == "cpu"
-        self._to_device = (lambda step: step) if cpu else partial(on_device, device=ctx.device)
-        self._to_array = torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
+        cpu, device = ctx.device.type == "cpu", getattr(env, "device", None)
+        there = device is not None
+        self.np: Any = torch if there else np
+        """what computes with rows: they stay on the environment's device, if it has one"""
+        self._to_device = _as_it_is if cpu or there else partial(on_device, device=ctx.device)
+        self._to_array = _as_it_is if there else torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
+        self._from_host = partial(on_device, device=device) if there else _as_it_is
         self._step = watched(env, env.step, shard.env_ids)
         self._reset = watched(env, env.reset, shard.env_ids)
         self.failed_episodes = 0
@@ -78,10 +86,11 @@ class ShardCollector:
             RunError: a first observation is NaN or infinite.
         """
         first = self._reset(self.seeds, tasks)
-        self._open = first | {key: np.ones(self.num_envs, dtype) for key, dtype in COLUMN.items()}
+        self._open = first | self._from_host({key: np.ones(self.num_envs, dtype) for key, dtype in COLUMN.items()})
         check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids)
         # what the first row of an episode has for the row before it, and what a row has that nobody acts on
-        self._no_previous, self._no_result = self._zeros(first, self._previous), self._zeros(first, self._result)
+        zeros = (self._zeros(first, self._previous), self._zeros(first, self._result))
+        self._no_previous, self._no_result = map(self._from_host, zeros)
         self._open = merged(self._open, copied(self._no_previous))
         self._observed = {key: tuple(first[key]) if key in self.nested else () for key in first}  # by the environment
         seen = merged(first, self._no_previous)
@@ -236,18 +245,22 @@ class ShardCollector:
             if type(self.algorithm).postprocess is Algorithm.postprocess:
                 out = only(out, ("action", *self.keys), self.nested)
             for part, more in [(like, out), *((like[name], out[name]) for name in self.nested)]:
-                part |= on_host({key: x for key, x in more.items() if key not in part})
+                part |= self._written({key: x for key, x in more.items() if key not in part})
         for role, state in generators.items():
             self.ctx.generators[role].set_state(state)
         self.carry, self.noise = carry, noise
         if "carry" in self.keys:
-            like.setdefault("carry", on_host(carry))
+            like.setdefault("carry", self._written(carry))
         return SegmentMemory(like, length)
+
+    def _written(self, batch: Batch) -> Batch:
+        """Return what the algorithm returned as it is written."""
+        return tree.map(self._to_array, batch)
 
     def _write_carry(self, arrays: Batch, index: Any) -> None:
         """Write the recurrent state before a row."""
         if "carry" in self.keys:
-            tree.put(arrays["carry"], index, on_host(self.carry))
+            tree.put(arrays["carry"], index, self._written(self.carry))
 
     def _write_output(self, arrays: Batch, index: Any, out: Batch) -> None:
         """Write what the algorithm returned when it acted on a row."""
@@ -272,14 +285,14 @@ class ShardCollector:
                 if key in part:
                     values = part[key.removeprefix("prev_")][index]
                     where = acted.reshape(*acted.shape, *(1 for _ in values.shape[acted.ndim :]))
-                    part[key][following] = np.where(where, values, 0)
+                    part[key][following] = self.np.where(where, values, 0)
 
     def _write_value(self, arrays: Batch, index: Any, mode: Mode, where: Any = None) -> None:
         """Write the value of rows on which nobody acts; only in the environments ``where [B]``, if given."""
         if "value" not in self.keys:
             return
         out, _ = self._decide(on_device(tree.take(self._seen(arrays), index), self.ctx.device), mode)
-        values = on_host(only(out, arrays) | {name: only(out[name], arrays[name]) for name in self.nested})
+        values = self._written(only(out, arrays) | {name: only(out[name], arrays[name]) for name in self.nested})
         if where is not None:
             (row, env), values = index, tree.take(values, where)
             index = row[where], env[where]
@@ -296,13 +309,13 @@ class ShardCollector:
         """Continue from ``state``. Where it has no environments, every environment begins a new episode."""
         if not self._open:
             self.reset()
-        self._open, self._restarts = copied(state["open"]), state["cuts"]
+        self._open, self._restarts = self._from_host(copied(state["open"])), state["cuts"]
         self.carry, self.noise = on_device(state["carry"], self.ctx.device), on_device(state["noise"], self.ctx.device)
         if state["env"] is not None:
             self.env.load(state["env"])
         else:
             # The open row ends its episode as a final observation does; the next row is the first of a new one.
-            self._open["valid"] = np.zeros(self.num_envs, np.bool_)
+            self._open["valid"] = self.np.zeros_like(self._open["valid"])
             self._restarts += 1
             seeds = np.random.SeedSequence([*self.seeds, self._restarts]).generate_state(self.num_envs)
             self._restart(self._reset(seeds.tolist()))

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -16,7 +17,6 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.fire import FireVector, fire_of
 from rlplug.envs.native import NativeVector
-from rlplug.envs.vectors import FASTER
 from rlplug.envs.wrapping import Wrapping
 from rlplug.types import ConfigError
 
@@ -29,6 +29,11 @@ PACKAGES = {
     "dm_control": ("shimmy", "shimmy[dm-control]"),
 }
 """First word of an id -> the module that registers it, and what pip calls that."""
+VECTORS = {
+    "Acrobot-v1": ("rlplug.envs.acrobot:AcrobotVector", 6),
+    "CartPole-v1": ("rlplug.envs.cartpole:CartPoleVector", 1),
+}
+"""Vectors of our own, and how many environments make one faster than a list of them."""
 STICKY, FRAMES = "repeat_action_probability", "max_num_frames_per_episode"
 ATARI = {"noop_max": 30, "reward_clipping": False, "use_fire_reset": False, "episodic_life": False}
 """What ALE's vector is told to do as ``gymnasium.wrappers.AtariPreprocessing`` does."""
@@ -48,7 +53,8 @@ def find(env_id: str) -> EnvSpec:
         known, package = PACKAGES[word]
         _import(known, f"{env_id} comes with a package that cannot be imported: pip install {package!r}")
     if name in gymnasium.registry:
-        return gymnasium.registry[name]
+        spec = gymnasium.registry[name]
+        return replace(spec, vector_entry_point=VECTORS[name][0]) if name in VECTORS else spec
 
     base = _base(name)
     versions = [registered for registered in gymnasium.registry if _base(registered) == base]
@@ -171,9 +177,10 @@ def why_not_native(spec: EnvSpec, wrapping: Wrapping) -> str | None:
     return None
 
 
-def has_native(spec: EnvSpec, wrapping: Wrapping | None = None) -> bool:
-    """Does the environment register a vector of its own, and can that do what is asked for?"""
-    return why_not_native(spec, wrapping or Wrapping()) is None
+def has_native(spec: EnvSpec, wrapping: Wrapping | None = None, num_envs: int = sys.maxsize) -> bool:
+    """Does the environment have a vector of its own, can that do what is asked for, and are they enough to pay?"""
+    _, least = VECTORS.get(spec.id, ("", 1))
+    return num_envs >= least and why_not_native(spec, wrapping or Wrapping()) is None
 
 
 def make_native(
@@ -203,8 +210,7 @@ def make_native(
 
     def make() -> Any:
         arguments: dict[str, Any] = given | dict(kwargs or {})
-        quick = replace(spec, vector_entry_point=FASTER.get(spec.vector_entry_point, spec.vector_entry_point))
-        return gymnasium.make_vec(quick, num_envs=num_envs, vectorization_mode="vector_entry_point", **arguments)
+        return gymnasium.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **arguments)
 
     env = _explain(spec.id, spec.vector_entry_point, make)
     if wrapping.fire:

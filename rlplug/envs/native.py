@@ -30,7 +30,8 @@ class NativeVector:
 
     A vector environment draws the episodes of a column from generators that go on from one episode
     to the next, mostly one for all columns: an episode has no seed of its own, and seeds of single
-    columns are honoured only by gymnasium's own Sync- and AsyncVectorEnv. Where the environment's
+    columns are honoured only by gymnasium's own Sync- and AsyncVectorEnv, and by a vector with an attribute
+    ``independent = True``, whose ``reset`` takes one for each column. Where the environment's
     attributes can be read completely, ``state`` returns them.
 
     The arrays that ``reset`` and ``step`` return may be overwritten by the next call.
@@ -63,6 +64,7 @@ class NativeVector:
                 "env.id", f"{env} does not declare its autoreset mode: metadata['autoreset_mode'] is {mode!r}"
             )
         self.env = env
+        self._vector: Any = env.unwrapped
         # Actions come from a policy over this very space; asserting so is a sixth of the time of CartPole's step.
         vars(env.unwrapped.action_space)["contains"] = lambda action: True
         self.num_envs = n = env.num_envs
@@ -74,7 +76,8 @@ class NativeVector:
         left, _ = view(space, [self._in_obs] if self._in_obs else [], None)
         shown, self._view = view(left, drop, select)
         self._seeds, self._steps, self._mask_key = [0] * n, 0, mask_key
-        self.independent = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        known = isinstance(self._vector, SyncVectorEnv | AsyncVectorEnv)
+        self.independent = getattr(self._vector, "independent", known)
         self._masks = None if mask_key is None else find_masks(action_space, mask_key, self._info(*self._reset()))
         mask_size = self._masks.size if self._masks else None
         self.spec = single_agent(shown, action_space, max_episode_steps, frame_stack, mask_size)
@@ -142,7 +145,11 @@ class NativeVector:
         return snapshot(self.env)
 
     def load(self, state: Tree) -> None:
-        restore(self.env, state)
+        """Go on from ``state``, or, in a vector that can ``replay``, from that of an ``EnvList``."""
+        if isinstance(state, dict):
+            self._vector.replay(state["seeds"], state["episodes"], state["actions"])
+        else:
+            restore(self.env, state)
 
     def close(self) -> None:
         close(self.env)

@@ -15,6 +15,7 @@ import torch
 from rlplug.api import Collector, Job, Losses, Rollout, Run, Segment
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.nonfinite import beyond, check_segment
+from rlplug.collection.segment import on_cpu
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
 from rlplug.trainer.learner import RankLearner
@@ -186,6 +187,8 @@ class Trainer(Run):
         self.learner.observe(segment)
         fresh = not self._is_async or self._is_fresh(segment)
         if fresh and (len(segment.batch["valid"]) > self.ctx.rollout_length or self.ctx.needs.data != "rollout"):
+            if self.ctx.needs.data != "rollout":
+                segment.batch = on_cpu(segment.batch)  # buffers keep their books on the host
             self.buffer.add(segment)  # the few rows of a last, short rollout would make a poor gradient
         return self.episodes.add(segment.batch, segment.columns)
 

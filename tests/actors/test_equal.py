@@ -15,6 +15,7 @@ SAC = (
 LISTS = ("env=cartpole", "env.vectorization=list", "num_envs=4", "logger=[]", "rollout_fragment_length=16")
 PPO = (*LISTS, "algo=ppo", "algo.sgd_minibatch_size=16", "algo.num_sgd_iter=2")
 NORMAL = ("preprocess.normalize_obs=true", "preprocess.normalize_reward=true")
+SLOW = ("dqn", "parameter", "device")
 CASES = {
     "sac, correlated noise, running moments, n-step": (
         (*SAC, *NORMAL, "exploration=[ornstein_uhlenbeck]", "algo.n_step=3"),
@@ -22,6 +23,7 @@ CASES = {
     ),
     "sac, parameter noise": ((*SAC, "exploration=[parameter_noise]"), 12),
     "ppo, recurrent, curiosity": ((*PPO, "model=lstm", "model.hidden=8", "algo.max_seq_len=8", "exploration=[icm]"), 3),
+    "ppo, environments on a device": (("env=cartpole_torch", *PPO[1:]), 3),
     "dqn, falling epsilon, priorities, noisy": (
         (
             *(*LISTS, "algo=dqn", "model.hidden=[16]", "buffer=prioritized", "algo.noisy=true"),
@@ -37,7 +39,7 @@ CASES = {
 @pytest.mark.parametrize(
     ("words", "updates"),
     [
-        pytest.param(*case, marks=pytest.mark.slow if "dqn" in name or "parameter" in name else ())
+        pytest.param(*case, marks=pytest.mark.slow if any(word in name for word in SLOW) else ())
         for name, case in CASES.items()
     ],
     ids=CASES.keys(),

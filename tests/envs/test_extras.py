@@ -113,7 +113,7 @@ def test_what_changes_later_stops_the_run(how, options, said):
 
 def plugin(**options):
     config = testing.config("env/gymnasium", **options)
-    return Gymnasium(config, SimpleNamespace(env_ids=range(2), render=False))
+    return Gymnasium(config, SimpleNamespace(env_ids=range(2), num_envs=2, render=False))
 
 
 def test_the_plugin_has_the_option_beside_others():

@@ -18,7 +18,7 @@ CONF = Path(__file__).parents[2] / "conf" / "env"
 def make(env_id, n=1, **options):
     node = yaml.safe_load((CONF / "gymnasium.yaml").read_text()) | {"id": env_id} | options
     del node["name"]
-    return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(n), render=False))
+    return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(n), num_envs=n, render=False))
 
 
 def test_what_an_environment_brings_is_preferred():

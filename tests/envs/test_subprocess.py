@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers share memory
 def make(vectorization, workers=2, columns=5, **options):
     node = yaml.safe_load(CONF.read_text()) | options | {"vectorization": vectorization, "workers": workers}
     del node["name"]
-    return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(columns), render=False))
+    return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(columns), num_envs=columns, render=False))
 
 
 @pytest.fixture(params=WORLDS)

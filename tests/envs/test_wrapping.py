@@ -26,7 +26,7 @@ atari = pytest.mark.skipif(not (find_spec("ale_py") and find_spec("cv2")), reaso
 def make(env_id, n=2, **options):
     node = yaml.safe_load(CONF.read_text()) | {"id": env_id} | options
     del node["name"]
-    return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(n), render=False))
+    return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(n), num_envs=n, render=False))
 
 
 def wrapped(env, **options):

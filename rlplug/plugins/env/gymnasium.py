@@ -28,7 +28,7 @@ class Config:
     vectorization: Literal["auto", "native", "list", "subprocess"] = option(
         "native: the vector that the environment brings; list: single environments in a loop, every episode with a"
         " seed of its own; subprocess: the same in worker processes; auto: native where there is one that can do what"
-        " is asked for, else list."
+        " is asked for and pays for so many environments, else list."
     )
     workers: PositiveInt | None = option("Processes of vectorization=subprocess; null: as many as there are cores.")
     max_episode_steps: PositiveInt | None = option("Steps after which an episode is truncated; null: as registered.")
@@ -97,7 +97,8 @@ class Gymnasium:
             own["remake"] = make
         if cfg.vectorization == "subprocess":
             return Subprocess(make, workers=cfg.workers, **own, **make.offers)
-        native = cfg.vectorization == "native" or (cfg.vectorization == "auto" and has_native(spec, wrapping))
+        fits = cfg.vectorization == "auto" and has_native(spec, wrapping, ctx.num_envs)
+        native = cfg.vectorization == "native" or fits
         if native and not cfg.restart_failed:
             return make_native(spec, len(ctx.env_ids), cfg.kwargs, **options, **own)
         return EnvList([make() for _ in ctx.env_ids], **make.offers, **own)

@@ -15,6 +15,7 @@ from rlplug.api import VecEnv
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
 from rlplug.context import EnvShard, RunContext
+from rlplug.testing.checks.devices import action_for, rows_of
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
 from rlplug.types import KEYS, Batch, ConfigError, EnvSpec, Group
@@ -40,14 +41,19 @@ def complete(name: str) -> list[str]:
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:
     """Rows under random allowed actions, copied, each with the action that led to it (None: a reset)."""
     seed_actions(env, actions)
-    row = tree.map(np.array, env.reset([seed + i for i in range(COLUMNS)]))
+    row = rows_of(env, env.reset([seed + i for i in range(COLUMNS)]))
     yield row, None
     for _ in range(steps):
         action = draw(env, row)
         given = tree.map(np.copy, action)
-        row = tree.map(np.array, env.step(action))
+        row = stepped(env, action)
         require(not differences(action, given), "step() changes the array of actions that it is given")
         yield row, given
+
+
+def stepped(env: VecEnv, action: Any) -> Batch:
+    """The row that follows, copied; an environment on a device is given tensors."""
+    return rows_of(env, env.step(action_for(env, action)))
 
 
 def seed_actions(env: VecEnv, seed: int) -> None:
@@ -245,11 +251,11 @@ def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
     went_on: list[Batch] = []
     for _ in range(20):
         actions.append(draw(env, row))
-        row = tree.map(np.array, env.step(tree.map(np.copy, actions[-1])))
+        row = stepped(env, tree.map(np.copy, actions[-1]))
         went_on.append(row)
     list(walk(twin, 9, 13))
     twin.load(decode(encode(state)))  # as it comes out of a checkpoint
-    again = [tree.map(np.array, twin.step(tree.map(np.copy, action))) for action in actions]
+    again = [stepped(twin, tree.map(np.copy, action)) for action in actions]
     names = differences(went_on, again)
     require(not names, f"another one that loads its state() does not continue as it did ({some(names)})")
     twin.close()

@@ -22,6 +22,7 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
 from rlplug.run.build import build
 from rlplug.run.callbacks import Callbacks
+from rlplug.testing.checks.devices import action_for, rows_of
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, EnvSpec, groups_of
@@ -245,11 +246,11 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
     for group in env.spec.groups.values():
         group.action.seed(0)
     first, over, rows = np.ones(COLUMNS, np.bool_), np.zeros(COLUMNS, np.bool_), []
-    result = env.reset(list(range(COLUMNS)))
+    result = rows_of(env, env.reset(list(range(COLUMNS))))
     for _ in range(length):
         step = _observed(result) | {name: _observed(result[name]) for name in env.spec.nested} | {"is_first": first}
         rows.append(tree.map(lambda x: torch.as_tensor(np.array(x)), step))
-        result = env.step(sample_actions(env.spec))
+        result = rows_of(env, env.step(action_for(env, sample_actions(env.spec))))
         ended = result["terminated"] | result["truncated"] if not env.spec.has_agents else _left(result)
         first, over = over if env.autoreset is AutoresetMode.NEXT_STEP else ended, ended
     env.close()

@@ -1,4 +1,4 @@
-"""Vectors of gymnasium's environments, whose steps take less time than gymnasium's own and are equal to the bit."""
+"""CartPole-v1 as a vector that is faster than gymnasium's, and equal to it to the bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,3 @@ class CartPoleVector(CartPoleVectorEnv):
             ended[begin] = truncated[begin] = False
         self.prev_done = ended | truncated
         return self.state.T.astype(np.float32), reward, ended, truncated, {}
-
-
-FASTER: dict[Any, Any] = {"gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": CartPoleVector}
-"""by the vector that gymnasium registers"""

@@ -1,11 +1,11 @@
-"""Vectors with faster steps are gymnasium's own, to the bit."""
+"""CartPole's vector is gymnasium's own, to the bit."""
 
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from rlplug.envs.making import find, make_native
-from rlplug.envs.vectors import FEW, CartPoleVector
+from rlplug.envs.cartpole import FEW, CartPoleVector
 
 
 @pytest.mark.parametrize("n", [1, 8, FEW + 1])

@@ -1,0 +1,120 @@
+"""Environments whose dynamics are tensor operations: many columns on one device, with no traffic to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Space
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from rlplug.api import Context
+from rlplug.envs.spaces import single_agent
+from rlplug.types import Batch, ConfigError, Tree
+
+GOLDEN, MIX_1, MIX_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""constants of SplitMix64, as signed numbers: their products wrap around alike"""
+
+
+class OnDevice:
+    """A ``VecEnv`` that trades tensors on ``device``, that of the learner. A subclass says what the environment does.
+
+    An ended column begins its next episode with the next step (``AutoresetMode.NEXT_STEP``). Every episode has a start
+    of its own, which follows from its column's seed and its number alone: on every device, and whatever other columns
+    there are. The state is in double precision, as Gymnasium's environments have it.
+
+    Args:
+        obs, action: the environment's spaces.
+        noise_size: how many uniform numbers an episode begins with.
+        max_episode_steps: after how many steps an episode is truncated.
+
+    Raises:
+        ConfigError: pictures are asked for.
+    """
+
+    autoreset = AutoresetMode.NEXT_STEP
+    check_bounds = False  # which would be a look from the host at every observation
+
+    def __init__(
+        self, ctx: Context, obs: Space[Any], action: Space[Any], noise_size: int, max_episode_steps: int
+    ) -> None:
+        if ctx.render:
+            raise ConfigError("eval.record", "environments on a device show no pictures of themselves; 0 records none")
+        self.device, self.num_envs, self.limit = ctx.device, len(ctx.env_ids), max_episode_steps
+        self.spec = single_agent(obs, action, max_episode_steps)
+        self._draws = torch.arange(1, noise_size + 1, device=self.device).unsqueeze(-1) * GOLDEN
+        self._stride = torch.tensor(noise_size, device=self.device) * GOLDEN
+
+    def initial(self, noise: Tensor) -> Tensor:
+        """Return the state ``[S, B]`` that episodes begin with, from uniform noise ``[noise_size, B]`` in [0, 1)."""
+        raise NotImplementedError(f"{type(self).__name__}.initial")
+
+    def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the next state ``[S, B]``, the reward ``[B]``, and whether the episode is over for good, ``[B]``.
+
+        It is a pure function of ``state [S, B]`` and ``action [B, ...]``.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.move")
+
+    def observe(self, state: Tensor) -> Tensor:
+        """Return the observation ``[B, ...]`` of a state ``[S, B]``, as a part of it or as new memory."""
+        raise NotImplementedError(f"{type(self).__name__}.observe")
+
+    def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
+        """Begin episode 0 of every column.
+
+        Raises:
+            ValueError: not one seed a column, or tasks for an environment that has none.
+        """
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
+        if tasks is not None:
+            raise ValueError("this environment has no tasks")
+        own = np.array([int(seed) % 2**64 for seed in seeds], np.uint64).view(np.int64)
+        self._counter = _mixed(torch.from_numpy(own).to(self.device) * GOLDEN)
+        self._length = torch.zeros_like(self._counter)
+        self._over = torch.zeros_like(self._counter, dtype=torch.bool)
+        self._state = self.initial(self._noise())
+        return {"obs": self.observe(self._state).float()}
+
+    def step(self, action: Tensor) -> Batch:
+        """One step of every column; a column whose row is final begins its next episode instead."""
+        over, going = self._over, self._over.logical_not()
+        moved, reward, terminated = self.move(self._state, action)
+        self._counter = self._counter + over * self._stride
+        self._length = (self._length + 1) * going
+        self._state = torch.where(over, self.initial(self._noise()), moved)
+        terminated, truncated = terminated & going, self._length >= self.limit
+        self._over = terminated | truncated
+        said = {"reward": (reward * going).float(), "terminated": terminated, "truncated": truncated}
+        return {"obs": self.observe(self._state).float()} | said
+
+    def state(self) -> Tree:
+        """Return what the columns' next rows follow from."""
+        names = ("counter", "length", "over", "state")
+        return {name: getattr(self, f"_{name}").clone() for name in names}
+
+    def load(self, state: Tree) -> None:
+        for name, values in state.items():
+            setattr(self, f"_{name}", values.to(self.device, copy=True))
+
+    def close(self) -> None:
+        """Do nothing: there are tensors only."""
+
+    def _noise(self) -> Tensor:
+        """Return uniform numbers ``[noise_size, B]`` in [0, 1) that follow from a column's seed and episode alone.
+
+        Every column has a stream of SplitMix64 (Steele et al. 2014), of which an episode uses the next numbers.
+        """
+        words = _mixed(self._counter + self._draws)
+        return (words >> 11 & (1 << 53) - 1).double() * 2.0**-53
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return int64 numbers whose bits depend on all bits of ``x``: SplitMix64's finalizer."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * MIX_1
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * MIX_2
+    return x ^ (x >> 31 & (1 << 33) - 1)

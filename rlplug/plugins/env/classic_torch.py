@@ -1,0 +1,81 @@
+"""Gymnasium's classic environments as tensor operations, for thousands of columns on the learner's device."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from rlplug.api import Context
+from rlplug.envs.on_device import OnDevice
+from rlplug.settings import PositiveInt, option, settings
+
+
+@settings
+class Config:
+    max_episode_steps: PositiveInt = option("Steps after which an episode is truncated.")
+
+
+class CartPole(OnDevice):
+    """CartPole-v1: Barto, Sutton and Anderson 1983, with the equations of Florian 2007 and Euler's method.
+
+    The state is position, velocity, angle [rad] and angular velocity.
+    """
+
+    Config = Config
+    GRAVITY, MASS_POLE, HALF_LENGTH, FORCE, DT = 9.8, 0.1, 0.5, 10.0, 0.02
+    MASS = 1.0 + MASS_POLE
+    MOST_X, MOST_ANGLE = 2.4, 12 * 2 * math.pi / 360
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        high = np.array([2 * self.MOST_X, np.inf, 2 * self.MOST_ANGLE, np.inf], np.float32)
+        super().__init__(ctx, Box(-high, high), Discrete(2), 4, cfg.max_episode_steps)
+
+    def initial(self, noise: Tensor) -> Tensor:
+        return noise * 0.1 - 0.05
+
+    def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        _, velocity, angle, spin = state
+        sin, cos, pole = angle.sin(), angle.cos(), self.MASS_POLE * self.HALF_LENGTH
+        push = (action * (2 * self.FORCE) - self.FORCE + pole * spin.square() * sin) / self.MASS
+        inertia = self.HALF_LENGTH * (4.0 / 3.0 - self.MASS_POLE * cos.square() / self.MASS)
+        spin_rate = (self.GRAVITY * sin - cos * push) / inertia
+        rates = torch.stack([velocity, push - pole * spin_rate * cos / self.MASS, spin, spin_rate])
+        state = state + self.DT * rates
+        x, _, angle, _ = state
+        fallen = (x.abs() > self.MOST_X) | (angle.abs() > self.MOST_ANGLE)
+        return state, torch.ones_like(velocity), fallen
+
+    def observe(self, state: Tensor) -> Tensor:
+        return state.T
+
+
+class Pendulum(OnDevice):
+    """Pendulum-v1. The state is the angle [rad], 0 where it stands upright, and the angular velocity."""
+
+    Config = Config
+    GRAVITY, TORQUE, MOST_SPIN, DT = 10.0, 2.0, 8.0, 0.05
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        high = np.array([1.0, 1.0, self.MOST_SPIN], np.float32)
+        super().__init__(ctx, Box(-high, high), Box(-self.TORQUE, self.TORQUE, (1,)), 2, cfg.max_episode_steps)
+        self._high = torch.tensor([[math.pi], [1.0]], dtype=torch.float64, device=self.device)
+
+    def initial(self, noise: Tensor) -> Tensor:
+        return (2.0 * noise - 1.0) * self._high
+
+    def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        angle, spin = state
+        torque = self.TORQUE * action.squeeze(-1).clamp(-1.0, 1.0)  # in single precision, as it is there
+        off = (angle + math.pi) % (2 * math.pi) - math.pi
+        cost = off.square() + 0.1 * spin.square() + 0.001 * torque.square()
+        spin = spin + (1.5 * self.GRAVITY * angle.sin() + 3.0 * torque) * self.DT
+        spin = spin.clamp(-self.MOST_SPIN, self.MOST_SPIN)
+        return torch.stack([angle + spin * self.DT, spin]), -cost, torch.zeros_like(spin, dtype=torch.bool)
+
+    def observe(self, state: Tensor) -> Tensor:
+        angle, spin = state
+        return torch.stack([angle.cos(), angle.sin(), spin], -1)

@@ -1,0 +1,31 @@
+"""What environments trade: arrays of the host, or tensors on their device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlplug import tree
+from rlplug.api import VecEnv
+from rlplug.types import Batch
+
+
+def action_for(env: VecEnv, action: Any) -> Any:
+    """An action of arrays as the environment takes it: as tensors, if it has a device."""
+    device = getattr(env, "device", None)
+    return action if device is None else tree.map(lambda x: torch.from_numpy(x).to(device), action)
+
+
+def rows_of(env: VecEnv, rows: Batch) -> Batch:
+    """What the environment returned, as arrays that nobody else writes.
+
+    Raises:
+        AssertionError: it has a device, and what it returned is not on it.
+    """
+    device = getattr(env, "device", None)
+    for path, leaf in tree.items(rows) if device is not None else ():
+        there = getattr(leaf, "device", "the host")
+        assert there == device, f"{'.'.join(path)} is on {there}; the environment says that it is on {device}"
+    return tree.map(lambda x: np.array(x.cpu() if isinstance(x, torch.Tensor) else x), rows)
