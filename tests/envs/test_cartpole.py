@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-from rlplug.envs.making import find, make_native
 from rlplug.envs.cartpole import FEW, CartPoleVector
+from rlplug.envs.making import find, make_native
 
 
 @pytest.mark.parametrize("n", [1, 8, FEW + 1])
