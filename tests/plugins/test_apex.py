@@ -164,10 +164,10 @@ def test_noise_falls_geometrically_over_the_environments(cls, size):
     again = cls(testing.config(f"exploration/{name}", **{size: 0.4}), ctx)
     assert again.noise_by_env() is None
     actions = []
-    for extra in (extra, again):
+    for noise in (extra, again):
         ctx.generators["learner"].manual_seed(1)
-        out, _ = extra.perturb(
-            {"action": torch.zeros(3, 2)}, {"is_first": torch.ones(3, dtype=torch.bool)}, extra.initial_carry(3)
+        out, _ = noise.perturb(
+            {"action": torch.zeros(3, 2)}, {"is_first": torch.ones(3, dtype=torch.bool)}, noise.initial_carry(3)
         )
         actions.append(out["action"])
     assert_close(actions[0], actions[1] * torch.tensor([[1.0], [0.1], [0.01]]))
@@ -185,21 +185,9 @@ def test_the_least_exploring_are_a_third_of_the_environments(num_envs, least):
 def test_their_returns_are_logged(tmp_path):
     """Every environment is its own: the one that hardly explores always does the same, and soon falls."""
     env, words = RUNS["apex_dqn"]
-    words = [
-        *words,
-        f"env={env}",
-        "algo=apex_dqn",
-        "algo.lr=0.0",
-        "total_steps=2000",
-        "eval.every=0",
-        "eval.episodes=1",
-    ]
-    words += [
-        "num_steps_sampled_before_learning_starts=16",
-        "exploration.ape_x_epsilon_greedy.epsilon=0.8",
-        "logger=[]",
-    ]
-    train(compose([*words, "log.every=2000"]), tmp_path)
+    words = [*words, "algo=apex_dqn", f"env={env}", "algo.lr=0.0", "exploration.ape_x_epsilon_greedy.epsilon=0.8"]
+    words += ["total_steps=2000", "num_steps_sampled_before_learning_starts=16", "eval.every=0", "eval.episodes=1"]
+    train(compose([*words, "log.every=2000", "logger=[]"]), tmp_path)
     with (tmp_path / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["episode/return"]]
     all_of_them, least = (float(rows[-1][f"episode/return{end}"]) for end in ("", "_least_exploring"))

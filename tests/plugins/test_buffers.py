@@ -188,7 +188,7 @@ def parts_of(env_ids, num_envs, ranks=1, rank=0, batch=8, columns=None, num_shar
 
 
 def test_every_part_gives_as_much_of_a_sample():
-    """The last environment's rows have by far the largest priorities, so that without parts it gives half of a sample."""
+    """The last environment's rows have the largest priorities by far: half of a sample without parts."""
     for shards, most in ((1, 45), (2, 29), (4, 25)):
         batch = parts_of(range(4), 4, num_shards=shards, batch=100).sample()
         counts = torch.bincount(batch["action"][0] // 10, minlength=4)

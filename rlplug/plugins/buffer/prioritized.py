@@ -27,7 +27,7 @@ class Priorities(Storage):
     beta: Scheduled[UnitFloat] = option("Exponent of the importance weights.")
     epsilon: PositiveFloat = option("Added to every priority, so that none is 0.")
     num_shards: PositiveInt | None = option(
-        "Parts that the environments' rows are kept in, each of which gives as much of a sample; null: one of each rank."
+        "Parts that the environments' rows are kept in, with equal shares of a sample; null: one of each rank."
     )
 
 

@@ -13,7 +13,6 @@ from rlplug.api import Context, Exploration
 from rlplug.settings import PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError
 
-
 Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
