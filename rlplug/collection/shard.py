@@ -179,8 +179,8 @@ class ShardCollector:
         segment = self.algorithm.postprocess(segment)
         if "priority" in self.keys and "priority" not in segment:
             seen = on_device(self.preprocess(only(segment, self._kept, self.nested)), self.ctx.device)
-            first = self.algorithm.first_priorities(seen).cpu()
-            segment = segment | {"priority": torch.cat((first, first.new_zeros(1, self.num_envs)))}
+            first = torch.where(seen["valid"][:-1], self.algorithm.first_priorities(seen), 0.0)
+            segment = segment | {"priority": torch.cat((first, first.new_zeros(1, self.num_envs))).cpu()}
         return only(segment, self._kept, self.nested)
 
     def raw_segment(self, rows: int) -> Batch:

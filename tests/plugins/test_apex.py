@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import csv
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,12 +20,10 @@ from rlplug.plugins.algo.dqn import DQN
 from rlplug.plugins.exploration.discrete import EpsilonGreedy
 from rlplug.plugins.exploration.noise import Gaussian, OrnsteinUhlenbeck
 from rlplug.registry import hookimpl
-from rlplug.run.build import build
 from rlplug.run.launch import train
 from rlplug.run.measure import least_exploring
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case, play
-from rlplug.types import ConfigError
 from tests.plugins.acting import T, segment
 
 SMALL = (
@@ -119,7 +116,7 @@ class Again:
         with torch.inference_mode():
             batch = run.policy.normalizer.normalized(segment.batch)
             first = self.weights[segment.version].first_priorities(batch)
-        assert torch.equal(segment.batch["priority"][:-1], first)
+        assert torch.equal(segment.batch["priority"][:-1], torch.where(batch["valid"][:-1], first, 0.0))
 
 
 WAYS = {
@@ -142,14 +139,20 @@ def test_they_are_computed_where_rows_are_played(name, way):
     assert max(again.ages) > 2 if way == "older weights" else again.ages == {0}
 
 
-def test_it_is_refused_with_a_memory():
-    for name in RUNS:
-        with pytest.raises(ConfigError) as error:
-            build(compose([f"algo={name}", f"env={RUNS[name][0]}", "model=lstm", "buffer=sequence"]), Path())
-        assert str(error.value) == (
-            "algo.worker_side_prioritization: knows priorities of rows, and a recurrent model learns from sequences;"
-            " take false"
-        )
+@pytest.mark.parametrize("name", RUNS)
+def test_a_memory_goes_on_from_where_the_segment_began(name):
+    env, words = RUNS[name]
+    short = ("algo.sequence_length=4", "algo.burn_in=2", "algo.stride=2", "loop=alternate")
+    words = [word for word in words if not word.startswith("model.")]
+    words = (*words, "model=lstm", "model.hidden=8", "model.torso.hidden=[8]", "buffer=sequence", *short)
+    trainer, again = Case(name, env, words).build(), Again()
+    record = play(trainer, updates=6, also=again)
+    trainer.close()
+    carry = record.segment["carry"]
+    without = tree.map(torch.zeros_like, carry)
+    with torch.inference_mode():
+        first, other = (trainer.algorithm.first_priorities(record.segment | {"carry": x}) for x in (carry, without))
+    assert not torch.allclose(first[0], other[0])
 
 
 # ---- who explores how much -------------------------------------------------------------------------------------------

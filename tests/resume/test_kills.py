@@ -59,15 +59,8 @@ CONFIGS = {
         *REPLAY,
     ),
     "apex": (
-        *(
-            "algo=apex_dqn",
-            "env=cartpole",
-            "tuned=none",
-            "num_envs=4",
-            "rollout_fragment_length=8",
-            "replay_ratio=0.06",
-        ),
-        *("algo.hiddens=[8]", "buffer.num_shards=2", *REPLAY),
+        *("algo=apex_dqn", "env=cartpole", "tuned=none", "num_envs=4", "rollout_fragment_length=8"),
+        *("replay_ratio=0.06", "algo.hiddens=[8]", "buffer.num_shards=2", *REPLAY),
     ),
     "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
 }

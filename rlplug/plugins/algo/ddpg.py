@@ -86,9 +86,6 @@ class DDPG(Algorithm):
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        if cfg.worker_side_prioritization:
-            said = "knows priorities of rows, and a recurrent model learns from sequences; take false"
-            raise ConfigError("algo.worker_side_prioritization", said)
         window, keys = cfg.sequence_length + cfg.n_step - 1, (*needs.keys, "is_first", "carry")
         return replace(needs, window=window, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
 
@@ -178,7 +175,8 @@ class DDPG(Algorithm):
     def first_priorities(self, batch: Batch) -> Tensor:
         """Return errors of the acting networks, which are the targets, too: arXiv:1803.00933, algorithm 1."""
         rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
-        code, (action, _) = self.critic.encode(batch["obs"], {}, None)[0], self.actor(batch["obs"], {}, None)
+        code, _ = self.critic.encode(batch["obs"], {}, batch["is_first"])
+        action, _ = self.actor(batch["obs"], carry_before(batch), batch["is_first"])
         value, columns = self.critic(code, action).amin(0), torch.arange(action.shape[1], device=action.device)
         target = rows["returns"] + rows["discount"] * value[rows["last"], columns]
         q = self.critic(code, batch["action"].reshape(*action.shape))[:, :-1]

@@ -111,9 +111,6 @@ class DQN(Algorithm):
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        if cfg.worker_side_prioritization:
-            said = "knows priorities of rows, and a recurrent model learns from sequences; take false"
-            raise ConfigError("algo.worker_side_prioritization", said)
         window, keys = cfg.sequence_length + cfg.n_step - 1, (*needs.keys, "is_first", "carry")
         return replace(needs, window=window, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
 
@@ -208,7 +205,8 @@ class DQN(Algorithm):
 
     def first_priorities(self, batch: Batch) -> Tensor:
         """Return errors of the acting network, which is the target network, too: arXiv:1803.00933, algorithm 1."""
-        rows, (out, _) = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step), self.online(batch, {}, noisy=False)
+        rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
+        out, _ = self.online(batch, carry_before(batch), noisy=False)
         future = out[rows["last"], torch.arange(out.shape[1], device=out.device)]
         return self._loss(self._target(future, future, rows), gather_action(out[:-1], rows["action"]))[1]
 

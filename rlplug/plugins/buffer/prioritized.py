@@ -130,12 +130,16 @@ class Prioritized:
 
     def _first_weight(self, ring: Ring, window: Any, drawable: Any) -> Any:
         """The weight of windows ``[n]`` that come, ``[n, B]``, or one for all."""
-        priority = ring.first_priorities(window * self.stride)
+        priority = self._first_priority(ring, window)
         if priority is None:
             return proportional(self.max_priority, self.cfg.alpha, self.cfg.epsilon)
         if not np.isfinite(priority[drawable]).all():
             raise RunError("a first priority, which the algorithm's postprocess gave a row, is NaN or infinite")
         return proportional(priority, self.cfg.alpha, self.cfg.epsilon)
+
+    def _first_priority(self, ring: Ring, window: Any) -> Any:
+        """The priorities that came with windows ``[n]``, ``[n, B]``; None: none came."""
+        return ring.first_priorities(window)
 
     def _leaves(self, ring: Ring, window: Any) -> Any:
         """Where windows ``[n]`` of a shard stand in the tree, ``[n, B]``."""
