@@ -82,7 +82,7 @@ class Prioritized:
             raise ConfigError("buffer.num_shards", said)
         if envs % parts or (parts % ranks and not everything):
             fit = [str(n) for n in range(ranks, envs + 1) if envs % n == 0 and (everything or n % ranks == 0)]
-            said = f"{parts} parts cannot be shared equally among {ranks} ranks and num_envs={envs}"
+            said = f"{parts} parts cannot be shared equally among num_envs={envs}, and among {ranks} rank(s)"
             raise ConfigError("buffer.num_shards", f"{said}; {' or '.join(fit) or 'null'} can")
         return parts if everything else parts // ranks
 
