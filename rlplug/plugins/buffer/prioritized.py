@@ -69,8 +69,8 @@ class Prioritized:
         self.max_priority = 1.0
         self._tree: SumTree | None = None
         # windows of each column that are whole, by number: window i begins with row i * stride
-        # and how many of them may be drawn
-        self._low, self._high, self._count = np.zeros((3, self.columns), np.int64)
+        self._low, self._high = np.zeros((2, self.columns), np.int64)
+        self._count = np.zeros(self.parts, np.int64)  # those of each part that may be drawn
 
     def _parts(self, everything: bool) -> int:
         """Return how many parts are in this process."""
@@ -119,14 +119,21 @@ class Prioritized:
         new = np.arange(max(low, was_high), high)
         if len(gone):
             leaves = self._leaves(ring, gone)
-            self._count[own] -= np.count_nonzero(sums[leaves], 0)
+            self._count -= self._by_part(ring, sums[leaves])
             sums.set(leaves.reshape(-1), 0.0)
         if len(new):
             drawable = self._drawable(ring, new)
             weight = self._first_weight(ring, new, drawable) if weight is None else weight
-            self._count[own] += np.count_nonzero(drawable, 0)
+            self._count += self._by_part(ring, drawable)
             sums.set(self._leaves(ring, new).reshape(-1), np.where(drawable, weight, 0.0).reshape(-1))
         self._low[own], self._high[own] = low, high
+
+    def _by_part(self, ring: Ring, windows: Any) -> Any:
+        """Count in each part which of a shard's ``windows [n, B]`` are not zero."""
+        if self.parts == 1:  # the usual case, and it runs once per environment step
+            return np.count_nonzero(windows)
+        part = (ring.begin + np.arange(ring.columns)) // self.per_part
+        return np.bincount(part, np.count_nonzero(windows, 0), self.parts).astype(np.int64)
 
     def _first_weight(self, ring: Ring, window: Any, drawable: Any) -> Any:
         """The weight of windows ``[n]`` that come, ``[n, B]``, or one for all."""
@@ -134,7 +141,7 @@ class Prioritized:
         if priority is None:
             return proportional(self.max_priority, self.cfg.alpha, self.cfg.epsilon)
         if not np.isfinite(priority[drawable]).all():
-            raise RunError("a first priority, which the algorithm's postprocess gave a row, is NaN or infinite")
+            raise RunError("a first priority that the algorithm gave a row is NaN or infinite")
         return proportional(priority, self.cfg.alpha, self.cfg.epsilon)
 
     def _first_priority(self, ring: Ring, window: Any) -> Any:
@@ -161,21 +168,24 @@ class Prioritized:
         """``[burn_in + window + 1, B]`` with ``index``, ``sample_prob`` and ``weight [B]``, one a stratum."""
         sums, n = self._tree, self.batch_size
         assert sums is not None
-        totals, count = sums.totals, self._count.reshape(self.parts, -1).sum(1)
-        filled = totals.nonzero()[0]
-        share = (self.first + np.arange(n) + self.ctx.rand(n).double().cpu().numpy()) / self.strata * len(filled)
-        which = np.minimum(share.astype(np.int64), len(filled) - 1)
-        part = filled[which]
-        leaves = sums.draw(share - which, part)
+        share = (self.first + np.arange(n) + self.ctx.rand(n).double().cpu().numpy()) / self.strata
+        part: Any = 0
+        count: Any = len(self)
+        if self.parts > 1:  # the integer part of a share says which part, the rest where in it
+            filled = sums.totals.nonzero()[0]
+            which = np.minimum((share * len(filled)).astype(np.int64), len(filled) - 1)
+            share, part = share * len(filled) - which, filled[which]
+            count = torch.from_numpy(self._count[part])
+        leaves = sums.draw(share, part)
         slot, column = np.divmod(leaves - part * sums.stride, self.per_part)
         column += part * self.per_part
         low = self._low[column]
         row = (low + (slot - low) % self.slots) * self.stride
-        prob = torch.from_numpy(sums[leaves] / totals[part])
+        prob = torch.from_numpy(sums[leaves] / sums.totals[part])
         batch = self.rings.read(row, column, self.window)
         batch["index"] = torch.from_numpy(row * self.columns + column)
         batch["sample_prob"] = prob.float()
-        batch["weight"] = importance_weights(prob, torch.from_numpy(count[part]), float(self.beta)).float()
+        batch["weight"] = importance_weights(prob, count, float(self.beta)).float()
         return batch
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
@@ -209,7 +219,7 @@ class Prioritized:
         return self.rings.device
 
     def nbytes(self, row: Batch) -> int:
-        return self.rings.nbytes(row) + SumTree.nbytes(self.slots * self.per_part, self.parts) + 24 * self.columns
+        return self.rings.nbytes(row) + SumTree.nbytes(self.slots * self.per_part, self.parts) + 16 * self.columns
 
     def save(self, log: RowLog) -> None:
         """Rows once; what they are drawn by, each time."""
