@@ -59,8 +59,9 @@ class Proof:
         )
 
 
-PPO, SAC, DQN, DDPG, TD3, A2C, IMPALA, APPO = (
-    f"algo={algo} env=" for algo in ("ppo", "sac", "dqn", "ddpg", "td3", "a2c", "impala", "appo")
+PPO, SAC, DQN, DDPG, TD3, A2C, IMPALA, APPO, APEX_DQN, APEX_DDPG = (
+    f"algo={algo} env="
+    for algo in ("ppo", "sac", "dqn", "ddpg", "td3", "a2c", "impala", "appo", "apex_dqn", "apex_ddpg")
 )
 
 RAINBOW = {
@@ -73,7 +74,7 @@ RAINBOW = {
 }
 """the switches of DQN, each by itself on top of the double target, which is on"""
 
-ACTORS = "hardware.actors.count=2 hardware.actors.num_cpus=0.5"
+ACTORS, THREE_ACTORS = (f"hardware.actors.count={count} hardware.actors.num_cpus=0.5" for count in (2, 3))
 SHAPES = {"2cpu": "hardware=2cpu", "actors": f"hardware=cpu {ACTORS}", "2cpu_actors": f"hardware=2cpu {ACTORS}"}
 """hardware on which runs reach what they reach in one process"""
 
@@ -98,6 +99,10 @@ PROOFS = {
     "impala_cartpole_actors": Proof(f"{IMPALA}cartpole {ACTORS}", 475),
     "appo_cartpole": Proof(APPO + "cartpole", 475, blind=True),
     "appo_cartpole_actors": Proof(f"{APPO}cartpole {ACTORS}", 475, blind=True),
+    "apex_dqn_cartpole": Proof(APEX_DQN + "cartpole", 475, blind=True),
+    "apex_dqn_cartpole_actors": Proof(f"{APEX_DQN}cartpole {ACTORS}", 475, blind=True),
+    "apex_ddpg_pendulum": Proof(APEX_DDPG + "pendulum", -180, blind=True),
+    "apex_ddpg_pendulum_actors": Proof(f"{APEX_DDPG}pendulum {THREE_ACTORS}", -180, blind=True),
     "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450, blind=True),
     "dqn_cartpole": Proof(DQN + "cartpole", 475, blind=True),
     **{f"dqn_cartpole_{name}": Proof(f"{DQN}cartpole {words}", 450, blind=True) for name, words in RAINBOW.items()},
@@ -108,6 +113,7 @@ PROOFS = {
     "sac_cartpole": Proof(SAC + "cartpole", 400),
     "ppo_lstm_stateless_cartpole": Proof(PPO + "stateless_cartpole model=lstm", 400),
     "r2d2_stateless_cartpole": Proof("experiment=r2d2_stateless_cartpole", 400),
+    "r2d2_stateless_cartpole_actors": Proof(f"experiment=r2d2_stateless_cartpole loop=async {ACTORS}", 400),
     "sac_lstm_pendulum_no_velocity": Proof("experiment=sac_lstm_pendulum_no_velocity", -400),
     "ppo_icm_frozenlake": Proof(PPO + "frozenlake_12x12 exploration=icm", 0.9),
     "ppo_icm_frozenlake_without": Proof(PPO + "frozenlake_12x12"),

@@ -276,6 +276,14 @@ class Algorithm(Trainable):
         """Change a segment on the actor, before it leaves: initial priorities, ranked rewards."""
         return data
 
+    def first_priorities(self, batch: Batch) -> Tensor:
+        """Return the priority ``[T, B]`` with which every row of a segment begins, by the weights that played it.
+
+        The actor asks for it where ``Needs.keys`` has ``priority``, unless ``postprocess`` gives one. Rows are as those
+        of ``prepare``, but intrinsic rewards are not yet there. It draws nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.first_priorities")
+
     def candidate_weights(self, candidate: Batch) -> Weights:
         """Return the weights, by name in ``actor_keys()``, that a job's candidate plays with. It draws nothing."""
         raise NotImplementedError(f"{type(self).__name__}.candidate_weights")
@@ -330,6 +338,10 @@ class Exploration(Trainable):
 
     def adapt_noise(self, plain: Batch, noisy: Batch) -> None:
         """Adapt ``perturb_weights`` once a segment, by what ``act`` greedily returns without and with its noise."""
+
+    def noise_by_env(self) -> Tensor | None:
+        """Return how much every environment of the run explores, ``[num_envs]``; None: all the same."""
+        return None
 
     def intrinsic_reward(self, batch: Batch) -> Tensor | None:
         """Return the intrinsic reward of every row, ``[T+1, B]``, of the unshuffled sample."""

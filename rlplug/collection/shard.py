@@ -39,6 +39,7 @@ class ShardCollector:
         seeds: one for each environment of ``shard``.
         keys: what is kept of a segment, beside ``CORE`` and ``alive``; None: what the algorithm needs.
         normalize: what the policy sees of an observation.
+        preprocess: what the learner sees of a segment; None: what there is.
     """
 
     extra_rows = 1  # of memory, beyond the transitions of a segment
@@ -53,7 +54,9 @@ class ShardCollector:
         exploration: Mapping[str, Exploration] | None = None,
         keys: Sequence[str] | None = None,
         normalize: Callable[[Any], Any] | None = None,
+        preprocess: Callable[[Batch], Batch] | None = None,
     ) -> None:
+        self.preprocess = preprocess or (lambda batch: batch)
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.exploration = dict(exploration or {})
         self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
@@ -130,7 +133,7 @@ class ShardCollector:
         if not self._open:
             self.reset()
         with torch.inference_mode(), self.ctx.acting(self.shard):
-            rows = only(self.algorithm.postprocess(self._allocate(2).tensors), self._kept, self.nested)
+            rows = self._postprocess(self._allocate(2).tensors)
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.nested))
         if missing := [key for key in self.keys if key not in given]:
             name = type(self.algorithm).__name__
@@ -169,10 +172,9 @@ class ShardCollector:
                 if rows not in self._memory:
                     self._memory[rows] = self._allocate(rows + self.extra_rows)
                 segment = self._play(self._memory[rows], rows, mode, stop)
-            if raw:
-                return segment
-            segment = segment if mode == "greedy" else self.algorithm.postprocess(segment)
-            return only(segment, self._kept, self.nested)
+                if raw:
+                    return segment
+                return only(segment, self._kept, self.nested) if mode == "greedy" else self._postprocess(segment)
         except Exception:
             check_segment(self.raw_segment(rows), env_steps, self.shard.env_ids)
             raise
@@ -180,6 +182,15 @@ class ShardCollector:
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         """Play transitions from the open row on, leave the last row open, and return ``[rows + 1, B, ...]``."""
         raise NotImplementedError
+
+    def _postprocess(self, segment: Batch) -> Batch:
+        """Return what is kept of a segment, with first priorities where they are needed, by the weights that acted."""
+        segment = self.algorithm.postprocess(segment)
+        if "priority" in self.keys and "priority" not in segment:
+            seen = on_device(self.preprocess(only(segment, self._kept, self.nested)), self.ctx.device)
+            first = torch.where(seen["valid"][:-1], self.algorithm.first_priorities(seen), 0.0)
+            segment = segment | {"priority": torch.cat((first, first.new_zeros(1, self.num_envs))).cpu()}
+        return only(segment, self._kept, self.nested)
 
     def raw_segment(self, rows: int) -> Batch:
         """Return all that the last ``collect(rows)`` wrote; if it raised, the rows behind are of an earlier segment."""

@@ -5,7 +5,7 @@ from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate,
 from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.returns import discounted_sum, gae, n_step, reverse_scan
 from rlplug.functional.schedule import piecewise_linear
-from rlplug.functional.sequences import chunks, n_step_rows, n_step_sequences, n_step_transitions
+from rlplug.functional.sequences import chunks, n_step_rows, n_step_segment, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale, retrace
 from rlplug.functional.vtrace import vtrace
@@ -26,6 +26,7 @@ __all__ = [
     "kl_divergence",
     "n_step",
     "n_step_rows",
+    "n_step_segment",
     "n_step_sequences",
     "n_step_transitions",
     "piecewise_linear",

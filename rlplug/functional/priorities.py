@@ -14,12 +14,12 @@ def proportional(error: Any, alpha: float, epsilon: float) -> Any:
     return (abs(error) + epsilon) ** alpha
 
 
-def importance_weights(prob: Tensor, count: int, beta: Tensor | float) -> Tensor:
+def importance_weights(prob: Tensor, count: Tensor | int, beta: Tensor | float) -> Tensor:
     """Return ``(N P(i))^-beta``, section 3.4, not yet divided by the largest one.
 
     Args:
         prob: with what probability each transition of the batch was drawn, ``[B]``.
-        count: N, how many could have been drawn.
+        count: N, how many could have been drawn, ``[B]`` or of all.
     """
     return (count * prob) ** -beta
 
@@ -47,23 +47,34 @@ class SumTree:
 
     A binary tree in one array: node ``i`` is the sum of the nodes ``2i`` and ``2i + 1``, added up anew whenever one of
     them changes. So no error builds up over updates, and equal weights give equal sums whatever they were before.
+
+    Args:
+        size: items of each part.
+        parts: items are drawn from one part at a time; item ``i`` of part ``p`` is number ``p * stride + i``.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size, self._leaves = size, _leaves(size)
+    def __init__(self, size: int, parts: int = 1) -> None:
+        self.stride, self.parts = _power_of_two(size), parts
+        self._leaves = self.stride * _power_of_two(parts)
         self._sums = np.zeros(2 * self._leaves)
 
     @staticmethod
-    def nbytes(size: int) -> int:
-        """Return the bytes that a tree of ``size`` items takes."""
-        return 8 * 2 * _leaves(size)
+    def nbytes(size: int, parts: int = 1) -> int:
+        """Return the bytes that a tree of ``parts`` times ``size`` items takes."""
+        return 8 * 2 * _power_of_two(size) * _power_of_two(parts)
 
     @property
     def total(self) -> float:
         return float(self._sums[1])
 
+    @property
+    def totals(self) -> Any:
+        """The sum of every part, ``[parts]``."""
+        first = self._leaves // self.stride
+        return self._sums[first : first + self.parts]
+
     def __getitem__(self, index: Any) -> Any:
-        return self._sums[self._leaves : self._leaves + self.size][index]
+        return self._sums[self._leaves :][index]
 
     def set(self, index: Any, weight: Any) -> None:
         """Give the items ``index [n]`` new weights, at least 0. Of items that occur twice the last one counts."""
@@ -82,13 +93,14 @@ class SumTree:
             sums[level : 2 * level] = sums[2 * level : 4 * level : 2] + sums[2 * level + 1 : 4 * level : 2]
             level //= 2
 
-    def draw(self, share: Any) -> Any:
-        """Return the items ``[n]`` under ``share [n]``, in [0, 1], of the total. None of them has weight 0.
+    def draw(self, share: Any, part: Any = 0) -> Any:
+        """Return the items ``[n]`` under ``share [n]``, in [0, 1], of the total of ``part [n]``. None has weight 0.
 
         Where the total is 0 there is nothing to draw, and the result means nothing.
         """
-        node, rest = np.ones(len(share), np.int64), share * self.total
-        for _ in range(self._leaves.bit_length() - 1):
+        node = np.full(len(share), self._leaves // self.stride) + part
+        rest = share * self._sums[node]
+        for _ in range(self.stride.bit_length() - 1):
             node *= 2
             left = self._sums[node]
             # a share of 1, or rounding, must not lead to a child without weight
@@ -98,6 +110,6 @@ class SumTree:
         return node - self._leaves
 
 
-def _leaves(size: int) -> int:
-    """Return how many leaves a binary tree of ``size`` items has."""
+def _power_of_two(size: int) -> int:
+    """Return the smallest power of two that is at least ``size``."""
     return 1 << (size - 1).bit_length()

@@ -108,7 +108,7 @@ def n_step_sequences(batch: Batch, gamma: float, n: int, burn_in: int = 0) -> Ba
     """
     reward, terminated, valid, action = (batch[key][burn_in:] for key in ("reward", "terminated", "valid", "action"))
     ret, discount, last = n_step_rows(reward, terminated, valid, gamma, n)
-    out = {key: batch[key] for key in ("obs", "is_first", "carry")}
+    out = {key: batch[key] for key in ("obs", "is_first", "carry") if key in batch}
     out |= {
         "action": action[: len(ret)],
         "valid": valid[: len(ret)],
@@ -120,3 +120,18 @@ def n_step_sequences(batch: Batch, gamma: float, n: int, burn_in: int = 0) -> Ba
         mask, columns = batch["action_mask"][burn_in:], torch.arange(last.shape[1], device=last.device)
         out |= {"action_mask": mask[: len(ret)], "next_action_mask": mask[last, columns]}
     return out
+
+
+def n_step_segment(batch: Batch, gamma: float, n: int) -> Batch:
+    """Compute n-step targets of all ``T`` rows of a segment as it was played; those of its last rows end with it.
+
+    Args:
+        batch: leaves ``[T+1, B, ...]``, as for ``n_step_sequences``; row T is not valid.
+        gamma: discount factor.
+        n: rewards in a target, at most.
+
+    Returns:
+        What ``n_step_sequences`` returns, ``L`` being ``T``.
+    """
+    more = [-1] * (n - 1)  # copies of row T, which begin no transition either
+    return n_step_sequences(tree.map(lambda x: torch.cat((x, x[more])), batch), gamma, n) | {"obs": batch["obs"]}

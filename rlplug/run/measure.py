@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rlplug.api import Job
+from rlplug.api import Exploration, Job
 from rlplug.collection.play import Stopped
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Evaluator, as_batch, evaluates_itself, shares_of, side_by_side
@@ -22,6 +22,12 @@ from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
 
 if TYPE_CHECKING:
     from rlplug.actors.collector import AsyncEval
+
+
+def least_exploring(modules: Iterable[Exploration]) -> set[int]:
+    """Return the third of the run's environments that explores least; none where all explore alike."""
+    found = next((noise for extra in modules if (noise := extra.noise_by_env()) is not None), torch.empty(0))
+    return {*found.argsort(stable=True)[: -(-len(found) // 3)].tolist()}
 
 
 class MetricsLog:
@@ -40,7 +46,8 @@ class MetricsLog:
 
     def log(self, trainer: Trainer) -> None:
         """Write one row: means since the last one."""
-        progress, clock, finished = trainer.progress, trainer.clock, trainer.episodes.drain()
+        progress, clock, ids = trainer.progress, trainer.clock, [*trainer.ctx.env_ids, -1]  # -1: of a job
+        finished = [(*episode[:2], ids[episode[2]], *episode[3:]) for episode in trainer.episodes.drain()]
         if not trainer.learner.replicated:
             rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
             rows = rows.view(-1, 3 + len(trainer.episodes.groups))
@@ -48,10 +55,13 @@ class MetricsLog:
         progress.episodes += len(finished)
         row: dict[str, float] = {}
         if finished:
-            returns, lengths, _, *by_group = zip(*finished, strict=True)
+            returns, lengths, envs, *by_group = zip(*finished, strict=True)
             row |= {"episode/return": float(np.mean(returns)), "episode/length": float(np.mean(lengths))}
             names = [f"episode/return/{name}" for name in trainer.episodes.groups]
             row |= {name: float(np.mean(returns)) for name, returns in zip(names, by_group, strict=True)}
+            least = least_exploring(trainer.policy.exploration.values())
+            if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
+                row["episode/return_least_exploring"] = float(np.mean(kept))
         row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
         own: Mapping[str, float] = getattr(trainer.buffer, "metrics", dict)()
         ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)

@@ -43,7 +43,8 @@ class Policy:
         self.normalize = self.normalizer if self.normalizer.obs else None
         acting = {name: extra for name, extra in self.exploration.items() if changes_actions(type(extra))}
         self._modules = {"algorithm": self.algorithm, "exploration": self.exploration, "normalizer": self.normalizer}
-        self._statistics = {"normalizer": self.normalizer.obs, "exploration": acting}
+        moments = {name: x for name in ("obs", "reward") if (x := getattr(self.normalizer, name)) is not None}
+        self._statistics = {"normalizer": nn.ModuleDict(moments), "exploration": acting}
 
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))
@@ -53,9 +54,8 @@ class Policy:
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)[[*env_ids]].tolist()
         shard = EnvShard("actor", total, env_ids)
-        return make_shard(
-            self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, normalize=self.normalize
-        )
+        seen = {"normalize": self.normalize, "preprocess": self.normalizer.normalized}
+        return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **seen)
 
     def player(self) -> Player:
         """Make what plays jobs in this process."""

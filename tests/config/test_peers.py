@@ -8,7 +8,7 @@ from rlplug.config.errors import no_such_key, peers, value_at
 from rlplug.registry.discovery import unknown
 from tests.installing import install, site  # noqa: F401  fixtures
 
-NAMES = ("ppo", "a2c", "impala", "appo", "dqn", "sac", "ddpg", "td3")
+NAMES = ("ppo", "a2c", "impala", "appo", "dqn", "sac", "ddpg", "td3", "apex_dqn", "apex_ddpg")
 RUNS = {f"algo={name}": compose([f"algo={name}"]).raw for name in NAMES}
 
 

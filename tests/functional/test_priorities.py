@@ -103,3 +103,21 @@ def test_draws_follow_the_weights():
 @pytest.mark.parametrize("size", [1, 2, 64, 65, 4097])
 def test_bytes(size):
     assert SumTree.nbytes(size) == SumTree(size)._sums.nbytes
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 300), st.integers(1, 5), st.data())
+def test_parts_are_drawn_from_as_trees_of_their_own(size, parts, data):
+    dice = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    tree, alone = SumTree(size, parts), [SumTree(size) for _ in range(parts)]
+    assert SumTree.nbytes(size, parts) == tree._sums.nbytes
+    for part, other in enumerate(alone):
+        weight = dice.random(size) * dice.choice([0.0, 1.0], size)
+        tree.set(part * tree.stride + np.arange(size), weight)
+        other.set(np.arange(size), weight)
+    np.testing.assert_array_equal(tree.totals, [other.total for other in alone])
+    part, share = dice.integers(0, parts, 50), dice.random(50)
+    drawn = tree.draw(share, part) - part * tree.stride
+    wanted = [alone[p].draw(np.array([s]))[0] for p, s in zip(part, share, strict=True)]
+    filled = tree.totals[part] > 0
+    np.testing.assert_array_equal(drawn[filled], np.array(wanted)[filled])

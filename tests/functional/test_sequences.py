@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from rlplug.functional.sequences import chunks, n_step_rows, n_step_sequences, n_step_transitions
+from rlplug.functional.sequences import chunks, n_step_rows, n_step_segment, n_step_sequences, n_step_transitions
 from tests.functional.streams import n_step_of_episode, streams
 
 
@@ -104,3 +104,19 @@ def test_transitions_and_sequences_without_masks_have_none():
         not {"action_mask", "next_action_mask"}
         & (n_step_transitions(batch, 0.9) | n_step_sequences(batch, 0.9, 1)).keys()
     )
+
+
+@settings(deadline=None)
+@given(stream=streams, gamma=st.floats(0.0, 1.0), n=st.integers(1, 5))
+def test_targets_of_a_segment_end_with_it(stream, gamma, n):
+    b = stream.batch | {"action": torch.arange(stream.batch["reward"].numel()).view(stream.batch["reward"].shape)}
+    out = n_step_segment(b, gamma, n)
+    assert torch.equal(out["action"], b["action"][:-1])
+    assert torch.equal(out["valid"], b["valid"][:-1])
+    assert out["obs"] is b["obs"]
+    target = out["returns"] + out["discount"] * b["value"][out["last"], torch.arange(b["value"].shape[1])]
+    for episode in stream.episodes:
+        reward, value = (b[key][episode.rows, episode.column] for key in ("reward", "value"))
+        for t in range(episode.length):
+            expected = n_step_of_episode(reward[:-1], value, episode.end, gamma, n, t)
+            assert_close(target[episode.start + t, episode.column], expected)

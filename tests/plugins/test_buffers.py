@@ -159,6 +159,21 @@ def test_the_first_priority_is_that_of_the_row_where_a_window_begins():
         buffer.add(segment(6, 3, 1, priority=torch.full((4, 1), torch.nan)))
 
 
+def test_the_first_priority_of_a_sequence_is_the_largest_of_the_rows_that_it_learns_from():
+    keys = ("obs", "action", "priority")
+    needs = Needs(window=3, burn_in=2, carry_stride=2, data="windows", off_policy=True, keys=(*keys, "carry"))
+    buffer = make("sequence", needs, 1, 1024, alpha=1.0, epsilon=1e-12, rows=3)
+    priority = torch.tensor([1e6, 1e6, 1.0, 5.0, 2.0, 4.0, 3.0, 1.0, 0.0, 0.0])[:, None]
+    for start in range(0, 9, 3):  # windows learn from rows 2 to 4, 4 to 6 and 6 to 8
+        own = priority[start : start + 4]
+        buffer.add(segment(start, 3, 1, priority=own, carry={"h": torch.zeros(4, 1, 2)}))
+    sample = buffer.sample()
+    wanted = {0: 5 / 12, 2: 4 / 12, 4: 3 / 12}
+    assert {i: round(p, 5) for i, p in zip(sample["index"].tolist(), sample["sample_prob"].tolist(), strict=True)} == {
+        i: round(p, 5) for i, p in wanted.items()
+    }
+
+
 def test_the_largest_priority_resumes():
     buffer, store = four(alpha=1.0), FileRowLog()
     buffer.feedback(torch.arange(4), {"priority": torch.ones(4)})
@@ -167,6 +182,93 @@ def test_the_largest_priority_resumes():
     other.load(store)
     assert other.max_priority == 4.0
     assert len(other) == 4
+
+
+# ---- a replay in parts -----------------------------------------------------------------------------------------------
+
+
+def parts_of(env_ids, num_envs, ranks=1, rank=0, batch=8, columns=None, num_shards=None, rows=9, **changes):
+    """A buffer of the environments ``env_ids`` of one rank, and its first rows; row t of column b has t + 10 b."""
+    needs = Needs(data="windows", off_policy=True, keys=("obs", "action", "priority"))
+    ctx = context(needs=needs, num_envs=num_envs, env_ids=env_ids, world_size=ranks, rank=rank, batch_size=batch)
+    node = default_node("buffer", "prioritized") | {"capacity": 200, "num_shards": num_shards} | changes
+    buffer = choose("buffer", "buffer", node).build(ctx)
+    for shard, part in enumerate(columns or [slice(0, len(env_ids))]):
+        ids = torch.tensor(list(env_ids)[part])
+        priority = (torch.arange(rows + 1.0)[:, None] + 1) * (1 + ids) ** 3
+        numbers = {"action": torch.arange(rows + 1)[:, None] + 10 * ids, "priority": priority}
+        own = segment(0, rows, len(ids), **numbers)
+        buffer.add(replace(own, columns=part, shard=shard))
+    return buffer
+
+
+def test_every_part_gives_as_much_of_a_sample():
+    """The last environment's rows have the largest priorities by far: half of a sample without parts."""
+    for shards, most in ((1, 45), (2, 29), (4, 25)):
+        batch = parts_of(range(4), 4, num_shards=shards, batch=100).sample()
+        counts = torch.bincount(batch["action"][0] // 10, minlength=4)
+        per_part = counts.view(shards, -1).sum(1).tolist()
+        assert per_part == [100 // shards] * shards
+        assert counts[3] >= most
+        for part in range(shards):  # within a part, in proportion to its priorities
+            mine = (batch["action"][0] // 10) // (4 // shards) == part
+            ids = torch.arange(part * (4 // shards), (part + 1) * (4 // shards))
+            weight = (torch.arange(9.0)[:, None] + 1) * (1 + ids) ** 3
+            prob = (weight + 1e-6) ** 0.6
+            prob = prob[batch["action"][0][mine] % 10, batch["action"][0][mine] // 10 - ids[0]] / prob.sum()
+            torch.testing.assert_close(batch["sample_prob"][mine], prob)
+            torch.testing.assert_close(batch["weight"][mine], (9 * len(ids) * prob) ** -0.4)
+
+
+@pytest.mark.parametrize("columns", [None, [slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4)]], ids=["one", "actors"])
+def test_one_rank_with_two_parts_draws_what_two_ranks_draw(columns):
+    """Ranks draw their share of one global noise; the shards of a collector have nothing to do with the parts."""
+    whole = parts_of(range(4), 4, num_shards=2, columns=columns)
+    halves = [parts_of(range(2 * rank, 2 * rank + 2), 4, 2, rank, num_shards=2) for rank in range(2)]
+    for _ in range(3):
+        drawn, shares = whole.sample(), [half.sample() for half in halves]
+        for key in ("action", "sample_prob", "weight"):
+            axis = int(key == "action")
+            torch.testing.assert_close(drawn[key], torch.cat([share[key] for share in shares], axis))
+        for buffer, batch in ((whole, drawn), *zip(halves, shares, strict=True)):
+            buffer.feedback(batch["index"], {"priority": batch["action"][0].float() + 1})
+    assert len(whole) == sum(map(len, halves))
+
+
+def test_a_part_without_rows_gives_none_and_parts_are_kept():
+    needs = Needs(data="windows", off_policy=True, keys=("obs", "action"))
+    buffer = make("prioritized", needs, columns=4, batch=6, num_shards=4)
+    for shard in (0, 2, 3):  # another actor has sent nothing yet
+        buffer.add(replace(segment(0, 5, 1), columns=slice(shard, shard + 1), shard=shard))
+    index, store = buffer.sample()["index"], FileRowLog()
+    assert (index % 4).tolist() == [0, 0, 2, 2, 3, 3]
+    buffer.feedback(index, {"priority": torch.arange(1.0, 7.0)})
+    buffer.save(store)
+    other = make("prioritized", needs, columns=4, batch=6, num_shards=4)
+    other.load(store)
+    for one in (buffer, other):
+        one.ctx.generators["learner"].manual_seed(3)
+    again, now = buffer.sample(), other.sample()
+    assert torch.equal(again["index"], now["index"])
+    assert torch.equal(again["sample_prob"], now["sample_prob"])
+    assert buffer.nbytes(segment(0).batch) >= buffer._tree._sums.nbytes
+
+
+@pytest.mark.parametrize(
+    ("envs", "ranks", "parts", "said"),
+    [
+        (4, 2, 1, "1 is less than the 2 ranks, and each has one at least; take 2 or more"),
+        (4, 2, 3, "3 parts cannot be shared equally among num_envs=4, and among 2 rank(s); 2 or 4 can"),
+        (6, 1, 4, "4 parts cannot be shared equally among num_envs=6, and among 1 rank(s); 1 or 2 or 3 or 6 can"),
+        (3, 2, 2, "2 parts cannot be shared equally among num_envs=3, and among 2 rank(s); 3 can"),
+        (1, 2, 2, "2 parts cannot be shared equally among num_envs=1, and among 2 rank(s); null can"),
+    ],
+)
+def test_parts_that_cannot_be_shared_are_refused(envs, ranks, parts, said):
+    ids = range(envs // ranks) if envs % ranks == 0 else range(envs)
+    with pytest.raises(ConfigError) as error:
+        parts_of(ids, envs, ranks, num_shards=parts)
+    assert str(error.value) == f"buffer.num_shards: {said}"
 
 
 # ---- sequences -----------------------------------------------------------------------------------------------------

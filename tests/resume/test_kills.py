@@ -58,6 +58,10 @@ CONFIGS = {
         *("algo.n_step=3", "algo.double_q=true", "algo.dueling=true", "algo.noisy=true", "algo.num_atoms=11"),
         *REPLAY,
     ),
+    "apex": (
+        *("algo=apex_dqn", "env=cartpole", "tuned=none", "num_envs=4", "rollout_fragment_length=8"),
+        *("replay_ratio=0.06", "algo.hiddens=[8]", "buffer.num_shards=2", *REPLAY),
+    ),
     "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
 }
 

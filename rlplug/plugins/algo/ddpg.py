@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.priorities import sequence_priority
-from rlplug.functional.sequences import carry_before, n_step_sequences, n_step_transitions
+from rlplug.functional.sequences import carry_before, n_step_segment, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import huber
 from rlplug.nn import Adam, Linear, critic_for, frozen, precise, unroll
@@ -66,6 +66,7 @@ class DDPG(Algorithm):
         huber_threshold: PositiveFloat = option("Error beyond which the Huber loss is linear.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
+        worker_side_prioritization: bool = option("Actors compute first priorities; else they are the largest so far.")
         l2_reg: NonNegativeFloat = option("Weight of the L2 regularization of policy and critics.")
         grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
         grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
@@ -80,6 +81,7 @@ class DDPG(Algorithm):
             said = f"needs continuous actions within bounds, but the environment's are {action}"
             raise ConfigError("algo", f"{said}; algo=ppo serves them")
         keys = ("obs", "action", "reward", "terminated", "valid")
+        keys += ("priority",) if cfg.worker_side_prioritization else ()
         return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys)
 
     @classmethod
@@ -117,7 +119,8 @@ class DDPG(Algorithm):
         return {"critic": critic, "actor": actor}
 
     def actor_keys(self) -> tuple[str, ...]:
-        return tuple(name for name in self.state_dict() if name.startswith("actor."))
+        acting = ("actor.", "critic.") if self.cfg.worker_side_prioritization else ("actor.",)
+        return tuple(name for name in self.state_dict() if name.startswith(acting))
 
     def initial_carry(self, n: int) -> Batch:
         return self.actor.torso.initial_carry(n)
@@ -140,7 +143,7 @@ class DDPG(Algorithm):
             out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
         else:
             out = n_step_transitions(batch, self.cfg.gamma)
-        out["action"] = out["action"].flatten(out["returns"].ndim) if self.shape else out["action"].unsqueeze(-1)
+        out["action"] = out["action"].reshape(*out["returns"].shape, self.size)
         if self.cfg.target_noise:
             *lead, columns = out["returns"].shape  # a rank's share of the noise is that of its columns
             out["next_noise"] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
@@ -168,6 +171,16 @@ class DDPG(Algorithm):
         if "actor" in parts:  # 1509.02971, equation 6, through the first critic
             losses.terms["actor"] = -frozen(self.critic)(rows["code"].detach(), rows["policy_action"])[0]
         return losses
+
+    def first_priorities(self, batch: Batch) -> Tensor:
+        """Return errors of the acting networks, which are the targets, too: arXiv:1803.00933, algorithm 1."""
+        rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
+        code, _ = self.critic.encode(batch["obs"], {}, batch["is_first"])
+        action, _ = self.actor(batch["obs"], carry_before(batch), batch["is_first"])
+        value, columns = self.critic(code, action).amin(0), torch.arange(action.shape[1], device=action.device)
+        target = rows["returns"] + rows["discount"] * value[rows["last"], columns]
+        q = self.critic(code, batch["action"].reshape(*action.shape))[:, :-1]
+        return (q - target).abs().mean(0)
 
     def _transitions(self, batch: Batch, parts: Sequence[str]) -> Batch:
         """Compute the policies' actions and the critics' code of transitions ``[B, ...]``, as far as they are due."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.priorities import sequence_priority
-from rlplug.functional.sequences import carry_before, n_step_sequences, n_step_transitions
+from rlplug.functional.sequences import carry_before, n_step_segment, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
 from rlplug.functional.td import dueling, forbid, gather_action, greedy, huber, inverse_rescale, rescale
 from rlplug.nn import Adam, Module, unroll
@@ -86,6 +86,7 @@ class DQN(Algorithm):
         adam_epsilon: PositiveFloat = option("Adam's epsilon.")
         grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
         grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        worker_side_prioritization: bool = option("Actors compute first priorities; else they are the largest so far.")
         value_rescaling: PositiveFloat | None = option(
             "Epsilon of R2D2's h (1e-3), in whose units values are learned; null: off."
         )
@@ -104,6 +105,7 @@ class DQN(Algorithm):
         if cfg.num_atoms > 1 and cfg.v_min >= cfg.v_max:
             raise ConfigError("algo.v_max", f"{cfg.v_max} should be above algo.v_min, which is {cfg.v_min}")
         keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
+        keys += ("priority",) if cfg.worker_side_prioritization else ()
         noise = "" if cfg.noisy else "epsilon_greedy"
         return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys)
 
@@ -185,18 +187,28 @@ class DQN(Algorithm):
         chosen = gather_action(out, batch["action"])
         with torch.no_grad():
             target = self._target(judge, future, batch)
-        if self.cfg.num_atoms > 1:
-            loss = kl_divergence(target, chosen)
-            error = loss.detach()
-        else:
-            error = target - chosen
-            loss = huber(error) if self.cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
-            error = error.detach().abs()
+        loss, error = self._loss(target, chosen)
         metrics = {"q": self.q(chosen.detach()), "td_error": error}
         priority = sequence_priority(error, batch["valid"], self.cfg.eta) if self.sequences else error
         return Losses(
             {"critic": loss * batch["weight"] if "weight" in batch else loss}, metrics, {"priority": priority}
         )
+
+    def _loss(self, target: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the loss of every row, and the error without a sign that is its priority."""
+        if self.cfg.num_atoms > 1:
+            loss = kl_divergence(target, chosen)
+            return loss, loss.detach()
+        error = target - chosen
+        loss = huber(error) if self.cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
+        return loss, error.detach().abs()
+
+    def first_priorities(self, batch: Batch) -> Tensor:
+        """Return errors of the acting network, which is the target network, too: arXiv:1803.00933, algorithm 1."""
+        rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
+        out, _ = self.online(batch, carry_before(batch), noisy=False)
+        future = out[rows["last"], torch.arange(out.shape[1], device=out.device)]
+        return self._loss(self._target(future, future, rows), gather_action(out[:-1], rows["action"]))[1]
 
     def _transitions(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Compute values or logits of ``obs``, and of ``next_obs`` by the judge and by the target network."""

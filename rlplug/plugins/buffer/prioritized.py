@@ -15,8 +15,8 @@ from rlplug.functional.priorities import SumTree, importance_weights, proportion
 from rlplug.plugins.buffer.options import Storage
 from rlplug.plugins.buffer.shards import Rings, check_feedback
 from rlplug.plugins.buffer.storage import Ring
-from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
-from rlplug.types import Batch, RunError
+from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
+from rlplug.types import Batch, ConfigError, RunError
 
 
 @settings
@@ -26,6 +26,9 @@ class Priorities(Storage):
     alpha: NonNegativeFloat = option("Exponent of the priorities; 0 draws uniformly.")
     beta: Scheduled[UnitFloat] = option("Exponent of the importance weights.")
     epsilon: PositiveFloat = option("Added to every priority, so that none is 0.")
+    num_shards: PositiveInt | None = option(
+        "Parts that the environments' rows are kept in, with equal shares of a sample; null: one of each rank."
+    )
 
 
 class Prioritized:
@@ -33,7 +36,11 @@ class Prioritized:
 
     A window that is whole for the first time has the ``priority`` of its first row, where rows have one, and else the
     largest priority so far. Windows that begin with no valid
-    row, are not whole yet, or have lost rows, have weight 0 in the tree, which is one for all shards.
+    row, are not whole yet, or have lost rows, have weight 0 in the tree, which is one for all shards of a collector.
+
+    With ``num_shards`` the replay is in several parts, each with the rows of as many environments (Horgan et al. 2018,
+    arXiv:1803.00933, keep theirs so). A sample has as many windows of each that has some, in proportion to priorities
+    within it, which is also what ``sample_prob`` and ``weight`` tell. Ranks share the parts out.
     """
 
     gives: ClassVar[frozenset[Data]] = frozenset({"windows"})
@@ -54,6 +61,8 @@ class Prioritized:
         self.strata = ctx.batch_size if everything else self.batch_size
         self.first = ctx.rank * self.batch_size if everything else 0
         self.stride = self._stride()
+        self.parts = self._parts(everything)
+        self.per_part = self.columns // self.parts
         self.beta = ctx.schedule(cfg.beta)
         self.rings = Rings(Ring, cfg, ctx, self.window + self.stride - 1, self.stride if self.sequences else 0)
         self.slots = -(-self.rings.rows // self.stride)
@@ -61,7 +70,21 @@ class Prioritized:
         self._tree: SumTree | None = None
         # windows of each column that are whole, by number: window i begins with row i * stride
         self._low, self._high = np.zeros((2, self.columns), np.int64)
-        self._count = 0  # those of them that may be drawn
+        self._count = np.zeros(self.parts, np.int64)  # those of each part that may be drawn
+
+    def _parts(self, everything: bool) -> int:
+        """Return how many parts are in this process."""
+        parts, ranks, envs = self.cfg.num_shards, self.ctx.world_size, self.ctx.num_envs
+        if parts is None:
+            return 1
+        if parts < ranks:
+            said = f"{parts} is less than the {ranks} ranks, and each has one at least; take {ranks} or more"
+            raise ConfigError("buffer.num_shards", said)
+        if envs % parts or (parts % ranks and not everything):
+            fit = [str(n) for n in range(ranks, envs + 1) if envs % n == 0 and (everything or n % ranks == 0)]
+            said = f"{parts} parts cannot be shared equally among num_envs={envs}, and among {ranks} rank(s)"
+            raise ConfigError("buffer.num_shards", f"{said}; {' or '.join(fit) or 'null'} can")
+        return parts if everything else parts // ranks
 
     def _stride(self) -> int:
         """Rows between the beginnings of two windows."""
@@ -87,7 +110,7 @@ class Prioritized:
         Args:
             weight: of those that come and may be drawn, ``[n, B]``; None: it follows from their first priority.
         """
-        sums = self._tree = self._tree or SumTree(self.slots * self.columns)
+        sums = self._tree = self._tree or SumTree(self.slots * self.per_part, self.parts)
         own = slice(ring.begin, ring.begin + ring.columns)
         was_low, was_high = int(self._low[ring.begin]), int(self._high[ring.begin])
         low = -(-ring.oldest // self.stride)
@@ -95,49 +118,74 @@ class Prioritized:
         gone = np.arange(was_low, min(low, was_high))
         new = np.arange(max(low, was_high), high)
         if len(gone):
-            leaves = self._leaves(ring, gone).reshape(-1)
-            self._count -= int(np.count_nonzero(sums[leaves]))
-            sums.set(leaves, 0.0)
+            leaves = self._leaves(ring, gone)
+            self._count -= self._by_part(ring, sums[leaves])
+            sums.set(leaves.reshape(-1), 0.0)
         if len(new):
             drawable = self._drawable(ring, new)
             weight = self._first_weight(ring, new, drawable) if weight is None else weight
-            self._count += int(np.count_nonzero(drawable))
+            self._count += self._by_part(ring, drawable)
             sums.set(self._leaves(ring, new).reshape(-1), np.where(drawable, weight, 0.0).reshape(-1))
         self._low[own], self._high[own] = low, high
 
+    def _by_part(self, ring: Ring, windows: Any) -> Any:
+        """Count in each part which of a shard's ``windows [n, B]`` are not zero."""
+        if self.parts == 1:  # the usual case, and it runs once per environment step
+            return np.count_nonzero(windows)
+        part = (ring.begin + np.arange(ring.columns)) // self.per_part
+        return np.bincount(part, np.count_nonzero(windows, 0), self.parts).astype(np.int64)
+
     def _first_weight(self, ring: Ring, window: Any, drawable: Any) -> Any:
         """The weight of windows ``[n]`` that come, ``[n, B]``, or one for all."""
-        priority = ring.first_priorities(window * self.stride)
+        priority = self._first_priority(ring, window)
         if priority is None:
             return proportional(self.max_priority, self.cfg.alpha, self.cfg.epsilon)
         if not np.isfinite(priority[drawable]).all():
-            raise RunError("a first priority, which the algorithm's postprocess gave a row, is NaN or infinite")
+            raise RunError("a first priority that the algorithm gave a row is NaN or infinite")
         return proportional(priority, self.cfg.alpha, self.cfg.epsilon)
+
+    def _first_priority(self, ring: Ring, window: Any) -> Any:
+        """The priorities that came with windows ``[n]``, ``[n, B]``; None: none came."""
+        return ring.first_priorities(window)
 
     def _leaves(self, ring: Ring, window: Any) -> Any:
         """Where windows ``[n]`` of a shard stand in the tree, ``[n, B]``."""
-        return (window % self.slots * self.columns)[:, None] + ring.begin + np.arange(ring.columns)
+        return self._leaf(window[:, None], ring.begin + np.arange(ring.columns))
+
+    def _leaf(self, window: Any, column: Any) -> Any:
+        assert self._tree is not None
+        leaf = window % self.slots * self.per_part + column
+        # a column's place in its part, behind the parts before it
+        return leaf if self.parts == 1 else leaf + column // self.per_part * (self._tree.stride - self.per_part)
 
     def __len__(self) -> int:
-        return self._count
+        return int(self._count.sum())
 
     def ready(self) -> bool:
-        return self._count > 0
+        return len(self) > 0
 
     def sample(self) -> Batch:
         """``[burn_in + window + 1, B]`` with ``index``, ``sample_prob`` and ``weight [B]``, one a stratum."""
         sums, n = self._tree, self.batch_size
         assert sums is not None
         share = (self.first + np.arange(n) + self.ctx.rand(n).double().cpu().numpy()) / self.strata
-        leaves = sums.draw(share)
-        slot, column = np.divmod(leaves, self.columns)
+        part: Any = 0
+        count: Any = len(self)
+        if self.parts > 1:  # the integer part of a share says which part, the rest where in it
+            filled = sums.totals.nonzero()[0]
+            which = np.minimum((share * len(filled)).astype(np.int64), len(filled) - 1)
+            share, part = share * len(filled) - which, filled[which]
+            count = torch.from_numpy(self._count[part])
+        leaves = sums.draw(share, part)
+        slot, column = np.divmod(leaves - part * sums.stride, self.per_part)
+        column += part * self.per_part
         low = self._low[column]
         row = (low + (slot - low) % self.slots) * self.stride
-        prob = torch.from_numpy(sums[leaves] / sums.total)
+        prob = torch.from_numpy(sums[leaves] / sums.totals[part])
         batch = self.rings.read(row, column, self.window)
         batch["index"] = torch.from_numpy(row * self.columns + column)
         batch["sample_prob"] = prob.float()
-        batch["weight"] = importance_weights(prob, self._count, float(self.beta)).float()
+        batch["weight"] = importance_weights(prob, count, float(self.beta)).float()
         return batch
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
@@ -151,7 +199,7 @@ class Prioritized:
             return
         row, column = np.divmod(index.cpu().numpy(), self.columns)
         window = row // self.stride
-        leaves = window % self.slots * self.columns + column
+        leaves = self._leaf(window, column)
         here = (window >= self._low[column]) & (window < self._high[column]) & (self._tree[leaves] > 0)
         if "carry" in values:
             for ring, mine in self.rings.split(np.where(here, column, -1)):
@@ -171,7 +219,7 @@ class Prioritized:
         return self.rings.device
 
     def nbytes(self, row: Batch) -> int:
-        return self.rings.nbytes(row) + SumTree.nbytes(self.slots * self.columns) + 16 * self.columns
+        return self.rings.nbytes(row) + SumTree.nbytes(self.slots * self.per_part, self.parts) + 16 * self.columns
 
     def save(self, log: RowLog) -> None:
         """Rows once; what they are drawn by, each time."""

@@ -17,7 +17,7 @@ class Sequence(Prioritized):
 
     Windows overlap, but a row is kept once. A sample has the state before its first row, ``carry [1, B, ...]``. A
     window may run over the ends of episodes, where ``is_first`` clears the state. One without a valid row behind
-    its burn-in is never drawn.
+    its burn-in is never drawn. Where rows have a first ``priority``, a window has the largest one behind its burn-in.
     """
 
     sequences: ClassVar[bool] = True
@@ -34,6 +34,13 @@ class Sequence(Prioritized):
             "buffer", "sequence keeps the states of recurrent models, but none was chosen; take buffer=prioritized"
         )
 
+    def _learned(self, window: Any) -> Any:
+        """Return the rows behind the burn-in of windows ``[n]``, ``[n, window]``."""
+        return window[:, None] * self.stride + np.arange(self.ctx.needs.burn_in, self.window)
+
     def _drawable(self, ring: Ring, window: Any) -> Any:
-        learned = np.arange(self.ctx.needs.burn_in, self.window)
-        return ring.valid[(window[:, None] * self.stride + learned) % ring.rows].any(1)
+        return ring.valid[self._learned(window) % ring.rows].any(1)
+
+    def _first_priority(self, ring: Ring, window: Any) -> Any:
+        priority = ring.first_priorities(self._learned(window))
+        return None if priority is None else priority.max(1)

@@ -125,7 +125,7 @@ class Ring:
         return batch
 
     def first_priorities(self, row: Any) -> Any:
-        """Return the priorities that came with rows ``row [n]``, ``[n, B]``; None: none came."""
+        """Return the priorities that came with rows ``row [n, ...]``, ``[n, ..., B]``; None: none came."""
         if "priority" not in self._leaves:
             return None
         return self._leaves["priority"][torch.from_numpy(row % self.rows).to(self.device)].double().cpu().numpy()

@@ -47,12 +47,15 @@ class EpsilonGreedy(Exploration):
         self.ctx, self.sizes, self.alpha = ctx, sizes, cfg.ape_x_alpha
         self.epsilon = ctx.schedule(cfg.epsilon)
 
+    def noise_by_env(self) -> Tensor | None:
+        if self.alpha is None:
+            return None
+        return self.epsilon ** (1.0 + self.alpha * torch.linspace(0.0, 1.0, self.ctx.num_envs, device=self.ctx.device))
+
     def epsilons(self) -> Tensor:
         """Of every environment, ``[B]``; 0-d where they are all the same."""
-        if self.alpha is None:
-            return self.epsilon
-        ids = torch.as_tensor(list(self.ctx.env_ids), device=self.ctx.device)
-        return self.epsilon ** (1.0 + self.alpha * ids / max(1, self.ctx.num_envs - 1))
+        every = self.noise_by_env()
+        return self.epsilon if every is None else every[[*self.ctx.env_ids]]
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         action = out["action"]

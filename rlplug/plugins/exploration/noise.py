@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor
 
 from rlplug.api import Context, Exploration
 from rlplug.settings import PositiveFloat, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError
+
+Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+def _by_env(first: Tensor, ratio: float | None, ctx: Context) -> Tensor | None:
+    """Return noise that falls geometrically over the run's environments, as Ape-X's epsilons do: ``[num_envs]``."""
+    return None if ratio is None else first * ratio ** torch.linspace(0.0, 1.0, ctx.num_envs, device=ctx.device)
+
+
+def _scaled(first: Tensor, every: Tensor | None, ctx: Context, noise: Tensor) -> Tensor:
+    """Return ``noise [B, ...]``, times what the environments of its rows have, or all."""
+    return first * noise if every is None else every[[*ctx.env_ids]].view(-1, *(1,) * (noise.ndim - 1)) * noise
 
 
 def _action_size(ctx: Context, name: str) -> tuple[int, ...]:
@@ -23,16 +39,22 @@ class Gaussian(Exploration):
     @settings
     class Config:
         std: Scheduled[PositiveFloat] = option("Standard deviation; actions lie in [-1, 1].")
+        ape_x_ratio: Ratio | None = option(
+            "Noise of the last environment, a share of the first one's; null: all alike."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.ctx, self.shape = ctx, _action_size(ctx, "gaussian")
-        self.std = ctx.schedule(cfg.std)
+        self.std, self.ratio = ctx.schedule(cfg.std), cfg.ape_x_ratio
+
+    def noise_by_env(self) -> Tensor | None:
+        return _by_env(self.std, self.ratio, self.ctx)
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         action = out["action"]
-        noise = self.ctx.randn(len(action), *self.shape)
-        return out | {"action": (action + self.std * noise).clamp(-1.0, 1.0)}, carry
+        noise = _scaled(self.std, self.noise_by_env(), self.ctx, self.ctx.randn(len(action), *self.shape))
+        return out | {"action": (action + noise).clamp(-1.0, 1.0)}, carry
 
 
 class OrnsteinUhlenbeck(Exploration):
@@ -45,12 +67,18 @@ class OrnsteinUhlenbeck(Exploration):
     @settings
     class Config:
         sigma: Scheduled[PositiveFloat] = option("Size of the random step; actions lie in [-1, 1].")
+        ape_x_ratio: Ratio | None = option(
+            "Noise of the last environment, a share of the first one's; null: all alike."
+        )
         theta: UnitFloat = option("Pull back to zero per step.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.ctx, self.shape = ctx, _action_size(ctx, "ornstein_uhlenbeck")
-        self.theta, self.sigma = cfg.theta, ctx.schedule(cfg.sigma)
+        self.theta, self.sigma, self.ratio = cfg.theta, ctx.schedule(cfg.sigma), cfg.ape_x_ratio
+
+    def noise_by_env(self) -> Tensor | None:
+        return _by_env(self.sigma, self.ratio, self.ctx)
 
     def initial_carry(self, n: int) -> Batch:
         return {"x": torch.zeros(n, *self.shape, device=self.ctx.device)}
@@ -59,5 +87,6 @@ class OrnsteinUhlenbeck(Exploration):
         action = out["action"]
         fresh = step["is_first"].view(-1, *(1 for _ in self.shape))
         x = torch.where(fresh, 0.0, carry["x"])
-        x = (1.0 - self.theta) * x + self.sigma * self.ctx.randn(len(action), *self.shape)
+        noise = _scaled(self.sigma, self.noise_by_env(), self.ctx, self.ctx.randn(len(action), *self.shape))
+        x = (1.0 - self.theta) * x + noise
         return out | {"action": (action + x).clamp(-1.0, 1.0)}, {"x": x}

@@ -24,6 +24,10 @@ COMMON = (
 )
 REPLAY = ("algo=dqn", "replay_ratio=0.05", *COMMON)
 SEGMENTS = ("algo=impala", "tuned=none", *COMMON)
+APEX = (
+    *("algo=apex_dqn", "tuned=none", "replay_ratio=0.05", *COMMON, "algo.hiddens=[16]", "buffer.num_shards=2"),
+    *("loop.in_flight=2", "loop.max_weight_sync_delay=40"),
+)
 ACTORS = ("hardware.actors.count=2",)
 
 
@@ -129,7 +133,9 @@ def test_ranks_update_together_although_one_leaves_out_more(uneven, tmp_path):
 
 
 @pytest.mark.parametrize("victim", ["run", "actor"])
-@pytest.mark.parametrize("words", [REPLAY, SEGMENTS], ids=["replay", "segments"])
+@pytest.mark.parametrize(
+    "words", [REPLAY, SEGMENTS, pytest.param(APEX, marks=pytest.mark.slow)], ids=["replay", "segments", "apex"]
+)
 def test_killed_no_step_is_lost_or_doubled(uneven, tmp_path, victim, words):
     run = tmp_path / "run"
     words = (*words, *ACTORS, "env.id=tests.contract.tenants.asynchronous:Numbered-v0", "logger=[diary]")
