@@ -653,6 +653,8 @@ class Loop(Protocol):
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
     max_staleness: int | None = None  # updates; a segment that arrives with older weights is not stored; None: any age
+    preemption_threshold: float | None = None  # share of the other ranks whose finished rollouts end this rank's
+    min_rollout_fraction: float = 1.0  # of a rollout that is played all the same
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
