@@ -82,6 +82,8 @@ PROOFS = {
     "ppo_pendulum": Proof(PPO + "pendulum", -250),
     "sac_pendulum": Proof(SAC + "pendulum", -180),
     **{f"ppo_cartpole_{shape}": Proof(f"{PPO}cartpole {words}", 475) for shape, words in SHAPES.items()},
+    "ddppo_cartpole": Proof("algo=ddppo env=cartpole", 475),
+    "ddppo_cartpole_2cpu": Proof(f"algo=ddppo env=cartpole {SHAPES['2cpu']}", 475),
     "sac_pendulum_2cpu": Proof(f"{SAC}pendulum {SHAPES['2cpu']} num_envs=1", -180),
     "sac_pendulum_actors": Proof(f"{SAC}pendulum {SHAPES['actors']} num_envs=2", -180),
     "sac_pendulum_2cpu_actors": Proof(

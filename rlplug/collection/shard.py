@@ -35,6 +35,7 @@ class ShardCollector:
         seeds: one for each environment of ``shard``.
         keys: what is kept of a segment, beside ``CORE`` and ``alive``; None: what the algorithm needs.
         normalize: what the policy sees of an observation.
+        gradients: returns what is stored as ``gradients`` with a segment; None: nothing is.
     """
 
     extra_rows = 1  # of memory, beyond the transitions of a segment
@@ -49,9 +50,10 @@ class ShardCollector:
         exploration: Mapping[str, Exploration] | None = None,
         keys: Sequence[str] | None = None,
         normalize: Callable[[Any], Any] | None = None,
+        gradients: Callable[[Batch], Batch] | None = None,
     ) -> None:
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
-        self.exploration = dict(exploration or {})
+        self.exploration, self.gradients = dict(exploration or {}), gradients
         self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
         self.keys = ctx.needs.keys if keys is None else keys
         self.has_agents, self.nested = ctx.spec.has_agents, ctx.spec.nested
@@ -160,10 +162,11 @@ class ShardCollector:
                 if rows not in self._memory:
                     self._memory[rows] = self._allocate(rows + self.extra_rows)
                 segment = self._play(self._memory[rows], rows, mode, stop)
+                given = {} if self.gradients is None else {"gradients": self.gradients(segment)}
             if raw:
                 return segment
             segment = segment if mode == "greedy" else self.algorithm.postprocess(segment)
-            return only(segment, self._kept, self.nested)
+            return only(segment, self._kept, self.nested) | given
         except Exception:
             check_segment(self.raw_segment(rows), env_steps, self.shard.env_ids)
             raise

@@ -43,6 +43,9 @@ def check(resolved: ResolvedRun) -> None:
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")
+        if needs.gradients and chosen.cls.intrinsic_reward is not Exploration.intrinsic_reward:
+            said = f"rewards what the learner samples, and {algo} computes its gradients where it acts; leave it out"
+            raise ConfigError(f"exploration.{key}", said)
         if resolved.spec.has_agents and not chosen.cls.knows_agents:
             said = "knows environments of one agent alone, and this one has several; leave it out"
             raise ConfigError(f"exploration.{key}", said)
@@ -58,7 +61,7 @@ def check(resolved: ResolvedRun) -> None:
     if needs.data != "rollout":  # which is given whole
         check_shares(resolved.config.train_batch_size, resolved.plan)
     for option in ("in_flight", "broadcast_interval"):
-        if getattr(resolved.loop, option) > 1 and not needs.off_policy:
+        if getattr(resolved.loop, option) > 1 and not needs.off_policy and not needs.gradients:
             said = f"lets older weights play, which {algo} cannot learn from; take 1"
             raise ConfigError(f"loop.{option}", said)
     if resolved.plan.actors is not None:

@@ -16,6 +16,7 @@ from rlplug.collection.shard import ShardCollector
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import seed_global
+from rlplug.trainer.gradients import SegmentGradients
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import Tree
@@ -43,7 +44,9 @@ class Policy:
         self.normalize = self.normalizer if self.normalizer.obs else None
         acting = {name: extra for name, extra in self.exploration.items() if changes_actions(type(extra))}
         self._modules = {"algorithm": self.algorithm, "exploration": self.exploration, "normalizer": self.normalizer}
-        self._statistics = {"normalizer": self.normalizer.obs, "exploration": acting}
+        # those of rewards, too, where actors compute gradients
+        normalizer = nn.ModuleList([self.normalizer.obs, *filter(None, [self.normalizer.reward])])
+        self._statistics = {"normalizer": normalizer, "exploration": acting}
 
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))
@@ -52,10 +55,11 @@ class Policy:
         """Make what plays some of the training's environments in this process."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)[[*env_ids]].tolist()
-        shard = EnvShard("actor", total, env_ids)
-        return make_shard(
-            self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, normalize=self.normalize
-        )
+        shard, gradients = EnvShard("actor", total, env_ids), None
+        if self.ctx.needs.gradients:
+            gradients = SegmentGradients(self.algorithm, self.normalizer, self.ctx, len(env_ids))
+        made = self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration
+        return make_shard(*made, normalize=self.normalize, gradients=gradients)
 
     def player(self) -> Player:
         """Make what plays jobs in this process."""
