@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplug.api import Context, Loop, Run
+from rlplug.api import Algorithm, Context, Loop, Needs, Run
 from rlplug.settings import PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
 
@@ -30,6 +30,10 @@ class Alternate(Loop):
         self.max_weight_sync_delay = cfg.max_weight_sync_delay
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
         self.round_steps = ctx.rollout_length * ctx.num_envs
+
+    @classmethod
+    def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
+        return f"waits for all actors, and {algorithm.__name__} takes the gradients of each" if needs.gradients else None
 
     def run(self, run: Run) -> None:
         while not run.done:
