@@ -18,7 +18,7 @@ from rlplug.distributed.fabric import one_rank
 from rlplug.distributed.preemption import FINISHED, Preemption
 from rlplug.run.build import build
 from rlplug.testing.checks.ranks import ask, distances, one_update
-from rlplug.testing.checks.runs import Case, flat
+from rlplug.testing.checks.runs import Case, differences, flat, play
 from rlplug.testing.rank_pool import ranks
 from rlplug.types import ConfigError
 
@@ -144,12 +144,23 @@ def test_short_and_whole_rollouts_make_the_gradient_of_all_their_rows():
 # ---- what has nobody to preempt, and what cannot be ------------------------------------------------------------------
 
 
-def test_one_rank_has_nobody_to_wait_for():
-    trainer = build(compose([*RUN, "hardware=cpu"]), Path())
-    assert trainer.loop.preemption_threshold == 0.6
-    assert trainer.collector.preemption is None
-    assert trainer.collector.metrics() == {}
-    trainer.close()
+def test_it_is_ppo_with_one_option_of_the_loop():
+    words = ["env=cartpole", "hydra.run.dir=run"]
+    run, ppo = (compose([f"algo={name}", *words]).raw for name in ("ddppo", "ppo"))
+    assert run["loop"].pop("preemption_threshold") == 0.6
+    assert ppo["loop"].pop("preemption_threshold") is None
+    assert run == ppo  # with what is tuned for the pair
+
+
+def test_in_one_process_it_is_ppo_to_the_last_bit():
+    made = []
+    for name in ("ddppo", "ppo"):
+        trainer = build(compose([*RUN, f"algo={name}", "hardware=cpu"]), Path())
+        assert trainer.collector.preemption is None
+        play(trainer, 3)
+        made.append(trainer.algorithm.state_dict())
+        trainer.close()
+    assert differences(*made) == []
 
 
 def preempts(fabric, words):
