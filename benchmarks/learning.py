@@ -94,6 +94,8 @@ PROOFS = {
     "td3_pendulum": Proof(TD3 + "pendulum", -180, blind=True),
     "ddpg_mountaincar_continuous": Proof(DDPG + "mountaincar_continuous", 90, blind=True),
     "a2c_cartpole": Proof(A2C + "cartpole", 475, blind=True),
+    "a3c_cartpole": Proof("algo=a3c env=cartpole", 475, blind=True),
+    "a3c_cartpole_actors": Proof(f"algo=a3c env=cartpole {ACTORS}", 475, blind=True),
     "impala_cartpole": Proof(IMPALA + "cartpole", 475),
     "impala_cartpole_actors": Proof(f"{IMPALA}cartpole {ACTORS}", 475),
     "appo_cartpole": Proof(APPO + "cartpole", 475, blind=True),

@@ -2,8 +2,8 @@
 
     python benchmarks/preemption.py
 
-DD-PPO with 2 ranks, and with 4 where there are as many cores; a step is a sleep, so that other processes hardly matter. Results go to
-``results/preemption.json``.
+DD-PPO with 2 ranks, and with 4 where there are as many cores; a step is a sleep, so that other processes hardly
+matter. Results go to ``results/preemption.json``.
 """
 
 from __future__ import annotations

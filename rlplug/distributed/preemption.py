@@ -1,4 +1,4 @@
-"""Ranks that do not wait for the slowest: Wijmans et al. 2020 (arXiv:1911.00357), section 3, preemption of stragglers."""
+"""Ranks that do not wait for the slowest: Wijmans et al. 2020 (arXiv:1911.00357), section 3."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def shared_store() -> Store:
 class Preemption:
     """Ends this rank's rollout when enough of the others have finished theirs.
 
-    Finished rollouts are counted in a store: no collective, so nobody waits. Behind every round all ranks meet (they add
-    up their steps), so whatever was counted before is of earlier rounds.
+    Finished rollouts are counted in a store: no collective, so nobody waits. Behind every round all ranks meet (they
+    add up their steps), so whatever was counted before is of earlier rounds.
 
     Args:
         store: of all ranks, and empty.

@@ -152,7 +152,7 @@ def _check_actors(resolved: ResolvedRun) -> None:
     if num_envs % ranks == 0 and cfg.count % ranks:
         raise _uneven("hardware.actors.count", f"{cfg.count} actors", f"{ranks} ranks", [ranks])
     if resolved.loop.preemption_threshold is not None and ranks > 1:
-        said = "ends rollouts that ranks play themselves, and here actors play them; take hardware.actors.count=0 or null"
+        said = "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null"
         raise ConfigError("loop.preemption_threshold", said)
     if plan.ray is not None and plan.ray.address is None and plan.num_nodes > 1:
         said = f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"

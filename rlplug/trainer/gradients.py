@@ -56,7 +56,7 @@ class SegmentGradients:
             with torch.no_grad():
                 losses.metrics |= losses.diagnostics()
         total = total_loss(losses, batch.get("valid"), batch.get("alive"), self.algorithm, mean=False)
-        params = dict(self.algorithm.named_parameters())
+        params = {name: p for name, p in self.algorithm.named_parameters() if p.requires_grad}
         given = torch.autograd.grad(total.loss, [*params.values()], allow_unused=True)
         gradients = {
             name: torch.zeros_like(p) if x is None else x for (name, p), x in zip(params.items(), given, strict=True)

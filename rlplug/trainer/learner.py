@@ -201,10 +201,10 @@ class RankLearner:
         """Leave the mean of gradients that came with the rows in ``.grad``; see ``trainer.gradients``."""
         sums = tree.map(lambda x: x.sum((0, 1)), batch["gradients"])
         for name, p in who.named_parameters():
-            p.grad = sums["parameters"][name]
+            p.grad = sums["parameters"].get(name)
         params = [p for name in due for p in self.parts(who)[name].params]
-        total = Total(Losses(sums["terms"], sums["metrics"]), batch["valid"].sum().float(), batch["valid"].new_zeros(()))
-        return self._all_reduce([total], 1, params)
+        losses, count = Losses(sums["terms"], sums["metrics"]), batch["valid"].sum().float()
+        return self._all_reduce([Total(losses, count, torch.zeros(()))], 1, params)
 
     def _forward(self, batch: Batch, who: Trainable, due: Sequence[str], diagnostics: bool = True) -> Total:
         with nullcontext() if self.dtype is None else torch.autocast(self.ctx.device.type, self.dtype):

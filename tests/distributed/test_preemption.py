@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -126,7 +127,7 @@ def test_a_late_rank_learns_from_what_it_has(more):
         assert segment["valid"][:4].any(0).all()  # a quarter is played in any case
         assert not segment["valid"][4:].any()
     assert all(segment["valid"][12:16].any() for segment in whole)
-    for before, after in zip(short, short[1:], strict=False):
+    for before, after in pairwise(short):
         assert torch.equal(before["obs"][4], after["obs"][0])  # the stream goes on behind the last row played
     assert none == {"preempted": 0.0}
     assert some == {"preempted": 0.75}
@@ -184,7 +185,7 @@ def test_ranks_that_share_one_collection_preempt_nobody():
         (["algo=ppo", "loop=preemptive", "loop.in_flight=2"], "needs loop.in_flight=1; take null"),
         (
             ["algo=ddppo", "hardware=2cpu", "hardware.actors.count=2"],
-            "ends rollouts that ranks play themselves, and here actors play them; take hardware.actors.count=0 or null",
+            "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null",
         ),
     ],
 )

@@ -24,7 +24,8 @@ class Alternate(Loop):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.preemption_threshold, self.min_rollout_fraction = cfg.preemption_threshold, cfg.min_rollout_fraction
         if cfg.preemption_threshold is not None and (ctx.needs.data != "rollout" or cfg.in_flight > 1):
-            needed = "loop.in_flight=1" if ctx.needs.data == "rollout" else "an algorithm that learns from whole rollouts"
+            whole = "an algorithm that learns from whole rollouts"
+            needed = "loop.in_flight=1" if ctx.needs.data == "rollout" else whole
             raise ConfigError("loop.preemption_threshold", f"needs {needed}; take null")
         self.in_flight, self.broadcast_interval = cfg.in_flight, cfg.broadcast_interval
         self.max_weight_sync_delay = cfg.max_weight_sync_delay
@@ -33,7 +34,8 @@ class Alternate(Loop):
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
-        return f"waits for all actors, and {algorithm.__name__} takes the gradients of each" if needs.gradients else None
+        said = f"waits for all actors, and {algorithm.__name__} takes the gradients of each"
+        return said if needs.gradients else None
 
     def run(self, run: Run) -> None:
         while not run.done:
