@@ -13,14 +13,18 @@ import torch
 from torch.distributed import HashStore
 
 from rlplug import tree
+from rlplug.checkpointing.format import Checkpoint, folder_of, write
 from rlplug.config import compose
 from rlplug.distributed import preemption
 from rlplug.distributed.fabric import one_rank
 from rlplug.distributed.preemption import FINISHED, Preemption
 from rlplug.run.build import build
+from rlplug.run.callbacks import capture, restore
 from rlplug.testing.checks.ranks import ask, distances, one_update
+from rlplug.testing.checks.resume import whole
 from rlplug.testing.checks.runs import Case, differences, flat, play
 from rlplug.testing.rank_pool import ranks
+from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
 SMALL = ("num_envs=4", "rollout_fragment_length=16", "env.vectorization=list", "model.hidden=[8]", "tuned=none")
@@ -140,6 +144,32 @@ def test_short_and_whole_rollouts_make_the_gradient_of_all_their_rows():
     alone = one_update(one_rank(), question)
     for answer in ranks(2)(one_update, question):
         assert distances(alone, answer) == []
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_run_that_is_preempted_resumes_where_it_was(tmp_path):
+    """Where the other rank is always faster, to the last bit; as one process that is told of another rank."""
+
+    def preempted() -> Trainer:
+        trainer = build(compose([*RUN, "hardware=cpu"]), Path())
+        trainer.collector.preemption = Preemption(HashStore(), 2, 0.6, 0.25)
+        return trainer
+
+    def rounds(trainer: Trainer, count: int) -> None:
+        for _ in range(count):
+            trainer.collector.preemption.store.add(FINISHED, 1)
+            trainer.collect()
+            trainer.update()
+
+    first, resumed, undisturbed = preempted(), preempted(), preempted()
+    rounds(first, 2)
+    restore(resumed, Checkpoint(write(folder_of(tmp_path, 1), capture(first))))
+    rounds(resumed, 2)
+    rounds(undisturbed, 4)
+    assert undisturbed.progress.env_steps <= 4 * 4 * 4  # a quarter of 16 rows, of 4 environments
+    assert differences(whole(undisturbed), whole(resumed)) == []
+    for trainer in (first, resumed, undisturbed):
+        trainer.close()
 
 
 # ---- what has nobody to preempt, and what cannot be ------------------------------------------------------------------
