@@ -85,6 +85,8 @@ PROOFS = {
     "ppo_pendulum_torch": Proof(PPO + "pendulum_torch", -250, blind=True),
     "sac_pendulum": Proof(SAC + "pendulum", -180),
     **{f"ppo_cartpole_{shape}": Proof(f"{PPO}cartpole {words}", 475) for shape, words in SHAPES.items()},
+    "ddppo_cartpole": Proof("algo=ddppo env=cartpole", 475),
+    "ddppo_cartpole_2cpu": Proof(f"algo=ddppo env=cartpole {SHAPES['2cpu']}", 475),
     "sac_pendulum_2cpu": Proof(f"{SAC}pendulum {SHAPES['2cpu']} num_envs=1", -180),
     "sac_pendulum_actors": Proof(f"{SAC}pendulum {SHAPES['actors']} num_envs=2", -180),
     "sac_pendulum_2cpu_actors": Proof(
@@ -95,6 +97,8 @@ PROOFS = {
     "td3_pendulum": Proof(TD3 + "pendulum", -180, blind=True),
     "ddpg_mountaincar_continuous": Proof(DDPG + "mountaincar_continuous", 90, blind=True),
     "a2c_cartpole": Proof(A2C + "cartpole", 475, blind=True),
+    "a3c_cartpole": Proof("algo=a3c env=cartpole", 475, blind=True),
+    "a3c_cartpole_actors": Proof(f"algo=a3c env=cartpole {ACTORS}", 475, blind=True),
     "impala_cartpole": Proof(IMPALA + "cartpole", 475),
     "impala_cartpole_actors": Proof(f"{IMPALA}cartpole {ACTORS}", 475),
     "appo_cartpole": Proof(APPO + "cartpole", 475, blind=True),

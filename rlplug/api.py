@@ -40,6 +40,7 @@ class Needs:
     carry_stride: int = 0  # rows between two recurrent states that a buffer keeps, where windows begin; 0: none
     data: Data = "rollout"  # what it learns from
     off_policy: bool = False  # may learn from data of other policies
+    gradients: bool = False  # of its loss are computed where a segment is played, with the weights that played it
     perturbable: bool = False  # its action may be changed after ``act``
     noise: str = ""  # exploration module to take where no one changes its actions, which never vary by themselves
     keys: tuple[str, ...] = ()  # what is stored, and reaches ``prepare`` and ``forward``, after ``postprocess``
@@ -217,7 +218,7 @@ class Trainable(nn.Module):
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def optimizers(self) -> dict[str, Optim]:
-        """Return the parts. Each parameter belongs to one of them. Called once."""
+        """Return the parts. Each parameter belongs to one of them. Called once, and by whoever computes gradients."""
         return {}
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
@@ -667,6 +668,8 @@ class Loop(Protocol):
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
     max_staleness: int | None = None  # updates; a segment that arrives with older weights is not stored; None: any age
+    preemption_threshold: float | None = None  # share of the other ranks whose finished rollouts end this rank's
+    min_rollout_fraction: float = 1.0  # of a rollout that is played all the same
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:

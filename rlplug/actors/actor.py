@@ -51,7 +51,8 @@ class RemotePolicy:
         config = parse(raw)
         set_up_torch(plan, config.deterministic)
         resolved = ResolvedRun(config, plan, pickle.loads(spec))
-        self.policy = Policy(config, resolved.context(actor_device(plan), env_ids), acts_only=True)
+        ctx = resolved.context(actor_device(plan), env_ids, world_size=plan.world_size)
+        self.policy = Policy(config, ctx, acts_only=True)
         return self._begin(env_ids)
 
     def _begin(self, env_ids: range) -> Tree:

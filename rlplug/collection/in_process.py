@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from rlplug import tree
 from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
 from rlplug.collection.segment import on_cpu
 from rlplug.collection.shard import ShardCollector
+from rlplug.distributed.preemption import Preemption
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
 
 if TYPE_CHECKING:
@@ -21,10 +23,19 @@ class InProcessCollector(Collector):
 
     Args:
         keeps_weights: rollouts may ask for weights older than the learner's, so they are copied.
+        preemption: ends a rollout when enough other ranks have finished theirs; None: every rollout is whole.
     """
 
-    def __init__(self, player: ShardCollector, jobs: Player, progress: Progress, keeps_weights: bool = False) -> None:
+    def __init__(
+        self,
+        player: ShardCollector,
+        jobs: Player,
+        progress: Progress,
+        keeps_weights: bool = False,
+        preemption: Preemption | None = None,
+    ) -> None:
         self.player, self.jobs, self.progress, self.keeps_weights = player, jobs, progress, keeps_weights
+        self.preemption = preemption
         self._played: list[Segment] = []
         self._weights: tuple[int, Weights | None] = (-1, None)  # version, and a copy of them
 
@@ -46,8 +57,9 @@ class InProcessCollector(Collector):
             self._weights = rollout.version, {name: state[name].clone() for name in self.player.algorithm.actor_keys()}
         for segment in self._played[-1:]:  # its memory is written again now
             segment.batch = tree.map(lambda x: x.clone(), segment.batch)
-        steps, weights = self.progress.env_steps, self._weights[1]
-        batch = self.player.collect(rollout.num_steps, rollout.mode, weights=weights, env_steps=steps)
+        rows, steps, weights = rollout.num_steps, self.progress.env_steps, self._weights[1]
+        with self.preemption.rollout(rows) if self.preemption else nullcontext() as stop:
+            batch = self.player.collect(rows, rollout.mode, stop, weights=weights, env_steps=steps)
         columns = slice(0, self.player.num_envs)
         self._played.append(Segment(batch, columns, 0, rollout.version, rollout.version_steps))
 
@@ -57,6 +69,10 @@ class InProcessCollector(Collector):
     def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
         for job in jobs:
             yield job, self.jobs.play(job, weights)
+
+    def metrics(self) -> dict[str, float]:
+        """Return which share of the ordered rows was not played since the last call, where ranks are preempted."""
+        return self.preemption.drain() if self.preemption else {}
 
     def state(self) -> Tree:
         played = [(segment.batch, segment.version, segment.version_steps) for segment in self._played]

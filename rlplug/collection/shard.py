@@ -40,6 +40,7 @@ class ShardCollector:
         keys: what is kept of a segment, beside ``CORE`` and ``alive``; None: what the algorithm needs.
         normalize: what the policy sees of an observation.
         preprocess: what the learner sees of a segment; None: what there is.
+        gradients: returns what is stored as ``gradients`` with a segment; None: nothing is.
     """
 
     extra_rows = 1  # of memory, beyond the transitions of a segment
@@ -55,10 +56,11 @@ class ShardCollector:
         keys: Sequence[str] | None = None,
         normalize: Callable[[Any], Any] | None = None,
         preprocess: Callable[[Batch], Batch] | None = None,
+        gradients: Callable[[Batch], Batch] | None = None,
     ) -> None:
         self.preprocess = preprocess or (lambda batch: batch)
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
-        self.exploration = dict(exploration or {})
+        self.exploration, self.gradients = dict(exploration or {}), gradients
         self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
         self.keys = ctx.needs.keys if keys is None else keys
         self.has_agents, self.nested = ctx.spec.has_agents, ctx.spec.nested
@@ -174,7 +176,9 @@ class ShardCollector:
                 segment = self._play(self._memory[rows], rows, mode, stop)
                 if raw:
                     return segment
-                return only(segment, self._kept, self.nested) if mode == "greedy" else self._postprocess(segment)
+                given = {} if self.gradients is None else {"gradients": self.gradients(segment)}
+                segment = only(segment, self._kept, self.nested) if mode == "greedy" else self._postprocess(segment)
+            return segment | given
         except Exception:
             check_segment(self.raw_segment(rows), env_steps, self.shard.env_ids)
             raise

@@ -16,6 +16,7 @@ from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun
 from rlplug.distributed.fabric import AnyFabric, fabric_of
+from rlplug.distributed.preemption import Preemption, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks, loggers
@@ -106,8 +107,12 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
         return BroadcastCollector(None, ranks.broadcast)
     own: Collector
     if resolved.plan.actors is None:
-        older = resolved.loop.broadcast_interval > 1
-        own = InProcessCollector(policy.shard(policy.ctx.env_ids), policy.player(), learner.progress, older)
+        loop = resolved.loop
+        older, share, preemption = loop.broadcast_interval > 1, loop.preemption_threshold, None
+        if share is not None and ranks.world_size > 1 and not learner.replicated:
+            preemption = Preemption(shared_store(), ranks.world_size, share, loop.min_rollout_fraction)
+        shard = policy.shard(policy.ctx.env_ids)
+        own = InProcessCollector(shard, policy.player(), learner.progress, older, preemption)
     else:
         from rlplug.actors.collector import RayCollector
 

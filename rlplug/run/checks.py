@@ -43,6 +43,9 @@ def check(resolved: ResolvedRun) -> None:
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")
+        if needs.gradients and chosen.cls.intrinsic_reward is not Exploration.intrinsic_reward:
+            said = f"rewards what the learner samples, and {algo} computes its gradients where it acts; leave it out"
+            raise ConfigError(f"exploration.{key}", said)
         if resolved.spec.has_agents and not chosen.cls.knows_agents:
             said = "knows environments of one agent alone, and this one has several; leave it out"
             raise ConfigError(f"exploration.{key}", said)
@@ -58,7 +61,7 @@ def check(resolved: ResolvedRun) -> None:
     if needs.data != "rollout":  # which is given whole
         check_shares(resolved.config.train_batch_size, resolved.plan)
     for option in ("in_flight", "broadcast_interval"):
-        if getattr(resolved.loop, option) > 1 and not needs.off_policy:
+        if getattr(resolved.loop, option) > 1 and not needs.off_policy and not needs.gradients:
             said = f"lets older weights play, which {algo} cannot learn from; take 1"
             raise ConfigError(f"loop.{option}", said)
     if resolved.plan.actors is not None:
@@ -148,6 +151,9 @@ def _check_actors(resolved: ResolvedRun) -> None:
         raise _uneven("hardware.actors.count", f"num_envs={num_envs}", f"{cfg.count} actors", divisors)
     if num_envs % ranks == 0 and cfg.count % ranks:
         raise _uneven("hardware.actors.count", f"{cfg.count} actors", f"{ranks} ranks", [ranks])
+    if resolved.loop.preemption_threshold is not None and ranks > 1:
+        said = "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null"
+        raise ConfigError("loop.preemption_threshold", said)
     if plan.ray is not None and plan.ray.address is None and plan.num_nodes > 1:
         said = f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
         raise ConfigError("hardware.ray.address", said)

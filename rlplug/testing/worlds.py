@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from copy import deepcopy
 from pathlib import Path
@@ -154,12 +155,15 @@ class FaultyCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class SlowCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 of which a step takes ``seconds`` of sleep, and making it ``to_make``."""
+    """CartPole-v1 of which a step takes ``seconds`` of sleep, ``factor`` times as long on ``slow_rank``, and making it
+    ``to_make``."""
 
-    def __init__(self, seconds: float = 0.005, to_make: float = 0.0) -> None:
+    def __init__(
+        self, seconds: float = 0.005, to_make: float = 0.0, slow_rank: int | None = None, factor: float = 5.0
+    ) -> None:
         time.sleep(to_make)
         super().__init__(gymnasium.make("CartPole-v1").unwrapped)
-        self.seconds = seconds
+        self.seconds = seconds * (factor if os.environ.get("RANK") == str(slow_rank) else 1.0)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         time.sleep(self.seconds)

@@ -95,7 +95,7 @@ class RankLearner:
         try:
             batch, bonuses = self.sample() if batch is None else self._received(batch)
             with torch.no_grad():
-                prepared = self.algorithm.prepare(batch)
+                prepared = batch if "gradients" in batch else self.algorithm.prepare(batch)
             losses = self.algorithm.update(prepared, self)
             losses.metrics.update(bonuses)
             for name, extra in self.exploration.items():
@@ -148,7 +148,10 @@ class RankLearner:
         due = tuple(name for name in (own if parts is None else parts) if own[name].due())
         if not due:
             return Losses({})
-        losses, norms = self._forward_backward(batch, who, due, step=True, diagnostics=diagnostics)
+        if "gradients" in batch:
+            losses, norms = self._take_over(batch, who, due), {}
+        else:
+            losses, norms = self._forward_backward(batch, who, due, step=True, diagnostics=diagnostics)
         if not self._step(who, due, losses.terms, norms):
             return Losses(losses.terms, losses.metrics)  # priorities of a skipped step are not numbers
         who.after_step(due, losses, self)
@@ -193,6 +196,15 @@ class RankLearner:
         if self.scale is not None and (grads := [p.grad for p in every if p.grad is not None]):
             torch._foreach_div_(grads, self.scale.value)
         return losses, norms
+
+    def _take_over(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Losses:
+        """Leave the mean of gradients that came with the rows in ``.grad``; see ``trainer.gradients``."""
+        sums = tree.map(lambda x: x.sum((0, 1)), batch["gradients"])
+        for name, p in who.named_parameters():
+            p.grad = sums["parameters"].get(name)
+        params = [p for name in due for p in self.parts(who)[name].params]
+        losses, count = Losses(sums["terms"], sums["metrics"]), batch["valid"].sum().float()
+        return self._all_reduce([Total(losses, count, torch.zeros(()))], 1, params)
 
     def _forward(self, batch: Batch, who: Trainable, due: Sequence[str], diagnostics: bool = True) -> Total:
         with nullcontext() if self.dtype is None else torch.autocast(self.ctx.device.type, self.dtype):

@@ -16,6 +16,7 @@ from rlplug.collection.shard import ShardCollector
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import seed_global
+from rlplug.trainer.gradients import SegmentGradients
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import Tree
@@ -53,8 +54,10 @@ class Policy:
         """Make what plays some of the training's environments in this process."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)[[*env_ids]].tolist()
-        shard = EnvShard("actor", total, env_ids)
-        seen = {"normalize": self.normalize, "preprocess": self.normalizer.normalized}
+        shard, gradients = EnvShard("actor", total, env_ids), None
+        if self.ctx.needs.gradients:
+            gradients = SegmentGradients(self.algorithm, self.normalizer, self.ctx, len(env_ids))
+        seen = {"normalize": self.normalize, "preprocess": self.normalizer.normalized, "gradients": gradients}
         return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **seen)
 
     def player(self) -> Player:

@@ -6,6 +6,7 @@ import math
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from rlplug.collection.nonfinite import beyond, check_segment
 from rlplug.collection.segment import on_cpu
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
+from rlplug.trainer.gradients import parts
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.metrics import Clock, Means
 from rlplug.trainer.policy import Policy
@@ -187,9 +189,11 @@ class Trainer(Run):
         self.learner.observe(segment)
         fresh = not self._is_async or self._is_fresh(segment)
         if fresh and (len(segment.batch["valid"]) > self.ctx.rollout_length or self.ctx.needs.data != "rollout"):
+            # the few rows of a last, short rollout would make a poor gradient
             if self.ctx.needs.data != "rollout":
                 segment.batch = on_cpu(segment.batch)  # buffers keep their books on the host
-            self.buffer.add(segment)  # the few rows of a last, short rollout would make a poor gradient
+            for part in [segment.batch] if "gradients" not in segment.batch else parts(segment.batch):
+                self.buffer.add(replace(segment, batch=part))
         return self.episodes.add(segment.batch, segment.columns)
 
     def _is_fresh(self, segment: Segment) -> bool:

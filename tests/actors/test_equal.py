@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 import torch
 
+from rlplug.config import compose
+from rlplug.run.build import build, start
 from rlplug.testing.checks.ranks import distances
+from rlplug.testing.checks.runs import flat
 from tests.actors.conftest import TWO, play
 
 SAC = (
@@ -65,3 +71,20 @@ def test_aggregation_and_subprocesses():
     more = ("hardware.actors.count=4", "hardware.actors.num_aggregation_workers=2", "env.vectorization=subprocess")
     words = (*PPO, "model.hidden=[16]")
     assert distances(play(words, 3), play((*words, *TWO, *more), 3)) == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_gradients_of_two_actors_are_those_of_one_process():
+    """Two of half of the environments each, with what rewards are divided by, which the learner tells the actors."""
+    words = (*LISTS, *NORMAL, "algo=a3c", "model.hidden=[16]", "train_batch_size=64", "loop.in_flight=1")
+    found = []
+    for more in ((), TWO):
+        with closing(build(compose([*words, *more]), Path())) as trainer:
+            start(trainer)
+            for _ in range(4):
+                trainer.collect("explore", shards=2)
+                while trainer.ready():
+                    trainer.update()
+            found.append(flat(trainer.algorithm.state_dict()))
+            assert trainer.progress.updates == 4
+    assert distances(*found) == []

@@ -116,7 +116,7 @@ def test_every_pair_composes():
     assert len(pairs) > 10
     for pair in pairs:
         algo, _, env = pair.partition("_")
-        assert compose([f"algo={algo}", f"env={env}"]).algo.name == algo
+        assert compose([f"algo={algo}", f"env={env}"]).algo.name == default_node("algo", algo)["name"]
 
 
 def test_a_pair_leaves_the_environment_to_its_preset():

@@ -312,6 +312,17 @@ APPO = {
     "algo.adam_epsilon": 1e-5,
     "algo.normalize_advantage": True,
 }
+A3C = {
+    **{key: value for key, value in A2C.items() if key not in ON_POLICY},
+    **{key: ASYNC[key] for key in ("loop", "loop.in_flight", "loop.broadcast_interval", "num_envs", "replay_ratio")},
+    "algo": "a3c",
+    "buffer": "queue",
+    "buffer.capacity": 16,
+    "buffer.replay_proportion": 0.0,
+    "buffer.replay_capacity": 8,
+    "train_batch_size": 32,
+    "algo.grad_clip": 10.0,
+}
 REINFORCE = {
     **ON_POLICY,
     "algo": "reinforce",
@@ -338,6 +349,7 @@ CASES = {
     "a2c_cartpole_recurrent": {**A2C, **LSTM, "algo.opt_type": "adam"},
     "apex_dqn_cartpole": APEX_DQN,
     "apex_ddpg_pendulum": APEX_DDPG,
+    "a3c_cartpole": A3C,
     "dqn_cartpole": DQN,
     "dqn_cartpole_rainbow": RAINBOW,
     "dqn_cartpole_recurrent": R2D2,

@@ -94,3 +94,11 @@ class A2C(Algorithm):
         if cfg.entropy_coeff:
             terms["entropy"] = -self.entropy_coeff * entropy
         return Losses(terms, {"mean_entropy": entropy.detach(), "advantage": advantage})
+
+
+class A3C(A2C):
+    """The same losses, whose gradients are computed by whoever plays, with the weights that play, as they come."""
+
+    @classmethod
+    def needs(cls, cfg: A2C.Config, spec: EnvSpec) -> Needs:
+        return replace(super().needs(cfg, spec), data="segments", gradients=True)

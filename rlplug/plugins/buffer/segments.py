@@ -32,7 +32,8 @@ class Segments:
         """Keep a copy; return its number."""
         batch = tree.map(torch.clone, segment.batch)
         if (missing := self.rows + 1 - len(batch["valid"])) > 0:
-            batch = tree.map(lambda x: torch.cat([x, x[-1:].expand(missing, *x.shape[1:])]), batch)
+            rows = {key: leaf for key, leaf in batch.items() if key != "gradients"}
+            batch |= tree.map(lambda x: torch.cat([x, x[-1:].expand(missing, *x.shape[1:])]), rows)
         self._kept[self._end] = batch, segment.version
         self._end += 1
         return self._end - 1

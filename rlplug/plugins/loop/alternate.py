@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rlplug.api import Context, Loop, Run
-from rlplug.settings import PositiveInt, option, settings
+from rlplug.api import Algorithm, Context, Loop, Needs, Run
+from rlplug.settings import PositiveInt, UnitFloat, option, settings
+from rlplug.types import ConfigError
 
 
 class Alternate(Loop):
@@ -15,11 +16,26 @@ class Alternate(Loop):
             "Steps of an actor after which weights are broadcast in any case; null: the interval alone decides."
         )
 
+        preemption_threshold: UnitFloat | None = option(
+            "Share of the other ranks that end the rollout of this one when they have finished theirs; null: none do."
+        )
+        min_rollout_fraction: UnitFloat = option("Share of its rollout that a rank plays before it may be ended.")
+
     def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.preemption_threshold, self.min_rollout_fraction = cfg.preemption_threshold, cfg.min_rollout_fraction
+        if cfg.preemption_threshold is not None and (ctx.needs.data != "rollout" or cfg.in_flight > 1):
+            whole = "an algorithm that learns from whole rollouts"
+            needed = "loop.in_flight=1" if ctx.needs.data == "rollout" else whole
+            raise ConfigError("loop.preemption_threshold", f"needs {needed}; take null")
         self.in_flight, self.broadcast_interval = cfg.in_flight, cfg.broadcast_interval
         self.max_weight_sync_delay = cfg.max_weight_sync_delay
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
         self.round_steps = ctx.rollout_length * ctx.num_envs
+
+    @classmethod
+    def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
+        said = f"waits for all actors, and {algorithm.__name__} takes the gradients of each"
+        return said if needs.gradients else None
 
     def run(self, run: Run) -> None:
         while not run.done:

@@ -47,7 +47,7 @@ class Async(Loop):
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
-        if not needs.off_policy:
+        if not needs.off_policy and not needs.gradients:
             return f"lets older weights play, and {algorithm.__name__} does not correct for that"
         return None
 

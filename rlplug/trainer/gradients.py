@@ -1,0 +1,70 @@
+"""Gradients that are computed where a segment was played, with the weights that played it; see ``api.Needs``.
+
+Algorithm S3 of Mnih et al. 2016 (arXiv:1602.01783): each actor takes the newest weights, plays a few steps, and gives
+the gradient of what it played to whoever has the weights, which others have moved meanwhile.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rlplug import tree
+from rlplug.api import Algorithm
+from rlplug.context import RunContext
+from rlplug.trainer.minibatches import microbatches, total_loss
+from rlplug.trainer.normalize import Normalizer
+from rlplug.types import Batch, ConfigError
+
+
+class SegmentGradients:
+    """Computes the gradients of a segment, one for every ``train_batch_size`` transitions of the run.
+
+    Args:
+        width: columns of its segments.
+
+    Raises:
+        ConfigError: ``train_batch_size`` transitions are not the rollouts of some of them, or of several segments.
+    """
+
+    def __init__(self, algorithm: Algorithm, normalizer: Normalizer, ctx: RunContext, width: int) -> None:
+        self.algorithm, self.normalizer, self.device = algorithm, normalizer, ctx.device
+        self.parts = tuple(algorithm.optimizers())
+        ranks = 1 if ctx.num_envs % ctx.world_size else ctx.world_size  # one rank may collect for all
+        columns, rest = divmod(ctx.batch_size // ranks, ctx.rollout_length)
+        if rest or not columns or (width % columns and columns % width):
+            fitting = [n * ctx.rollout_length * ranks for n in range(1, width + 1) if width % n == 0]
+            said = f"{ctx.batch_size} transitions are no whole rollouts of {ctx.rollout_length} steps that divide the"
+            ways = f"{width} environments of a process; take {' or '.join(map(str, fitting))}"
+            raise ConfigError("train_batch_size", f"{said} {ways}")
+        self.count = max(1, width // columns)
+
+    def __call__(self, segment: Batch) -> Batch:
+        """Return sums over the valid rows of each gradient's columns, which lie side by side: leaves ``[1, n, ...]``.
+
+        ``parameters`` has the gradients by name, ``terms`` and ``metrics`` the loss.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
+            sums = [self._sums(part) for part in microbatches(segment, self.count)]
+        return tree.map(lambda *parts: torch.stack(parts)[None].cpu(), *sums)
+
+    def _sums(self, segment: Batch) -> Batch:
+        batch = self.normalizer.normalized(tree.map(lambda x: x.to(self.device), segment))
+        with torch.no_grad():
+            batch = self.algorithm.prepare(batch)
+        losses = self.algorithm.forward(batch, self.parts)
+        if losses.diagnostics is not None:
+            with torch.no_grad():
+                losses.metrics |= losses.diagnostics()
+        total = total_loss(losses, batch.get("valid"), batch.get("alive"), self.algorithm, mean=False)
+        params = {name: p for name, p in self.algorithm.named_parameters() if p.requires_grad}
+        given = torch.autograd.grad(total.loss, [*params.values()], allow_unused=True)
+        gradients = {
+            name: torch.zeros_like(p) if x is None else x for (name, p), x in zip(params.items(), given, strict=True)
+        }
+        return {"parameters": gradients, "terms": total.losses.terms, "metrics": total.losses.metrics}
+
+
+def parts(batch: Batch) -> list[Batch]:
+    """Cut a segment into its gradients, each with its columns."""
+    count = next(tree.leaves(batch["gradients"])).shape[1]
+    return [tree.map(lambda x: x.chunk(count, 1)[i], batch) for i in range(count)]  # noqa: B023

@@ -1,0 +1,229 @@
+"""A3C: whose gradients they are, what is made of them, and what has none. The losses are A2C's (test_a2c.py)."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlplug import testing, tree
+from rlplug.config import compose
+from rlplug.distributed.fabric import one_rank
+from rlplug.plugins.algo.a2c import A3C
+from rlplug.registry import hookimpl
+from rlplug.run.build import build
+from rlplug.testing.checks.resume import check_resumes
+from rlplug.testing.checks.runs import Case, play
+from rlplug.testing.rank_pool import ranks
+from rlplug.trainer.gradients import SegmentGradients, parts
+from rlplug.trainer.learner import RankLearner
+from rlplug.trainer.minibatches import total_loss
+from rlplug.trainer.normalize import Normalizer
+from rlplug.types import ConfigError
+from tests.plugins.acting import B, T, move, segment
+
+SMALL = ("num_envs=4", "rollout_fragment_length=8", "model.hidden=[8]", "algo.lr=0.01", "tuned=none")
+RUN = ("algo=a3c", "env=cartpole", *SMALL, "train_batch_size=16", "hardware=cpu", "logger=[]", "eval.every=0")
+
+
+def make(*words: str, size: int = T * B, ranks: int = 1) -> A3C:
+    torch.manual_seed(0)
+    spec, cfg = testing.spec(3, 2), testing.config("algo/a3c", lr=0.01)
+    needs = A3C.needs(cfg, spec)
+    needs = A3C.recurrent(cfg, needs) if words else needs
+    run = {"num_envs": B * ranks, "rollout_length": T, "batch_size": size, "world_size": ranks}
+    return A3C(cfg, testing.context(spec, overrides=["algo=a3c", *words], needs=needs, **run))
+
+
+@cache
+def preprocess():
+    return compose(["algo=a3c"]).preprocess
+
+
+def gradients_of(algorithm: A3C, width: int = B) -> SegmentGradients:
+    return SegmentGradients(algorithm, Normalizer(preprocess(), algorithm.ctx.spec, B), algorithm.ctx, width)
+
+
+def learner_of(algorithm: A3C, fabric=None) -> RankLearner:
+    return RankLearner(fabric=fabric or one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
+
+
+def weights(algorithm: A3C) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(algorithm.parameters()).detach().clone()
+
+
+# ---- one gradient ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), ("model=lstm",)], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_what_was_computed_elsewhere_makes_the_step_of_the_rows(words, count):
+    """Where the weights are the same, however many gradients a segment was cut into."""
+    found = []
+    for shipped in (True, False):
+        algorithm = make(*words, size=T * B // count)
+        batch = segment(algorithm)
+        if shipped:
+            batch["gradients"] = gradients_of(algorithm)(batch)
+            assert next(tree.leaves(batch["gradients"])).shape[:2] == (1, count)
+        losses = algorithm.update(batch, learner_of(algorithm))
+        found.append((weights(algorithm), losses.terms | losses.metrics))
+    (one, said), (other, expected) = found
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(said, expected)
+    assert said.keys() == {"policy", "value", "entropy", "mean_entropy", "advantage"}
+
+
+def test_the_gradient_is_not_of_the_weights_that_are_moved():
+    algorithm = make()
+    batch = segment(algorithm)
+    given = gradients_of(algorithm)(batch)
+    move(algorithm)
+    start = weights(algorithm)
+    learner_of(algorithm).minimize(batch | {"gradients": given}, algorithm)
+    rms = algorithm.cfg
+    g = torch.cat([x.sum((0, 1)).flatten() for x in given["parameters"].values()]) / batch["valid"].sum()
+    g = g * min(1.0, rms.grad_clip / g.norm().item())
+    step = 0.01 * g / (((1 - rms.decay) * g * g).sqrt() + rms.epsilon)
+    torch.testing.assert_close(weights(algorithm), start - step)
+
+
+def test_each_gradient_has_its_columns():
+    algorithm = make(size=T)
+    batch = segment(algorithm)
+    batch["gradients"] = gradients_of(algorithm)(batch)
+    cut = parts(batch)
+    assert len(cut) == B
+    for column, part in enumerate(cut):
+        assert torch.equal(part["obs"], batch["obs"][:, column : column + 1])
+        alone = gradients_of(algorithm, 1)({key: leaf for key, leaf in part.items() if key != "gradients"})
+        torch.testing.assert_close(part["gradients"], alone)
+
+
+def half(fabric, states):
+    """One step from what this rank's two columns gave."""
+    algorithm = make(size=T * B * 2 // 2)
+    batch = {key: leaf[:, fabric.global_rank * 2 : fabric.global_rank * 2 + 2] for key, leaf in states.items()}
+    batch["gradients"] = gradients_of(algorithm, 2)(batch)
+    move(algorithm)
+    losses = algorithm.update(batch, learner_of(algorithm, fabric))
+    return weights(algorithm), losses.terms
+
+
+def test_ranks_add_up_their_gradients():
+    algorithm = make()
+    batch = segment(algorithm)
+    answers = ranks(2)(half, batch)
+    batch["gradients"] = gradients_of(algorithm)(batch)
+    move(algorithm)
+    losses = algorithm.update(batch, learner_of(algorithm))
+    for answer in answers:
+        torch.testing.assert_close(answer, (weights(algorithm), losses.terms))
+
+
+# ---- in a run --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [("loop.in_flight=1",), ("loop.in_flight=3",), ("loop.broadcast_interval=3",)], ids=lambda words: words[0]
+)
+def test_gradients_are_of_the_weights_of_their_version(words):
+    trainer, other = (build(compose([*RUN, *words, "preprocess.scale_reward=0.1"]), Path()) for _ in range(2))
+    algorithm, kept, old = trainer.algorithm, {}, 0
+    for _ in range(6):
+        kept[trainer.progress.updates] = {name: x.clone() for name, x in algorithm.state_dict().items()}
+        trainer.collect("explore", 1)
+        segments = list(trainer.buffer.segments._kept.values())
+        assert len(segments) == 2  # of two environments each
+        for batch, version in segments:
+            other.algorithm.load_state_dict(kept[version])
+            rows = {key: leaf for key, leaf in batch.items() if key != "gradients"} | {"reward": 0.1 * batch["reward"]}
+            total = total_loss(other.algorithm.forward(rows, ()), rows["valid"], None, other.algorithm, mean=False)
+            gradients = torch.autograd.grad(total.loss, list(other.algorithm.parameters()))
+            expected = dict(zip(kept[version], gradients, strict=True))
+            torch.testing.assert_close(batch["gradients"]["parameters"], tree.map(lambda x: x[None, None], expected))
+            old += trainer.progress.updates - version
+        while trainer.ready():
+            trainer.update()
+            kept[trainer.progress.updates] = {name: x.clone() for name, x in algorithm.state_dict().items()}
+    assert trainer.progress.updates == 12
+    assert (old > 0) == (words != ("loop.in_flight=1",))
+    trainer.close()
+    other.close()
+
+
+def test_without_delay_it_is_a2c():
+    """A gradient of all environments, applied before the next segment is played."""
+    found = {}
+    for name, more in {
+        "a3c": ["loop.in_flight=1", "train_batch_size=32", "algo.grad_clip=0.5"],
+        "a2c": ["algo.lambda_=1.0"],
+    }.items():
+        trainer = build(compose([*RUN, f"algo={name}", *more]), Path())
+        play(trainer, 5)
+        found[name] = trainer.algorithm.state_dict(), trainer.progress.env_steps
+        trainer.close()
+    torch.testing.assert_close(*found.values(), rtol=1e-3, atol=1e-5)
+
+
+class Count:
+    gradients = 0
+
+    @hookimpl
+    def rlplug_collected(self, run, segment):
+        self.gradients += len(parts(segment.batch))
+
+
+def test_a_step_for_every_gradient():
+    """Those of the last segment, which is shorter than the others, too."""
+    trainer, seen = build(compose([*RUN, "total_steps=1000"]), Path()), Count()
+    trainer.hooks.register(seen)
+    trainer.loop.run(trainer)
+    assert trainer.progress.updates == seen.gradients >= 1000 // 16
+    assert 997 <= trainer.progress.env_steps <= 1000
+    assert trainer.buffer.metrics() == {"dropped_segments": 0}
+    assert not trainer.ready()
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("loop.in_flight=4", "model=lstm", "model.hidden=8"), ("loop.broadcast_interval=3",)], ids=len
+)
+def test_it_resumes_bit_for_bit(words):
+    check_resumes(Case("a3c", "cartpole", (*SMALL, "train_batch_size=16", *words)), updates=5)
+
+
+# ---- what has no gradients -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["buffer=replay"], "buffer: replay gives windows of older data, but a3c learns from segments in order; take "),
+        (["buffer=rollout"], "buffer: rollout gives the last round, but a3c learns from segments in order; take "),
+        (["buffer=circular"], "buffer: circular gives segments several times, but a3c does not correct for older"),
+        (["buffer.replay_proportion=1.0"], "buffer.replay_proportion: replays what older policies did, which the"),
+        (["loop=alternate"], "loop: alternate waits for all actors, and A3C takes the gradients of each; take loop=a"),
+        (["exploration=[icm]"], "exploration.icm: rewards what the learner samples, and a3c computes its gradients wh"),
+        (
+            ["train_batch_size=20"],
+            "train_batch_size: 20 transitions are no whole rollouts of 8",
+        ),
+        (
+            ["train_batch_size=24"],
+            "train_batch_size: 24 transitions are no whole rollouts of 8",
+        ),
+    ],
+)
+def test_refusals(words, message):
+    with pytest.raises(ConfigError) as error:
+        build(compose([*RUN, *words]), Path())
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_what_would_be_a_right_batch_is_said():
+    with pytest.raises(ConfigError, match=r"4 environments of a process; take 8 or 16 or 32$"):
+        build(compose([*RUN, "train_batch_size=12"]), Path())
