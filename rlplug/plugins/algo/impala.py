@@ -33,6 +33,7 @@ class IMPALA(Algorithm):
     class Config:
         gamma: UnitFloat = option("Discount factor.")
         lambda_: UnitFloat = option("Weight of longer returns in V-trace; 1: the paper's.")
+        vtrace: bool = option("Weight what older policies did; false: learn from it as if the present one had.")
         vtrace_clip_rho_threshold: PositiveFloat | None = option(
             "Limit of the ratio that weights a temporal difference, rho-bar; null: none."
         )
@@ -112,7 +113,8 @@ class IMPALA(Algorithm):
         logp = dist.logp(batch["action"])
         with torch.no_grad():
             log_rho = logp - batch["logp"]
-            rows = log_rho, batch["reward"], value, batch["terminated"], batch["valid"]
+            corrected = log_rho if cfg.vtrace else torch.zeros_like(log_rho)
+            rows = corrected, batch["reward"], value, batch["terminated"], batch["valid"]
             limits = cfg.vtrace_clip_rho_threshold, cfg.vtrace_clip_c_threshold, cfg.vtrace_clip_pg_rho_threshold
             target, advantage = vtrace(*rows, cfg.gamma, cfg.lambda_, *limits)
             entropy = dist.entropy()
