@@ -29,6 +29,7 @@ REPLAY = (
     "buffer.capacity=300",  # it wraps
     *SMALL,
 )
+SEGMENTS = ("model.hidden=[8]", "train_batch_size=256", *ROUNDS[:1], *SMALL[1:])
 PPO = ("algo=ppo", "algo.sgd_minibatch_size=64", "algo.num_sgd_iter=2", *ROUNDS)
 CONFIGS = {
     "sac": ("algo=sac", "env=pendulum", *REPLAY),
@@ -58,6 +59,20 @@ CONFIGS = {
         *("algo.n_step=3", "algo.double_q=true", "algo.dueling=true", "algo.noisy=true", "algo.num_atoms=11"),
         *REPLAY,
     ),
+    "a2c": ("algo=a2c", "env=cartpole", *ROUNDS),
+    "impala": (
+        *("algo=impala", "env=cartpole", "loop.in_flight=3", "buffer.replay_proportion=0.5", *SEGMENTS),
+        "algo.opt_type=rmsprop",
+    ),
+    "impala-recurrent": (
+        *("algo=impala", "env=stateless_cartpole", "loop.broadcast_interval=2", *SEGMENTS[1:]),
+        *("model=lstm", "model.hidden=8", "model.torso.hidden=[8]"),
+    ),
+    "appo": (
+        *("algo=appo", "env=pendulum", "algo.kl_coeff=0.2", "algo.target_network_update_freq=3", *SEGMENTS),
+        *("buffer.num_batches=3", "buffer.num_uses=4"),
+    ),
+    "td3": ("algo=td3", "env=pendulum", *REPLAY),
     "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
 }
 
