@@ -29,7 +29,7 @@ import curves  # noqa: E402
 RESULTS, PAGE, PICTURE = HERE / "results" / "staleness.json", DOCS / "impala.md", DOCS / "img" / "staleness.svg"
 TABLE = re.compile(r"(<!-- staleness -->\n).*?(<!-- end -->)", re.DOTALL)
 LAG = 8
-STEPS = 150_000
+STEPS = 100_000
 LINE = (
     *("algo=impala", "env=cartpole", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "log.every=2_000"),
     *("rollout_fragment_length=32", "train_batch_size=256", "preprocess.scale_reward=0.02", f"total_steps={STEPS}"),
@@ -69,7 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep.absolute() if args.keep else Path(temporary)
         drawn = {}
-        for lag in (0, LAG):
+        for lag in (LAG, 0):
             for name in CORRECTED:
                 folders = {seed: run(folder, name, lag, seed) for seed in args.seeds.split(",")}
                 summaries = {seed: json.loads((one / "summary.json").read_text()) for seed, one in folders.items()}
