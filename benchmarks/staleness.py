@@ -53,7 +53,7 @@ def run(folder: Path, name: str, lag: int, seed: str) -> Path:
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Return the final evaluations as a table."""
     lines = ["| | lag | mean | seeds |", "|---|---|---|---|"]
-    for result in results.values():
+    for result in sorted(results.values(), key=lambda result: result["lag"]):
         scores = result["scores"]
         each = " ".join(f"{seed}: {score:.1f}" for seed, score in scores.items())
         lines.append(f"| {result['name']} | {result['lag']} | **{statistics.mean(scores.values()):.1f}** | {each} |")
