@@ -91,7 +91,6 @@ PROOFS = {
     "ddpg_pendulum": Proof(DDPG + "pendulum", -180, blind=True),
     "td3_pendulum": Proof(TD3 + "pendulum", -180, blind=True),
     "ddpg_mountaincar_continuous": Proof(DDPG + "mountaincar_continuous", 90, blind=True),
-    "td3_mountaincar_continuous": Proof(TD3 + "mountaincar_continuous", 90, blind=True),
     "a2c_cartpole": Proof(A2C + "cartpole", 475, blind=True),
     "impala_cartpole": Proof(IMPALA + "cartpole", 475),
     "impala_cartpole_actors": Proof(f"{IMPALA}cartpole {ACTORS}", 475),

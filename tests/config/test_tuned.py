@@ -58,7 +58,6 @@ def test_a_pair_may_bring_exploration_and_its_settings():
     assert compose(["algo=sac", "env=mountaincar_continuous", "exploration=[]"]).exploration == {}
     for name in ("ornstein_uhlenbeck", "gaussian"):
         assert list(compose(["algo=sac", "env=mountaincar_continuous", f"exploration={name}"]).exploration) == [name]
-    assert list(compose(["algo=td3", "env=mountaincar_continuous"]).exploration) == ["gaussian", "ornstein_uhlenbeck"]
     curious = compose(["algo=ppo", "env=frozenlake_12x12", "exploration=icm"])
     assert curious.exploration["icm"].cfg.eta == 0.05
     assert compose(["algo=ppo", "env=frozenlake_12x12"]).exploration == {}
