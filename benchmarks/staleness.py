@@ -60,15 +60,25 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def show(results: dict[str, dict[str, Any]], drawn: dict[str, Any]) -> None:
+    """Write what is known: the results, the table, and the picture of the runs with a lag."""
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(TABLE.sub(lambda found: f"{found[1]}\n{table(results)}\n\n{found[2]}", page), encoding="utf-8")
+    series = {name: (color, name) for name, color in COLORS.items()}
+    picture = curves.draw(f"CartPole-v1 with a lag of {LAG} updates: return", drawn, {}, {}, series)
+    PICTURE.write_text(picture, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     args = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
+    drawn: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep.absolute() if args.keep else Path(temporary)
-        drawn = {}
         for lag in (LAG, 0):
             for name in CORRECTED:
                 folders = {seed: run(folder, name, lag, seed) for seed in args.seeds.split(",")}
@@ -78,15 +88,7 @@ def main() -> None:
                 print(f"{name}, lag {lag}: {scores}", flush=True)
                 if lag:
                     drawn[name] = curves.read([*folders.values()], smooth=3)["episode/return"]
-    without = statistics.mean(results["uncorrected, lag 0"]["scores"].values())
-    series = {name: (color, name) for name, color in COLORS.items()}
-    title = f"CartPole-v1 with a lag of {LAG} updates: return"
-    picture = curves.draw(title, drawn, {"uncorrected, without the lag": without}, {}, series)
-    PICTURE.write_text(picture, encoding="utf-8")
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(TABLE.sub(lambda found: f"{found[1]}\n{table(results)}\n\n{found[2]}", page), encoding="utf-8")
-    print(table(results))
+            show(results, drawn)
 
 
 if __name__ == "__main__":
