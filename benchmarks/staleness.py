@@ -29,7 +29,7 @@ import curves  # noqa: E402
 RESULTS, PAGE, PICTURE = HERE / "results" / "staleness.json", DOCS / "impala.md", DOCS / "img" / "staleness.svg"
 TABLE = re.compile(r"(<!-- staleness -->\n).*?(<!-- end -->)", re.DOTALL)
 LAG = 8
-STEPS = 100_000
+STEPS = 150_000
 LINE = (
     *("algo=impala", "env=cartpole", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "log.every=2_000"),
     *("rollout_fragment_length=32", "train_batch_size=256", "preprocess.scale_reward=0.02", f"total_steps={STEPS}"),
