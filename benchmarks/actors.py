@@ -4,6 +4,7 @@
     python benchmarks/actors.py cost       # CartPole, by 2 actors and by the same samplers as bare processes
     python benchmarks/actors.py weights    # 1, 10 and 100 MB to 8 actors
     python benchmarks/actors.py faults     # PPO while actors are killed and hang, and environments raise
+    python benchmarks/actors.py memory     # IMPALA with a learner that is too slow for its actors, for 30 minutes
 
 Samplers that are compared take turns in one run; medians are printed.
 """
@@ -11,17 +12,20 @@ Samplers that are compared take turns in one run; medians are printed.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import pickle
 import platform
 import random
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from multiprocessing import get_context, shared_memory
 from pathlib import Path
@@ -271,12 +275,52 @@ def faults(rounds: int, total_steps: int = 200_000, seconds: float = 10.0) -> di
     return found
 
 
+# ---- memory -------------------------------------------------------------------------------------------------------
+
+
+def held(processes: Iterable[psutil.Process]) -> float:
+    """Return the megabytes that processes have for themselves; what is under way lies in Ray's shared memory."""
+    seen = [process.memory_info() for process in processes]
+    return round(sum(info.rss - info.shared for info in seen) / 2**20, 1)
+
+
+def memory(minutes: int) -> dict[str, Any]:
+    """Let two actors play ten times as many segments as the learner takes, each of whose samples has eight old ones."""
+    words = ("algo=impala", "env=cartpole", *QUIET, *actors(2), "num_envs=16", "eval.every=0", "checkpoint.every=1min")
+    words = (*words, "loop.in_flight=8", "replay_ratio=0.00025", "buffer.replay_proportion=8", "log.every=50_000")
+    found: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as work:
+        run = Path(work) / "run"
+        command = [sys.executable, "-m", "rlplug", *words, "total_steps=1_000_000_000", f"hydra.run.dir={run}"]
+        program = subprocess.Popen(command)
+        learner = psutil.Process(program.pid)
+        while not (run / "metrics.csv").exists():
+            time.sleep(1.0)
+        for minute in range(minutes + 1):
+            found.append(
+                {"minute": minute, "learner_mb": held([learner]), "shared_mb": learner.memory_info().shared / 2**20}
+            )
+            found[-1]["actors_mb"] = held(p for p in learner.children(recursive=True) if "ray::Actor" in p.name())
+            print(found[-1], flush=True)
+            time.sleep(60.0)
+        program.send_signal(signal.SIGINT)
+        program.wait()
+        summary = json.loads((run / "summary.json").read_text())
+        with (run / "metrics.csv").open() as file:
+            dropped = [float(row["buffer/dropped_segments"]) for row in csv.DictReader(file)]
+    told = {"env_steps": summary["env_steps"], "updates": summary["updates"], "dropped_segments": max(dropped)}
+    print(told)
+    return {"minutes": found} | told
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["scaling", "cost", "weights", "faults"])
+    parser.add_argument("what", choices=["scaling", "cost", "weights", "faults", "memory"])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--minutes", type=int, default=30, help="of memory")
     options = parser.parse_args()
-    found = {"machine": platform.machine(), "cores": os.cpu_count()} | globals()[options.what](options.rounds)
+    much = options.minutes if options.what == "memory" else options.rounds
+    found = {"machine": platform.machine(), "cores": os.cpu_count()} | globals()[options.what](much)
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(known | {options.what: found}, indent=2) + "\n")
 

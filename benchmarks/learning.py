@@ -116,6 +116,8 @@ PROOFS = {
     "ppo_blackjack": Proof(PPO + "blackjack", -0.08),
     "sac_cartpole": Proof(SAC + "cartpole", 400),
     "ppo_lstm_stateless_cartpole": Proof(PPO + "stateless_cartpole model=lstm", 400),
+    "impala_lstm_stateless_cartpole": Proof(IMPALA + "stateless_cartpole model=lstm", 400, blind=True),
+    "impala_lstm_stateless_cartpole_actors": Proof(f"{IMPALA}stateless_cartpole model=lstm {ACTORS}", 400, blind=True),
     "r2d2_stateless_cartpole": Proof("experiment=r2d2_stateless_cartpole", 400),
     "r2d2_stateless_cartpole_actors": Proof(f"experiment=r2d2_stateless_cartpole loop=async {ACTORS}", 400),
     "sac_lstm_pendulum_no_velocity": Proof("experiment=sac_lstm_pendulum_no_velocity", -400),

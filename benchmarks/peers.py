@@ -7,11 +7,12 @@
     python benchmarks/peers.py ppo_cartpole --override hardware.float32_matmul_precision=medium
 
 The first call makes an environment for each peer (in ``benchmarks/.peers``), with the versions below and our torch and
-gymnasium. Peers take turns, each measurement in a process of its own on one core, so that a busy machine disturbs all
-alike. Set-up, warm-up (the first 30 % of the steps) and evaluation are not part of the speed. Start-up is another
-process, from its start to the end of 2,048 steps, 500 of SAC. rlplug runs by its defaults; ``by hand`` is a loop of
-torch for one experiment, without what a framework is for. Results go to ``results/peers.json``, the table to
-``docs/results.md``, and bars to ``docs/img/peers.svg``.
+gymnasium (RLlib with the gymnasium that it asks for). Peers take turns, each measurement in a process of its own on one
+core, or on all of them where a case has actors, so that a busy machine disturbs all alike. Set-up, warm-up (the first
+30 % of the steps) and evaluation are not part of the speed. Start-up is another process, from its start to the end of
+2,048 steps, 500 of SAC. rlplug runs by its defaults; ``by hand`` is a loop of torch for one experiment, without what a
+framework is for. Results go to ``results/peers.json``, the table to ``docs/results.md``, and bars to
+``docs/img/peers.svg``.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ TITLES = {
     "sac_halfcheetah": "SAC, HalfCheetah-v5: the same",
     "ppo_cartpole_64": "PPO, CartPole-v1: 64 environments x 128, else as above",
     "ppo_pong": "PPO, Pong: 8 environments x 128, 4 epochs x 4 minibatches, the network of Mnih et al. 2015",
+    "impala_cartpole": "IMPALA, CartPole-v1: 2 actors x 8 environments x 50, batch 400, two 64x64 tanh networks",
 }
 
 
-NOT_BY_HAND = ("dqn_prioritized", "sac_pendulum", "sac_halfcheetah")
+ACTORS = ("impala_cartpole",)
+NOT_BY_HAND = ("dqn_prioritized", "sac_pendulum", "sac_halfcheetah", *ACTORS)
+NOT_RLLIB = tuple(case for case in TITLES if case not in ("ppo_cartpole", "ppo_cartpole_64", "ppo_acrobot", *ACTORS))
 
 
 class Peer(NamedTuple):
@@ -63,16 +67,19 @@ class Peer(NamedTuple):
     requirements: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     """cases that it has no runner for, or no such feature"""
+    shared: tuple[str, ...] = SHARED
+    """what it has in our versions"""
 
 
 PEERS = {
     "rlplug": Peer("rlplug", "with_rlplug"),
     "rlplug_compiled": Peer("rlplug, compile=max", "with_rlplug", ("compile=max",)),
     "sb3": Peer(
-        "Stable-Baselines3", "with_sb3", requirements=("stable-baselines3==2.9.2",), lacks=("dqn_prioritized",)
+        "Stable-Baselines3", "with_sb3", requirements=("stable-baselines3==2.9.2",), lacks=("dqn_prioritized", *ACTORS)
     ),
-    "sbx": Peer("SBX (JAX)", "with_sb3", ("--jax",), ("sbx-rl==0.28.0",), ("dqn_prioritized", "ppo_pong")),
-    "tianshou": Peer("Tianshou", "with_tianshou", requirements=("tianshou==2.0.1",), lacks=("ppo_pong",)),
+    "sbx": Peer("SBX (JAX)", "with_sb3", ("--jax",), ("sbx-rl==0.28.0",), ("dqn_prioritized", "ppo_pong", *ACTORS)),
+    "tianshou": Peer("Tianshou", "with_tianshou", requirements=("tianshou==2.0.1",), lacks=("ppo_pong", *ACTORS)),
+    "rllib": Peer("RLlib", "with_rllib", (), ("ray[rllib]==2.60.0",), NOT_RLLIB, ("torch",)),
     "by_hand": Peer("by hand", "by_hand", lacks=NOT_BY_HAND),
     "by_hand_compiled": Peer("by hand, compiled", "by_hand", ("--compiled",), lacks=NOT_BY_HAND),
 }
@@ -85,7 +92,7 @@ def python_of(name: str) -> str:
         return sys.executable
     folder = HERE / ".peers" / name
     python, done = folder / "bin" / "python", folder / "done"
-    wanted = [*_shared(), *peer.requirements]
+    wanted = [*_pins(peer.shared), *peer.requirements]
     if not done.exists() or done.read_text().split() != wanted:
         print(f"making an environment for {peer.title}: {' '.join(wanted)}", flush=True)
         venv.create(folder, with_pip=True, clear=True)
@@ -95,9 +102,9 @@ def python_of(name: str) -> str:
     return str(python)
 
 
-def _shared() -> list[str]:
+def _pins(names: Sequence[str]) -> list[str]:
     pins = (HERE.parent / "constraints.txt").read_text().splitlines()
-    return [pin for name in SHARED for pin in pins if pin.startswith(f"{name}==")]
+    return [pin for name in names for pin in pins if pin.startswith(f"{name}==")]
 
 
 def one_core() -> None:
@@ -107,7 +114,7 @@ def one_core() -> None:
 
 def turn(name: str, case: str, steps: int, words: Sequence[str]) -> tuple[dict[str, Any], float]:
     """Make one measurement in a fresh process; return what it says, and how many seconds it took in all."""
-    core = one_core if hasattr(os, "sched_setaffinity") else None
+    core = one_core if hasattr(os, "sched_setaffinity") and "actors" not in CASES[case] else None
     runner = HERE / "runners" / f"{PEERS[name].runner}.py"
     command = [python_of(name), str(runner), case, *PEERS[name].words, *words, "--steps", str(steps)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}

@@ -66,8 +66,18 @@ def ticks(low: float, high: float, most: int = 6) -> np.ndarray:
     return np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step
 
 
-def draw(title: str, curves: Curves, published: Mapping[str, float], beside: Mapping[str, np.ndarray]) -> str:
-    """The picture as SVG, with the returns that others have published, and curves ``[2, P]`` of theirs."""
+def draw(
+    title: str,
+    curves: Curves,
+    published: Mapping[str, float],
+    beside: Mapping[str, np.ndarray],
+    series: Mapping[str, tuple[str, str]] = SERIES,
+) -> str:
+    """The picture as SVG, with the returns that others have published, and curves ``[2, P]`` of theirs.
+
+    Args:
+        series: color and label of each of ``curves``.
+    """
     steps = np.concatenate([x for x, _ in curves.values()] + [x for x, _ in beside.values()])
     theirs = [list(published.values()), *(y for _, y in beside.values())]
     values = np.concatenate([*theirs, *(y.ravel() for _, y in curves.values())])
@@ -89,7 +99,7 @@ def draw(title: str, curves: Curves, published: Mapping[str, float], beside: Map
 
     def lines() -> Iterator[str]:
         for i, (name, (x, y)) in enumerate(curves.items()):
-            color, label = SERIES[name]
+            color, label = series[name]
             band = place(np.concatenate((x, x[::-1])), np.concatenate((y.max(0), y.min(0)[::-1])))
             yield f'<polygon points="{band}" fill="{color}" fill-opacity="0.18" stroke="none"/>'
             yield f'<polyline points="{place(x, y.mean(0))}" stroke="{color}" stroke-width="2"/>'

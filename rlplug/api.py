@@ -89,6 +89,7 @@ class Context(Protocol):
     total_steps: int
     rollout_length: int  # transitions per environment of a collected segment
     batch_size: int  # transitions per sample, of the whole run
+    sample_uses: int  # times that the buffer gives a sample of segments: so many updates follow from it
     replay_ratio: float | None  # updates per environment step; None: one a round
     learning_starts: int  # environment steps with random actions before the first update
     rank: int
@@ -435,7 +436,9 @@ class Buffer(Protocol):
 
     gives: ClassVar[frozenset[Data]]  # what its samples can be: ``needs.data`` has to be among them
     sequences: ClassVar[bool]  # windows begin at rows whose recurrent state it keeps
-    repeats: ClassVar[bool] = False  # gives segments more than once, to algorithms that are ``off_policy``
+    repeats: ClassVar[str] = (
+        ""  # its option that says how often it gives a segment, to algorithms that are ``off_policy``
+    )
     sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any is collected
     size_key: ClassVar[str]  # the config key that says how much it keeps: ``buffer.capacity``
 

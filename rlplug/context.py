@@ -45,11 +45,12 @@ class ResolvedRun:
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return what the run's components are built with in one process."""
-        config = self.config
+        config, repeats = self.config, getattr(self.config.buffer.cls, "repeats", "")
         run = {name: getattr(config, name) for name in ("num_envs", "total_steps", "seed", "deterministic")}
         tempo = {
             "rollout_length": config.rollout_fragment_length,
             "batch_size": config.train_batch_size,
+            "sample_uses": getattr(config.buffer.cfg, repeats) if repeats else 1,
             "replay_ratio": config.replay_ratio,
             "learning_starts": config.num_steps_sampled_before_learning_starts,
         }
@@ -106,6 +107,7 @@ class RunContext(Context):
         total_steps: int = 0,
         rollout_length: int = 1,
         batch_size: int = 1,
+        sample_uses: int = 1,
         replay_ratio: float | None = None,
         learning_starts: int = 0,
         seed: int = 0,
@@ -120,7 +122,7 @@ class RunContext(Context):
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
-        self.replay_ratio, self.learning_starts = replay_ratio, learning_starts
+        self.sample_uses, self.replay_ratio, self.learning_starts = sample_uses, replay_ratio, learning_starts
         self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
         self.schedules = Schedules(self.device)
         self.generators: dict[str, torch.Generator] = {}

@@ -18,6 +18,8 @@ SAC = {"algo": "sac", "gamma": 0.99, "lr": 1e-3, "tau": 0.005, "batch": 256, "hi
 SAC |= {"learning_starts": 100, "capacity": 1_000_000}
 DQN = {"algo": "dqn", "env": "CartPole-v1", "envs": 1, "gamma": 0.99, "lr": 1e-3, "batch": 32, "hidden": (64, 64)}
 DQN |= {"learning_starts": 100, "capacity": 50_000, "epsilon": 0.1, "target_every": 500, "grad_clip": 10.0}
+IMPALA = {"algo": "impala", "actors": 2, "envs": 16, "rollout": 50, "batch": 400, "gamma": 0.99, "lr": 5e-4}
+IMPALA |= {"hidden": (64, 64), "value_coeff": 0.5, "entropy_coeff": 0.01, "grad_clip": 40.0}
 
 CASES: dict[str, dict[str, Any]] = {
     "ppo_cartpole": PPO | {"env": "CartPole-v1", "envs": 8, "steps": 60 * 1024, "learns": 100},
@@ -29,9 +31,11 @@ CASES: dict[str, dict[str, Any]] = {
     "sac_halfcheetah": SAC | {"env": "HalfCheetah-v5", "steps": 3_000, "learns": None, "start": 500},
     "ppo_cartpole_64": PPO | {"env": "CartPole-v1", "envs": 64, "steps": 20 * 8192, "learns": 60},
     "ppo_pong": PONG | {"env": "PongNoFrameskip-v4", "envs": 8, "steps": 6 * 1024, "learns": None},
+    "impala_cartpole": IMPALA | {"env": "CartPole-v1", "steps": 30_000, "learns": None},
 }
 """``steps``: of the environment in one measurement; ``learns``: what its last episodes have to return, None where that
-takes hours; ``start``: after how many steps start-up ends, 2,048 where it is not said"""
+takes longer; ``start``: after how many steps start-up ends, 2,048 where it is not said; ``actors``: processes that
+collect, on all cores"""
 
 LAST = 5
 """episodes of which the return is told"""

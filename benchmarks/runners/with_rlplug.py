@@ -33,6 +33,12 @@ def words(case: dict[str, Any], steps: int) -> list[str]:
         said += [f"algo.clip_param={case['clip']}", f"algo.vf_loss_coeff={case['value_coeff']}"]
         said += [f"algo.entropy_coeff={case['entropy_coeff']}", f"algo.grad_clip={case['grad_clip']}"]
         return [*said, f"log.every={3 * rows}"]
+    if case["algo"] == "impala":
+        said += ["model=mlp", hidden, "model.activation=tanh", "algo.vf_share_layers=false", f"algo.lr={case['lr']}"]
+        said += [f"rollout_fragment_length={case['rollout']}", f"train_batch_size={case['batch']}"]
+        said += [f"algo.vf_loss_coeff={case['value_coeff']}", f"algo.entropy_coeff={case['entropy_coeff']}"]
+        said += [f"algo.grad_clip={case['grad_clip']}", f"hardware.actors.count={case['actors']}"]
+        return [*said, "hardware.actors.num_cpus=0.5", "log.every=2_000"]
     start = f"num_steps_sampled_before_learning_starts={case['learning_starts']}"
     said += [start, f"train_batch_size={case['batch']}", f"buffer.capacity={case['capacity']}", "algo.n_step=1"]
     if case["algo"] == "sac":
@@ -61,4 +67,4 @@ def measure(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
 
 
 if __name__ == "__main__":
-    run(dict.fromkeys(("ppo", "dqn", "sac"), measure), ("rlplug", "torch", "gymnasium"))
+    run(dict.fromkeys(("ppo", "dqn", "sac", "impala"), measure), ("rlplug", "torch", "gymnasium"))

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.nn import Module
 
+from rlplug.nn import ActorCritic
 from rlplug.run.checks import size
 from rlplug.trainer.trainer import Trainer
 
@@ -24,8 +25,7 @@ def describe(trainer: Trainer) -> str:
     explorations = [("exploration", name, extra) for name, extra in policy.exploration.items()]
     for kind, name, module in (("algo", config.algo.name, policy.algorithm), *explorations):
         table.append((kind, f"{name}, {_count(module):,} parameters"))
-        parts = module.named_children()
-        table += [(f"  {part}", f"{type(inner).__name__}, {_count(inner):,}") for part, inner in parts]
+        table += [line for part, inner in module.named_children() for line in _parts(f"  {part}", inner)]
     row = trainer.collector.spec.row
     table += [
         ("buffer", f"{config.buffer.name}, {size(trainer.buffer.nbytes(row))}"),
@@ -78,6 +78,13 @@ def _actors(trainer: Trainer) -> list[tuple[str, str]]:
         ("", f"of {ray.address}" if ray.address else "started on this machine for the run"),
     ]
     return [*lines, ("", f"{actors.evaluation} more play evaluations meanwhile")] if actors.evaluation else lines
+
+
+def _parts(name: str, module: Module) -> list[tuple[str, str]]:
+    """Return how large a part of an algorithm is, and below it the networks of a policy with a value function."""
+    inner = module.named_children() if isinstance(module, ActorCritic) else ()
+    line = (name, f"{type(module).__name__}, {_count(module):,}")
+    return [line, *[line for part, network in inner for line in _parts(f"  {name[:2]}{part}", network)]]
 
 
 def _count(module: Module) -> int:

@@ -16,7 +16,7 @@ from rlplug.nn.heads import (
 )
 from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
 from rlplug.nn.module import Module
-from rlplug.nn.optim import Adam
+from rlplug.nn.optim import Adam, adam_or_rmsprop
 from rlplug.nn.recurrent import GRU, LSTM, Recurrent, unroll
 from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten
 
@@ -53,6 +53,7 @@ __all__ = [
     "ResidualCNN",
     "TanhGaussian",
     "TanhGaussianHead",
+    "adam_or_rmsprop",
     "choices_of",
     "critic_for",
     "flat_size",

@@ -11,7 +11,7 @@ from rlplug.nn.distributions import Distribution
 from rlplug.nn.heads import head_for
 from rlplug.nn.mlp import Linear, precise
 from rlplug.nn.module import Module
-from rlplug.types import Batch
+from rlplug.types import Batch, ConfigError, Mode
 
 
 class ActorCritic(Module):
@@ -32,6 +32,25 @@ class ActorCritic(Module):
         self.torso, self.value_torso = torso, value_torso
         self.policy = head_for(action, torso.out_dim, initial_log_std=initial_log_std)
         self.value = Linear((value_torso or torso).out_dim, 1, gain=1.0)
+
+    @classmethod
+    def of_run(cls, ctx: Any, shared: bool, initial_log_std: float) -> ActorCritic:
+        """Build the networks that a run has for its one group of agents.
+
+        Args:
+            ctx: of the run (``rlplug.api.Context``): its ``model`` is the policy's torso, its ``critic_model`` the
+                value's.
+            shared: the value has the policy's torso, and no other one.
+
+        Raises:
+            ConfigError: no policy serves the action space, or the one recurrent torso is left out.
+        """
+        group = ctx.spec.single_agent
+        value_torso = None if shared else ctx.build("critic_model", group.obs)
+        net = cls(ctx.build("model", group.obs), value_torso, group.action, initial_log_std)
+        if ctx.needs.carry_stride and not net.initial_carry(1):
+            raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
+        return net
 
     def initial_carry(self, n: int) -> Batch:
         """Return the recurrent states of ``n`` columns, those of the two torsos by name; leaves ``[n, ...]``."""
@@ -65,3 +84,21 @@ class ActorCritic(Module):
         if self.value_torso is not None and "value" in carry:
             after["value"] = self.value_torso(rows["obs"], carry["value"], rows.get("is_first"))[1]
         return self.policy(features, rows.get("action_mask")), after
+
+    def act(self, step: Batch, carry: Batch, mode: Mode, ctx: Any) -> tuple[Batch, Batch]:
+        """Act on one row of every column: ``Algorithm.act``.
+
+        Returns:
+            ``action``, and of ``logp`` and ``dist``, the parameters of the distribution, those that ``ctx.needs.keys``
+            has; a ``greedy`` policy gives its ``action`` alone. And the carry behind the row.
+        """
+        dist, carry = self.dist(step, carry)
+        if mode == "greedy":
+            return {"action": dist.mode()}, carry
+        action = dist.sample(self.policy.noise(ctx, len(step["is_first"])))
+        out: Batch = {"action": action}
+        if "logp" in ctx.needs.keys:
+            out["logp"] = dist.logp(action)
+        if "dist" in ctx.needs.keys:
+            out["dist"] = dist.params
+        return out, carry

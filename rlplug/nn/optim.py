@@ -132,3 +132,12 @@ def _count(steps: list[Tensor]) -> None:
         steps[0].add_(1.0)
     else:
         torch._foreach_add_(steps, 1.0)
+
+
+def adam_or_rmsprop(
+    opt_type: str, params: Iterable[Tensor], lr: Tensor, epsilon: float, decay: float, momentum: float = 0.0
+) -> torch.optim.Optimizer:
+    """Return ``Adam``, which does not read ``decay`` and ``momentum``, or torch's RMSProp, by its ``opt_type``."""
+    if opt_type == "adam":
+        return Adam(params, lr=lr, eps=epsilon)
+    return torch.optim.RMSprop(params, lr, decay, epsilon, momentum=momentum)

@@ -77,7 +77,7 @@ def _gives(buffer: type[Buffer], needs: Needs) -> bool:
 
 def _outdated(buffer: type[Buffer], needs: Needs) -> bool:
     """Does it give what an algorithm has learned from already, which is then data of an older policy?"""
-    return needs.data == "segments" and not needs.off_policy and getattr(buffer, "repeats", False)
+    return needs.data == "segments" and not needs.off_policy and bool(getattr(buffer, "repeats", ""))
 
 
 def _has_rows(buffer: type[Buffer], loop: type[Loop]) -> bool:

@@ -63,6 +63,15 @@ def test_check_shows_the_plan_and_writes_nothing(capsys: pytest.CaptureFixture[s
     assert list(Path().iterdir()) == []
 
 
+def test_check_shows_the_networks_of_a_policy_and_its_value(capsys: pytest.CaptureFixture[str]):
+    assert main(["check", "algo=ppo", "env=cartpole", "tuned=none"]) == 0
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    shown = dict(rows)
+    assert shown["net"] == "ActorCritic, 9,155"
+    assert (shown["torso"], shown["policy"]) == ("MLP, 4,480", "CategoricalHead, 130")
+    assert (shown["value_torso"], shown["value"]) == ("MLP, 4,480", "Linear, 65")
+
+
 def test_the_settings_of_a_job_are_shown(capsys: pytest.CaptureFixture[str]):
     assert main(["algo=sac", "algo.gamma=0.5", "--cfg", "job", "--package", "algo"]) == 0
     assert "gamma: 0.5" in capsys.readouterr().out

@@ -60,12 +60,13 @@ def test_an_algorithm_on_segments_that_corrects_for_nothing_is_refused_everywher
         (["loop.in_flight=3"], 2),
         (["loop.in_flight=2", "replay_ratio=0.0625"], 4),
         (["loop.in_flight=2", "train_batch_size=16"], 4),
+        (["loop.in_flight=2", "buffer=circular", "buffer.num_uses=3"], 3),
     ],
 )
 def test_a_bound_that_can_never_be_met_is_refused(words, least):
     said = refusal(*words, f"loop.max_staleness={least - 1}")
     assert said.startswith(f"loop.max_staleness: {least - 1} can never be met: with in_flight=")
-    assert said.endswith(f"segments are {least} updates old on average when they arrive; take {least} or more")
+    assert said.endswith(f"the average age of segments that arrive is {least}; take {least} or more")
     build(compose([*RUN, *words, f"loop.max_staleness={least}"]), Path()).close()
 
 
@@ -96,8 +97,9 @@ def test_weights_that_serve_for_several_rounds_grow_old_meanwhile(tmp_path):
 
 
 def test_what_is_older_than_the_bound_is_not_learned_from(tmp_path):
-    """Each batch is used four times, so a segment that was ordered before that is four updates old when it arrives."""
+    """Each batch is used four times, so the second segment of the same weights is four updates old when it arrives."""
     words = ["buffer=circular", "buffer.num_batches=1", "buffer.num_uses=4", "loop.max_staleness=3"]
+    words = [*words, "loop.in_flight=1", "loop.broadcast_interval=2"]
     train(compose([*RUN, *words, "total_steps=4096"]), tmp_path)
     assert column(tmp_path, "train/too_stale")[-2] == pytest.approx(0.5, abs=0.1)  # every other one is fresh
     assert max(column(tmp_path, "train/age")) <= 3.0 + 3.0  # when it arrives, and while it is used
@@ -115,6 +117,24 @@ def test_every_sample_of_the_queue_is_used_and_a_replay_gets_an_update_a_round()
     play(trainer, 10)
     assert (trainer.progress.env_steps - 64) / 16 == pytest.approx(10, rel=0.1)
     trainer.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algo=impala", "buffer.replay_proportion=1.0"),
+        ("algo=appo", "buffer.num_batches=2", "buffer.num_uses=8"),
+        ("algo=appo", "buffer.num_uses=1"),
+        ("algo=appo", "replay_ratio=0.03125", "buffer.num_uses=8"),
+    ],
+    ids=["queue", "ring", "ring of one use", "ratio"],
+)
+def test_the_updates_that_are_announced_are_made(words, tmp_path):
+    trainer = build(compose([*RUN, *words]), tmp_path)
+    play(trainer, 48)
+    announced = trainer.loop.updates(trainer.progress.env_steps)
+    trainer.close()
+    assert announced == pytest.approx(trainer.progress.updates, rel=0.25)  # a ring begins when it is full
 
 
 # ---- in one process it is exact --------------------------------------------------------------------------------------

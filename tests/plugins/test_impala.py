@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from rlplug import testing, tree
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
-from rlplug.functional import vtrace
+from rlplug.functional import gae, vtrace
 from rlplug.plugins.algo.impala import IMPALA
 from rlplug.run.build import build
 from rlplug.run.launch import train
@@ -98,6 +98,19 @@ def test_no_gradient_goes_through_targets_and_ratios():
     loss[batch["valid"]].mean().backward()
     for p, grad in zip(algorithm.parameters(), grads, strict=True):
         assert_close(p.grad, grad)
+
+
+def test_without_the_correction_a_segment_counts_as_the_present_policy_s():
+    """Targets are returns up to the end of the segment, and advantages those of GAE, whoever acted."""
+    algorithm = make(vtrace=False)
+    batch = segment(algorithm)
+    move(algorithm)
+    losses = algorithm.forward(batch, ("policy",))
+    assert (losses.metrics["ratio"] - 1.0).abs().max() > 0.01
+    value, valid = algorithm.values(batch), batch["valid"]
+    advantage, returns = gae(batch["reward"], value, batch["terminated"], valid, 0.99, 1.0)
+    assert_close(losses.terms["policy"][valid], (-algorithm.logp(batch) * advantage)[valid])
+    assert_close(losses.terms["value"][valid], 0.5 * (value - returns).square()[valid])
 
 
 @pytest.mark.parametrize("overrides", [[], ["model=lstm"]])

@@ -13,8 +13,7 @@ from rlplug.functional import gae
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError
-
-T, B = 16, 4
+from tests.plugins.acting import B, T, segment
 
 
 def make(spec=None, overrides=(), **changes) -> PPO:
@@ -25,34 +24,6 @@ def make(spec=None, overrides=(), **changes) -> PPO:
     if any("lstm" in word or "gru" in word for word in overrides):
         needs = PPO.recurrent(cfg, needs)
     return PPO(cfg, testing.context(spec, overrides=overrides, needs=needs, num_envs=B, rollout_length=T))
-
-
-def segment(algorithm: PPO, mask=None):
-    """What was collected: two columns have an episode that ends within, column 0 begins within one."""
-    g = torch.Generator().manual_seed(1)
-    obs = torch.randn(T + 1, B, 3, generator=g)
-    batch = {"obs": obs, "reward": obs[..., 0] + 1.0}
-    for key in ("terminated", "truncated", "is_first"):
-        batch[key] = torch.zeros(T + 1, B, dtype=torch.bool)
-    batch["valid"] = ~batch["is_first"]
-    batch["valid"][-1] = batch["valid"][5, 2] = batch["valid"][9, 3] = False
-    batch["truncated"][4, 2] = batch["terminated"][8, 3] = True
-    batch["is_first"][0, 1:] = batch["is_first"][6, 2] = batch["is_first"][10, 3] = True
-    if mask is not None:
-        batch["action_mask"] = mask
-    with torch.no_grad():
-        carry = tree.map(lambda x: torch.randn(x.shape, generator=g), algorithm.initial_carry(B))
-        out = []
-        for t in range(T + 1):
-            step = {key: batch[key][t] for key in ("obs", "is_first", "action_mask") if key in batch}
-            said, after = algorithm.act(step, carry, "explore")
-            out.append(said | ({"carry": carry} if carry else {}))
-            carry = after
-    return batch | stacked(out)
-
-
-def stacked(rows):
-    return tree.map(lambda *x: torch.stack(x), *rows)
 
 
 def update(algorithm: PPO, batch=None):

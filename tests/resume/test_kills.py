@@ -29,6 +29,7 @@ REPLAY = (
     "buffer.capacity=300",  # it wraps
     *SMALL,
 )
+SEGMENTS = ("model.hidden=[8]", "train_batch_size=256", *ROUNDS[:1], *SMALL[1:])
 PPO = ("algo=ppo", "algo.sgd_minibatch_size=64", "algo.num_sgd_iter=2", *ROUNDS)
 CONFIGS = {
     "sac": ("algo=sac", "env=pendulum", *REPLAY),
@@ -62,6 +63,20 @@ CONFIGS = {
         *("algo=apex_dqn", "env=cartpole", "tuned=none", "num_envs=4", "rollout_fragment_length=8"),
         *("replay_ratio=0.06", "algo.hiddens=[8]", "buffer.num_shards=2", *REPLAY),
     ),
+    "a2c": ("algo=a2c", "env=cartpole", *ROUNDS),
+    "impala": (
+        *("algo=impala", "env=cartpole", "loop.in_flight=3", "buffer.replay_proportion=0.5", *SEGMENTS),
+        "algo.opt_type=rmsprop",
+    ),
+    "impala-recurrent": (
+        *("algo=impala", "env=stateless_cartpole", "loop.broadcast_interval=2", *SEGMENTS[1:]),
+        *("model=lstm", "model.hidden=8", "model.torso.hidden=[8]"),
+    ),
+    "appo": (
+        *("algo=appo", "env=pendulum", "algo.kl_coeff=0.2", "algo.target_network_update_freq=3", *SEGMENTS),
+        *("buffer.num_batches=3", "buffer.num_uses=4"),
+    ),
+    "td3": ("algo=td3", "env=pendulum", *REPLAY),
     "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
 }
 

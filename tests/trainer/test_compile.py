@@ -93,15 +93,19 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
 
 
 WORLD = ("env=cartpole", "env.id=rlplug.testing.worlds:World-v0", "env.vectorization=list", "logger=[]", "num_envs=4")
+SEGMENTS = ("rollout_fragment_length=8", "train_batch_size=32")
 ALGORITHMS = {
     "ppo": ("algo=ppo", "rollout_fragment_length=8", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=1"),
     "dqn": ("algo=dqn", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64"),
     "sac": ("algo=sac", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64"),
     "td3": ("algo=td3", "algo.policy_delay=1", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64"),
+    "ddpg": ("algo=ddpg", "train_batch_size=8", "num_steps_sampled_before_learning_starts=64"),
     "a2c": ("algo=a2c", "algo.opt_type=adam", "algo.epsilon=1e-8", "rollout_fragment_length=8"),
+    "impala": ("algo=impala", "algo.opt_type=adam", "algo.epsilon=1e-8", *SEGMENTS),
+    "appo": ("algo=appo", "algo.kl_coeff=0.2", "buffer.num_batches=1", *SEGMENTS),
 }
-CONTINUOUS = ("sac", "td3")
-NOISE = {"dqn": "epsilon_greedy", "td3": "gaussian"}
+CONTINUOUS = ("sac", "td3", "ddpg")
+NOISE = {"dqn": "epsilon_greedy", "td3": "gaussian", "ddpg": "ornstein_uhlenbeck"}
 MODELS = {
     "mlp": ("+env.kwargs.observation=vector", "model=mlp", "model.hidden=[8]"),
     "cnn": ("+env.kwargs.observation=image", "model=cnn", "model.hidden=[8]"),
@@ -114,9 +118,10 @@ MODELS = {
 EAGER = [
     ("sac", "icm"),
     ("td3", "icm"),
+    ("ddpg", "icm"),
 ]  # how many rows there are is known when it runs; so where an episode ends, in lstm and gru
 SEQUENCES = ("algo.sequence_length=6", "algo.burn_in=2", "algo.stride=4")
-RECURRENT = {"dqn": SEQUENCES, "sac": ("algo.sequence_length=6",), "td3": SEQUENCES}
+RECURRENT = {"dqn": SEQUENCES, "sac": ("algo.sequence_length=6",), "td3": SEQUENCES, "ddpg": SEQUENCES}
 
 
 @pytest.fixture(autouse=True)

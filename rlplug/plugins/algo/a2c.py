@@ -16,9 +16,9 @@ from torch import Tensor
 from rlplug.api import Algorithm, Clip, Context, Losses, Needs, Optim
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before
-from rlplug.nn import ActorCritic, Adam
+from rlplug.nn import ActorCritic, adam_or_rmsprop
 from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
-from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+from rlplug.types import Batch, EnvSpec, Mode
 
 
 class A2C(Algorithm):
@@ -48,30 +48,21 @@ class A2C(Algorithm):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
-        value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", group.obs)
-        self.net = ActorCritic(ctx.build("model", group.obs), value_torso, group.action, cfg.initial_log_std)
-        if ctx.needs.carry_stride and not self.initial_carry(1):
-            raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
+        self.cfg, self.ctx = cfg, ctx
+        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg.initial_log_std)
         self.lr = ctx.schedule(cfg.lr)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
 
     def optimizers(self) -> dict[str, Optim]:
-        cfg, params = self.cfg, self.parameters()
-        if cfg.opt_type == "adam":
-            optimizer: torch.optim.Optimizer = Adam(params, lr=self.lr, eps=cfg.epsilon)
-        else:
-            optimizer = torch.optim.RMSprop(params, lr=self.lr, alpha=cfg.decay, eps=cfg.epsilon)
+        cfg = self.cfg
+        optimizer = adam_or_rmsprop(cfg.opt_type, self.parameters(), self.lr, cfg.epsilon, cfg.decay)
         return {"policy": Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=self.lr)}
 
     def initial_carry(self, n: int) -> Batch:
         return self.net.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        dist, carry = self.net.dist(step, carry)
-        if mode == "greedy":
-            return {"action": dist.mode()}, carry
-        return {"action": dist.sample(self.net.policy.noise(self.ctx, len(step["is_first"])))}, carry
+        return self.net.act(step, carry, mode, self.ctx)
 
     def logp(self, batch: Batch) -> Tensor:
         return self.net(batch, carry_before(batch))[0].logp(batch["action"])

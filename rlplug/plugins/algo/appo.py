@@ -77,12 +77,9 @@ class APPO(Algorithm):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
-        value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", group.obs)
-        self.net = ActorCritic(ctx.build("model", group.obs), value_torso, group.action, cfg.initial_log_std)
+        self.cfg, self.ctx = cfg, ctx
+        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg.initial_log_std)
         self.target = copy.deepcopy(self.net).requires_grad_(False)
-        if ctx.needs.carry_stride and not self.initial_carry(1):
-            raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
         self.lr, self.clip_param = ctx.schedule(cfg.lr), ctx.schedule(cfg.clip_param)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
         self.kl_coeff: Tensor
@@ -99,11 +96,7 @@ class APPO(Algorithm):
         return self.net.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        dist, carry = self.net.dist(step, carry)
-        if mode == "greedy":
-            return {"action": dist.mode()}, carry
-        action = dist.sample(self.net.policy.noise(self.ctx, len(step["is_first"])))
-        return {"action": action, "logp": dist.logp(action)}, carry
+        return self.net.act(step, carry, mode, self.ctx)
 
     def logp(self, batch: Batch) -> Tensor:
         return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
 from rlplug.functional.sequences import carry_before
 from rlplug.functional.vtrace import vtrace
-from rlplug.nn import ActorCritic, Adam
+from rlplug.nn import ActorCritic, adam_or_rmsprop
 from rlplug.settings import (
     NonNegativeFloat,
     PositiveFloat,
@@ -33,6 +33,7 @@ class IMPALA(Algorithm):
     class Config:
         gamma: UnitFloat = option("Discount factor.")
         lambda_: UnitFloat = option("Weight of longer returns in V-trace; 1: the paper's.")
+        vtrace: bool = option("Weight what older policies did; false: learn from it as if the present one had.")
         vtrace_clip_rho_threshold: PositiveFloat | None = option(
             "Limit of the ratio that weights a temporal difference, rho-bar; null: none."
         )
@@ -65,31 +66,21 @@ class IMPALA(Algorithm):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
-        self.cfg, self.ctx, group = cfg, ctx, ctx.spec.single_agent
-        value_torso = None if cfg.vf_share_layers else ctx.build("critic_model", group.obs)
-        self.net = ActorCritic(ctx.build("model", group.obs), value_torso, group.action, cfg.initial_log_std)
-        if ctx.needs.carry_stride and not self.initial_carry(1):
-            raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
+        self.cfg, self.ctx = cfg, ctx
+        self.net = ActorCritic.of_run(ctx, cfg.vf_share_layers, cfg.initial_log_std)
         self.lr = ctx.schedule(cfg.lr)
         self.vf_loss_coeff, self.entropy_coeff = ctx.schedule(cfg.vf_loss_coeff), ctx.schedule(cfg.entropy_coeff)
 
     def optimizers(self) -> dict[str, Optim]:
         cfg = self.cfg
-        if cfg.opt_type == "adam":
-            optimizer: torch.optim.Optimizer = Adam(self.parameters(), lr=self.lr, eps=cfg.epsilon)
-        else:
-            optimizer = torch.optim.RMSprop(self.parameters(), self.lr, cfg.decay, cfg.epsilon, momentum=cfg.momentum)
+        optimizer = adam_or_rmsprop(cfg.opt_type, self.parameters(), self.lr, cfg.epsilon, cfg.decay, cfg.momentum)
         return {"policy": Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=self.lr)}
 
     def initial_carry(self, n: int) -> Batch:
         return self.net.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        dist, carry = self.net.dist(step, carry)
-        if mode == "greedy":
-            return {"action": dist.mode()}, carry
-        action = dist.sample(self.net.policy.noise(self.ctx, len(step["is_first"])))
-        return {"action": action, "logp": dist.logp(action)}, carry
+        return self.net.act(step, carry, mode, self.ctx)
 
     def logp(self, batch: Batch) -> Tensor:
         return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])
@@ -122,7 +113,8 @@ class IMPALA(Algorithm):
         logp = dist.logp(batch["action"])
         with torch.no_grad():
             log_rho = logp - batch["logp"]
-            rows = log_rho, batch["reward"], value, batch["terminated"], batch["valid"]
+            corrected = log_rho if cfg.vtrace else torch.zeros_like(log_rho)
+            rows = corrected, batch["reward"], value, batch["terminated"], batch["valid"]
             limits = cfg.vtrace_clip_rho_threshold, cfg.vtrace_clip_c_threshold, cfg.vtrace_clip_pg_rho_threshold
             target, advantage = vtrace(*rows, cfg.gamma, cfg.lambda_, *limits)
             entropy = dist.entropy()

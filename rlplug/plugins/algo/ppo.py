@@ -95,11 +95,7 @@ class PPO(Algorithm):
         return self.net.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        dist, carry = self.net.dist(step, carry)
-        if mode == "greedy":
-            return {"action": dist.mode()}, carry
-        action = dist.sample(self.net.policy.noise(self.ctx, len(step["is_first"])))
-        return {"action": action, "logp": dist.logp(action), "dist": dist.params}, carry
+        return self.net.act(step, carry, mode, self.ctx)
 
     def logp(self, batch: Batch) -> Tensor:
         return self.net.dist(batch, carry_before(batch))[0].logp(batch["action"])

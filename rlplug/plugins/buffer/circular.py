@@ -27,7 +27,7 @@ class Circular:
 
     gives: ClassVar[frozenset[Data]] = frozenset({"segments"})
     sequences: ClassVar[bool] = False
-    repeats: ClassVar[bool] = True
+    repeats: ClassVar[str] = "num_uses"
     size_key: ClassVar[str] = "buffer.num_batches"
 
     @settings

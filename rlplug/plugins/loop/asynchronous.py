@@ -33,17 +33,17 @@ class Async(Loop):
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
         self.round_steps = ctx.rollout_length * ctx.num_envs
         self.once = ctx.needs.data == "segments"  # a sample is given away, so there are not always more
-        self.sample_steps = ctx.batch_size if self.once else self.round_steps
+        self.per_step = ctx.sample_uses / ctx.batch_size if self.once else 1.0 / self.round_steps
+        if ctx.replay_ratio is not None:
+            self.per_step = ctx.replay_ratio
         if cfg.max_staleness is not None and not self.once:
             said = "leaves segments out, which a replay's windows would reach over; take null"
             raise ConfigError("loop.max_staleness", said)
         # Little's law: so old they are on average, however many actors share what is under way
         least = self.updates(self.learning_starts + (cfg.in_flight - 1) * self.round_steps)
         if cfg.max_staleness is not None and cfg.max_staleness < least:
-            said = (
-                f"{cfg.max_staleness} can never be met: with in_flight={cfg.in_flight} segments are {least} updates old"
-            )
-            raise ConfigError("loop.max_staleness", f"{said} on average when they arrive; take {least} or more")
+            said = f"{cfg.max_staleness} can never be met: with in_flight={cfg.in_flight} the average age of segments"
+            raise ConfigError("loop.max_staleness", f"{said} that arrive is {least}; take {least} or more")
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
@@ -52,9 +52,8 @@ class Async(Loop):
         return None
 
     def updates(self, env_steps: int) -> int:
-        """Counted from the beginning of the run. A buffer may give a sample several times, or drop some."""
-        per_step = 1.0 / self.sample_steps if self.replay_ratio is None else self.replay_ratio
-        return int(max(0, env_steps - self.learning_starts) * per_step)
+        """Counted from the beginning of the run, as if the buffer dropped nothing."""
+        return int(max(0, env_steps - self.learning_starts) * self.per_step)
 
     def run(self, run: Run) -> None:
         while not run.done:

@@ -1,0 +1,65 @@
+"""RLlib, by its own algorithms, with environment runners as Ray actors where the case has actors."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import ray
+import torch
+from cases import Stamps, run
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+torch.set_num_threads(1)
+
+
+def measure(config: AlgorithmConfig, case: dict[str, Any], steps: int, stamps: Stamps) -> None:
+    """Train; the learner is in this process, and a result comes about every ``train_batch_size`` steps."""
+    actors = case.get("actors", 0)
+    model = DefaultModelConfig(
+        fcnet_hiddens=[*case["hidden"]], fcnet_activation="tanh", head_fcnet_hiddens=[], vf_share_layers=False
+    )
+    config.environment(case["env"]).rl_module(model_config=model).learners(num_learners=0, num_gpus_per_learner=0)
+    config.env_runners(
+        num_env_runners=actors,
+        num_envs_per_env_runner=case["envs"] // max(1, actors),
+        rollout_fragment_length=case["rollout"],
+        num_cpus_per_env_runner=0.5,
+    )
+    config.training(gamma=case["gamma"], lr=case["lr"], grad_clip=case["grad_clip"], grad_clip_by="global_norm")
+    config.training(vf_loss_coeff=case["value_coeff"], entropy_coeff=case["entropy_coeff"])
+    config.reporting(min_time_s_per_iteration=0, metrics_num_episodes_for_smoothing=5)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    algorithm = config.build_algo()
+    while stamps.steps < steps:
+        seen = algorithm.train()["env_runners"]
+        stamps.count(int(seen.get("num_env_steps_sampled_lifetime", 0)) - stamps.steps)
+        if (episodes := seen.get("episode_return_mean")) is not None:
+            stamps.returns = [float(episodes)]
+    algorithm.stop()
+    ray.shutdown()
+
+
+def ppo(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
+    rows = case["envs"] * case["rollout"]
+    config = PPOConfig().training(
+        train_batch_size_per_learner=rows,
+        minibatch_size=rows // case["minibatches"],
+        num_epochs=case["epochs"],
+        lambda_=case["lambda"],
+        clip_param=case["clip"],
+        vf_clip_param=float("inf"),
+        use_kl_loss=False,
+    )
+    measure(config, case, steps, stamps)
+
+
+def impala(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
+    measure(IMPALAConfig().training(train_batch_size_per_learner=case["batch"]), case, steps, stamps)
+
+
+if __name__ == "__main__":
+    run({"ppo": ppo, "impala": impala}, ("ray", "torch", "gymnasium"))
