@@ -39,7 +39,7 @@ def make(*words: str, size: int = T * B, ranks: int = 1) -> A3C:
 
 @cache
 def preprocess():
-    return compose(["algo=a3c"]).preprocess
+    return compose(["algo=a3c", "tuned=none"]).preprocess
 
 
 def gradients_of(algorithm: A3C, width: int = B) -> SegmentGradients:
