@@ -137,7 +137,12 @@ def _count(steps: list[Tensor]) -> None:
 def adam_or_rmsprop(
     opt_type: str, params: Iterable[Tensor], lr: Tensor, epsilon: float, decay: float, momentum: float = 0.0
 ) -> torch.optim.Optimizer:
-    """Return ``Adam``, which does not read ``decay`` and ``momentum``, or torch's RMSProp, by its ``opt_type``."""
+    """Return ``Adam``, which does not read ``decay`` and ``momentum``, or torch's RMSProp, by its ``opt_type``.
+
+    Args:
+        params: of any shape ``[...]``.
+        lr: step size, 0-d ``[]``.
+    """
     if opt_type == "adam":
         return Adam(params, lr=lr, eps=epsilon)
     return torch.optim.RMSprop(params, lr, decay, epsilon, momentum=momentum)

@@ -334,7 +334,8 @@ OTHERS = {
     ("buffer", "borrowing"): "name: borrowing\n",
     ("exploration", "wild"): "# @package exploration.wild\nname: wild\n",
     ("model", "sticky"): "name: sticky\nsize: 8\n",
-    ("loop", "stubborn"): "name: stubborn\nin_flight: 1\nbroadcast_interval: 1\nmax_weight_sync_delay: null\n",
+    ("loop", "stubborn"): "name: stubborn\nin_flight: 1\nbroadcast_interval: 1\nmax_weight_sync_delay: null\n"
+    "preemption_threshold: null\nmin_rollout_fraction: 0.25\n",
     ("env", "precise"): "name: precise\n",
     ("logger", "misspelt"): "# @package logger.misspelt\nname: misspelt\n",
 }

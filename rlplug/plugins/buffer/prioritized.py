@@ -219,7 +219,8 @@ class Prioritized:
         return self.rings.device
 
     def nbytes(self, row: Batch) -> int:
-        return self.rings.nbytes(row) + SumTree.nbytes(self.slots * self.per_part, self.parts) + 16 * self.columns
+        books = 16 * self.columns + 8 * self.parts
+        return self.rings.nbytes(row) + SumTree.nbytes(self.slots * self.per_part, self.parts) + books
 
     def save(self, log: RowLog) -> None:
         """Rows once; what they are drawn by, each time."""
