@@ -41,6 +41,7 @@ class ShardCollector:
         normalize: what the policy sees of an observation.
         preprocess: what the learner sees of a segment; None: what there is.
         gradients: returns what is stored as ``gradients`` with a segment; None: nothing is.
+        call: calls a method with a batch, as ``Graphs.call``.
     """
 
     extra_rows = 1  # of memory, beyond the transitions of a segment
@@ -57,7 +58,9 @@ class ShardCollector:
         normalize: Callable[[Any], Any] | None = None,
         preprocess: Callable[[Batch], Batch] | None = None,
         gradients: Callable[[Batch], Batch] | None = None,
+        call: Callable[[Callable[[Batch], Batch], Batch], Batch] = lambda function, batch: function(batch),
     ) -> None:
+        self._call = call
         self.preprocess = preprocess or (lambda batch: batch)
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.exploration, self.gradients = dict(exploration or {}), gradients
@@ -215,12 +218,12 @@ class ShardCollector:
             put(weights)
             if modules:
                 step = on_device(self._seen(self._open), self.ctx.device)
-                unperturbed, _ = self._decide(step, "greedy")
+                unperturbed, _ = self._decide(step, self.carry, "greedy")
                 perturbed = {name: x.data for name, x in own.items() if isinstance(x, nn.Parameter)}
                 for extra in modules:
                     perturbed = extra.perturb_weights(perturbed)
                 put(perturbed)
-                noisy, _ = self._decide(step, "greedy")
+                noisy, _ = self._decide(step, self.carry, "greedy")
                 for extra in modules:
                     extra.adapt_noise(unperturbed, noisy)
             yield
@@ -232,16 +235,25 @@ class ShardCollector:
     def _act(self, step: Batch, mode: Mode) -> Batch:
         """Act on a row of every environment, and move the recurrent state on. ``step``: tensors ``[B, ...]``."""
         step = self._to_device(step)
-        out, self.carry = self._decide(step, mode)
-        if mode == "explore":
-            for name, extra in self.exploration.items():
-                out, self.noise[name] = extra.perturb(out, step, self.noise[name])
-        return out
+        if mode != "explore":
+            out, self.carry = self._decide(step, self.carry, mode)
+            return out
+        found = self._call(self._explore, {"step": step, "carry": self.carry, "noise": self.noise})
+        self.carry, self.noise = found["carry"], found["noise"]
+        return found["out"]
 
-    def _decide(self, step: Batch, mode: Mode) -> tuple[Batch, Batch]:
+    def _explore(self, batch: Batch) -> Batch:
+        step = batch["step"]
+        out, carry = self._decide(step, batch["carry"], "explore")
+        noise = dict[str, Batch]()
+        for name, extra in self.exploration.items():
+            out, noise[name] = extra.perturb(out, step, batch["noise"][name])
+        return {"out": out, "carry": carry, "noise": noise}
+
+    def _decide(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         if self.normalize is not None:
             step = step | {"obs": self.normalize(step["obs"])}
-        return self.algorithm.act(step, self.carry, mode)
+        return self.algorithm.act(step, carry, mode)
 
     # ---- memory, and what is written into it: at a row, at rows, or at (rows [B], environments [B]) -----------------
 
@@ -306,7 +318,7 @@ class ShardCollector:
         """Write the value of rows on which nobody acts; only in the environments ``where [B]``, if given."""
         if "value" not in self.keys:
             return
-        out, _ = self._decide(on_device(tree.take(self._seen(arrays), index), self.ctx.device), mode)
+        out, _ = self._decide(on_device(tree.take(self._seen(arrays), index), self.ctx.device), self.carry, mode)
         values = self._written(only(out, arrays) | {name: only(out[name], arrays[name]) for name in self.nested})
         if where is not None:
             (row, env), values = index, tree.take(values, where)

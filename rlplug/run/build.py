@@ -111,7 +111,7 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
         older, share, preemption = loop.broadcast_interval > 1, loop.preemption_threshold, None
         if share is not None and ranks.world_size > 1 and not learner.replicated:
             preemption = Preemption(shared_store(), ranks.world_size, share, loop.min_rollout_fraction)
-        shard = policy.shard(policy.ctx.env_ids)
+        shard = policy.shard(policy.ctx.env_ids, call=learner.call)
         own = InProcessCollector(shard, policy.player(), learner.progress, older, preemption)
     else:
         from rlplug.actors.collector import RayCollector

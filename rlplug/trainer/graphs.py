@@ -1,36 +1,43 @@
-"""Gradient steps as graphs of ``torch.compile``."""
+"""Gradient steps as machine code."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rlplug.api import Trainable
 from rlplug.nn import Adam
+from rlplug.trainer.artifact import Artifact, signature
 from rlplug.trainer.minibatches import Total
 from rlplug.trainer.optimizer import OptimizerState
 from rlplug.types import Batch, Tree
 
-MOST_GRAPHS = 64  # of a step; torch counts those of all learners of a process
+MOST_ARTIFACTS = 16  # of a run: each takes some ten seconds to make
 DECIDES_AFTER = 1000  # gradient steps, by which compile=auto knows how many there are in the whole run
 PAYS = 100_000  # gradient steps ahead: a graph saves a tenth of a millisecond each, and takes some ten seconds to make
 
 Forward: TypeAlias = Callable[[Batch, Trainable, Sequence[str]], Total]
 
 
-class Graph(NamedTuple):
-    """What came out of one."""
+@dataclass
+class Graph:
+    """What came out of one: of a trainable's losses, the mean or the sum, and what became of the gradients."""
 
-    total: Total
-    """without what is differentiated"""
-    grads: Sequence[Tensor | None]
-    """of the parameters of the due parts; none where the graph moved them"""
+    terms: dict[str, Tensor]
+    metrics: dict[str, Tensor]
+    feedback: Batch
     norms: Mapping[str, Sequence[Tensor]]
     """of the gradients before they were clipped, by part; none where the graph moved nothing"""
+    grads: Sequence[Tensor | None] = ()
+    """of the parameters of the due parts; none where the graph moved them"""
+    count: Tensor | float = 1.0
+    """valid rows; unknown where the graph moved the parameters"""
 
 
 class Graphs:
@@ -51,7 +58,8 @@ class Graphs:
         """None: not decided yet"""
         self.works = True
         self._steps, self._since = 0, -1.0  # that were counted to decide, since this share of the run
-        self._graphs: dict[tuple[Trainable, Sequence[str], bool], Callable[[Batch], Graph]] = {}
+        self._artifacts: dict[Any, Artifact] = {}
+        self._failed, self._collected = set[Any](), set[Any]()
 
     def decide(self, done: float) -> None:
         """Compile from now on if so many gradient steps are ahead that it pays. ``done``: the share of the run."""
@@ -65,7 +73,7 @@ class Graphs:
     def run(
         self, batch: Batch, who: Trainable, due: Sequence[str], own: Mapping[str, OptimizerState], step: bool
     ) -> Graph | None:
-        """Run a graph. None: there is none; a warning says once if it cannot be made.
+        """Run a gradient step. None: there is no graph; a warning says once if it cannot be made.
 
         Args:
             own: optimizers by part.
@@ -75,43 +83,57 @@ class Graphs:
             self._steps += 1
             return None
         moves = step and self.moves and all(type(own[name].optim.optimizer) is Adam for name in due)
-        if (who, due, moves) not in self._graphs:
-            self._graphs[who, due, moves] = self._compiled(who, {name: own[name] for name in due}, moves)
-        try:
-            return self._graphs[who, due, moves](batch)
-        except Exception as error:  # of many kinds; one that is not the compiler's comes again without it
-            reason = str(error).strip().splitlines()[0]
-            self.works, name = False, type(who).__name__
-            warnings.warn(f"compile: {name} could not be compiled and runs eagerly: {reason}", stacklevel=2)
-            return None
-
-    def _compiled(self, who: Trainable, parts: Mapping[str, OptimizerState], moves: bool) -> Callable[[Batch], Graph]:
-        from torch._dynamo import config as dynamo  # here: it takes seconds
-
-        dynamo.trace_autograd_ops = True  # for good: setting them around a call costs as much as a small product
-        dynamo.recompile_limit = max(dynamo.recompile_limit, MOST_GRAPHS)
-        due, params = tuple(parts), [p for part in parts.values() for p in part.params]
-        if moves:
+        parts = {name: own[name] for name in due}
+        if moves and (who, due) not in self._collected:
+            self._collected.add((who, due))
             for part in parts.values():
                 part.optim.optimizer.collect(share=False)  # type: ignore[attr-defined]
+        found = self._call((who, due, moves), partial(self._step, who, parts, moves), batch, self.varies)
+        self.works = found is not None
+        return found and Graph(**found)
 
-        def step(batch: Batch) -> Graph:
-            total = self.forward(batch, who, due)
-            left: Sequence[Any] = torch.autograd.grad(total.loss, params, allow_unused=True)
-            total = total._replace(loss=total.loss.detach())
-            if not moves:
-                return Graph(total, left, {})
-            norms: dict[str, Sequence[Tensor]] = {}
-            with torch.no_grad():
-                for name, part in parts.items():
-                    grads, left = left[: len(part.params)], left[len(part.params) :]
-                    norms[name] = part.clip([grad for grad in grads if grad is not None])
-                    part.optim.optimizer.move(grads)  # type: ignore[attr-defined]
-            return Graph(total, (), norms)
+    def call(self, function: Callable[[Batch], Batch], batch: Batch) -> Batch:
+        """Return what a method returns, called as machine code once gradient steps are.
 
-        # on the host a graph is called from C++: for small networks Python's calls of its kernels are a fifth of it
-        options: dict[str, Any] | None = {"cpp_wrapper": True} if params[0].is_cpu else None
-        return torch.compile(step, fullgraph=True, dynamic=self.varies, options=options)
+        Args:
+            function: without side effects, but on tensors that it moves in place; always the same for its object.
+        """
+        found = self._call((function.__self__, function.__name__), function, batch) if self.wanted else None  # type: ignore[attr-defined]
+        return function(batch) if found is None else found
+
+    def _call(self, of: tuple[Any, ...], function: Callable[[Batch], Any], batch: Batch, varies: bool = False) -> Any:
+        """Call a function as machine code, which is made if there is none; None: that does not work."""
+        if of in self._failed:
+            return None
+        key = of, signature(batch, varies)
+        try:
+            if key not in self._artifacts:
+                if len(self._artifacts) >= MOST_ARTIFACTS:
+                    raise RuntimeError(f"more than {MOST_ARTIFACTS} graphs would be needed: shapes are ever new")
+                self._artifacts[key] = Artifact(function, batch, varies)
+            return self._artifacts[key](batch)
+        except Exception as error:  # of many kinds; one that is not the compiler's comes again without it
+            self._failed.add(of)
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            what = f"{type(of[0]).__name__}{f'.{of[1]}' if isinstance(of[1], str) else ''}"
+            warnings.warn(f"compile: {what} could not be compiled and runs eagerly: {reason}", stacklevel=2)
+            return None
+
+    def _step(self, who: Trainable, parts: Mapping[str, OptimizerState], moves: bool, batch: Batch) -> dict[str, Any]:
+        """Compute what a ``Graph`` has."""
+        total = self.forward(batch, who, tuple(parts))
+        params = [p for part in parts.values() for p in part.params]
+        left: Sequence[Any] = torch.autograd.grad(total.loss, params, allow_unused=True)
+        losses, norms = total.losses, dict[str, Sequence[Tensor]]()
+        found = {"terms": losses.terms, "metrics": losses.metrics, "feedback": losses.feedback, "norms": norms}
+        if not moves:
+            return found | {"count": total.count, "grads": left}
+        with torch.no_grad():
+            for name, part in parts.items():
+                grads, left = left[: len(part.params)], left[len(part.params) :]
+                norms[name] = part.clip([grad for grad in grads if grad is not None])
+                part.optim.optimizer.move(grads)  # type: ignore[attr-defined]
+        return found
 
     def state(self) -> Tree:
         return {"wanted": self.wanted, "steps": self._steps, "since": self._since}
@@ -120,4 +142,5 @@ class Graphs:
         """Go on; graphs are made anew, as optimizers have another state."""
         self.wanted = self.wanted or state["wanted"]
         self._steps, self._since = state["steps"], state["since"]
-        self._graphs.clear()
+        self._artifacts.clear()
+        self._collected.clear()

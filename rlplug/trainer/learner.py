@@ -7,7 +7,7 @@ two equal four microbatches, to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, reduce
@@ -95,7 +95,12 @@ class RankLearner:
         try:
             batch, bonuses = self.sample() if batch is None else self._received(batch)
             with torch.no_grad():
-                prepared = batch if "gradients" in batch else self.algorithm.prepare(batch)
+                if "gradients" in batch:
+                    prepared = batch
+                elif self.ctx.needs.data == "windows":  # there is a gradient step or two for each
+                    prepared = self.call(self.algorithm.prepare, batch)
+                else:
+                    prepared = self.algorithm.prepare(batch)
             losses = self.algorithm.update(prepared, self)
             losses.metrics.update(bonuses)
             for name, extra in self.exploration.items():
@@ -112,6 +117,10 @@ class RankLearner:
             raise
         self.progress.updates += 1
         return losses
+
+    def call(self, function: Callable[[Batch], Batch], batch: Batch) -> Batch:
+        """Call a method, as machine code where gradient steps are; see ``Graphs.call``."""
+        return function(batch) if self.graphs is None else self.graphs.call(function, batch)
 
     def sample(self) -> tuple[Batch, dict[str, Tensor]]:
         return self._received(self.buffer.sample())
@@ -187,7 +196,8 @@ class RankLearner:
                 totals.append(self._forward(micro, who, due, diagnostics))
                 backward(totals[-1].loss)
                 continue
-            totals.append(graph.total)
+            losses = Losses(graph.terms, graph.metrics, graph.feedback)
+            totals.append(Total(losses, graph.count, torch.zeros(())))
             norms |= graph.norms
             for p, grad in zip(params, graph.grads, strict=not norms):
                 if grad is not None:

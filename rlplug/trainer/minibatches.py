@@ -91,7 +91,7 @@ def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: 
     if alive is not None and any(x.ndim == alive.ndim for x in every):
         valid = alive if valid is None else valid.view(*valid.shape, *(1 for _ in alive.shape[valid.ndim :])) & alive
     rows = next((x for x in every if x.ndim), every[0]) if valid is None else valid
-    weight, count = None, float(rows.numel())
+    weight, count = None, 1.0 if mean else torch.ones_like(rows, dtype=torch.float32).sum()
     if valid is not None:
         weight, count = valid.float(), valid.sum().float()
         if mean:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,15 +51,19 @@ class Policy:
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))
 
-    def shard(self, env_ids: Sequence[int]) -> ShardCollector:
-        """Make what plays some of the training's environments in this process."""
+    def shard(self, env_ids: Sequence[int], **options: Any) -> ShardCollector:
+        """Make what plays some of the training's environments in this process; see ``ShardCollector`` for options."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)[[*env_ids]].tolist()
         shard, gradients = EnvShard("actor", total, env_ids), None
         if self.ctx.needs.gradients:
             gradients = SegmentGradients(self.algorithm, self.normalizer, self.ctx, len(env_ids))
-        seen = {"normalize": self.normalize, "preprocess": self.normalizer.normalized, "gradients": gradients}
-        return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **seen)
+        seen = {
+            "normalize": self.normalize,
+            "preprocess": self.normalizer.normalized,
+            "gradients": gradients,
+        }
+        return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **seen, **options)
 
     def player(self) -> Player:
         """Make what plays jobs in this process."""

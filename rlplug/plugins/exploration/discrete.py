@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from rlplug.api import Context, Exploration
 from rlplug.nn import choices_of
@@ -61,7 +62,7 @@ class EpsilonGreedy(Exploration):
         action = out["action"]
         noise = self.ctx.rand(len(action), 1 + sum(self.sizes))
         explores = noise[:, 0] < self.epsilons()
-        if not explores.any():
+        if not is_compiling() and not explores.any():
             return out, carry
         random = best(noise[:, 1:], step.get("action_mask"), self.sizes, action)
         explores = explores.view(-1, *(1 for _ in action.shape[1:]))

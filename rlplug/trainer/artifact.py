@@ -1,0 +1,199 @@
+"""Machine code for a function of a batch: traced once, compiled ahead of time, and called without Python or dynamo.
+
+What a small network spends is calls. ``torch.compile`` leaves some twenty Python frames around its kernels, which take
+longer than the kernels; an artifact of AOTInductor is one call into C++ with a list of tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlplug import tree
+from rlplug.types import Batch
+
+Function = Callable[[Batch], Any]
+
+
+class Artifact:
+    """``function(batch)`` as machine code.
+
+    Tensors that the function closes over (weights, schedules, the state of optimizers) are inputs: the artifact reads
+    them, and moves them in place, wherever they are by then. Numbers that it draws from a generator are inputs, too,
+    drawn before each call in the same order. Everything else that it reads is as it was when it was traced. What it
+    returns may be nested in dicts, lists and tuples.
+
+    Args:
+        batch: an example; every later one has its keys, shapes and dtypes.
+        varies: the first axis of every leaf may have another length.
+
+    Raises:
+        Exception: of many kinds, where the function cannot be traced or compiled: it reads a number of a tensor, draws
+            one without a generator, or how many rows it makes is known only when it runs.
+    """
+
+    def __init__(self, function: Function, batch: Batch, varies: bool = False) -> None:
+        gradient = torch.is_grad_enabled()
+        with (
+            warnings.catch_warnings(action="ignore"),  # of the compiler's own code
+            torch.inference_mode(False),
+            torch.set_grad_enabled(gradient),
+        ):
+            graph, self._others, self._template, inputs = _traced(function, batch, varies)
+            path = _compiled(graph, inputs)
+        self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
+        runner = "AOTIModelContainerRunnerCpu" if inputs[0].device.type == "cpu" else "AOTIModelContainerRunnerCuda"
+        self._run = getattr(torch._C._aoti, runner)(path, 1).run
+
+    def __call__(self, batch: Batch) -> Any:
+        others = self._others
+        if self._draws:
+            others = others.copy()
+            for i, draw in self._draws:
+                others[i] = draw()
+        inputs = [x if x.is_contiguous() else x.contiguous() for x in tree.leaves(batch)]
+        return _with(self._template, inputs, iter(self._run(inputs + others)))
+
+
+def signature(batch: Batch, varies: bool) -> tuple[Any, ...]:
+    """Return what of a batch decides which artifact serves it: equal for batches that the same one serves."""
+    skip = 1 if varies else 0
+    return tuple((key, *_kind(x, skip)) for key, x in batch.items())
+
+
+def _kind(x: Any, skip: int) -> tuple[Any, ...]:
+    return signature(x, bool(skip)) if isinstance(x, dict) else (x.dtype, x.shape[skip:])
+
+
+def _traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[Any], Any, list[Any]]:
+    """Return a graph without side effects but on its inputs; what follows the batch's leaves among these, tensors or
+    functions that draw one; what the function returned, without its tensors; and examples of the inputs, without memory.
+    """
+    from torch._export.utils import _compiling_state_context  # here and below: what compiles takes seconds to import
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+    from torch.utils._pytree import tree_map_only
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    others: dict[int, tuple[Any, Any]] = {}  # by number: the fake, and the tensor or what draws it
+    template: list[Any] = []
+
+    def fake(x: Tensor, varies: bool = False) -> Any:
+        axes = [DimDynamic.DYNAMIC if varies and axis == 0 else DimDynamic.STATIC for axis in range(x.ndim)]
+        shapes: Any = StatelessSymbolicContext(dynamic_sizes=axes)
+        with _disable_current_modes():
+            return mode.from_tensor(x.detach(), symbolic_context=shapes)
+
+    def drawn(draw: Callable[[], Tensor], generator: torch.Generator) -> Tensor:
+        state = generator.get_state()
+        with _disable_current_modes():
+            example = draw()
+        generator.set_state(state)
+        others[id(draw)] = fake(example), draw
+        return others[id(draw)][0]
+
+    class Inputs(TorchDispatchMode):
+        """Makes inputs of real tensors and of draws; torch would run what has real ones alone, and move them."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def read(x: Tensor) -> Tensor:
+                if isinstance(x, FakeTensor):
+                    return x
+                if id(x) not in others:
+                    others[id(x)] = fake(x), x
+                return others[id(x)][0]
+
+            kwargs = kwargs or {}
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                if kwargs.get("generator") is None or any(isinstance(x, Tensor) for x in args):
+                    raise ValueError(f"{func} draws numbers, but not from ctx")
+                return drawn(partial(func, *args, **kwargs), kwargs["generator"])
+            return func(*tree_map_only(Tensor, read, args), **tree_map_only(Tensor, read, kwargs))
+
+    def flat(*leaves: Tensor) -> list[Tensor]:
+        values, outputs = iter(leaves), list[Tensor]()
+        with Inputs():
+            returned = function(tree.map(lambda _: next(values), batch))
+        template[:] = [_without(returned, leaves, outputs)]
+        return outputs
+
+    inputs = [fake(x.contiguous(), varies) for x in tree.leaves(batch)]
+    with mode, _compiling_state_context():
+        graph: Any = make_fx(flat)(*inputs)
+        fakes = _lift(graph)
+        inputs += fakes
+        with torch.no_grad():
+            graph = make_fx(functionalize(graph, remove="mutations"))(*inputs)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    real = {id(fake): other for fake, other in others.values()}
+    return graph, [real[id(fake)] for fake in fakes], template[0], inputs
+
+
+def _lift(graph: Any) -> list[Any]:
+    """Make inputs of the tensors that a graph holds, and return them, each once."""
+    first = next(node for node in graph.graph.nodes if node.op != "placeholder")
+    inputs: dict[int, tuple[Any, Any]] = {}
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        held = getattr(graph, node.target)
+        if id(held) not in inputs:
+            with graph.graph.inserting_before(first):
+                inputs[id(held)] = graph.graph.placeholder(f"closed_over_{len(inputs)}"), held
+        node.replace_all_uses_with(inputs[id(held)][0])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return [held for _, held in inputs.values()]
+
+
+def _compiled(graph: Any, inputs: list[Any]) -> str:
+    """Return the library's path: from the compiler's cache, if the same graph was compiled before."""
+    from torch._inductor import aot_compile
+    from torch._inductor.codecache import cache_dir
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    flags = (torch.__version__, str(pick_vec_isa()), torch.get_num_threads(), os.getenv("TORCHINDUCTOR_DEBUG_COMPILE"))
+    shapes = [(x.dtype, x.device, [*map(str, x.shape)], [*map(str, x.stride())]) for x in inputs]
+    key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
+    known = Path(cache_dir()) / "rlplug" / key
+    if known.exists() and Path(path := known.read_text()).exists():
+        return path
+    path = str(aot_compile(graph, tuple(inputs)))
+    known.parent.mkdir(parents=True, exist_ok=True)
+    (own := known.with_suffix(f".{os.getpid()}")).write_text(path)
+    own.replace(known)
+    return path
+
+
+def _without(value: Any, inputs: Sequence[Tensor], outputs: list[Tensor]) -> Any:
+    """Return ``value`` with ``...`` in place of every tensor, which is added to ``outputs``; an input leaves a slice."""
+    if isinstance(value, Tensor):
+        for i, x in enumerate(inputs):
+            if x is value:
+                return slice(i)
+        outputs.append(value)
+        return ...
+    if isinstance(value, dict):
+        return {key: _without(part, inputs, outputs) for key, part in value.items()}
+    return [_without(part, inputs, outputs) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _with(value: Any, inputs: Sequence[Tensor], outputs: Iterator[Tensor]) -> Any:
+    """Return ``value`` with the next of ``outputs`` in place of every ``...``, and inputs where they were."""
+    if value is ...:
+        return next(outputs)
+    if isinstance(value, dict):
+        return {key: _with(part, inputs, outputs) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_with(part, inputs, outputs) for part in value]
+    return inputs[value.stop] if isinstance(value, slice) else value
