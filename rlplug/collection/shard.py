@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -58,10 +59,9 @@ class ShardCollector:
         normalize: Callable[[Any], Any] | None = None,
         preprocess: Callable[[Batch], Batch] | None = None,
         gradients: Callable[[Batch], Batch] | None = None,
-        call: Callable[[Callable[[Batch], Batch], Batch], Batch] = lambda function, batch: function(batch),
+        call: Callable[..., Any] = operator.call,
     ) -> None:
-        self._call = call
-        self.preprocess = preprocess or (lambda batch: batch)
+        self._call, self.preprocess = call, preprocess or _as_it_is
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.exploration, self.gradients = dict(exploration or {}), gradients
         self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
@@ -79,8 +79,7 @@ class ShardCollector:
         self._from_host = partial(on_device, device=device) if there else _as_it_is
         self._step = watched(env, env.step, shard.env_ids)
         self._reset = watched(env, env.reset, shard.env_ids)
-        self.failed_episodes = 0
-        """episodes that ended because their environment failed"""
+        self.failed_episodes = 0  # that ended because their environment failed
         own = [x for x in self.exploration.values() if type(x).perturb_weights is not Exploration.perturb_weights]
         self._perturbing: dict[Mode, Sequence[Exploration]] = {"explore": own}
         self._restarts = 0  # how often new episodes began because the environments could not be restored
@@ -105,8 +104,7 @@ class ShardCollector:
         self._inputs = (*seen, "is_first")  # keys that the policy sees
         self._group_inputs = {name: tuple(seen[name]) for name in self.nested}
         self.carry: Batch = self.algorithm.initial_carry(self.num_envs)
-        initial = {name: extra.initial_carry(self.num_envs) for name, extra in self.exploration.items()}
-        self.noise: dict[str, Batch] = initial
+        self.noise: dict[str, Batch] = {key: x.initial_carry(self.num_envs) for key, x in self.exploration.items()}
 
     def _zeros(self, first: Batch, function: Callable[[Group, tuple[int, ...]], Batch]) -> Batch:
         """Return ``function(group, shape)`` of every group: ``[B]``, or ``[B, N]`` where it has agents."""
@@ -118,8 +116,7 @@ class ShardCollector:
 
     def _previous(self, group: Group, shape: tuple[int, ...]) -> Batch:
         action = np.zeros((*shape, *(group.action.shape or ())), group.action.dtype)
-        zeros = {"prev_action": action, "prev_reward": np.zeros(shape, np.float32)}
-        return only(zeros, self.ctx.needs.keys)
+        return only({"prev_action": action, "prev_reward": np.zeros(shape, np.float32)}, self.ctx.needs.keys)
 
     def _result(self, group: Group, shape: tuple[int, ...]) -> Batch:
         return {key: np.zeros(shape, dtype) for key, dtype in RESULT.items()}
@@ -141,8 +138,9 @@ class ShardCollector:
             rows = self._postprocess(self._allocate(2).tensors)
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.nested))
         if missing := [key for key in self.keys if key not in given]:
-            name = type(self.algorithm).__name__
-            raise ValueError(f"{name}.needs names keys that nobody gives: {', '.join(missing)}")
+            raise ValueError(
+                f"{type(self.algorithm).__name__}.needs names keys that nobody gives: {', '.join(missing)}"
+            )
         return tree.take(rows, 0)
 
     def collect(
@@ -234,21 +232,20 @@ class ShardCollector:
 
     def _act(self, step: Batch, mode: Mode) -> Batch:
         """Act on a row of every environment, and move the recurrent state on. ``step``: tensors ``[B, ...]``."""
-        step = self._to_device(step)
-        if mode != "explore":
-            out, self.carry = self._decide(step, self.carry, mode)
-            return out
-        found = self._call(self._explore, {"step": step, "carry": self.carry, "noise": self.noise})
+        given = {"step": self._to_device(step), "carry": self.carry, "noise": self.noise}
+        found = self._call(self._explore, given) if mode == "explore" else self._decided(given, mode)
         self.carry, self.noise = found["carry"], found["noise"]
         return found["out"]
 
     def _explore(self, batch: Batch) -> Batch:
-        step = batch["step"]
-        out, carry = self._decide(step, batch["carry"], "explore")
-        noise = dict[str, Batch]()
+        found, noise = self._decided(batch, "explore"), dict[str, Batch]()
         for name, extra in self.exploration.items():
-            out, noise[name] = extra.perturb(out, step, batch["noise"][name])
-        return {"out": out, "carry": carry, "noise": noise}
+            found["out"], noise[name] = extra.perturb(found["out"], batch["step"], batch["noise"][name])
+        return found | {"noise": noise}
+
+    def _decided(self, batch: Batch, mode: Mode) -> Batch:
+        out, carry = self._decide(batch["step"], batch["carry"], mode)
+        return {"out": out, "carry": carry, "noise": batch["noise"]}
 
     def _decide(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         if self.normalize is not None:
@@ -265,19 +262,17 @@ class ShardCollector:
         """
         like = merged(copied(self._open), self._no_result)
         step = on_device(self._seen(self._open), self.ctx.device)
-        carry, noise = self.carry, dict(self.noise)
+        explored = {"step": step, "carry": self.carry, "noise": self.noise}
         generators = {role: generator.get_state() for role, generator in self.ctx.generators.items()}
-        for mode in ("explore", "random"):
-            out = self._act(step, mode)
+        for out in (self._explore(explored)["out"], self._decide(step, self.carry, "random")[0]):
             if type(self.algorithm).postprocess is Algorithm.postprocess:
                 out = only(out, ("action", *self.keys), self.nested)
             for part, more in [(like, out), *((like[name], out[name]) for name in self.nested)]:
                 part |= self._written({key: x for key, x in more.items() if key not in part})
         for role, state in generators.items():
             self.ctx.generators[role].set_state(state)
-        self.carry, self.noise = carry, noise
         if "carry" in self.keys:
-            like.setdefault("carry", self._written(carry))
+            like.setdefault("carry", self._written(self.carry))
         return SegmentMemory(like, length)
 
     def _written(self, batch: Batch) -> Batch:

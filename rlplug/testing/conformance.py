@@ -59,6 +59,7 @@ OF_ALGORITHM: dict[str, Callable[[Case], None]] = {
     "pure": steps.check_pure,
     "parts": steps.check_parts,
     "ranks": ranks.check_ranks,
+    "compiled": algorithms.check_compiled,
 }
 
 

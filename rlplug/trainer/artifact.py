@@ -10,6 +10,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,19 @@ from rlplug import tree
 from rlplug.types import Batch
 
 Function = Callable[[Batch], Any]
+
+_interprets = False
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Run what is traced operation by operation: as artifacts do, without the time that the compiler takes."""
+    global _interprets
+    before, _interprets = _interprets, True
+    try:
+        yield
+    finally:
+        _interprets = before
 
 
 class Artifact:
@@ -48,10 +62,8 @@ class Artifact:
             torch.set_grad_enabled(gradient),
         ):
             graph, self._others, self._template, inputs = _traced(function, batch, varies)
-            path = _compiled(graph, inputs)
+            self._run = _interpreter(graph) if _interprets else _compiled(graph, inputs)
         self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
-        runner = "AOTIModelContainerRunnerCpu" if inputs[0].device.type == "cpu" else "AOTIModelContainerRunnerCuda"
-        self._run = getattr(torch._C._aoti, runner)(path, 1).run
 
     def __call__(self, batch: Batch) -> Any:
         others = self._others
@@ -74,9 +86,9 @@ def _kind(x: Any, skip: int) -> tuple[Any, ...]:
 
 
 def _traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[Any], Any, list[Any]]:
-    """Return a graph without side effects but on its inputs; what follows the batch's leaves among these, tensors or
-    functions that draw one; what the function returned, without its tensors; and examples of the inputs, without memory.
-    """
+    """Return a graph without side effects but on its inputs, and examples of these, without memory. Also return what
+    follows the batch's leaves among the inputs, tensors or functions that draw one; and what the function returned,
+    without its tensors."""
     from torch._export.utils import _compiling_state_context  # here and below: what compiles takes seconds to import
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.func import functionalize
@@ -156,8 +168,16 @@ def _lift(graph: Any) -> list[Any]:
     return [held for _, held in inputs.values()]
 
 
-def _compiled(graph: Any, inputs: list[Any]) -> str:
-    """Return the library's path: from the compiler's cache, if the same graph was compiled before."""
+def _interpreter(graph: Any) -> Callable[[list[Tensor]], list[Tensor]]:
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return graph(*inputs)
+
+    return run
+
+
+def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Compile a graph, unless the same one lies in the compiler's cache, and load it."""
     from torch._inductor import aot_compile
     from torch._inductor.codecache import cache_dir
     from torch._inductor.cpu_vec_isa import pick_vec_isa
@@ -166,17 +186,18 @@ def _compiled(graph: Any, inputs: list[Any]) -> str:
     shapes = [(x.dtype, x.device, [*map(str, x.shape)], [*map(str, x.stride())]) for x in inputs]
     key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
     known = Path(cache_dir()) / "rlplug" / key
-    if known.exists() and Path(path := known.read_text()).exists():
-        return path
-    path = str(aot_compile(graph, tuple(inputs)))
-    known.parent.mkdir(parents=True, exist_ok=True)
-    (own := known.with_suffix(f".{os.getpid()}")).write_text(path)
-    own.replace(known)
-    return path
+    if not known.exists() or not Path(known.read_text()).exists():
+        known.parent.mkdir(parents=True, exist_ok=True)
+        (own := known.with_suffix(f".{os.getpid()}")).write_text(str(aot_compile(graph, tuple(inputs))))
+        own.replace(known)
+    runners: Any = torch._C._aoti  # pyright: ignore[reportAttributeAccessIssue]
+    on_cpu = inputs[0].device.type == "cpu"
+    runner = runners.AOTIModelContainerRunnerCpu if on_cpu else runners.AOTIModelContainerRunnerCuda
+    return runner(known.read_text(), 1).run
 
 
 def _without(value: Any, inputs: Sequence[Tensor], outputs: list[Tensor]) -> Any:
-    """Return ``value`` with ``...`` in place of every tensor, which is added to ``outputs``; an input leaves a slice."""
+    """Return ``value`` with ``...`` for every tensor, which is added to ``outputs``, and a slice for an input."""
     if isinstance(value, Tensor):
         for i, x in enumerate(inputs):
             if x is value:

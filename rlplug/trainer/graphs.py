@@ -20,7 +20,7 @@ from rlplug.types import Batch, Tree
 
 MOST_ARTIFACTS = 16  # of a run: each takes some ten seconds to make
 DECIDES_AFTER = 1000  # gradient steps, by which compile=auto knows how many there are in the whole run
-PAYS = 100_000  # gradient steps ahead: a graph saves a tenth of a millisecond each, and takes some ten seconds to make
+PAYS = 50_000  # gradient steps ahead: each saves a third of a millisecond, and all cost some ten seconds
 
 Forward: TypeAlias = Callable[[Batch, Trainable, Sequence[str]], Total]
 

@@ -58,11 +58,7 @@ class Policy:
         shard, gradients = EnvShard("actor", total, env_ids), None
         if self.ctx.needs.gradients:
             gradients = SegmentGradients(self.algorithm, self.normalizer, self.ctx, len(env_ids))
-        seen = {
-            "normalize": self.normalize,
-            "preprocess": self.normalizer.normalized,
-            "gradients": gradients,
-        }
+        seen = {"normalize": self.normalize, "preprocess": self.normalizer.normalized, "gradients": gradients}
         return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **seen, **options)
 
     def player(self) -> Player:

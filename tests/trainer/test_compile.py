@@ -33,7 +33,8 @@ def test_forward_backward_and_optimizer_are_one_artifact_that_reads_schedules():
     before = [p.detach().clone() for p in actor]
     learner.minimize(batch, algorithm)
     assert all(torch.equal(p, q) for p, q in zip(before, actor, strict=True)), "the step size reached zero"
-    assert learner.compile and len(learner.graphs._artifacts) == 1
+    assert learner.compile
+    assert len(learner.graphs._artifacts) == 1
 
 
 def test_compiled_learner_equals_the_eager_one():

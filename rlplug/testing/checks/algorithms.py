@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,11 @@ from rlplug.testing.checks.runs import (
     trainables,
     watch,
 )
+from rlplug.trainer.artifact import interpreted
 from rlplug.types import Batch
+
+COMPILED = 3
+"""updates after which compiled weights are compared: enough to see what changes from one to the next"""
 
 
 def check_learns(case: Case) -> None:
@@ -154,6 +159,25 @@ def check_determinism(case: Case) -> None:
             " with ctx.randn, ctx.rand and ctx.randint only, and let act() in mode 'greedy' change nothing",
         )
     require(differences(weights, other), "a run with seed 1 ends with the weights of seed 0: the seed is ignored")
+
+
+def check_compiled(case: Case) -> None:
+    """What is traced for ``compile=max`` computes what Python does, to rounding."""
+
+    def run(compile: str) -> dict[str, Tensor]:
+        trainer = case.build(f"compile={compile}")
+        with interpreted(), warnings.catch_warnings(action="ignore", category=UserWarning):  # it may run eagerly
+            play(trainer, COMPILED)
+        trainer.close()
+        return trainer.algorithm.state_dict()
+
+    eager, traced = run("off"), run("max")
+    names = [key for key, x in eager.items() if not torch.allclose(x.float(), traced[key].float(), 1e-3, 1e-3)]
+    require(
+        not names,
+        f"with compile=max {COMPILED} updates lead to other weights ({some(names)}): what act, perturb, prepare and"
+        " forward read of self is traced once; keep what changes in tensors, and move these in place",
+    )
 
 
 def check_state(case: Case) -> None:
