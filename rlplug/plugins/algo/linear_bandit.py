@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, Space
+from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from rlplug.api import Algorithm, Context, Job, Learner, Losses, Needs, Play
 from rlplug.functional.returns import episode_metrics
@@ -26,7 +27,10 @@ EXPECTED, LOGGED = "expected_reward", "logged_action"
 
 
 class LinearBandit(Algorithm):
-    """Estimates ``theta = A^-1 b`` of every arm, or one of all. A subclass says how it explores."""
+    """Estimates ``theta = A^-1 b`` of every arm, or one of all. A subclass says how it explores.
+
+    ``A`` and ``root``, the inverse of its Cholesky factor, are ``[thetas, d, d]``; ``b`` and ``theta`` ``[thetas, d]``.
+    """
 
     noise = ""  # the exploration module that it cannot do without
     A: Tensor
@@ -37,10 +41,7 @@ class LinearBandit(Algorithm):
 
     @settings
     class Config:
-        disjoint: bool | None = option(
-            "A theta for every arm (Li et al.), or one for all (Agrawal and Goyal), which needs features of every arm;"
-            " null: one for all where every arm has features of its own."
-        )
+        disjoint: bool | None = option("A theta for every arm; null: where arms have no features of their own.")
         lambda_: PositiveFloat = option("Weight of the ridge penalty: A begins with lambda I.")
 
     @classmethod
@@ -65,7 +66,7 @@ class LinearBandit(Algorithm):
         self.register_buffer("A", (cfg.lambda_ * eye).repeat(many, 1, 1))
         self.register_buffer("b", torch.zeros(many, dim, dtype=torch.float64))
         self.register_buffer("theta", torch.zeros_like(self.b))
-        self.register_buffer("root", (eye / cfg.lambda_**0.5).repeat(many, 1, 1))  # root^T root = A^-1
+        self.register_buffer("root", (eye / cfg.lambda_**0.5).repeat(many, 1, 1))
         self.register_buffer("totals", torch.zeros(4, dtype=torch.float64))  # rounds, counted ones, reward, regret
 
     def actor_keys(self) -> tuple[str, ...]:
@@ -97,20 +98,14 @@ class LinearBandit(Algorithm):
         rounds = self.rounds(batch)
         if batch["valid"].shape[1] < self.ctx.num_envs:  # this rank has a share of the columns
             rounds = learner.gather(rounds)
-        arm, reward, counts, regret = rounds[:, :4].unbind(-1)
-        x = rounds[:, 4:]
-        own = (
-            (arm[:, None] == torch.arange(len(self.b), device=arm.device))
-            if self.disjoint
-            else torch.ones_like(x[:, :1])
-        )
-        weighted = (own * counts[:, None])[..., None] * x[:, None]  # [n, thetas, d]
+        (arm, reward, counts, regret), x = rounds[:, :4].unbind(-1), rounds[:, 4:]
+        own = one_hot(arm.long(), self.arms) if self.disjoint else torch.ones_like(arm)[:, None]
+        weighted = (own * counts[:, None]).unsqueeze(-1) * x.unsqueeze(1)  # [n, thetas, d]
         self.A += torch.einsum("nai,nj->aij", weighted, x)
         self.b += torch.einsum("nai,n->ai", weighted, reward)
         lower = torch.linalg.cholesky(self.A)
         self.theta.copy_(torch.cholesky_solve(self.b.unsqueeze(-1), lower).squeeze(-1))
-        eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-        self.root.copy_(torch.linalg.solve_triangular(lower, eye, upper=False))
+        self.root.copy_(torch.linalg.solve_triangular(lower, torch.eye(x.shape[1]).to(lower), upper=False))
         self.totals += torch.stack([torch.ones_like(counts), counts, counts * reward, regret], -1).sum(0)
         return Losses({}, self.measured(regret))
 
@@ -134,16 +129,12 @@ class LinearBandit(Algorithm):
         return torch.cat([numbers, x.squeeze(-2)], -1).transpose(0, 1)[valid.T]
 
     def measured(self, regret: Tensor) -> dict[str, Tensor]:
-        """Return what is logged of an update: of its rounds' ``regret [n]``, and of all rounds so far."""
+        """Return what is logged: the mean ``regret [n]`` of an update's rounds, if it has any, and of all so far."""
         many, counted, reward, total = self.totals.clone().unbind()
-        found = {"mean_reward": reward / counted.clamp(min=1.0)}
-        if LOGGED in self.ctx.needs.keys:
-            found["accepted"] = counted / many.clamp(min=1.0)
-        if EXPECTED in self.ctx.needs.keys:
-            found["cumulative_regret"] = total
-            if len(regret):  # there are no rounds where all rows are final observations
-                found["regret"] = regret.mean()
-        return found
+        found, keys = {"mean_reward": reward / counted.clamp(min=1.0)}, self.ctx.needs.keys
+        found |= {"accepted": counted / many.clamp(min=1.0)} if LOGGED in keys else {}
+        found |= {"cumulative_regret": total} if EXPECTED in keys else {}
+        return found | ({"regret": regret.mean()} if EXPECTED in keys and len(regret) else {})
 
     def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
         """Play greedily; return the mean reward of rounds that count, and the regret, beside the usual metrics."""
@@ -166,7 +157,7 @@ class LinUCB(LinearBandit):
         self.alpha = ctx.schedule(cfg.alpha)
 
     def optimistic(self, x: Tensor) -> Tensor:
-        """Compute ``x^T theta + alpha sqrt(x^T A^-1 x)``."""
+        """Compute ``x^T theta + alpha sqrt(x^T A^-1 x)``, where ``x^T A^-1 x = |root x|^2``."""
         width = torch.einsum("aij,baj->bai", self.root.expand(self.arms, -1, -1), x).norm(dim=-1)
         return self.estimates(x) + self.alpha * width
 
@@ -183,7 +174,7 @@ class LinTS(LinearBandit):
         self.v = ctx.schedule(cfg.v)
 
     def optimistic(self, x: Tensor) -> Tensor:
-        """Draw ``theta ~ N(theta, v^2 A^-1)`` in every column, and compute ``x^T theta``."""
+        """Draw from ``N(theta, v^2 A^-1)`` in every column, ``A^-1 = root^T root``, and estimate by what was drawn."""
         noise = self.ctx.randn(len(x), self.theta.numel()).double().view(len(x), *self.theta.shape)
         drawn = self.theta + self.v * torch.einsum("aji,baj->bai", self.root, noise)
         return (x * drawn).sum(-1)
@@ -205,7 +196,7 @@ def sizes(spec: EnvSpec) -> tuple[int, int, bool]:
     if not isinstance(group.action, Discrete):
         raise ConfigError("env", f"a linear bandit chooses one of several arms, and the actions are {group.action}")
     arms, space = int(group.action.n), group.obs
-    item: Space[Any] = space["item"] if isinstance(space, Dict) and [*space.spaces] == ["item"] else space
+    item: Any = space["item"] if isinstance(space, Dict) and [*space.spaces] == ["item"] else space
     if isinstance(item, Box) and (len(item.shape) == 1 or (len(item.shape) == 2 and item.shape[0] == arms)):
         return arms, item.shape[-1], len(item.shape) == 2
     served = f"a vector of features [d], or one of every arm [{arms}, d], also as the only entry 'item' of a Dict"

@@ -95,8 +95,9 @@ class LinearBandit(Bandit):
     """Arms whose mean reward is ``x^T theta``, of unit vectors both, with Gaussian noise.
 
     Every row has the mean reward of all arms, ``expected_reward [arms]``, so the regret of a choice is known. Contexts
-    are drawn uniformly from the sphere, anew in every round; the world, ``theta``, is that of ``world_seed`` in all
-    columns, in training as in evaluation.
+    are drawn uniformly from the part of the sphere where no feature is negative, in every round anew: an arm that is
+    good in one context is good in most, so one that never tries others may not find the best. The world, ``theta``, is
+    that of ``world_seed`` in all columns, in training as in evaluation.
     """
 
     @settings
@@ -143,7 +144,7 @@ class LinearBandit(Bandit):
         drawn = [np.random.default_rng([seed, self._block]).standard_normal((BLOCK, size + 1)) for seed in self._seeds]
         numbers = np.stack(drawn)
         self._noise = numbers[..., -1] * self.cfg.reward_noise_std
-        self._obs = unit(numbers[..., :-1].reshape(self.num_envs, BLOCK, *self.shape)).astype(np.float32)
+        self._obs = unit(np.abs(numbers[..., :-1]).reshape(self.num_envs, BLOCK, *self.shape)).astype(np.float32)
         x = self._obs.astype(np.float64)
         self._expected = np.clip(x @ (self.theta[0] if self.cfg.per_arm else self.theta.T), -1.0, 1.0)
 
@@ -180,15 +181,14 @@ class LoggedBandit(Bandit):
         if ctx.needs.keys and "logged_action" not in ctx.needs.keys:
             said = "learns from every row, and of recorded rounds only those count in which it chose as the record did"
             raise ConfigError("algo", f"{said}; take algo=linucb, lints or lin_epsilon_greedy")
-        if (total := ctx.total_steps) > len(action) and ctx.role == "actor":
-            said = f"{total} rounds are more than the {len(action)} of env.path, of which each counts once"
-            raise ConfigError("total_steps", f"{said}; take {len(action) // ctx.num_envs * ctx.num_envs} at most")
-        if len(action) < ctx.num_envs:
+        each = len(action) // ctx.num_envs
+        if not each:
             raise ConfigError("num_envs", f"{ctx.num_envs} are more than the {len(action)} rounds of env.path")
-        whole = len(action) // ctx.num_envs * ctx.num_envs
-        self._rounds = [
-            x[:whole].reshape(-1, ctx.num_envs, *x.shape[1:])[:, ctx.env_ids] for x in (context, action, reward)
-        ]
+        if ctx.role == "actor" and ctx.total_steps > each * ctx.num_envs:
+            said = f"{ctx.total_steps} are more than the {len(action)} rounds of env.path, of which each counts once"
+            raise ConfigError("total_steps", f"{said}; take {each * ctx.num_envs}")
+        shared = [x[: each * ctx.num_envs].reshape(each, ctx.num_envs, *x.shape[1:]) for x in (context, action, reward)]
+        self._rounds = [x[:, [*ctx.env_ids]] for x in shared]
 
     def row(self, number: int) -> Batch:
         context, action, _ = self._rounds
@@ -246,7 +246,10 @@ def read(path: Path, num_actions: int | None = None) -> tuple[np.ndarray, np.nda
 def _columns(path: Path) -> dict[str, np.ndarray]:
     """Read a .csv with a head: ``action``, ``reward``, perhaps ``propensity``; all others are features, in order."""
     with path.open(newline="", encoding="utf-8") as file:
-        head, *rows = csv.reader(file)
+        rows = [*csv.reader(file)]
+    if not rows:
+        raise ValueError("it is empty")
+    head, *rows = rows
     if uneven := [n for n, row in enumerate(rows, 2) if len(row) != len(head)]:
         raise ValueError(f"line {uneven[0]} has not the {len(head)} columns of the head")
     table = np.array(rows, np.float64).reshape(len(rows), len(head))
