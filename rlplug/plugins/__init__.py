@@ -2,7 +2,8 @@
 
 from rlplug.registry import Component, hookimpl
 
-BANDIT = ("env=linear_bandit", "env.max_episode_steps=1")  # so short, other environments are bandits, too
+# so short, other environments are bandits, too; of two rows, one is then no final observation
+BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 
 
 @hookimpl
@@ -16,7 +17,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
-        Component("algo", "lin_epsilon_greedy", "rlplug.plugins.algo.linear_bandit:LinEpsilonGreedy", BANDIT),
+        Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
         Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),

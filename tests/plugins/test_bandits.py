@@ -14,7 +14,7 @@ from rlplug import testing
 from rlplug.config import compose
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.fabric import one_rank
-from rlplug.plugins.algo.linear_bandit import LinEpsilonGreedy, LinTS, LinUCB
+from rlplug.plugins.algo.linear_bandit import LinGreedy, LinTS, LinUCB
 from rlplug.plugins.env.bandit import LinearBandit, LoggedBandit, read
 from rlplug.run.build import build
 from rlplug.run.resolve import resolve
@@ -34,7 +34,7 @@ def spec(*obs: int, arms: int = 2, extras=None, **more) -> EnvSpec:
 
 
 def make(cls, of: EnvSpec, num_envs: int = 2, **options):
-    name = {LinUCB: "linucb", LinTS: "lints", LinEpsilonGreedy: "lin_epsilon_greedy"}[cls]
+    name = {LinUCB: "linucb", LinTS: "lints", LinGreedy: "lingreedy"}[cls]
     cfg = testing.config(f"algo/{name}", **options)
     return cls(cfg, testing.context(of, needs=cls.needs(cfg, of), num_envs=num_envs))
 
@@ -139,7 +139,7 @@ def test_of_recorded_rounds_those_count_that_chose_the_same():
 
 
 @pytest.mark.parametrize("num_envs", [4, 1])
-@pytest.mark.parametrize("algo", ["linucb", "lints", "lin_epsilon_greedy"])
+@pytest.mark.parametrize("algo", ["linucb", "lints", "lingreedy"])
 def test_two_ranks_are_equal_to_one_bit_for_bit(algo: str, num_envs: int):
     """Each has two of four environments; of one environment, both have all rows."""
     words = (f"algo={algo}", *RUN, f"num_envs={num_envs}", "rollout_fragment_length=8", "env.max_episode_steps=5")
@@ -183,7 +183,7 @@ def test_thompson_draws_from_the_posterior(per_arm: bool):
     assert correlation > 0.999 if per_arm else abs(correlation) < 0.02
 
 
-@pytest.mark.parametrize("cls", [LinUCB, LinTS, LinEpsilonGreedy])
+@pytest.mark.parametrize("cls", [LinUCB, LinTS, LinGreedy])
 @pytest.mark.parametrize("mode", ["explore", "greedy", "random"])
 def test_forbidden_arms_are_never_taken(cls, mode):
     algorithm = make(cls, spec(3, arms=4), num_envs=64)
@@ -337,7 +337,7 @@ def test_a_run_learns_from_a_record_and_says_what_counted(tmp_path: Path):
         (["algo=linucb", "env=linear_bandit", "algo.alpha=-1"], "algo.alpha", "greater than or equal to 0"),
         (["algo=linucb", "env=linear_bandit", "buffer=replay"], "buffer", "take buffer=rollout"),
         (["algo=linucb", "env=linear_bandit", "model=lstm"], "model", "recurrent"),
-        (["algo=lin_epsilon_greedy", "env=linear_bandit", "exploration=[icm]"], "exploration", "[epsilon_greedy,icm]"),
+        (["algo=lingreedy", "env=linear_bandit", "exploration=[icm]"], "exploration", "[epsilon_greedy,icm]"),
         (["algo=linucb", "env=logged_bandit", "env.path=/nowhere.npz"], "env.path", "cannot be read"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else None,
@@ -403,7 +403,7 @@ def test_a_round_counts_once(tmp_path: Path):
 def test_algorithms_that_learn_from_every_row_are_refused(tmp_path: Path):
     recorded(path := tmp_path / "log.npz", 900, propensity=None)
     words = ["algo=dqn", "env=logged_bandit", f"env.path={path}", *RUN[1:]]
-    with pytest.raises(ConfigError, match="take algo=linucb, lints or lin_epsilon_greedy"):
+    with pytest.raises(ConfigError, match="take algo=linucb, lints or lingreedy"):
         build(compose([*words, "total_steps=500"]), tmp_path)
 
 

@@ -180,7 +180,7 @@ class LinTS(LinearBandit):
         return (x * drawn).sum(-1)
 
 
-class LinEpsilonGreedy(LinearBandit):
+class LinGreedy(LinearBandit):
     """Takes the arm with the highest estimate; an exploration module draws others: epsilon_greedy, or boltzmann."""
 
     noise = "epsilon_greedy"

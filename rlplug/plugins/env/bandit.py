@@ -180,7 +180,7 @@ class LoggedBandit(Bandit):
         super().__init__(ctx, obs, arms, {"logged_action": Discrete(arms)}, cfg.max_episode_steps)
         if ctx.needs.keys and "logged_action" not in ctx.needs.keys:
             said = "learns from every row, and of recorded rounds only those count in which it chose as the record did"
-            raise ConfigError("algo", f"{said}; take algo=linucb, lints or lin_epsilon_greedy")
+            raise ConfigError("algo", f"{said}; take algo=linucb, lints or lingreedy")
         each = len(action) // ctx.num_envs
         if not each:
             raise ConfigError("num_envs", f"{ctx.num_envs} are more than the {len(action)} rounds of env.path")
