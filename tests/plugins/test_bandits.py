@@ -18,6 +18,7 @@ from rlplug.plugins.algo.linear_bandit import LinGreedy, LinTS, LinUCB
 from rlplug.plugins.env.bandit import LinearBandit, LoggedBandit, read
 from rlplug.run.build import build
 from rlplug.run.resolve import resolve
+from rlplug.testing.checks.ranks import distances
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import Case, differences
 from rlplug.testing.rank_pool import ranks
@@ -148,6 +149,16 @@ def test_two_ranks_are_equal_to_one_bit_for_bit(algo: str, num_envs: int):
     assert alone["weights.totals"][0] > 6 * 8 * num_envs * 0.6
     for other in ranks(2)(play, raw, 6):
         assert differences(alone, other) == []
+
+
+def test_ranks_that_began_with_rounds_at_random_learn_of_all_of_them():
+    """The rounds of before learning come segment by segment, so they are added up in another order."""
+    words = ("algo=linucb", *RUN, "num_envs=4", "num_steps_sampled_before_learning_starts=12")
+    raw = compose(words).raw
+    alone = play(one_rank(), raw, 3)
+    assert alone["weights.totals"][0] == 4 * (3 + 1 + 2)
+    for other in ranks(2)(play, raw, 3):
+        assert distances(alone, other) == []
 
 
 # ---- what is done ----------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class LinearBandit(Algorithm):
     def update(self, batch: Batch, learner: Learner) -> Losses:
         """Add a round of collection to ``A`` and ``b``, and solve for ``theta``: Li et al., algorithm 1."""
         rounds = self.rounds(batch)
-        if batch["valid"].shape[1] < self.ctx.num_envs:  # this rank has a share of the columns
+        if len(self.ctx.env_ids) < self.ctx.num_envs:  # other ranks have the rest
             rounds = learner.gather(rounds)
         (arm, reward, counts, regret), x = rounds[:, :4].unbind(-1), rounds[:, 4:]
         own = one_hot(arm.long(), self.arms) if self.disjoint else torch.ones_like(arm)[:, None]
@@ -124,9 +124,7 @@ class LinearBandit(Algorithm):
             expected = batch[EXPECTED]
             regret = forbid(expected, batch.get("action_mask")).amax(-1) - gather_action(expected, action)
         numbers = torch.stack([part.double() for part in (action, batch["reward"], counts, regret)], -1)
-        valid = batch["valid"].clone()
-        valid[-1] = False
-        return torch.cat([numbers, x.squeeze(-2)], -1).transpose(0, 1)[valid.T]
+        return torch.cat([numbers, x.squeeze(-2)], -1)[:-1].transpose(0, 1)[batch["valid"][:-1].T]
 
     def measured(self, regret: Tensor) -> dict[str, Tensor]:
         """Return what is logged: the mean ``regret [n]`` of an update's rounds, if it has any, and of all so far."""
@@ -141,8 +139,7 @@ class LinearBandit(Algorithm):
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
         _, reward, counts, regret = self.rounds(batch)[:, :4].unbind(-1)
         found = {"eval/mean_reward": float((counts * reward).sum() / counts.sum())} if counts.any() else {}
-        found |= {"eval/regret": float(regret.mean())} if EXPECTED in batch else {}
-        return episode_metrics(batch) | found
+        return episode_metrics(batch) | found | ({"eval/regret": float(regret.mean())} if EXPECTED in batch else {})
 
 
 class LinUCB(LinearBandit):
