@@ -295,7 +295,7 @@ def test_a_policy_is_worth_in_the_replay_what_it_is_worth(tmp_path: Path):
     theta = recorded(path := tmp_path / "log.npz")
     env = environment(LoggedBandit, columns=1, path=str(path), max_episode_steps=1_000_000)
     row, agreed, truth = env.reset([0]), [], []
-    for _ in range(len(env._rounds[0])):
+    for _ in range(env.rounds):
         means = (theta @ row["obs"][0]).tolist()
         action, logged = np.array([np.argmax(means)]), row["logged_action"]
         row = env.step(action)
@@ -379,6 +379,9 @@ def test_an_environment_of_single_steps_is_served():
         ({"context": np.full((9, 2), np.nan)}, "a context that is not a finite number"),
         ({"reward": np.array(["a"] * 9)}, "a reward that is not a finite number"),
         ({"propensity": np.zeros(9)}, "not above 0"),
+        ({"action_mask": np.ones((9, 2))}, "an action_mask that is not [N, 3]"),
+        ({"action_mask": np.eye(3)[np.full(9, 1)]}, "or forbids an arm that was taken"),
+        ({"action": np.array(1)}, "action []"),
     ],
 )
 def test_broken_records_are_refused(tmp_path: Path, changes, said):
@@ -388,6 +391,23 @@ def test_broken_records_are_refused(tmp_path: Path, changes, said):
     assert error.value.key == "env.path"
     assert str(path) in error.value.message
     assert said in error.value.message
+
+
+def test_half_a_file_is_refused(tmp_path: Path):
+    recorded(path := tmp_path / "log.npz", 900)
+    for n in (0, 2000, 20_000):
+        path.write_bytes(path.read_bytes()[:n] if n else b"")
+        with pytest.raises(ConfigError, match="cannot be read as recorded rounds"):
+            read(path)
+        recorded(path, 900)
+
+
+def test_arms_that_were_not_offered_are_forbidden(tmp_path: Path):
+    recorded(path := tmp_path / "log.npz", 6, action=np.arange(6) % 3, action_mask=np.eye(3)[np.arange(6) % 3])
+    env = environment(LoggedBandit, columns=1, path=str(path))
+    assert env.spec.extras["action_mask"].n == 3
+    assert env.reset([0])["action_mask"].tolist() == [[True, False, False]]
+    assert env.step(np.array([0]))["action_mask"].tolist() == [[False, True, False]]
 
 
 def test_broken_tables_are_refused(tmp_path: Path):

@@ -7,13 +7,15 @@ have a final observation behind it, and half of all rows would be of no use.
 from __future__ import annotations
 
 import csv
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Context
@@ -150,7 +152,7 @@ class LinearBandit(Bandit):
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-    """Return ``x [..., d]`` at length 1, a little below: rounding to single precision leaves it within the bounds."""
+    """Return ``x [..., d]`` at length 1."""
     return x / np.linalg.norm(x, axis=-1, keepdims=True).clip(min=1e-12)
 
 
@@ -174,38 +176,42 @@ class LoggedBandit(Bandit):
         max_episode_steps: PositiveInt = option("Rounds after which an episode is truncated.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        context, action, reward = read(Path(cfg.path), cfg.num_actions)
-        arms = context.shape[1] if context.ndim == 3 else cfg.num_actions or int(action.max()) + 1
-        obs = Box(-np.inf, np.inf, context.shape[1:], np.float32)
-        super().__init__(ctx, obs, arms, {"logged_action": Discrete(arms)}, cfg.max_episode_steps)
+        record = read(Path(cfg.path), cfg.num_actions)
+        many, *shape = record["context"].shape
+        arms = shape[0] if len(shape) == 2 else cfg.num_actions or int(record["action"].max()) + 1
+        extra: dict[str, Space[Any]] = {"logged_action": Discrete(arms)}
+        extra |= {"action_mask": MultiBinary(arms)} if "action_mask" in record else {}
+        super().__init__(ctx, Box(-np.inf, np.inf, shape, np.float32), arms, extra, cfg.max_episode_steps)
         if ctx.needs.keys and "logged_action" not in ctx.needs.keys:
             said = "learns from every row, and of recorded rounds only those count in which it chose as the record did"
             raise ConfigError("algo", f"{said}; take algo=linucb, lints or lingreedy")
-        each = len(action) // ctx.num_envs
-        if not each:
-            raise ConfigError("num_envs", f"{ctx.num_envs} are more than the {len(action)} rounds of env.path")
-        if ctx.role == "actor" and ctx.total_steps > each * ctx.num_envs:
-            said = f"{ctx.total_steps} are more than the {len(action)} rounds of env.path, of which each counts once"
-            raise ConfigError("total_steps", f"{said}; take {each * ctx.num_envs}")
-        shared = [x[: each * ctx.num_envs].reshape(each, ctx.num_envs, *x.shape[1:]) for x in (context, action, reward)]
-        self._rounds = [x[:, [*ctx.env_ids]] for x in shared]
+        self.rounds = many // ctx.num_envs  # of a column
+        whole = self.rounds * ctx.num_envs
+        if not whole:
+            raise ConfigError("num_envs", f"{ctx.num_envs} are more than the {many} rounds of env.path")
+        if ctx.role == "actor" and ctx.total_steps > whole:
+            said = f"{ctx.total_steps} are more than the {many} rounds of env.path, of which each counts once"
+            raise ConfigError("total_steps", f"{said}; take {whole}")
+        columns = {key: x[:whole].reshape(self.rounds, ctx.num_envs, *x.shape[1:]) for key, x in record.items()}
+        self._record = {key: x[:, [*ctx.env_ids]] for key, x in columns.items()}
 
     def row(self, number: int) -> Batch:
-        context, action, _ = self._rounds
-        at = number % len(context)
-        return {"obs": context[at], "logged_action": action[at]}
+        shown = {"obs": "context", "logged_action": "action"} | {
+            key: key for key in self._record if key == "action_mask"
+        }
+        return {key: self._record[name][number % self.rounds] for key, name in shown.items()}
 
     def reward(self, number: int, action: np.ndarray) -> np.ndarray:
-        _, logged, reward = self._rounds
-        at = number % len(logged)
-        return np.where(action == logged[at], reward[at], 0.0)
+        at = number % self.rounds
+        return np.where(action == self._record["action"][at], self._record["reward"][at], 0.0)
 
 
-def read(path: Path, num_actions: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def read(path: Path, num_actions: int | None = None) -> dict[str, np.ndarray]:
     """Read recorded rounds.
 
     Returns:
-        Contexts ``[N, d]`` or ``[N, arms, d]`` float32, arms ``[N]`` int64 and rewards ``[N]`` float32.
+        ``context [N, d]`` or ``[N, arms, d]`` float32, ``action [N]`` int64, ``reward [N]`` float32, and where the file
+        has one ``action_mask [N, arms]`` bool.
 
     Raises:
         ConfigError: the file cannot be read, or does not hold equally many rounds of everything.
@@ -216,31 +222,34 @@ def read(path: Path, num_actions: int | None = None) -> tuple[np.ndarray, np.nda
 
     try:
         found = dict(np.load(path, allow_pickle=False)) if path.suffix == ".npz" else _columns(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile, csv.Error, zlib.error) as error:
         raise refuse(f"cannot be read as recorded rounds: {error}") from error
     if missing := [key for key in ("context", "action", "reward") if key not in found]:
         raise refuse(f"lacks {', '.join(missing)}; it has {', '.join(found) or 'nothing'}")
-    context, action, reward = found["context"], found["action"], found["reward"]
-    propensity = found.get("propensity", np.ones(len(action)))
-    if (
-        context.ndim not in (2, 3)
-        or not context.size
-        or any(x.shape != context.shape[:1] for x in (action, reward, propensity))
-    ):
+    context, action, rounds = found["context"], found["action"], found["context"].shape[:1]
+    propensity = found.get("propensity", np.ones(rounds))
+    one_each = all(x.shape == rounds for x in (action, found["reward"], propensity))
+    if context.ndim not in (2, 3) or not context.size or not one_each:
         shapes = ", ".join(f"{key} {[*x.shape]}" for key, x in found.items())
         raise refuse(f"has {shapes}; it should have context [N, d] or [N, arms, d], the others [N], and N above 0")
     for key, x in found.items():
         if x.dtype.kind not in "fiub" or not np.isfinite(x).all():
             raise refuse(f"has a {key} that is not a finite number")
     arms = context.shape[1] if context.ndim == 3 else num_actions or np.inf
-    if context.ndim == 3 and num_actions not in (None, arms):
+    if num_actions not in (None, arms):
         raise ConfigError("env.num_actions", f"is {num_actions}, and {path} has features of {arms} arms; take null")
     if (action != np.round(action)).any() or action.min() < 0 or action.max() >= arms:
         raise refuse(f"has actions that are not whole numbers from 0 to {arms - 1:g}")
     if propensity.min() <= 0 or propensity.max() > 1:
         raise refuse("has a propensity that is not above 0 and at most 1")
-    stays = np.random.default_rng(0).random(len(action)) < propensity.min() / propensity
-    return context[stays].astype(np.float32), action[stays].astype(np.int64), reward[stays].astype(np.float32)
+    kept = {"context": np.float32, "action": np.int64, "reward": np.float32, "action_mask": np.bool_}
+    record = {key: found[key].astype(dtype) for key, dtype in kept.items() if key in found}
+    if (mask := record.get("action_mask")) is not None:
+        arms = arms if np.isfinite(arms) else record["action"].max() + 1
+        if mask.shape != (*rounds, arms) or not mask[np.arange(*rounds), record["action"]].all():
+            raise refuse(f"has an action_mask that is not [N, {arms}], or forbids an arm that was taken")
+    stays = np.random.default_rng(0).random(rounds) < propensity.min() / propensity
+    return {key: x[stays] for key, x in record.items()}
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:
