@@ -11,7 +11,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from rlplug import testing
-from rlplug.config import compose
+from rlplug.api import Plan
+from rlplug.config import compose, parse
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.linear_bandit import LinGreedy, LinTS, LinUCB
@@ -151,13 +152,21 @@ def test_two_ranks_are_equal_to_one_bit_for_bit(algo: str, num_envs: int):
         assert differences(alone, other) == []
 
 
-def test_ranks_that_began_with_rounds_at_random_learn_of_all_of_them():
-    """The rounds of before learning come segment by segment, so they are added up in another order."""
-    words = ("algo=linucb", *RUN, "num_envs=4", "num_steps_sampled_before_learning_starts=12")
-    raw = compose(words).raw
-    alone = play(one_rank(), raw, 3)
-    assert alone["weights.totals"][0] == 4 * (3 + 1 + 2)
-    for other in ranks(2)(play, raw, 3):
+def late(fabric, raw):
+    """Return the weights of this rank after one update from three rounds of collection."""
+    with closing(build(parse(raw), Path(), fabric, Plan("cpu", fabric.world_size))) as trainer:
+        for _ in range(3):
+            trainer.collect("random")
+        trainer.update()
+        return trainer.algorithm.state_dict()
+
+
+def test_ranks_learn_of_all_rounds_that_came_before_learning():
+    """They come segment by segment, so they are added up in another order; a rank has as many columns as the run."""
+    raw = compose(("algo=linucb", *RUN, "num_envs=4")).raw
+    alone = late(one_rank(), raw)
+    assert alone["totals"][0] == 12
+    for other in ranks(2)(late, raw):
         assert distances(alone, other) == []
 
 
