@@ -113,6 +113,9 @@ PROOFS = {
     "rainbow_cartpole": Proof("experiment=rainbow_cartpole", 450),
     "dqn_masked_cartpole": Proof(DQN + "masked_cartpole", 450),
     "dqn_taxi": Proof(DQN + "taxi", 7),
+    "linucb_linear_bandit": Proof("algo=linucb env=linear_bandit", 57, blind=True),  # 58.18 is the optimum
+    "lints_linear_bandit": Proof("algo=lints env=linear_bandit", 57, blind=True),
+    "lingreedy_linear_bandit": Proof("algo=lingreedy env=linear_bandit", blind=True),
     "ppo_blackjack": Proof(PPO + "blackjack", -0.08),
     "sac_cartpole": Proof(SAC + "cartpole", 400),
     "ppo_lstm_stateless_cartpole": Proof(PPO + "stateless_cartpole model=lstm", 400),

@@ -103,8 +103,9 @@ def draw(
             band = place(np.concatenate((x, x[::-1])), np.concatenate((y.max(0), y.min(0)[::-1])))
             yield f'<polygon points="{band}" fill="{color}" fill-opacity="0.18" stroke="none"/>'
             yield f'<polyline points="{place(x, y.mean(0))}" stroke="{color}" stroke-width="2"/>'
-            yield f'<rect x="{WIDTH - 300 + 145 * i}" y="12" width="14" height="4" fill="{color}"/>'
-            yield _text(WIDTH - 280 + 145 * i, 18, label)
+            left = WIDTH - 10 - 145 * (len(curves) - i)
+            yield f'<rect x="{left}" y="12" width="14" height="4" fill="{color}"/>'
+            yield _text(left + 20, 18, label)
 
     def others() -> Iterator[str]:
         for i, (label, y) in enumerate(published.items()):

@@ -91,7 +91,7 @@ class EnvSpec:
     groups: dict[str, Group]
     extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
     max_episode_steps: int | None = None
-    offers: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()  # "bandit": no action changes a later row
     native_spaces: dict[str, Group] = field(default_factory=dict[str, Group])  # as the environment declares them
     frame_stack: int = 1  # frames, oldest first, on the first axis of an image observation
 

@@ -57,4 +57,6 @@ def table(result: Mapping[str, Any]) -> str:
         "return": f"{result['eval/return_mean']:,.2f} ± {result['eval/return_std']:,.2f} ({spread})",
         "length": f"{result['eval/length_mean']:,.1f}",
     }
+    own = {key.removeprefix("eval/"): x for key, x in result.items() if key.startswith("eval/")}  # the algorithm's, too
+    rows |= {key: f"{x:,.4g}" for key, x in own.items() if not key.startswith(("return_", "length_"))}
     return "\n".join(f"{name:<11} {value}" for name, value in rows.items())

@@ -2,6 +2,9 @@
 
 from rlplug.registry import Component, hookimpl
 
+# so short, other environments are bandits, too; of two rows, one is then no final observation
+BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
+
 
 @hookimpl
 def rlplug_components() -> list[Component]:
@@ -14,6 +17,9 @@ def rlplug_components() -> list[Component]:
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
+        Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
+        Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
+        Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
@@ -27,6 +33,8 @@ def rlplug_components() -> list[Component]:
         Component("env", "cartpole_torch", "rlplug.plugins.env.classic_torch:CartPole"),
         Component("env", "dm_control", "rlplug.plugins.env.dm_control:DMControl"),
         Component("env", "gymnasium", "rlplug.plugins.env.gymnasium:Gymnasium"),
+        Component("env", "linear_bandit", "rlplug.plugins.env.bandit:LinearBandit"),
+        Component("env", "logged_bandit", "rlplug.plugins.env.bandit:LoggedBandit"),
         Component("env", "minigrid", "rlplug.plugins.env.minigrid:MiniGrid"),
         Component("env", "pendulum_torch", "rlplug.plugins.env.classic_torch:Pendulum"),
         Component("exploration", "boltzmann", "rlplug.plugins.exploration.discrete:Boltzmann"),

@@ -28,7 +28,6 @@ WHAT: dict[Data, str] = {
     "episodes": "whole episodes",
 }
 
-
 FOR_EVER = 10**12  # environment steps
 BESIDE_WEIGHTS = 3  # bytes that learning takes for each of theirs: a gradient, and Adam's two moments
 
@@ -62,8 +61,7 @@ def check(resolved: ResolvedRun) -> None:
         check_shares(resolved.config.train_batch_size, resolved.plan)
     for option in ("in_flight", "broadcast_interval"):
         if getattr(resolved.loop, option) > 1 and not needs.off_policy and not needs.gradients:
-            said = f"lets older weights play, which {algo} cannot learn from; take 1"
-            raise ConfigError(f"loop.{option}", said)
+            raise ConfigError(f"loop.{option}", f"lets older weights play, which {algo} cannot learn from; take 1")
     if resolved.plan.actors is not None:
         _check_actors(resolved)
     if (plan := resolved.plan).ray is not None and plan.ray.address is None:
@@ -166,6 +164,9 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     if needs.data == "windows" and needs.carry_stride and autoreset is not AutoresetMode.NEXT_STEP:
         said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
         raise ConfigError("env", f"{said} cannot be kept over them; env.vectorization=list leaves none")
+    for key, chosen in config.exploration.items():
+        if chosen.cls.perturb_weights is not Exploration.perturb_weights and not [*trainer.algorithm.parameters()]:
+            raise ConfigError(f"exploration.{key}", f"changes weights, and {config.algo.name} has none; leave it out")
     total, length = config.total_steps, trainer.ctx.rollout_length
     if trainer.loop.unit == "env_steps":
         each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"

@@ -12,6 +12,7 @@ import pytest
 
 import rlplug
 from rlplug.cli import main
+from rlplug.cli.evaluate import table
 from tests.checkpointing.runs import punctual
 
 SETTINGS = ["algo=sac", "env=pendulum", "total_steps=600", "eval.every=0", "eval.episodes=3", "checkpoint.every=200"]
@@ -52,6 +53,13 @@ def test_a_table(run: Path, capsys: pytest.CaptureFixture[str]):
         f"return      {summary['eval/return_mean']:,.2f} ± {summary['eval/return_std']:,.2f} (min -"
     )
     assert length == "length      200.0"
+
+
+def test_metrics_of_the_algorithms_own_are_in_the_table():
+    result = {f"eval/{key}": 2.0 for key in ("return_mean", "return_std", "return_min", "return_max", "length_mean")}
+    counts = {"checkpoint": "run", "env_steps": 1, "updates": 1, "episodes": 1, "seed": 0}
+    *_, length, regret = table(result | counts | {"eval/regret": 0.03125}).splitlines()
+    assert (length, regret) == ("length      2.0", "regret      0.03125")
 
 
 def test_as_json_it_is_the_runs_own_evaluation_to_the_last_bit(run: Path, capsys: pytest.CaptureFixture[str]):

@@ -8,7 +8,22 @@ from rlplug.config.errors import no_such_key, peers, value_at
 from rlplug.registry.discovery import unknown
 from tests.installing import install, site  # noqa: F401  fixtures
 
-NAMES = ("ppo", "ddppo", "a2c", "a3c", "impala", "appo", "dqn", "sac", "ddpg", "td3", "apex_dqn", "apex_ddpg")
+NAMES = (
+    "ppo",
+    "ddppo",
+    "a2c",
+    "a3c",
+    "impala",
+    "appo",
+    "dqn",
+    "sac",
+    "ddpg",
+    "td3",
+    "apex_dqn",
+    "apex_ddpg",
+    "linucb",
+    "lints",
+)
 RUNS = {f"algo={name}": compose([f"algo={name}"]).raw for name in NAMES}
 
 
@@ -38,6 +53,7 @@ def test_a_word_leads_to_those_of_its_meanings_that_the_run_has(word: str, prefi
         ("algo=ddpg", "algo.exploration_theta=0.2", "exploration.ornstein_uhlenbeck.theta"),
         ("algo=a2c", "algo.microbatch_size=20", "hardware.microbatches"),
         ("algo=ddppo", "algo.sync_frac=0.5", "loop.preemption_threshold"),
+        ("algo=lints", "algo.alpha=0.5", "algo.v"),
         ("algo=a3c", "algo.sample_async=true", "loop.in_flight"),
     ],
 )

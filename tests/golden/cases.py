@@ -323,6 +323,21 @@ A3C = {
     "train_batch_size": 32,
     "algo.grad_clip": 10.0,
 }
+BANDIT = {
+    **{key: value for key, value in ON_POLICY.items() if key != "num_envs"},
+    "env": "linear_bandit",
+    "env.num_actions": 4,
+    "env.feature_dim": 3,
+    "env.per_arm": False,
+    "env.reward_noise_std": 0.25,
+    "env.world_seed": 0,
+    "env.max_episode_steps": 10,
+    "model": "linear",
+    "num_envs": 2,
+    "rollout_fragment_length": 4,
+    "algo.disjoint": None,
+    "algo.lambda_": 1.0,
+}
 REINFORCE = {
     **ON_POLICY,
     "algo": "reinforce",
@@ -366,6 +381,15 @@ CASES = {
     "appo_cartpole": {**APPO, "env": "cartpole"},
     "appo_pendulum": {**APPO, "env": "pendulum", "algo.vtrace": False, "algo.kl_coeff": 0.0},
     "appo_cartpole_recurrent": {**APPO, **LSTM, "env": "cartpole", "algo.max_seq_len": 8},
+    "linucb_linear_bandit": {**BANDIT, "algo": "linucb", "algo.alpha": 0.5},
+    "lints_linear_bandit": {**BANDIT, "algo": "lints", "algo.v": 0.25, "env.per_arm": True},
+    "lingreedy_linear_bandit": {
+        **BANDIT,
+        "algo": "lingreedy",
+        "exploration": "[epsilon_greedy]",
+        "exploration.epsilon_greedy.epsilon": 0.2,
+        "exploration.epsilon_greedy.ape_x_alpha": None,
+    },
     "reinforce_cartpole": REINFORCE,
 }
 
@@ -373,4 +397,6 @@ CASES = {
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
+    if CASES[case]["env"] == "linear_bandit":  # a vector by itself
+        del settings["env.vectorization"]
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]

@@ -76,6 +76,7 @@ class Cell:
             *CPU,
             "env=gymnasium",
             "env.id=rlplug.testing.worlds:World-v0",
+            *(word for word in registry.tried_with("algo", self.algorithm) if word.startswith("env.")),
             f"env.vectorization={self.vector}",
             f"+env.kwargs.observation={self.observation}",
             f"+env.kwargs.action={action}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +65,8 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
     """Make the update on this rank's columns of the sample."""
     config = parse(question["raw"])
     rank, world = fabric.global_rank, fabric.world_size
-    ctx = RunContext(slots=config.models, rank=rank, world_size=world, **question["options"])
+    env_ids = np.array_split(np.arange(question["options"]["num_envs"]), world)[rank].tolist()
+    ctx = RunContext(slots=config.models, rank=rank, world_size=world, env_ids=env_ids, **question["options"])
     torch.manual_seed(ctx.seed)
     algorithm = config.algo.build(ctx)
     algorithm.load_state_dict(question["state"])

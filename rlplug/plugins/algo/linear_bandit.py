@@ -1,0 +1,200 @@
+"""Contextual bandits with linear rewards, in closed form: LinUCB, Li et al. 2010 (arXiv:1003.0146), and Thompson
+sampling, Agrawal and Goyal 2013 (arXiv:1209.3352), with epsilon-greedy as the baseline of both.
+
+A row is a round: a context, an arm, its reward. What is learned are sums over rounds, ``A = lambda I + sum x x^T`` and
+``b = sum r x``, so there is no gradient, and the order of rounds changes nothing but rounding. All of it is in double
+precision. Ranks gather their rounds and add them up in one order, so that any number of them learns the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from rlplug.api import Algorithm, Context, Job, Learner, Losses, Needs, Play
+from rlplug.functional.returns import episode_metrics
+from rlplug.functional.td import forbid, gather_action, greedy
+from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, option, settings
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+
+EXPECTED, LOGGED = "expected_reward", "logged_action"
+"""what some environments say beside the context: the mean reward of every arm, and the arm of a recorded round"""
+
+
+class LinearBandit(Algorithm):
+    """Estimates ``theta = A^-1 b`` of every arm, or one of all. A subclass says how it explores.
+
+    ``A`` and ``root``, the inverse of its Cholesky factor, are ``[thetas, d, d]``; ``b`` and ``theta`` ``[thetas, d]``.
+    """
+
+    noise = ""  # the exploration module that it cannot do without
+    A: Tensor
+    b: Tensor
+    theta: Tensor
+    root: Tensor
+    totals: Tensor
+
+    @settings
+    class Config:
+        disjoint: bool | None = option("A theta for every arm; null: where arms have no features of their own.")
+        lambda_: PositiveFloat = option("Weight of the ridge penalty: A begins with lambda I.")
+
+    @classmethod
+    def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
+        arms, _, per_arm = sizes(spec)
+        if "bandit" not in spec.offers and spec.max_episode_steps != 1:
+            said = "learns from rounds that nothing leads to, and an action in this environment changes later rows"
+            ways = "take env=linear_bandit or env=logged_bandit; env.max_episode_steps=1 makes every step a round"
+            raise ConfigError("env", f"{cls.__name__} {said}; {ways}")
+        if cfg.disjoint is False and not per_arm:
+            said = f"one theta cannot tell {arms} arms apart by one context; it needs features of every arm, [arms, d]"
+            raise ConfigError("algo.disjoint", f"{said}; take null")
+        keys = ("obs", "action", "action_mask", *(key for key in (EXPECTED, LOGGED) if key in spec.extras))
+        return Needs(data="rollout", off_policy=True, perturbable=True, noise=cls.noise, keys=keys)
+
+    def __init__(self, cfg: Any, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx = cfg, ctx
+        self.arms, dim, self.per_arm = sizes(ctx.spec)
+        self.disjoint = not self.per_arm if cfg.disjoint is None else cfg.disjoint
+        many, eye = self.arms if self.disjoint else 1, torch.eye(dim, dtype=torch.float64)
+        self.register_buffer("A", (cfg.lambda_ * eye).repeat(many, 1, 1))
+        self.register_buffer("b", torch.zeros(many, dim, dtype=torch.float64))
+        self.register_buffer("theta", torch.zeros_like(self.b))
+        self.register_buffer("root", (eye / cfg.lambda_**0.5).repeat(many, 1, 1))
+        self.register_buffer("totals", torch.zeros(4, dtype=torch.float64))  # rounds, counted ones, reward, regret
+
+    def actor_keys(self) -> tuple[str, ...]:
+        return "theta", "root"
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        mask = step.get("action_mask")
+        if mode == "random":
+            return {"action": greedy(self.ctx.rand(len(step["is_first"]), self.arms), mask)}, carry
+        x = self.contexts(step["obs"])
+        scores = self.optimistic(x) if mode == "explore" else self.estimates(x)
+        return {"action": greedy(scores, mask), "q": scores.float()}, carry
+
+    def contexts(self, obs: Any) -> Tensor:
+        """Return the features ``[..., arms, d]`` of every arm; one context is that of all arms."""
+        x = (obs["item"] if isinstance(obs, Mapping) else obs).double()
+        return x if self.per_arm else x.unsqueeze(-2).expand(*x.shape[:-1], self.arms, -1)
+
+    def estimates(self, x: Tensor) -> Tensor:
+        """Estimate the mean reward ``[..., arms]`` of every arm from its features ``[..., arms, d]``."""
+        return (x * self.theta).sum(-1)
+
+    def optimistic(self, x: Tensor) -> Tensor:
+        """Return what the arm to explore with has most of, ``[B, arms]``, from features ``[B, arms, d]``."""
+        return self.estimates(x)
+
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        """Add a round of collection to ``A`` and ``b``, and solve for ``theta``: Li et al., algorithm 1."""
+        rounds = self.rounds(batch)
+        if len(self.ctx.env_ids) < self.ctx.num_envs:  # other ranks have the rest
+            rounds = learner.gather(rounds)
+        (arm, reward, counts, regret), x = rounds[:, :4].unbind(-1), rounds[:, 4:]
+        own = one_hot(arm.long(), self.arms) if self.disjoint else torch.ones_like(arm)[:, None]
+        weighted = (own * counts[:, None]).unsqueeze(-1) * x.unsqueeze(1)  # [n, thetas, d]
+        self.A += torch.einsum("nai,nj->aij", weighted, x)
+        self.b += torch.einsum("nai,n->ai", weighted, reward)
+        lower = torch.linalg.cholesky(self.A)
+        self.theta.copy_(torch.cholesky_solve(self.b.unsqueeze(-1), lower).squeeze(-1))
+        self.root.copy_(torch.linalg.solve_triangular(lower, torch.eye(x.shape[1]).to(lower), upper=False))
+        self.totals += torch.stack([torch.ones_like(counts), counts, counts * reward, regret], -1).sum(0)
+        return Losses({}, self.measured(regret))
+
+    def rounds(self, batch: Batch) -> Tensor:
+        """Return the valid rows of ``batch [T+1, B]``, column by column, ``[n, 4 + d]``.
+
+        They are the arm, its reward, 1 or 0 for whether it counts, the regret (0 where no optimum is known), and the
+        features. A recorded round counts where the arm is that of the record: Li et al. 2011 (arXiv:1003.5956),
+        algorithm 2.
+        """
+        action = batch["action"]
+        x = self.contexts(batch["obs"]).gather(-2, action[..., None, None].expand(*action.shape, 1, self.A.shape[-1]))
+        counts = action == batch[LOGGED] if LOGGED in batch else torch.ones_like(action)
+        regret = torch.zeros_like(batch["reward"])
+        if EXPECTED in batch:
+            expected = batch[EXPECTED]
+            regret = forbid(expected, batch.get("action_mask")).amax(-1) - gather_action(expected, action)
+        numbers = torch.stack([part.double() for part in (action, batch["reward"], counts, regret)], -1)
+        return torch.cat([numbers, x.squeeze(-2)], -1)[:-1].transpose(0, 1)[batch["valid"][:-1].T]
+
+    def measured(self, regret: Tensor) -> dict[str, Tensor]:
+        """Return what is logged: the mean ``regret [n]`` of an update's rounds, if it has any, and of all so far."""
+        many, counted, reward, total = self.totals.clone().unbind()
+        found, keys = {"mean_reward": reward / counted.clamp(min=1.0)}, self.ctx.needs.keys
+        found |= {"accepted": counted / many.clamp(min=1.0)} if LOGGED in keys else {}
+        found |= {"cumulative_regret": total} if EXPECTED in keys else {}
+        return found | ({"regret": regret.mean()} if EXPECTED in keys and len(regret) else {})
+
+    def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
+        """Play greedily; return the mean reward of rounds that count, and the regret, beside the usual metrics."""
+        ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
+        _, reward, counts, regret = self.rounds(batch)[:, :4].unbind(-1)
+        found = {"eval/mean_reward": float((counts * reward).sum() / counts.sum())} if counts.any() else {}
+        return episode_metrics(batch) | found | ({"eval/regret": float(regret.mean())} if EXPECTED in batch else {})
+
+
+class LinUCB(LinearBandit):
+    """Takes the arm with the highest upper confidence bound: Li et al. 2010, equation 5."""
+
+    @settings
+    class Config(LinearBandit.Config):
+        alpha: Scheduled[NonNegativeFloat] = option("Width of the confidence bound, in standard deviations.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__(cfg, ctx)
+        self.alpha = ctx.schedule(cfg.alpha)
+
+    def optimistic(self, x: Tensor) -> Tensor:
+        """Compute ``x^T theta + alpha sqrt(x^T A^-1 x)``, where ``x^T A^-1 x = |root x|^2``."""
+        width = torch.einsum("aij,baj->bai", self.root.expand(self.arms, -1, -1), x).norm(dim=-1)
+        return self.estimates(x) + self.alpha * width
+
+
+class LinTS(LinearBandit):
+    """Takes the best arm of a world that is drawn from the posterior: Agrawal and Goyal 2013, algorithm 1."""
+
+    @settings
+    class Config(LinearBandit.Config):
+        v: Scheduled[NonNegativeFloat] = option("Standard deviation of the posterior, in units of that of A^-1.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__(cfg, ctx)
+        self.v = ctx.schedule(cfg.v)
+
+    def optimistic(self, x: Tensor) -> Tensor:
+        """Draw from ``N(theta, v^2 A^-1)`` in every column, ``A^-1 = root^T root``, and estimate by what was drawn."""
+        noise = self.ctx.randn(len(x), self.theta.numel()).double().view(len(x), *self.theta.shape)
+        drawn = self.theta + self.v * torch.einsum("aji,baj->bai", self.root, noise)
+        return (x * drawn).sum(-1)
+
+
+class LinGreedy(LinearBandit):
+    """Takes the arm with the highest estimate; an exploration module draws others: epsilon_greedy, or boltzmann."""
+
+    noise = "epsilon_greedy"
+
+
+def sizes(spec: EnvSpec) -> tuple[int, int, bool]:
+    """Return the number of arms, that of features, and whether every arm has its own, ``[arms, d]``.
+
+    Raises:
+        ConfigError: the spaces are not those of a linear bandit.
+    """
+    group = spec.single_agent
+    if not isinstance(group.action, Discrete):
+        raise ConfigError("env", f"a linear bandit chooses one of several arms, and the actions are {group.action}")
+    arms, space = int(group.action.n), group.obs
+    item: Any = space["item"] if isinstance(space, Dict) and [*space.spaces] == ["item"] else space
+    if isinstance(item, Box) and (len(item.shape) == 1 or (len(item.shape) == 2 and item.shape[0] == arms)):
+        return arms, item.shape[-1], len(item.shape) == 2
+    served = f"a vector of features [d], or one of every arm [{arms}, d], also as the only entry 'item' of a Dict"
+    raise ConfigError("env", f"a linear bandit observes {served}, and not {space}; env.flatten=true makes one vector")

@@ -1,0 +1,266 @@
+"""Contextual bandits: one whose optimum is known, and recorded rounds that are replayed.
+
+Rounds follow one another as the rows of an episode that is truncated now and then: a round that ended its episode would
+have a final observation behind it, and half of all rows would be of no use.
+"""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, Space
+from gymnasium.vector import AutoresetMode
+
+from rlplug.api import Context
+from rlplug.envs.spaces import single_agent
+from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, option, settings
+from rlplug.types import Batch, ConfigError, Tree
+
+BLOCK = 64
+"""rounds whose numbers are drawn at a time"""
+
+
+class Bandit:
+    """A ``VecEnv`` of rounds. A subclass says what a round shows and what an arm is worth in it.
+
+    All columns have as many rounds, so one number says where they stand.
+
+    Args:
+        obs: space of what is seen of a round.
+        extra: name and space of what else every row has.
+        max_episode_steps: rounds of an episode.
+    """
+
+    autoreset = AutoresetMode.NEXT_STEP
+
+    def __init__(
+        self, ctx: Context, obs: Space[Any], num_actions: int, extra: dict[str, Space[Any]], max_episode_steps: int
+    ) -> None:
+        if ctx.render:
+            raise ConfigError("eval.record", "a bandit shows no pictures of itself; 0 records none")
+        self.num_envs, self.limit = len(ctx.env_ids), max_episode_steps
+        plain = single_agent(obs, Discrete(num_actions), max_episode_steps)
+        self.spec = replace(plain, extras=extra, offers=frozenset({"bandit"}))
+
+    def row(self, number: int) -> Batch:
+        """Return ``obs`` and the extra of round ``number`` of every column, ``[B, ...]``."""
+        raise NotImplementedError(f"{type(self).__name__}.row")
+
+    def reward(self, number: int, action: np.ndarray) -> np.ndarray:
+        """Return the reward ``[B]`` of ``action [B]`` in round ``number``."""
+        raise NotImplementedError(f"{type(self).__name__}.reward")
+
+    def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
+        """Begin with round 0 of every column.
+
+        Raises:
+            ValueError: not one seed a column, or tasks for an environment that has none.
+        """
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
+        if tasks is not None:
+            raise ValueError("this environment has no tasks")
+        self.load({"seeds": [int(seed) for seed in seeds], "number": 0, "length": 0})
+        return self.row(0)
+
+    def step(self, action: np.ndarray) -> Batch:
+        """Pay for the arms. Behind the last round of an episode the next one is shown twice: as final, and as first."""
+        reward, truncated = np.zeros(self.num_envs, np.float32), False
+        if self._length < self.limit:
+            reward[:] = self.reward(self._number, action)
+            self._number, self._length = self._number + 1, self._length + 1
+            truncated = self._length == self.limit
+        else:
+            self._length = 0
+        ends = {"terminated": np.zeros(self.num_envs, np.bool_), "truncated": np.full(self.num_envs, truncated)}
+        return self.row(self._number) | {"reward": reward} | ends
+
+    def state(self) -> Tree:
+        """Return what the next rounds follow from."""
+        return {"seeds": self._seeds, "number": self._number, "length": self._length}
+
+    def load(self, state: Tree) -> None:
+        self._seeds, self._number, self._length = state["seeds"], state["number"], state["length"]
+
+    def close(self) -> None:
+        """Do nothing: there are arrays only."""
+
+
+class LinearBandit(Bandit):
+    """Arms whose mean reward is ``x^T theta``, of unit vectors both, with Gaussian noise.
+
+    Every row has the mean reward of all arms, ``expected_reward [arms]``, so the regret of a choice is known. Contexts
+    are drawn uniformly from the part of the sphere where no feature is negative, in every round anew: an arm that is
+    good in one context is good in most, so one that never tries others may not find the best. The world, ``theta``, is
+    that of ``world_seed`` in all columns, in training as in evaluation.
+    """
+
+    @settings
+    class Config:
+        num_actions: PositiveInt = option("Arms to choose from.")
+        feature_dim: PositiveInt = option("Features of a context.")
+        per_arm: bool = option("Every arm has features, and one theta serves all; else one context and a theta each.")
+        reward_noise_std: NonNegativeFloat = option("Standard deviation of a reward around its mean.")
+        world_seed: NonNegativeInt = option("Draws theta; another one is another problem.")
+        max_episode_steps: PositiveInt = option("Rounds after which an episode is truncated.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        self.cfg, self.shape = cfg, (cfg.num_actions, cfg.feature_dim) if cfg.per_arm else (cfg.feature_dim,)
+        arms = Box(-1.0, 1.0, (cfg.num_actions,), np.float32)
+        super().__init__(
+            ctx,
+            Box(-1.0, 1.0, self.shape, np.float32),
+            cfg.num_actions,
+            {"expected_reward": arms},
+            cfg.max_episode_steps,
+        )
+        thetas = 1 if cfg.per_arm else cfg.num_actions
+        self.theta = unit(np.random.default_rng(cfg.world_seed).standard_normal((thetas, cfg.feature_dim)))
+
+    def load(self, state: Tree) -> None:
+        super().load(state)
+        self._block = -1
+
+    def row(self, number: int) -> Batch:
+        self._draw(number)
+        at = number % BLOCK
+        return {"obs": self._obs[:, at], "expected_reward": self._expected[:, at].astype(np.float32)}
+
+    def reward(self, number: int, action: np.ndarray) -> np.ndarray:
+        self._draw(number)
+        at = number % BLOCK
+        return self._expected[np.arange(self.num_envs), at, action] + self._noise[:, at]
+
+    def _draw(self, number: int) -> None:
+        """Have the block of rounds that ``number`` is in: ``[B, BLOCK, ...]``, from each column's seed."""
+        if number // BLOCK == self._block:
+            return
+        self._block, size = number // BLOCK, int(np.prod(self.shape))
+        drawn = [np.random.default_rng([seed, self._block]).standard_normal((BLOCK, size + 1)) for seed in self._seeds]
+        numbers = np.stack(drawn)
+        self._noise = numbers[..., -1] * self.cfg.reward_noise_std
+        self._obs = unit(np.abs(numbers[..., :-1]).reshape(self.num_envs, BLOCK, *self.shape)).astype(np.float32)
+        x = self._obs.astype(np.float64)
+        self._expected = np.clip(x @ (self.theta[0] if self.cfg.per_arm else self.theta.T), -1.0, 1.0)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    """Return ``x [..., d]`` at length 1."""
+    return x / np.linalg.norm(x, axis=-1, keepdims=True).clip(min=1e-12)
+
+
+class LoggedBandit(Bandit):
+    """Rounds that another policy played, in the order of the file; column ``i`` of ``n`` has every ``n``-th from ``i``.
+
+    Every row has the arm of the record, ``logged_action``. The reward is that of the record where the same arm is
+    chosen, else 0, which an algorithm must not take for one: only rounds in which both agree count (Li et al. 2011,
+    arXiv:1003.5956, algorithm 2). That is fair where the record's arms were drawn uniformly. Where they were not,
+    ``propensity`` says with which probability each was, and a round stays in the record with probability
+    ``min(propensity) / propensity``, which makes them uniform.
+
+    Raises:
+        ConfigError: the file is not such a record, or the algorithm does not know which rounds count.
+    """
+
+    @settings
+    class Config:
+        path: str = option("An .npz or .csv of rounds; see docs/bandits.md.")
+        num_actions: PositiveInt | None = option("Arms to choose from; null: those of the record.")
+        max_episode_steps: PositiveInt = option("Rounds after which an episode is truncated.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        record = read(Path(cfg.path), cfg.num_actions)
+        many, *shape = record["context"].shape
+        arms = shape[0] if len(shape) == 2 else cfg.num_actions or int(record["action"].max()) + 1
+        extra: dict[str, Space[Any]] = {"logged_action": Discrete(arms)}
+        extra |= {"action_mask": MultiBinary(arms)} if "action_mask" in record else {}
+        super().__init__(ctx, Box(-np.inf, np.inf, shape, np.float32), arms, extra, cfg.max_episode_steps)
+        if ctx.needs.keys and "logged_action" not in ctx.needs.keys:
+            said = "learns from every row, and of recorded rounds only those count in which it chose as the record did"
+            raise ConfigError("algo", f"{said}; take algo=linucb, lints or lingreedy")
+        self.rounds = many // ctx.num_envs  # of a column
+        whole = self.rounds * ctx.num_envs
+        if not whole:
+            raise ConfigError("num_envs", f"{ctx.num_envs} are more than the {many} rounds of env.path")
+        if ctx.role == "actor" and ctx.total_steps > whole:
+            said = f"{ctx.total_steps} are more than the {many} rounds of env.path, of which each counts once"
+            raise ConfigError("total_steps", f"{said}; take {whole}")
+        columns = {key: x[:whole].reshape(self.rounds, ctx.num_envs, *x.shape[1:]) for key, x in record.items()}
+        self._record = {key: x[:, [*ctx.env_ids]] for key, x in columns.items()}
+
+    def row(self, number: int) -> Batch:
+        shown = {"obs": "context", "logged_action": "action"} | {
+            key: key for key in self._record if key == "action_mask"
+        }
+        return {key: self._record[name][number % self.rounds] for key, name in shown.items()}
+
+    def reward(self, number: int, action: np.ndarray) -> np.ndarray:
+        at = number % self.rounds
+        return np.where(action == self._record["action"][at], self._record["reward"][at], 0.0)
+
+
+def read(path: Path, num_actions: int | None = None) -> dict[str, np.ndarray]:
+    """Read recorded rounds.
+
+    Returns:
+        ``context [N, d]`` or ``[N, arms, d]`` float32, ``action [N]`` int64, ``reward [N]`` float32, and where the file
+        has one ``action_mask [N, arms]`` bool.
+
+    Raises:
+        ConfigError: the file cannot be read, or does not hold equally many rounds of everything.
+    """
+
+    def refuse(why: str) -> ConfigError:
+        return ConfigError("env.path", f"{path} {why}")
+
+    try:
+        found = dict(np.load(path, allow_pickle=False)) if path.suffix == ".npz" else _columns(path)
+    except (OSError, ValueError, EOFError, BadZipFile, csv.Error, zlib.error) as error:
+        raise refuse(f"cannot be read as recorded rounds: {error}") from error
+    if missing := [key for key in ("context", "action", "reward") if key not in found]:
+        raise refuse(f"lacks {', '.join(missing)}; it has {', '.join(found) or 'nothing'}")
+    context, action, rounds = found["context"], found["action"], found["context"].shape[:1]
+    propensity = found.get("propensity", np.ones(rounds))
+    one_each = all(x.shape == rounds for x in (action, found["reward"], propensity))
+    if context.ndim not in (2, 3) or not context.size or not one_each:
+        shapes = ", ".join(f"{key} {[*x.shape]}" for key, x in found.items())
+        raise refuse(f"has {shapes}; it should have context [N, d] or [N, arms, d], the others [N], and N above 0")
+    for key, x in found.items():
+        if x.dtype.kind not in "fiub" or not np.isfinite(x).all():
+            raise refuse(f"has a {key} that is not a finite number")
+    arms = context.shape[1] if context.ndim == 3 else num_actions or np.inf
+    if num_actions not in (None, arms):
+        raise ConfigError("env.num_actions", f"is {num_actions}, and {path} has features of {arms} arms; take null")
+    if (action != np.round(action)).any() or action.min() < 0 or action.max() >= arms:
+        raise refuse(f"has actions that are not whole numbers from 0 to {arms - 1:g}")
+    if propensity.min() <= 0 or propensity.max() > 1:
+        raise refuse("has a propensity that is not above 0 and at most 1")
+    kept = {"context": np.float32, "action": np.int64, "reward": np.float32, "action_mask": np.bool_}
+    record = {key: found[key].astype(dtype) for key, dtype in kept.items() if key in found}
+    if (mask := record.get("action_mask")) is not None:
+        arms = arms if np.isfinite(arms) else record["action"].max() + 1
+        if mask.shape != (*rounds, arms) or not mask[np.arange(*rounds), record["action"]].all():
+            raise refuse(f"has an action_mask that is not [N, {arms}], or forbids an arm that was taken")
+    stays = np.random.default_rng(0).random(rounds) < propensity.min() / propensity
+    return {key: x[stays] for key, x in record.items()}
+
+
+def _columns(path: Path) -> dict[str, np.ndarray]:
+    """Read a .csv with a head: ``action``, ``reward``, perhaps ``propensity``; all others are features, in order."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [*csv.reader(file)]
+    if not rows:
+        raise ValueError("it is empty")
+    head, *rows = rows
+    if uneven := [n for n, row in enumerate(rows, 2) if len(row) != len(head)]:
+        raise ValueError(f"line {uneven[0]} has not the {len(head)} columns of the head")
+    table = np.array(rows, np.float64).reshape(len(rows), len(head))
+    named = {key: table[:, i] for i, key in enumerate(head) if key in ("action", "reward", "propensity")}
+    return {"context": table[:, [i for i, key in enumerate(head) if key not in named]]} | named
