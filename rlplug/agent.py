@@ -18,7 +18,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
-from rlplug.config.schema import CORE, kind_of
+from rlplug.config.schema import CORE, OLDER, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import batched, execute, observe
@@ -214,7 +214,7 @@ def evaluate(
 
 
 def _core(raw: Mapping[str, Any]) -> Core:
-    return typed(Core, {key: raw[key] for key in CORE if key in raw})
+    return typed(Core, OLDER | {key: raw[key] for key in CORE if key in raw})
 
 
 def _restored(

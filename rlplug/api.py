@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -44,6 +45,11 @@ class Needs:
     perturbable: bool = False  # its action may be changed after ``act``
     noise: str = ""  # exploration module to take where no one changes its actions, which never vary by themselves
     keys: tuple[str, ...] = ()  # what is stored, and reaches ``prepare`` and ``forward``, after ``postprocess``
+    recorded: tuple[str, ...] = ()  # what the run stores as well where anyone gives it, to write it down
+
+    @cached_property
+    def stored(self) -> frozenset[str]:
+        return frozenset((*self.keys, *self.recorded))
 
 
 def _nothing() -> dict[str, Any]:  # torch.compile traces it, and no dict[str, Any]
@@ -533,6 +539,8 @@ class SegmentSpec:
     autoreset: AutoresetMode
     shards: Sequence[slice]  # the columns of each shard among the environments of this rank; all have as many
     bounds: Any = None  # limits that observations are checked against; None: they have been checked
+    steps: int | None = None  # of one pass through a recording, over all ranks; None: environments are played
+    rows: int = 0  # of a pass in the column that has most
 
 
 class Collector(Protocol):
@@ -667,6 +675,8 @@ class Loop(Protocol):
     # what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count
     unit: ClassVar[Unit] = "env_steps"
     collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
+    reads: ClassVar[bool] = False  # what it collects comes from a recording, and cannot come from an environment
+    once: bool = False  # of a recording it reads one pass, which the buffer has to hold
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case

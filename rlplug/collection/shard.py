@@ -62,7 +62,7 @@ class ShardCollector:
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.exploration, self.gradients = dict(exploration or {}), gradients
         self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
-        self.keys = ctx.needs.keys if keys is None else keys
+        self.keys = (*ctx.needs.keys, *ctx.needs.recorded) if keys is None else keys
         self.has_agents, self.nested = ctx.spec.has_agents, ctx.spec.nested
         self._kept = (*self.keys, *CORE, *(("alive",) if self.has_agents else ()))
         checked = getattr(env, "check_bounds", True) and not self.has_agents
@@ -137,7 +137,7 @@ class ShardCollector:
         with torch.inference_mode(), self.ctx.acting(self.shard):
             rows = self._postprocess(self._allocate(2).tensors)
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.nested))
-        if missing := [key for key in self.keys if key not in given]:
+        if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
             name = type(self.algorithm).__name__
             raise ValueError(f"{name}.needs names keys that nobody gives: {', '.join(missing)}")
         return tree.take(rows, 0)

@@ -76,6 +76,38 @@ class Checkpoint:
     keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept beside them.")
 
 
+def _paths(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+@settings
+class Data:
+    """Recorded episodes that take the place of the environment in training."""
+
+    path: Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)] | None = option(
+        "Files, folders or patterns of recorded episodes that are learned from; null: the environment is played."
+    )
+    weights: Annotated[list[PositiveFloat], Field(min_length=1)] | None = option(
+        "Share of every path in what is learned from, in steps; null: all episodes of all."
+    )
+    shuffle: bool = option("Episodes come in an order that follows from the seed; false: as they were recorded.")
+    damaged: Literal["refuse", "skip"] = option("What becomes of a part of a file that cannot be read.")
+    unfinished: Literal["refuse", "truncate", "skip"] = option(
+        "What becomes of an episode without an end; truncate: its last observation ends it."
+    )
+    normalized_actions: bool = option("Bounded actions of other libraries' files lie in [-1, 1], not in their space.")
+
+
+@settings
+class Record:
+    """What a run writes of the episodes that it collects."""
+
+    path: str | None = option("Folder that whole episodes are written to as they end; null: none are.")
+    format: Literal["parquet", "json"] = option("Parquet, or JSON lines as RLlib writes them.")
+    compress: bool = option("JSON: observations are compressed with LZ4.")
+    max_file_size: PositiveInt = option("Bytes in memory after which a file is written.")
+
+
 @settings
 class Log:
     every: PositiveInt = option("Steps between two rows of metrics.")
@@ -111,6 +143,8 @@ class Core:
     eval: Eval = option("Evaluation during and after training.")
     checkpoint: Checkpoint = option("What the run can be continued from.")
     preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
+    data: Data | None = option("Recorded episodes that are learned from.")
+    record: Record | None = option("Episodes that are written down.")
     log: Log = option("Rows of metrics.")
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile)] = option(
@@ -135,6 +169,8 @@ class RunConfig(Core):
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
+OLDER = {"data": None, "record": None}
+"""what the configurations of older versions lack"""
 RESUMABLE = ("total_steps", "eval", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
 """what may change when a run is resumed"""
 WHY = "it alters what is learned; a run continues as it was started"
@@ -148,7 +184,7 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     """
     errors: list[ConfigError] = []
     chosen = partial(_collect, errors, choose)
-    core = {key: raw[key] for key in CORE if key in raw}
+    core = OLDER | {key: raw[key] for key in CORE if key in raw}
     _collect(errors, typed, Core, core)
     slots = ["model", *(key for key in raw if key.endswith("_model"))]
     known = [*CORE, *SINGLE, *SEVERAL, *slots]

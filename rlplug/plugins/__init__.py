@@ -2,6 +2,8 @@
 
 from rlplug.registry import Component, hookimpl
 
+PLAYED = ("loop=alternate", "rollout_fragment_length=8")  # what learns from recordings learns from others, too
+
 
 @hookimpl
 def rlplug_components() -> list[Component]:
@@ -11,9 +13,11 @@ def rlplug_components() -> list[Component]:
         Component("algo", "apex_ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
+        Component("algo", "bc", "rlplug.plugins.algo.bc:BC", PLAYED),
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
+        Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
@@ -47,6 +51,7 @@ def rlplug_components() -> list[Component]:
         Component("logger", "wandb", "rlplug.plugins.logger.wandb:WandB"),
         Component("loop", "alternate", "rlplug.plugins.loop.alternate:Alternate"),
         Component("loop", "async", "rlplug.plugins.loop.asynchronous:Async", ("algo=impala",)),
+        Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc",)),
         Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),
         Component("model", "impala_cnn", "rlplug.plugins.model.cnn:ImpalaCNN"),
         Component("model", "lstm", "rlplug.plugins.model.recurrent:LSTM"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,9 @@ from rlplug.collection.broadcast import BroadcastCollector
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun
+from rlplug.data.collector import RecordingCollector
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
 from rlplug.distributed.fabric import AnyFabric, fabric_of
 from rlplug.distributed.preemption import Preemption, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
@@ -75,6 +79,8 @@ def build(
         learner=learner,
         reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, identity),
     )
+    if config.record is not None and config.record.path is not None and (rank == 0 or not replicated):
+        callbacks_of(trainer).record(trainer)
     try:
         if config.eval.record:
             check_pictures(policy.env(ALONE, render=True))
@@ -106,7 +112,15 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
     if learner.replicated and ranks.rank != 0:
         return BroadcastCollector(None, ranks.broadcast)
     own: Collector
-    if resolved.plan.actors is None:
+    if (data := resolved.config.data) is not None and data.path is not None:
+        options = {key: getattr(data, key) for key in ("damaged", "unfinished", "normalized_actions")}
+        reading = Reading(resolved.spec, **options)
+        recording = Recording(data.path, reading, data.weights, resolved.config.seed if data.shuffle else None)
+        for note in reading.notes:
+            print(f"rlplug: {note}", file=sys.stderr, flush=True)
+        once, seen = resolved.loop.once, policy.normalizer.normalized
+        own = RecordingCollector(recording, policy.algorithm, policy.ctx, once, seen)
+    elif resolved.plan.actors is None:
         loop = resolved.loop
         older, share, preemption = loop.broadcast_interval > 1, loop.preemption_threshold, None
         if share is not None and ranks.world_size > 1 and not learner.replicated:

@@ -38,6 +38,7 @@ def check(resolved: ResolvedRun) -> None:
     config, needs, algo = resolved.config, resolved.needs, resolved.config.algo.name
     _check_loop(config, needs)
     _check_buffer(config, needs)
+    _check_data(resolved)
     if "action_mask" in resolved.spec.extras and "action_mask" not in needs.keys:
         raise ConfigError("env.mask_key", f"{algo} does not heed masks of allowed actions; null plays without them")
     for key, chosen in config.exploration.items():
@@ -121,6 +122,29 @@ def _check_buffer(config: RunConfig, needs: Needs) -> None:
     raise ConfigError("buffer", f"{name} {why}; take {ways}")
 
 
+def _check_data(resolved: ResolvedRun) -> None:
+    """Check that nothing is asked of a recording that only an environment can do, and that a loop for one has one."""
+    config, algo = resolved.config, resolved.config.algo.name
+    if config.data is None or config.data.path is None:
+        if resolved.loop.reads:
+            said = f"{config.loop.name} learns from recorded episodes: name files, data.path=<folder>"
+            raise ConfigError("data.path", f"loop={said}, or take loop=alternate")
+        return
+    why = "and data.path plays nothing"
+    if not resolved.needs.off_policy:
+        raise ConfigError("data.path", f"{algo} learns from what it does itself alone; a recording cannot serve it")
+    for key, chosen in config.exploration.items():
+        if changes_actions(chosen.cls):
+            raise ConfigError(f"exploration.{key}", f"changes what is played, {why}; leave it out: exploration=[]")
+    if resolved.plan.actors is not None and resolved.plan.actors.count:
+        raise ConfigError("hardware.actors.count", f"actors play, {why}; take 0")
+    if config.record is not None and config.record.path is not None:
+        raise ConfigError("record.path", f"writes down what is played, {why}; take null")
+    for option in ("in_flight", "broadcast_interval"):
+        if getattr(resolved.loop, option) > 1:
+            raise ConfigError(f"loop.{option}", f"is for who plays, {why}; take loop=offline")
+
+
 def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
     """Return the components of a kind that fit, as one writes them: ``buffer=replay or prioritized``."""
     found: list[str] = []
@@ -166,6 +190,11 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     if needs.data == "windows" and needs.carry_stride and autoreset is not AutoresetMode.NEXT_STEP:
         said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
         raise ConfigError("env", f"{said} cannot be kept over them; env.vectorization=list leaves none")
+    if trainer.loop.once and (capacity := getattr(config.buffer.cfg, "capacity", None)) is not None:
+        needed = trainer.collector.spec.rows * config.num_envs
+        if needs.data in ("windows", "episodes") and capacity < needed:
+            said = f"{capacity} rows do not hold the recording, which has {needed}; raise it"
+            raise ConfigError(buffer.size_key, f"{said}, or take loop.stream=true, which reads while it learns")
     total, length = config.total_steps, trainer.ctx.rollout_length
     if trainer.loop.unit == "env_steps":
         each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
