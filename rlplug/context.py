@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 RECORDED = ("obs", "action", "action_mask", "state", "logp")
 
 
+def recorded_keys(spec: EnvSpec, needs: Needs) -> tuple[str, ...]:
+    """Return what is written down of a row beside what an algorithm stores and the stream."""
+    return tuple(key for key in dict.fromkeys((*RECORDED, *spec.extras)) if key not in needs.keys)
+
+
 def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bool = False) -> Needs:
     """Return what a run's algorithm needs.
 
@@ -39,8 +44,7 @@ def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bo
     """
     needs: Needs = algo.needs(spec)
     needs = algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
-    more = (*RECORDED, *spec.extras) if recorded else ()
-    return replace(needs, recorded=tuple(key for key in dict.fromkeys(more) if key not in needs.keys))
+    return replace(needs, recorded=recorded_keys(spec, needs)) if recorded else needs
 
 
 class ResolvedRun:

@@ -80,6 +80,8 @@ class ShardCollector:
         """episodes that ended because their environment failed"""
         own = [x for x in self.exploration.values() if type(x).perturb_weights is not Exploration.perturb_weights]
         self._perturbing: dict[Mode, Sequence[Exploration]] = {"explore": own}
+        perturbs = any(type(x).perturb is not Exploration.perturb for x in self.exploration.values())
+        self._own_logp = perturbs and "logp" in ctx.needs.recorded
         self._restarts = 0  # how often new episodes began because the environments could not be restored
         self._memory: dict[int, SegmentMemory] = {}  # by transitions of a segment
         self._open: Batch = {}  # the row that the next segment begins with
@@ -236,6 +238,8 @@ class ShardCollector:
         if mode == "explore":
             for name, extra in self.exploration.items():
                 out, self.noise[name] = extra.perturb(out, step, self.noise[name])
+            if self._own_logp:  # it was of another action
+                out.pop("logp", None)
         return out
 
     def _decide(self, step: Batch, mode: Mode) -> tuple[Batch, Batch]:
@@ -255,8 +259,11 @@ class ShardCollector:
         step = on_device(self._seen(self._open), self.ctx.device)
         carry, noise = self.carry, dict(self.noise)
         generators = {role: generator.get_state() for role, generator in self.ctx.generators.items()}
-        for mode in ("explore", "random"):
-            out = self._act(step, mode)
+        outs = [self._act(step, mode) for mode in ("explore", "random")]
+        some = {key for key in self.ctx.needs.recorded if any(key in out for out in outs)}
+        some = {key for key in some if not all(key in out for out in outs)}  # what is not always given is not recorded
+        for out in outs:
+            out = {key: x for key, x in out.items() if key not in some}
             if type(self.algorithm).postprocess is Algorithm.postprocess:
                 out = only(out, ("action", *self.keys), self.nested)
             for part, more in [(like, out), *((like[name], out[name]) for name in self.nested)]:

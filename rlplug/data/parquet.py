@@ -17,9 +17,10 @@ import numpy as np
 
 from rlplug import tree
 from rlplug.checkpointing import atomic
+from rlplug.data.arrays import FlatSource, table_source
 from rlplug.data.source import Reading, needs_package, refused
 from rlplug.envs.spec_json import from_json
-from rlplug.types import Batch, CheckpointError, EnvSpec
+from rlplug.types import Batch, CheckpointError, EnvSpec, RunError, groups_of
 
 FORMAT = 1  # is raised when the meaning of a file changes
 META = b"rlplug"
@@ -51,7 +52,9 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
         [(".".join(leaf["path"]), _type(pa, leaf)) for leaf in leaves], metadata={META: json.dumps(meta).encode()}
     )
     with atomic.renamed(path) as partial:
-        with pq.ParquetWriter(partial, schema, compression="zstd", use_dictionary=False) as file:
+        with pq.ParquetWriter(
+            partial, schema, compression="zstd", use_dictionary=False, write_page_checksum=True
+        ) as file:
             for group in groups:
                 rows = tree.cat(group)
                 columns = [_column(pa, leaf, schema.field(i).type) for i, leaf in enumerate(tree.leaves(rows))]
@@ -59,29 +62,38 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
         atomic.flush(partial)
 
 
-class ParquetSource:
-    """A file that ``write`` wrote.
+def parquet_source(path: Path, reading: Reading) -> ParquetSource | FlatSource:
+    """Open a parquet file: one of rlplug's own, or a table of transitions.
 
     Raises:
-        ConfigError: it is damaged, or of another format.
+        ConfigError: it is damaged, of a newer format, or has no transitions.
+    """
+    pa, pq = needs_package("pyarrow", str(path)), needs_package("pyarrow.parquet", str(path))
+    try:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        if META in (file.schema_arrow.metadata or {}):
+            return ParquetSource(path, reading, file, json.loads(file.schema_arrow.metadata[META]))
+        return table_source(path, reading, file.read())
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise refused(path, f"cannot be read: {_first_line(error)}") from None
+
+
+class ParquetSource:
+    """A file that ``write`` wrote, open as ``file``, with the ``meta`` of its footer.
+
+    Raises:
+        ConfigError: it is of a newer format, or a row group is damaged.
     """
 
-    def __init__(self, path: Path, reading: Reading) -> None:
-        self.path, self.reading = path, reading
-        self._pa, self._pq = needs_package("pyarrow", str(path)), needs_package("pyarrow.parquet", str(path))
-        try:
-            self._file = self._pq.ParquetFile(path)
-            meta = json.loads(self._file.schema_arrow.metadata[META])
-        except (OSError, ValueError, KeyError, TypeError, self._pa.ArrowException) as error:
-            raise refused(path, f"is no parquet file of episodes: {_first_line(error)}") from None
+    def __init__(self, path: Path, reading: Reading, file: Any, meta: Mapping[str, Any]) -> None:
+        self.path, self.reading, self._file = path, reading, file
+        self._pa = needs_package("pyarrow", str(path))
         if meta["format"] != FORMAT:
             said = f"was written by a newer rlplug, in format {meta['format']}; this one reads format {FORMAT}"
             raise refused(path, said)
         self.meta, self._leaves = meta, meta["leaves"]
         self.keys = frozenset(leaf["path"][0] for leaf in self._leaves)
-        self._groups = [*range(len(meta["steps"]))]
-        if reading.damaged == "skip":
-            self._groups = [group for group in self._groups if self._is_whole(group)]
+        self._groups = [group for group in range(len(meta["steps"])) if self._is_whole(group)]
         kept = [meta["steps"][group] for group in self._groups]
         ends = np.cumsum([0, *map(len, kept)])
         self.chunks = [range(low, high) for low, high in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
@@ -100,8 +112,8 @@ class ParquetSource:
         try:
             table = self._file.read_row_group(group, [".".join(leaf["path"]) for leaf in leaves])
         except (OSError, ValueError, self._pa.ArrowException) as error:
-            self.reading.lost(f"{self.path}, row group {group}", _first_line(error))
-            raise AssertionError("damaged groups were left out before") from None
+            said = f"{self.path}, row group {group}, cannot be read any more: {_first_line(error)}"
+            raise RunError(f"data.path: {said}") from None
         rows: Batch = {}
         for leaf, column in zip(leaves, table.columns, strict=True):
             *parents, name = leaf["path"]
@@ -113,7 +125,7 @@ class ParquetSource:
         return [tree.take(rows, slice(low, high)) for low, high in zip([0, *ends], ends, strict=False)]
 
     def _is_whole(self, group: int) -> bool:
-        """Try to read a row group."""
+        """Read a row group once, so that a damaged one is found before anything is learned."""
         try:
             self._file.read_row_group(group)
         except (OSError, ValueError, self._pa.ArrowException) as error:
@@ -137,8 +149,6 @@ def _groups(episodes: Sequence[Batch]) -> Iterator[list[Batch]]:
 
 def _return(episode: Batch) -> float:
     """Return the sum of an episode's rewards; of several agents, the mean over their sums."""
-    from rlplug.types import groups_of
-
     valid = episode["valid"]
     rewards = [part["reward"].reshape(len(valid), -1) for part in groups_of(episode).values()]
     return float(np.concatenate(rewards, 1)[valid].sum(0, dtype=np.float64).mean())

@@ -13,13 +13,16 @@ from rlplug.api import Run, Segment
 from rlplug.checkpointing import atomic
 from rlplug.collection.play import Recorder
 from rlplug.collection.segment import on_cpu
-from rlplug.data import parquet
+from rlplug.data import json_lines, parquet
 from rlplug.registry import hookimpl
 from rlplug.types import Batch, RunError, Tree
 
 Write = Callable[[Path, Sequence[Batch], Mapping[str, Any]], None]
-FORMATS: Mapping[str, tuple[str, Write]] = {"parquet": (".parquet", parquet.write)}
-LEFT_OUT = ("gradients", "priority")
+FORMATS: Mapping[str, tuple[str, Write]] = {
+    "parquet": (".parquet", parquet.write),
+    "json": (".json", json_lines.write),
+}
+LEFT_OUT = ("gradients", "priority", "version")
 ENDLESS = 2**62
 
 
@@ -36,7 +39,8 @@ class EpisodeFiles:
     """
 
     def __init__(self, cfg: Any, name: str, about: Mapping[str, Any]) -> None:
-        self.folder, self.name, self.about, self.max_bytes = Path(cfg.path), name, about, cfg.max_file_size
+        self.folder, self.name, self.max_bytes = Path(cfg.path), name, cfg.max_file_size
+        self.about = {**about, "compress": cfg.compress}
         self.suffix, self.write = FORMATS[cfg.format]
         self.number = 0  # of the next file
         self._waiting: list[Batch] = []
@@ -48,6 +52,14 @@ class EpisodeFiles:
         self._bytes += sum(leaf.nbytes for leaf in tree.leaves(episode))
         if self._bytes >= self.max_bytes:
             self.flush()
+
+    def add_all(self, played: Batch) -> None:
+        """Write the episodes of a job, leaves ``[L + 1, episodes, ...]``; see ``api.Play``."""
+        self.begin()
+        rows = tree.map(np.asarray, {key: x for key, x in played.items() if key not in ("return", "length")})
+        for b, length in enumerate(played["length"].tolist()):
+            self.add(tree.map(np.ascontiguousarray, tree.take(rows, (slice(0, length + 1), b))))
+        self.flush()
 
     def flush(self) -> None:
         """Write what waits.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from glob import glob, has_magic
@@ -11,12 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from rlplug.data.parquet import ParquetSource
+from rlplug.data.arrays import hdf5_source, npz_source
+from rlplug.data.json_lines import JsonSource
+from rlplug.data.parquet import parquet_source
 from rlplug.data.source import Reading, Source, refused
 from rlplug.envs.spec_json import mismatch
 from rlplug.types import Batch, ConfigError, EnvSpec
 
-FORMATS = {".parquet": ParquetSource}
+FORMATS: Mapping[str, Callable[[Path, Reading], Source]] = {
+    ".parquet": parquet_source,
+    ".json": JsonSource,
+    ".jsonl": JsonSource,
+    ".npz": npz_source,
+    ".hdf5": hdf5_source,
+    ".h5": hdf5_source,
+}
 ORDER = 4  # tells the order of episodes from all else that is drawn from a run's seed
 
 
@@ -124,7 +133,7 @@ def files_of(path: str) -> list[Path]:
     """
     whole = Path(path)
     if whole.is_dir():
-        found = [file for file in whole.rglob("*") if file.suffix in FORMATS]
+        found = [file for file in whole.rglob("*") if file.suffix in FORMATS and file.name != "metadata.json"]
     else:
         found = [Path(file) for file in glob(path, recursive=True)] if has_magic(path) else [whole]
     found = sorted(file for file in found if file.is_file())
