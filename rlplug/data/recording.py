@@ -133,7 +133,9 @@ def files_of(path: str) -> list[Path]:
     """
     whole = Path(path)
     if whole.is_dir():
-        found = [file for file in whole.rglob("*") if file.suffix in FORMATS and file.name != "metadata.json"]
+        found = [
+            file for file in whole.rglob("*") if file.suffix in FORMATS and not file.name.endswith("metadata.json")
+        ]
     else:
         found = [Path(file) for file in glob(path, recursive=True)] if has_magic(path) else [whole]
     found = sorted(file for file in found if file.is_file())
