@@ -205,7 +205,7 @@ def evaluate(
         return made
 
     normalize, keys, files = normalizer if normalizer.obs else None, None, None
-    if core.record is not None and core.record.path is not None:
+    if core.record.path is not None:
         about = {"spec": to_json(ctx.spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
         about |= {"seed": core.seed, "checkpoint": str(checkpoint.path), "mode": mode}
         name = f"{manifest['run'][:12]}-eval-{checkpoint.steps}-{core.seed}-{mode}"

@@ -52,8 +52,7 @@ class ResolvedRun:
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
         self.config, self.plan, self.spec = config, plan, spec
-        recorded = config.record is not None and config.record.path is not None
-        self.needs = needs_of(config.algo, config.models.values(), spec, recorded)
+        self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None)
         self.loop: Loop = config.loop.build(self.context(torch.device("cpu"), range(config.num_envs)))
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:

@@ -143,8 +143,8 @@ class Core:
     eval: Eval = option("Evaluation during and after training.")
     checkpoint: Checkpoint = option("What the run can be continued from.")
     preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
-    data: Data | None = option("Recorded episodes that are learned from.")
-    record: Record | None = option("Episodes that are written down.")
+    data: Data = option("Recorded episodes that are learned from.")
+    record: Record = option("Episodes that are written down.")
     log: Log = option("Rows of metrics.")
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile)] = option(
@@ -169,7 +169,13 @@ class RunConfig(Core):
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
-OLDER = {"data": None, "record": None}
+OLDER = {
+    "data": {
+        **{"path": None, "weights": None, "shuffle": True},
+        **{"damaged": "refuse", "unfinished": "refuse", "normalized_actions": False},
+    },
+    "record": {"path": None, "format": "parquet", "compress": True, "max_file_size": 2**26},
+}
 """what the configurations of older versions lack"""
 RESUMABLE = ("total_steps", "eval", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
 """what may change when a run is resumed"""
@@ -184,7 +190,7 @@ def parse(raw: dict[str, Any]) -> RunConfig:
     """
     errors: list[ConfigError] = []
     chosen = partial(_collect, errors, choose)
-    core = OLDER | {key: raw[key] for key in CORE if key in raw}
+    core = {key: raw[key] for key in CORE if key in raw}
     _collect(errors, typed, Core, core)
     slots = ["model", *(key for key in raw if key.endswith("_model"))]
     known = [*CORE, *SINGLE, *SEVERAL, *slots]
@@ -268,7 +274,8 @@ def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str,
     Raises:
         ConfigError: a component's ``migrate`` failed.
     """
-    return {key: _migrate(kind, key, node) if (kind := kind_of(key)) in kinds else node for key, node in raw.items()}
+    every = (OLDER | dict(raw)).items()
+    return {key: _migrate(kind, key, node) if (kind := kind_of(key)) in kinds else node for key, node in every}
 
 
 def _migrate(kind: Any, key: str, node: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -97,28 +97,35 @@ class RecordingCollector(Collector):
         self.preprocess = preprocess or (lambda batch: batch)
         self.shard = EnvShard("actor", ctx.num_envs, ctx.env_ids)
         self.kept = (*ctx.needs.keys, *CORE, "alive")
-        self._check()
-        self._read = [key for key in recording.keys if key in (*self.kept, *ctx.spec.nested)]
+        if (n := len(recording.order(0))) < ctx.num_envs:
+            raise ConfigError("num_envs", f"{ctx.num_envs} columns, but the recording has {n} episodes; take 1")
+        if not ctx.spec.nested:
+            self._missing(key for key in (*CORE, "obs", "action") if key not in recording.keys)
+        changes = type(algorithm).postprocess is not Algorithm.postprocess
+        self._read = [key for key in recording.keys if changes or key in (*self.kept, *ctx.spec.nested)]
         self.columns = [Column(recording, number, ctx.num_envs, once) for number in ctx.env_ids]
         self._ready: list[Segment] = []
+        _ = self.spec  # what is missing, or of other spaces, is found now
 
-    def _check(self) -> None:
-        recording, needs, extras = self.recording, self.ctx.needs, self.ctx.spec.extras
-        wanted = [key for key in needs.keys if key not in DERIVED and (key != "action_mask" or key in extras)]
-        have = recording.keys
-        for name in self.ctx.spec.nested[:1]:
-            have = have | {*recording.episode(0, None, 1)[name]}
-        if missing := [key for key in (*wanted, *CORE) if key not in have]:
-            lacking = next(s for s in recording.sources if missing[0] not in s.keys)
+    def _missing(self, keys: Iterable[str]) -> None:
+        """Raise ``ConfigError`` for keys that the algorithm needs and nobody gives."""
+        given = {*DERIVED} if "action_mask" in self.ctx.spec.extras else {*DERIVED, "action_mask"}
+        if missing := [key for key in keys if key not in given]:
+            sources = self.recording.sources
+            lacking = next((source for source in sources if missing[0] not in source.keys), sources[0])
             said = f"{lacking.path} has no column {missing[0]!r}, which the algorithm learns from"
             raise ConfigError("data.path", f"{said}; it has {', '.join(sorted(lacking.keys))}")
-        if (n := len(recording.order(0))) < self.ctx.num_envs:
-            raise ConfigError("num_envs", f"{self.ctx.num_envs} columns, but the recording has {n} episodes; take 1")
 
     @cached_property
     def spec(self) -> SegmentSpec:
         before = [column.at for column in self.columns]
-        row = tree.take(self._segment(1), 0)
+        try:
+            row = tree.take(batch := self._segment(1), 0)
+        except KeyError as error:  # from ``postprocess``
+            self._missing([str(error.args[0])])
+            raise
+        given = {*batch}.union(*(batch[name] for name in self.ctx.spec.nested))
+        self._missing(key for key in self.ctx.needs.keys if key not in given)
         for column, at in zip(self.columns, before, strict=True):
             column.at = at
         every, rows = slice(0, len(self.columns)), self.recording.lengths[self.recording.order(0)] + 1

@@ -106,6 +106,11 @@ def stream(columns: Batch, steps: int, reading: Reading, path: Path) -> Batch:
     Raises:
         ConfigError: they are not of the run's spaces.
     """
+    if reading.spec is not None:
+        (group,) = (reading.spec.native_spaces or reading.spec.groups).values()
+        for key in ("obs", "next_obs"):
+            if key in columns:
+                _check("observations", columns[key], group.obs, path)
     obs, n = columns["obs"], steps + 1
     if len(next(tree.leaves(obs))) >= n:
         obs = tree.take(obs, slice(0, n))
@@ -148,7 +153,6 @@ def inside(rows: Batch, reading: Reading, path: Path) -> Batch:
     if reading.spec is None:
         return rows
     (group,) = (reading.spec.native_spaces or reading.spec.groups).values()
-    _check("observations", rows["obs"], group.obs, path)
     rows = rows | {"obs": tree.map(np.ascontiguousarray, observe(group.obs)(_ordered(rows["obs"], group.obs)))}
     action, space = rows["action"], group.action
     if isinstance(space, spaces.Discrete) and action.ndim == 2 and action.shape[1] == 1:

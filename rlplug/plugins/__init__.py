@@ -1,7 +1,10 @@
 """The built-ins, entered by the same door as everybody else's plugins: an entry point and a manifest."""
 
+from pathlib import Path
+
 from rlplug.registry import Component, hookimpl
 
+SMALL_DATA = f"data.path='{Path(__file__).parents[1] / 'testing' / 'cartpole.npz'}'"
 PLAYED = ("loop=alternate", "rollout_fragment_length=8")  # what learns from recordings learns from others, too
 
 
@@ -51,7 +54,7 @@ def rlplug_components() -> list[Component]:
         Component("logger", "wandb", "rlplug.plugins.logger.wandb:WandB"),
         Component("loop", "alternate", "rlplug.plugins.loop.alternate:Alternate"),
         Component("loop", "async", "rlplug.plugins.loop.asynchronous:Async", ("algo=impala",)),
-        Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc",)),
+        Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc", SMALL_DATA)),
         Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),
         Component("model", "impala_cnn", "rlplug.plugins.model.cnn:ImpalaCNN"),
         Component("model", "lstm", "rlplug.plugins.model.recurrent:LSTM"),

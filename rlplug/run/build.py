@@ -79,7 +79,7 @@ def build(
         learner=learner,
         reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, identity),
     )
-    if config.record is not None and config.record.path is not None and (rank == 0 or not replicated):
+    if config.record.path is not None and (rank == 0 or not replicated):
         callbacks_of(trainer).record(trainer)
     try:
         if config.eval.record:
@@ -112,7 +112,7 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
     if learner.replicated and ranks.rank != 0:
         return BroadcastCollector(None, ranks.broadcast)
     own: Collector
-    if (data := resolved.config.data) is not None and data.path is not None:
+    if (data := resolved.config.data).path is not None:
         options = {key: getattr(data, key) for key in ("damaged", "unfinished", "normalized_actions")}
         reading = Reading(resolved.spec, **options)
         recording = Recording(data.path, reading, data.weights, resolved.config.seed if data.shuffle else None)

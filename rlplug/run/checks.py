@@ -125,7 +125,7 @@ def _check_buffer(config: RunConfig, needs: Needs) -> None:
 def _check_data(resolved: ResolvedRun) -> None:
     """Check that nothing is asked of a recording that only an environment can do, and that a loop for one has one."""
     config, algo = resolved.config, resolved.config.algo.name
-    if config.data is None or config.data.path is None:
+    if config.data.path is None:
         if resolved.loop.reads:
             said = f"{config.loop.name} learns from recorded episodes: name files, data.path=<folder>"
             raise ConfigError("data.path", f"loop={said}, or take loop=alternate")
@@ -138,7 +138,7 @@ def _check_data(resolved: ResolvedRun) -> None:
             raise ConfigError(f"exploration.{key}", f"changes what is played, {why}; leave it out: exploration=[]")
     if resolved.plan.actors is not None and resolved.plan.actors.count:
         raise ConfigError("hardware.actors.count", f"actors play, {why}; take 0")
-    if config.record is not None and config.record.path is not None:
+    if config.record.path is not None:
         raise ConfigError("record.path", f"writes down what is played, {why}; take null")
     for option in ("in_flight", "broadcast_interval"):
         if getattr(resolved.loop, option) > 1:

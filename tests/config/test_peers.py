@@ -8,7 +8,22 @@ from rlplug.config.errors import no_such_key, peers, value_at
 from rlplug.registry.discovery import unknown
 from tests.installing import install, site  # noqa: F401  fixtures
 
-NAMES = ("ppo", "ddppo", "a2c", "a3c", "impala", "appo", "dqn", "sac", "ddpg", "td3", "apex_dqn", "apex_ddpg")
+NAMES = (
+    "ppo",
+    "ddppo",
+    "a2c",
+    "a3c",
+    "impala",
+    "appo",
+    "dqn",
+    "sac",
+    "ddpg",
+    "td3",
+    "apex_dqn",
+    "apex_ddpg",
+    "bc",
+    "marwil",
+)
 RUNS = {f"algo={name}": compose([f"algo={name}"]).raw for name in NAMES}
 
 
@@ -39,6 +54,9 @@ def test_a_word_leads_to_those_of_its_meanings_that_the_run_has(word: str, prefi
         ("algo=a2c", "algo.microbatch_size=20", "hardware.microbatches"),
         ("algo=ddppo", "algo.sync_frac=0.5", "loop.preemption_threshold"),
         ("algo=a3c", "algo.sample_async=true", "loop.in_flight"),
+        ("algo=bc", "input_=data", "data.path"),
+        ("algo=ppo", "output=data", "record.path"),
+        ("algo=marwil", "algo.vf_loss_coeff=0.5", "algo.vf_coeff"),
     ],
 )
 def test_on_a_command_line(run: str, line: str, meant: str):
