@@ -90,6 +90,9 @@ class Data:
     weights: Annotated[list[PositiveFloat], Field(min_length=1)] | None = option(
         "Share of every path in what is learned from, in steps; null: all episodes of all."
     )
+    envs: PositiveInt | None = option(
+        "How many of num_envs are recorded, the others are played; null: all are recorded."
+    )
     shuffle: bool = option("Episodes come in an order that follows from the seed; false: as they were recorded.")
     damaged: Literal["refuse", "skip"] = option("What becomes of a part of a file that cannot be read.")
     unfinished: Literal["refuse", "truncate", "skip"] = option(
@@ -171,8 +174,13 @@ class RunConfig(Core):
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
 OLDER = {
     "data": {
-        **{"path": None, "weights": None, "shuffle": True},
-        **{"damaged": "refuse", "unfinished": "refuse", "normalized_actions": False},
+        "path": None,
+        "weights": None,
+        "envs": None,
+        "shuffle": True,
+        "damaged": "refuse",
+        "unfinished": "refuse",
+        "normalized_actions": False,
     },
     "record": {"path": None, "format": "parquet", "compress": True, "max_file_size": 2**26},
 }

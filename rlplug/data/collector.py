@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.api import Algorithm, Collector, Job, Rollout, Segment, SegmentSpec
-from rlplug.collection.segment import only
+from rlplug.collection.segment import on_cpu, only
 from rlplug.collection.shard import CORE
 from rlplug.context import EnvShard, RunContext
 from rlplug.data.recording import Recording
@@ -77,12 +77,57 @@ class Column:
         return None if self.once else (number + 1, self.number)
 
 
+class MixedCollector(Collector):
+    """Recorded columns, and beside them those that are played: together one shard, and segments of both."""
+
+    def __init__(self, recorded: RecordingCollector, played: Collector) -> None:
+        self.parts: tuple[Collector, ...] = (recorded, played)
+        self.columns = slice(0, sum(part.spec.shards[0].stop for part in self.parts))
+
+    @cached_property
+    def spec(self) -> SegmentSpec:
+        recorded, played = (part.spec for part in self.parts)
+        return replace(played, row=tree.cat([recorded.row, played.row]), shards=(self.columns,))
+
+    @property
+    def in_flight(self) -> Sequence[int | None]:
+        return self.parts[0].in_flight
+
+    def start(self) -> None:
+        for part in self.parts:
+            part.start()
+
+    def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
+        for part in self.parts:
+            part.submit(rollout)
+
+    def poll(self, shards: int | None = None) -> list[Segment]:
+        (recorded,), (played,) = (part.poll() for part in self.parts)
+        return [replace(played, batch=tree.cat([recorded.batch, on_cpu(played.batch)], 1), columns=self.columns)]
+
+    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
+        return self.parts[1].play(jobs, weights)
+
+    def state(self) -> Tree:
+        recorded, played = (part.state() for part in self.parts)
+        return {"env": played["env"], "recorded": recorded, "played": played}
+
+    def load(self, state: Tree) -> None:
+        for part, name in zip(self.parts, ("recorded", "played"), strict=True):
+            part.load(state[name])
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+
 class RecordingCollector(Collector):
     """Gives the episodes of a recording, one behind another in every column, as what environments gave.
 
     Nothing is played, and what ``mode`` says of a rollout does not matter. ``env_steps`` of the run are steps read.
 
     Args:
+        shard: its columns, and how many there are over all ranks.
         once: it ends after one pass; otherwise passes follow each other.
         preprocess: what the learner sees of a segment, for first priorities.
 
@@ -91,19 +136,24 @@ class RecordingCollector(Collector):
     """
 
     def __init__(
-        self, recording: Recording, algorithm: Algorithm, ctx: RunContext, once: bool, preprocess: Any = None
+        self,
+        recording: Recording,
+        algorithm: Algorithm,
+        ctx: RunContext,
+        shard: EnvShard,
+        once: bool,
+        preprocess: Callable[[Batch], Batch] | None = None,
     ) -> None:
-        self.recording, self.algorithm, self.ctx, self.once = recording, algorithm, ctx, once
+        self.recording, self.algorithm, self.ctx, self.shard, self.once = recording, algorithm, ctx, shard, once
         self.preprocess = preprocess or (lambda batch: batch)
-        self.shard = EnvShard("actor", ctx.num_envs, ctx.env_ids)
         self.kept = (*ctx.needs.keys, *CORE, "alive")
-        if (n := len(recording.order(0))) < ctx.num_envs:
-            raise ConfigError("num_envs", f"{ctx.num_envs} columns, but the recording has {n} episodes; take 1")
+        if (n := len(recording.order(0))) < shard.num_envs:
+            raise ConfigError("num_envs", f"{shard.num_envs} columns, but the recording has {n} episodes; take 1")
         if not ctx.spec.nested:
             self._missing(key for key in (*CORE, "obs", "action") if key not in recording.keys)
         changes = type(algorithm).postprocess is not Algorithm.postprocess
         self._read = [key for key in recording.keys if changes or key in (*self.kept, *ctx.spec.nested)]
-        self.columns = [Column(recording, number, ctx.num_envs, once) for number in ctx.env_ids]
+        self.columns = [Column(recording, number, shard.num_envs, once) for number in shard.env_ids]
         self._ready: list[Segment] = []
         _ = self.spec  # what is missing, or of other spaces, is found now
 
@@ -129,7 +179,7 @@ class RecordingCollector(Collector):
         for column, at in zip(self.columns, before, strict=True):
             column.at = at
         every, rows = slice(0, len(self.columns)), self.recording.lengths[self.recording.order(0)] + 1
-        most = max(int(rows[b :: self.ctx.num_envs].sum()) for b in range(self.ctx.num_envs))
+        most = max(int(rows[b :: self.shard.num_envs].sum()) for b in range(self.shard.num_envs))
         return SegmentSpec(row, AutoresetMode.NEXT_STEP, (every,), steps=self.recording.steps(), rows=most)
 
     @property

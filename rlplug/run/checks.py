@@ -133,8 +133,16 @@ def _check_data(resolved: ResolvedRun) -> None:
     why = "and data.path plays nothing"
     if not resolved.needs.off_policy:
         raise ConfigError("data.path", f"{algo} learns from what it does itself alone; a recording cannot serve it")
+    if config.data.envs is not None:
+        why = "and data.path is recorded"
+        if config.data.envs >= config.num_envs:
+            said = f"{config.data.envs} of num_envs={config.num_envs} leave none to be played; take null, or raise"
+            raise ConfigError("data.envs", f"{said} num_envs")
+        if resolved.loop.reads or resolved.plan.world_size > 1:
+            said = f"loop={config.loop.name} reads alone" if resolved.loop.reads else "several ranks share columns out"
+            raise ConfigError("data.envs", f"{said}; take null")
     for key, chosen in config.exploration.items():
-        if changes_actions(chosen.cls):
+        if changes_actions(chosen.cls) and config.data.envs is None:
             raise ConfigError(f"exploration.{key}", f"changes what is played, {why}; leave it out: exploration=[]")
     if resolved.plan.actors is not None and resolved.plan.actors.count:
         raise ConfigError("hardware.actors.count", f"actors play, {why}; take 0")

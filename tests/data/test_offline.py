@@ -114,6 +114,20 @@ def test_what_is_larger_than_memory_is_streamed(tmp_path, monkeypatch):
     assert len(recording._kept) == 2
 
 
+def test_recorded_columns_beside_played_ones():
+    """Half of a replay is recorded, and half is what the policy does; both have their own rows."""
+    words = [word for word in DQN if word not in ("loop=offline", "exploration=[]")]
+    more = ["num_envs=3", "data.envs=1", "data.shuffle=false", "rollout_fragment_length=5", "replay_ratio=0.1"]
+    trainer = run([*words, *more, "num_steps_sampled_before_learning_starts=60", "exploration=epsilon_greedy"], 300)
+    assert trainer.progress.env_steps <= 300
+    assert trainer.progress.updates > 15
+    (ring,) = trainer.buffer.rings
+    recorded = np.load(SMALL)["observations"][:50]
+    kept = ring._leaves["obs"][:100, 0][ring.valid[:100, 0]]
+    np.testing.assert_array_equal(kept[:50], recorded)
+    assert not np.array_equal(ring._leaves["obs"][:50, 1], ring._leaves["obs"][:50, 2])
+
+
 # ---- going on -------------------------------------------------------------------------------------------------------
 
 RESUMED = {
@@ -122,6 +136,11 @@ RESUMED = {
     "streaming": (
         *(*DQN, "total_steps=60", "loop.stream=true", "replay_ratio=0.5", "rollout_fragment_length=2"),
         *("num_steps_sampled_before_learning_starts=40", "buffer.capacity=120", "num_envs=2"),
+    ),
+    "mixed": (
+        *(word for word in DQN if word not in ("loop=offline", "exploration=[]")),
+        *("total_steps=400", "num_envs=2", "data.envs=1", "rollout_fragment_length=5", "replay_ratio=0.1"),
+        *("exploration=epsilon_greedy", "num_steps_sampled_before_learning_starts=40"),
     ),
     "normalized": (*BC, "total_steps=30", "preprocess.normalize_obs=true", "preprocess.normalize_reward=true"),
 }
@@ -154,6 +173,11 @@ def test_a_resumed_run_is_the_undisturbed_one(words, tmp_path, monkeypatch):
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 REFUSED = {
+    "nothing to play": (
+        (*DQN[:-1], "data.envs=1", "loop=alternate"),
+        "data.envs: 1 of num_envs=1 leave none to be played",
+    ),
+    "to play offline": ((*DQN, "num_envs=2", "data.envs=1"), "data.envs: loop=offline reads alone; take null"),
     "no data": (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: name files"),
     "on-policy": (("algo=ppo", *QUIET, f"data.path={SMALL}"), "data.path: ppo learns from what it does itself alone"),
     "on-policy, offline": (

@@ -11,6 +11,7 @@ import torch
 from rlplug import testing, tree
 from rlplug.api import Algorithm, Needs, Rollout
 from rlplug.collection.episodes import Episodes
+from rlplug.context import EnvShard
 from rlplug.data import parquet
 from rlplug.data.collector import RecordingCollector
 from rlplug.data.recording import Recording
@@ -49,7 +50,7 @@ class Idle(Algorithm):
 def collector(folder, num_envs=1, env_ids=None, once=True, seed=None, keys=("obs", "action", "twice"), weights=None):
     recording = Recording([str(folder)], Reading(SPEC), weights, seed)
     ctx = testing.context(SPEC, num_envs=num_envs, env_ids=env_ids, needs=Needs(keys=keys, off_policy=True))
-    return RecordingCollector(recording, Idle(), ctx, once)
+    return RecordingCollector(recording, Idle(), ctx, EnvShard("actor", num_envs, ctx.env_ids), once)
 
 
 def segment(of, steps):
