@@ -500,6 +500,7 @@ class VecEnv(Protocol):
     With an attribute ``timeout_s`` a line tells of a ``reset`` or ``step`` that takes longer, in seconds.
     With an attribute ``device``, that of its ``ctx``, it trades tensors on it instead of arrays (``NEXT_STEP``, no
     agents): segments are on it, too, for algorithms that learn from rollouts; others get them on the host.
+    With a class attribute ``playable = False`` it only says the spaces of recorded episodes, and nothing is evaluated.
     With a method ``simulator() -> Simulator | None`` it offers a model of itself, as ``Context.simulator`` returns it;
     that lives on when the environments are closed.
     """

@@ -35,6 +35,7 @@ def rlplug_components() -> list[Component]:
         Component("env", "dm_control", "rlplug.plugins.env.dm_control:DMControl"),
         Component("env", "gymnasium", "rlplug.plugins.env.gymnasium:Gymnasium"),
         Component("env", "minigrid", "rlplug.plugins.env.minigrid:MiniGrid"),
+        Component("env", "recorded", "rlplug.plugins.env.recorded:Recorded"),
         Component("env", "pendulum_torch", "rlplug.plugins.env.classic_torch:Pendulum"),
         Component("exploration", "boltzmann", "rlplug.plugins.exploration.discrete:Boltzmann"),
         Component("exploration", "epsilon_greedy", "rlplug.plugins.exploration.discrete:EpsilonGreedy"),

@@ -122,7 +122,8 @@ class Callbacks:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
-                snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]
+                if self.evaluation.possible:
+                    snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]
         if self.manager is not None:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())

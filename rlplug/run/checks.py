@@ -125,6 +125,8 @@ def _check_buffer(config: RunConfig, needs: Needs) -> None:
 def _check_data(resolved: ResolvedRun) -> None:
     """Check that nothing is asked of a recording that only an environment can do, and that a loop for one has one."""
     config, algo = resolved.config, resolved.config.algo.name
+    if not getattr(config.env.cls, "playable", True) and (config.data.path is None or config.data.envs is not None):
+        raise ConfigError("env", f"{config.env.name} plays nothing: it is for data.path=<files> alone")
     if config.data.path is None:
         if resolved.loop.reads:
             said = f"{config.loop.name} learns from recorded episodes: name files, data.path=<folder>"

@@ -170,6 +170,21 @@ def test_a_resumed_run_is_the_undisturbed_one(words, tmp_path, monkeypatch):
     assert differences_of_runs(tmp_path / "whole", tmp_path / "broken") == []
 
 
+def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
+    """The spaces are those that the files say."""
+    rows = [plain(10, i) | {"obs": np.zeros((11, 4), np.float32)} for i in range(4)]
+    path, run = write_parquet(tmp_path / "a.parquet", rows, SPEC), tmp_path / "run"
+    words = [word for word in BC if not word.startswith(("data.", "env=", "eval."))]
+    words += ["env=recorded", f"env.path={path}", f"data.path={path}", f"hydra.run.dir={run}"]
+    assert main([*words, "eval.every=2"]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["updates"], "eval/return_mean" in summary) == ("finished", 6, False)
+    assert main(["resume", str(run)]) == 0
+    assert "has finished: 6 updates, no evaluation" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"env: recorded plays nothing: it is for data.path=<files> alone"):
+        build(compose(["algo=ppo", "env=recorded", f"env.path={path}", "hardware=cpu", "logger=[]"]), Path())
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 REFUSED = {
