@@ -64,6 +64,7 @@ class Recording:
                 raise ConfigError("data.path", f"{path} holds no episode")
         self.keys = frozenset.intersection(*(source.keys for source in self.sources))
         self._begin = np.cumsum([0, *(len(source.lengths) for source in self.sources)])
+        self._starts = [np.array([part.start for part in source.chunks]) for source in self.sources]
         self._kept: OrderedDict[tuple[int, int], list[Batch]] = OrderedDict()
         self._order = lru_cache(2)(self._drawn)
 
@@ -83,7 +84,7 @@ class Recording:
         """Return the rows of an episode; the ``keep`` chunks that were used last stay in memory."""
         i = int(np.searchsorted(self._begin, number, "right")) - 1
         source, inside = self.sources[i], number - int(self._begin[i])
-        chunk = next(n for n, part in enumerate(source.chunks) if inside in part)
+        chunk = int(np.searchsorted(self._starts[i], inside, "right")) - 1
         if (i, chunk) not in self._kept:
             self._kept[i, chunk] = source.read(chunk, keys)
             while len(self._kept) > keep:

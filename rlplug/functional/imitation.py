@@ -25,7 +25,7 @@ def log_likelihood(dist: Any, action: Tensor, log_std_coeff: float = 0.0) -> Ten
 
 
 def advantage_weight(advantage: Tensor, sqd_adv_norm: Tensor, beta: float) -> Tensor:
-    """Return ``exp(beta A / c)``: Wang et al. 2018 (MARWIL), equation 3 and section 4.1.
+    """Return ``exp(beta A / c)``: Wang et al. 2018 (MARWIL), algorithm 1, with advantages in units of ``c``.
 
     Args:
         advantage: ``[...]``.

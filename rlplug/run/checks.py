@@ -127,6 +127,8 @@ def _check_data(resolved: ResolvedRun) -> None:
     config, algo = resolved.config, resolved.config.algo.name
     if not getattr(config.env.cls, "playable", True) and (config.data.path is None or config.data.envs is not None):
         raise ConfigError("env", f"{config.env.name} plays nothing: it is for data.path=<files> alone")
+    if config.record.path is not None and config.record.format == "json" and resolved.spec.has_agents:
+        raise ConfigError("record.format", "json lines are of one agent; take parquet")
     if config.data.path is None:
         if resolved.loop.reads:
             said = f"{config.loop.name} learns from recorded episodes: name files, data.path=<folder>"

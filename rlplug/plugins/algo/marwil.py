@@ -95,7 +95,7 @@ class MARWIL(Algorithm):
         return rows
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Equations 5 and 6 of the paper's algorithm 1: ``-exp(beta A / c) log pi(a | s)``, and the value's error."""
+        """Minimize ``-exp(beta A / c) log pi(a | s)``, the paper's algorithm 1, and the error of the value."""
         cfg = self.cfg
         carry = self.net.initial_carry(batch["valid"].shape[1]) if "valid" in batch else {}
         dist, _ = self.net.dist(batch, carry)
