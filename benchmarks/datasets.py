@@ -7,14 +7,15 @@
 For each environment there are four sets, as is usual since D4RL (Fu et al. 2020, arXiv:2004.07219): ``random``,
 ``medium`` (of a policy that was stopped early), ``expert`` (of one that was trained to the end) and ``mixed`` (of all
 three). Actions are drawn from the policies, and their log-probabilities stand beside them. Sizes and the behavior's
-mean returns are printed, and kept in ``results/datasets.json``. Nothing is downloaded, and a set that is there is not
-made again.
+mean returns are printed, kept in ``results/datasets.json`` and shown in ``docs/data.md``. Nothing is downloaded, and a
+set that is there is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from rlplug.data.source import Reading
 
 HERE = Path(__file__).parent
 RESULTS, FOLDER = HERE / "results" / "datasets.json", HERE.parent / "runs" / "datasets"
+PAGE, TABLE = HERE.parent / "docs" / "data.md", re.compile(r"(<!-- datasets -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,18 @@ def main() -> int:
             size = f"{about['episodes']:5,} episodes, {about['steps']:9,} steps, {about['bytes'] / 2**20:6.1f} MiB"
             print(f"{env:<12} {name:<7} {size}  {mean}", flush=True)
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    rows = [
+        "",
+        "| environment | set | episodes | steps | mean return | deviation | MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for env, every in sorted(results.items()):
+        for name, about in every.items():
+            size = f"{about['episodes']:,} | {about['steps']:,}"
+            spread = f"{about['return_mean']:,.1f} | {about['return_std']:,.1f}"
+            rows.append(f"| {env} | `{name}` | {size} | {spread} | {about['bytes'] / 2**20:.1f} |")
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(TABLE.sub(lambda found: found[1] + "\n".join(rows) + "\n\n" + found[2], text), encoding="utf-8")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,13 +14,15 @@ from rlplug import testing
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.data import parquet
+from rlplug.envs.spaces import single_agent
 from rlplug.run.build import build
 from rlplug.run.launch import resume, train
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.types import ConfigError
 from tests.data.episodes import plain, write_parquet
 
-SPEC = testing.spec(4, 2)
+ENV = gymnasium.make("CartPole-v1")
+SPEC = single_agent(ENV.observation_space, ENV.action_space, 500)
 QUIET = (
     "env=cartpole",
     "hardware=cpu",

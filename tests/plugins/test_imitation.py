@@ -123,16 +123,18 @@ def test_marwil_weights_actions_by_their_advantages():
 def test_the_mean_of_squared_advantages_follows_them():
     changes = {"moving_average_sqd_adv_norm_start": 50.0, "moving_average_sqd_adv_norm_update_rate": 0.1}
     algorithm = constant(make("marwil", gamma=0.5, lr=0.0, **changes), 3.0)
-    learner = learner_of(algorithm)
-    prepared = algorithm.prepare(episodes((3,), (True,)))
-    learner.minimize(prepared, algorithm)
+    with torch.no_grad():
+        prepared = algorithm.prepare(episodes((3,), (True,)))
+    learner_of(algorithm).minimize(prepared, algorithm)
     mean = float((torch.tensor([2.75, 3.5, 3.0]) - 3.0).square().mean())
     torch.testing.assert_close(algorithm.sqd_adv_norm, torch.tensor(0.9 * 50.0 + 0.1 * mean))
 
 
 def test_a_rate_of_nothing_leaves_it():
     algorithm = make("marwil")
-    learner_of(algorithm).minimize(algorithm.prepare(episodes()), algorithm)
+    with torch.no_grad():
+        prepared = algorithm.prepare(episodes())
+    learner_of(algorithm).minimize(prepared, algorithm)
     assert float(algorithm.sqd_adv_norm) == pytest.approx(100.0, abs=1e-4)
 
 
@@ -140,8 +142,10 @@ def test_a_rate_of_nothing_leaves_it():
 def test_microbatches_give_the_step_of_the_whole(name):
     found = []
     for parts in (1, 2):
-        algorithm = make(name)
-        learner_of(algorithm, parts).minimize(algorithm.prepare(episodes((3, 2, 1, 3), (True, False) * 2)), algorithm)
+        algorithm, batch = make(name), episodes((3, 2, 1, 3), (True, False) * 2)
+        with torch.no_grad():
+            prepared = algorithm.prepare(batch)
+        learner_of(algorithm, parts).minimize(prepared, algorithm)
         found.append(nn.utils.parameters_to_vector(algorithm.parameters()).detach())
     torch.testing.assert_close(*found)
 
