@@ -339,7 +339,7 @@ REINFORCE = {
 OFFLINE = {
     "env": "cartpole",
     "buffer": "episodes",
-    "buffer.capacity": 1000,
+    "buffer.capacity": 2000,
     "loop": "offline",
     "loop.stream": False,
     "num_envs": 1,
