@@ -57,7 +57,7 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
     number, lines = int(path.stem.rpartition("-")[2] or 0), list[bytes]()
     for i, rows in enumerate(episodes):
         steps = len(rows["valid"]) - 1
-        acted = tree.take({key: x for key, x in rows.items() if key not in SKIPPED}, slice(0, steps))
+        acted: Batch = tree.take({key: x for key, x in rows.items() if key not in SKIPPED}, slice(0, steps))
         line: dict[str, Any] = {"type": "SampleBatch", "eps_id": [number * 10**6 + i] * steps, "t": [*range(steps)]}
         for key, part in (("obs", slice(0, steps)), ("new_obs", slice(1, steps + 1))):
             line[key] = _written(tree.map(np.ascontiguousarray, tree.take(rows["obs"], part)), about["compress"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +91,9 @@ class ParquetSource:
             said = f"was written by a newer rlplug, in format {meta['format']}; this one reads format {FORMAT}"
             raise refused(path, said)
         self.meta, self._leaves = meta, meta["leaves"]
+        self.spec: EnvSpec | None = None
+        with suppress(CheckpointError):
+            self.spec = from_json(meta["spec"])
         self.keys = frozenset(leaf["path"][0] for leaf in self._leaves)
         self._groups = [group for group in range(len(meta["steps"])) if self._is_whole(group)]
         kept = [meta["steps"][group] for group in self._groups]
@@ -99,12 +101,6 @@ class ParquetSource:
         self.chunks = [range(low, high) for low, high in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
         self.lengths = np.array([n for group in kept for n in group], np.int64)
         self.returns = np.array([x for group in self._groups for x in meta["returns"][group]], np.float64)
-
-    @cached_property
-    def spec(self) -> EnvSpec | None:
-        with suppress(CheckpointError):
-            return from_json(self.meta["spec"])
-        return None
 
     def read(self, chunk: int, keys: Sequence[str] | None = None) -> list[Batch]:
         group = self._groups[chunk]

@@ -46,22 +46,20 @@ class Reading:
 
 
 class Source(Protocol):
-    """One file of episodes, which are read in chunks.
-
-    Attributes:
-        spec: the spaces that the file itself declares; None: it declares none.
-        keys: the keys of its rows.
-        lengths: steps of every episode, ``[n]``.
-        returns: sum of the rewards of every episode, ``[n]``.
-        chunks: the episodes that are read together, as ranges that follow each other.
-    """
+    """One file of episodes, which are read in chunks."""
 
     path: Path
-    spec: EnvSpec | None
-    keys: frozenset[str]
-    lengths: np.ndarray
-    returns: np.ndarray
-    chunks: Sequence[range]
+
+    @property
+    def spec(self) -> EnvSpec | None: ...  # the spaces that the file itself declares; None: it declares none
+    @property
+    def keys(self) -> frozenset[str]: ...  # of its rows
+    @property
+    def lengths(self) -> np.ndarray: ...  # steps of every episode, ``[n]``
+    @property
+    def returns(self) -> np.ndarray: ...  # sum of the rewards of every episode, ``[n]``
+    @property
+    def chunks(self) -> Sequence[range]: ...  # the episodes that are read together; ranges that follow each other
 
     def read(self, chunk: int, keys: Sequence[str] | None = None) -> list[Batch]:
         """Return the episodes of a chunk as their rows, arrays ``[L + 1, ...]``; ``keys``: only these."""

@@ -5,7 +5,11 @@ from pathlib import Path
 from rlplug.registry import Component, hookimpl
 
 SMALL_DATA = f"data.path='{Path(__file__).parents[1] / 'testing' / 'cartpole.npz'}'"
-PLAYED = ("loop=alternate", "rollout_fragment_length=8")  # what learns from recordings learns from others, too
+PLAYED = (
+    "loop=alternate",
+    "rollout_fragment_length=8",
+    "total_steps=4_000",
+)  # what learns from recordings learns from others, too
 
 
 @hookimpl

@@ -137,7 +137,7 @@ def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> 
     data, seed = resolved.config.data, resolved.config.seed
     options = {key: getattr(data, key) for key in ("damaged", "unfinished", "normalized_actions")}
     reading = Reading(resolved.spec, **options)
-    recording = Recording(data.path, reading, data.weights, seed if data.shuffle else None)
+    recording = Recording(data.path or [], reading, data.weights, seed if data.shuffle else None)
     for note in reading.notes:
         print(f"rlplug: {note}", file=sys.stderr, flush=True)
     shard, seen = EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids), policy.normalizer.normalized

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +54,10 @@ class MARWIL(Algorithm):
         self.value_torso: nn.Module | None = None
         self.value: nn.Module | None = None
         if cfg.beta:
+            torso = self.net.torso
             if not cfg.vf_share_layers:
-                self.value_torso = ctx.build("critic_model", group.obs)
-            self.value = Linear((self.value_torso or self.net.torso).out_dim, 1, gain=1.0)  # type: ignore[arg-type]
+                torso = self.value_torso = ctx.build("critic_model", group.obs)
+            self.value = Linear(torso.out_dim, 1, gain=1.0)
         self.lr = ctx.schedule(cfg.lr)
         self.sqd_adv_norm: Tensor
         self.register_buffer("sqd_adv_norm", torch.tensor(cfg.moving_average_sqd_adv_norm_start))
@@ -79,7 +81,7 @@ class MARWIL(Algorithm):
     def values(self, batch: Batch) -> Tensor:
         if self.value is None:
             return super().values(batch)
-        torso = self.value_torso or self.net.torso
+        torso: Any = self.net.torso if self.value_torso is None else self.value_torso
         columns = batch["valid"].shape[1] if "valid" in batch else 0
         features, _ = torso(batch["obs"], torso.initial_carry(columns), batch.get("is_first"))
         return precise(self.value, features).squeeze(-1)
