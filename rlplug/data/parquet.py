@@ -24,7 +24,7 @@ from rlplug.types import Batch, CheckpointError, EnvSpec, RunError, groups_of
 FORMAT = 1  # is raised when the meaning of a file changes
 META = b"rlplug"
 GROUP = 2**20  # bytes of a row group, about: what is in memory of a file at a time
-SMALL = 64  # elements, from which bytes are stored as they are and not as numbers
+SMALL = 64  # elements, from which an array is stored as its bytes: lists of numbers take several times as long to read
 
 
 def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
     )
     with atomic.renamed(path) as partial:
         with pq.ParquetWriter(
-            partial, schema, compression="zstd", use_dictionary=False, write_page_checksum=True
+            partial, schema, compression="lz4", use_dictionary=False, write_page_checksum=True
         ) as file:
             for group in groups:
                 rows = tree.cat(group)
@@ -152,8 +152,8 @@ def _return(episode: Batch) -> float:
 
 def _type(pa: Any, leaf: Mapping[str, Any]) -> Any:
     size = int(np.prod(leaf["shape"], dtype=np.int64))
-    if leaf["dtype"] == "uint8" and size >= SMALL:
-        return pa.binary(size)
+    if size >= SMALL:
+        return pa.binary(size * np.dtype(leaf["dtype"]).itemsize)
     kind = pa.from_numpy_dtype(np.dtype(leaf["dtype"]))
     return pa.list_(kind, size) if leaf["shape"] else kind
 
@@ -171,7 +171,7 @@ def _array(column: Any, leaf: Mapping[str, Any]) -> np.ndarray:
     kind, shape = column.type, (len(column), *leaf["shape"])
     chunk = column.combine_chunks()
     if needs_package("pyarrow", "parquet").types.is_fixed_size_binary(kind):
-        data = np.frombuffer(chunk.buffers()[1], np.uint8, offset=chunk.offset * kind.byte_width)
+        data = np.frombuffer(chunk.buffers()[1], leaf["dtype"], offset=chunk.offset * kind.byte_width)
         return data[: int(np.prod(shape))].reshape(shape)
     values = chunk.flatten() if leaf["shape"] else chunk
     return values.to_numpy(zero_copy_only=False).astype(leaf["dtype"], copy=False).reshape(shape)
