@@ -14,6 +14,7 @@ from rlplug.checkpointing import atomic
 from rlplug.collection.play import Recorder
 from rlplug.collection.segment import on_cpu
 from rlplug.data import json_lines, parquet
+from rlplug.data.source import needs_package
 from rlplug.registry import hookimpl
 from rlplug.types import Batch, RunError, Tree
 
@@ -36,9 +37,16 @@ class EpisodeFiles:
         cfg: the settings ``record``.
         name: of the writer, with which its files begin.
         about: what every file says of itself: ``spec``, ``versions``.
+
+    Raises:
+        ConfigError: the format needs a package that is not installed.
     """
 
     def __init__(self, cfg: Any, name: str, about: Mapping[str, Any]) -> None:
+        if cfg.format == "parquet":
+            needs_package("pyarrow", "record.format=parquet")
+        elif cfg.compress:
+            needs_package("lz4.frame", "record.compress=true")
         self.folder, self.name, self.max_bytes = Path(cfg.path), name, cfg.max_file_size
         self.about = {**about, "compress": cfg.compress}
         self.suffix, self.write = FORMATS[cfg.format]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,16 @@ def test_data_of_soft_actor_critic_says_how_likely_its_actions_were(tmp_path):
     assert len({*second["logp"].tolist()}) > 100
     train(compose([*words, "exploration=gaussian", f"record.path={tmp_path / 'noisy'}"]), tmp_path / "two")
     assert "logp" not in episodes(tmp_path / "noisy")[0]
+
+
+@pytest.mark.parametrize(("form", "package"), [("parquet", "pyarrow"), ("json", "lz4")])
+def test_a_package_that_is_missing_is_named_before_anything_starts(form, package, tmp_path, monkeypatch, capsys):
+    for module in (package, f"{package}.frame"):
+        monkeypatch.setitem(sys.modules, module, None)
+    words = [*PPO, "env=cartpole", "total_steps=48", f"record.path={tmp_path / 'data'}", f"record.format={form}"]
+    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert f"needs {package}, which is not installed: pip install 'rlplug[data]'" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, capsys):
