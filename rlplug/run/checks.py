@@ -93,7 +93,10 @@ def _check_loop(config: RunConfig, needs: Needs) -> None:
         raise ConfigError("loop", f"{name} {why}; take {ways}")
     if not _has_rows(buffer, loop):
         buffers = _options("buffer", lambda cls: _has_rows(cls, loop) and _gives(cls, needs))
-        loops = _options("loop", lambda cls: _has_rows(buffer, cls) and cls.refusal(algorithm, needs) is None)
+        # what needs a recording is no way out
+        loops = _options(
+            "loop", lambda cls: _has_rows(buffer, cls) and not (cls.reads or cls.refusal(algorithm, needs))
+        )
         takes = f"collects, and {config.buffer.name} holds its own rows alone"
         lacks = f"collects nothing, and {config.buffer.name} holds nothing else"
         ways = " or ".join(way for way in (buffers, loops) if not way.endswith("="))
