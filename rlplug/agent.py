@@ -18,18 +18,20 @@ from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
-from rlplug.config.schema import CORE, kind_of
-from rlplug.context import EnvShard, RunContext, needs_of
+from rlplug.config.schema import CORE, OLDER, kind_of
+from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
+from rlplug.data.recorder import EpisodeFiles
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import batched, execute, observe
-from rlplug.envs.spec_json import from_json, mismatch
+from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.evaluation.evaluator import Evaluator
-from rlplug.registry.installed import check_installed
+from rlplug.functional.returns import episode_metrics
+from rlplug.registry.installed import check_installed, versions
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import CheckpointError, ConfigError, Mode
 
-EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic")  # what may change for an evaluation
+EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic", "record")  # what may change for an evaluation
 
 
 class Agent:
@@ -152,9 +154,12 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 
 
 def evaluate(
-    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    tell: Callable[[str], None] = warnings.warn,
+    mode: Mode = "greedy",
 ) -> dict[str, Any]:
-    """Play greedy episodes in a run's environment, and write nothing.
+    """Play episodes in a run's environment, and write nothing unless ``record.path`` is given.
 
     With the run's own ``seed`` and ``eval.episodes`` they are the episodes of its evaluation at the checkpoint's step.
     They are played on one device of the run's hardware, or on the processor where that is not available.
@@ -163,6 +168,7 @@ def evaluate(
         path: as of ``load``.
         overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
         tell: is given, line by line, what a person should know.
+        mode: ``greedy``; ``explore`` draws from the policy, without the run's exploration modules; ``random``.
 
     Returns:
         ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
@@ -198,9 +204,23 @@ def evaluate(
             raise ConfigError("env", f"is not what {checkpoint.path} was trained on: {difference}")
         return made
 
-    normalize = normalizer if normalizer.obs else None
-    with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize)) as evaluator:
-        metrics, played = evaluator.evaluate(checkpoint.steps)
+    normalize, keys, files = normalizer if normalizer.obs else None, None, None
+    if core.record.path is not None:
+        about = {"spec": to_json(ctx.spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
+        about |= {"seed": core.seed, "checkpoint": str(checkpoint.path), "mode": mode}
+        name = f"{manifest['run'][:12]}-eval-{checkpoint.steps}-{core.seed}-{mode}"
+        files = EpisodeFiles(core.record, name, about)
+        ctx.needs = replace(ctx.needs, recorded=recorded_keys(ctx.spec, ctx.needs))
+        keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
+    with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize, keys=keys)) as evaluator:
+        if mode == "greedy" and files is None:
+            metrics, played = evaluator.evaluate(checkpoint.steps)
+        else:
+            job = replace(evaluator.job, mode=mode)
+            played = evaluator.play_job(job, checkpoint.steps)
+            metrics = episode_metrics(played)
+            if files is not None:
+                files.add_all(played)
     return {
         "checkpoint": str(checkpoint.path),
         "env_steps": manifest["env_steps"],
@@ -214,7 +234,7 @@ def evaluate(
 
 
 def _core(raw: Mapping[str, Any]) -> Core:
-    return typed(Core, {key: raw[key] for key in CORE if key in raw})
+    return typed(Core, OLDER | {key: raw[key] for key in CORE if key in raw})
 
 
 def _restored(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -44,6 +45,11 @@ class Needs:
     perturbable: bool = False  # its action may be changed after ``act``
     noise: str = ""  # exploration module to take where no one changes its actions, which never vary by themselves
     keys: tuple[str, ...] = ()  # what is stored, and reaches ``prepare`` and ``forward``, after ``postprocess``
+    recorded: tuple[str, ...] = ()  # what the run stores as well where anyone gives it, to write it down
+
+    @cached_property
+    def stored(self) -> frozenset[str]:
+        return frozenset((*self.keys, *self.recorded))
 
 
 def _nothing() -> dict[str, Any]:  # torch.compile traces it, and no dict[str, Any]
@@ -494,6 +500,7 @@ class VecEnv(Protocol):
     With an attribute ``timeout_s`` a line tells of a ``reset`` or ``step`` that takes longer, in seconds.
     With an attribute ``device``, that of its ``ctx``, it trades tensors on it instead of arrays (``NEXT_STEP``, no
     agents): segments are on it, too, for algorithms that learn from rollouts; others get them on the host.
+    With a class attribute ``playable = False`` it only says the spaces of recorded episodes, and nothing is evaluated.
     With a method ``simulator() -> Simulator | None`` it offers a model of itself, as ``Context.simulator`` returns it;
     that lives on when the environments are closed.
     """
@@ -533,6 +540,8 @@ class SegmentSpec:
     autoreset: AutoresetMode
     shards: Sequence[slice]  # the columns of each shard among the environments of this rank; all have as many
     bounds: Any = None  # limits that observations are checked against; None: they have been checked
+    steps: int | None = None  # of one pass through a recording, over all ranks; None: environments are played
+    rows: int = 0  # of a pass in the column that has most
 
 
 class Collector(Protocol):
@@ -667,6 +676,8 @@ class Loop(Protocol):
     # what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count
     unit: ClassVar[Unit] = "env_steps"
     collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
+    reads: ClassVar[bool] = False  # what it collects comes from a recording, and cannot come from an environment
+    once: bool = False  # of a recording it reads one pass, which the buffer has to hold
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, get_args
@@ -25,14 +25,26 @@ if TYPE_CHECKING:
     from rlplug.config import Chosen, RunConfig
 
 
-def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec) -> Needs:
+RECORDED = ("obs", "action", "action_mask", "state", "logp")
+
+
+def recorded_keys(spec: EnvSpec, needs: Needs) -> tuple[str, ...]:
+    """Return what is written down of a row beside what an algorithm stores and the stream."""
+    return tuple(key for key in dict.fromkeys((*RECORDED, *spec.extras)) if key not in needs.keys)
+
+
+def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bool = False) -> Needs:
     """Return what a run's algorithm needs.
+
+    Args:
+        recorded: what is collected is written down.
 
     Raises:
         ConfigError: it cannot serve these spaces, or recurrent models.
     """
     needs: Needs = algo.needs(spec)
-    return algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
+    needs = algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
+    return replace(needs, recorded=recorded_keys(spec, needs)) if recorded else needs
 
 
 class ResolvedRun:
@@ -40,7 +52,7 @@ class ResolvedRun:
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
         self.config, self.plan, self.spec = config, plan, spec
-        self.needs = needs_of(config.algo, config.models.values(), spec)
+        self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None)
         self.loop: Loop = config.loop.build(self.context(torch.device("cpu"), range(config.num_envs)))
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:

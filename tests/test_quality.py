@@ -47,14 +47,16 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     # 3,000 before collection opened: shards, jobs, agents, loops that count updates; nearest names; own autocast, and
     # whole gradient steps as graphs, of batches of every size, where they pay; metrics only where somebody reads them;
     # the age of segments, and its limit; rows that stay on a device; first priorities, and gradients, where rows are
-    # played; tracing and compiling ahead of time, as torch.compile's own frames took longer than what it compiled
-    "kernel": (KERNEL, 4400),
+    # played; what is written down of rows, and a recording's place among collectors; tracing and compiling ahead of
+    # time, as torch.compile's own frames took longer than what it compiled
+    "kernel": (KERNEL, 4470),
     # 7,400 before: the same; settings of pairs, peers' names, last words of processes; one process without Fabric;
-    # how long learner and actors are idle; returns of the least exploring environments; ranks that are preempted
-    "core": ((*CORE, "evaluation", "actors", "run"), 9710),
+    # how long learner and actors are idle; returns of the least exploring environments; ranks that are preempted;
+    # recorded data: its settings and what they refuse, the recorder's part of a checkpoint, recorded evaluations
+    "core": ((*CORE, "evaluation", "actors", "run"), 9960),
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 250),
-    "sac": (("plugins/algo/sac.py",), 250),
+    "sac": (("plugins/algo/sac.py",), 255),  # 250 before: how likely an action was, for recordings
     "ddpg": (("plugins/algo/ddpg.py",), 215),  # 200 before: TD3 is in it, and the first priorities of Ape-X
     "a2c": (("plugins/algo/a2c.py",), 110),
     "impala": (("plugins/algo/impala.py",), 200),

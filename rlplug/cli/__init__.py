@@ -13,10 +13,10 @@ from rlplug.distributed.output import outlive_readers
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, RunError
 
-VERBS = ("train", "resume", "evaluate", "check", "profile", "plugins")
+VERBS = ("train", "resume", "evaluate", "check", "data", "profile", "plugins")
 """each is a module of this package with a function ``main(arguments) -> exit code``"""
 
-PRINT = ("check", "plugins")
+PRINT = ("check", "data", "plugins")
 """verbs that only print something: they end with the reader of what they print"""
 
 FAILED = 1

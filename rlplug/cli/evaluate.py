@@ -1,4 +1,4 @@
-"""``evaluate``: greedy episodes with the weights of a checkpoint."""
+"""``evaluate``: episodes with the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 from rlplug.cli import tell
 from rlplug.registry import warn_broken
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, Mode
 
-USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [key=value ...]
+USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--explore | --random] [key=value ...]
 
 Plays greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of
-the given one (as checkpoints/best). Writes nothing. --json prints one JSON object.
+the given one (as checkpoints/best). --json prints one JSON object. --explore draws actions from the policy,
+--random as before learning starts, both without exploration modules. Writes nothing, unless record.path is given.
 
   eval.episodes=100        how many episodes; as in the run, if not given
   seed=7                   other episodes; as in the run, these are those of its own evaluation at that step
   hardware=cpu             where; if not given, as in the run, or the processor where that is not available
+  record.path=data/expert  write the episodes down, for data.path of other runs; see docs/data.md
   env.max_episode_steps=50, +env.kwargs.g=9.8
                            change the environment, as long as its spaces stay the same"""
 
@@ -32,7 +34,11 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
-    path, *overrides = [argument for argument in arguments if argument != "--json"] or [""]
+    modes: list[Mode] = [mode for mode in ("explore", "random") if f"--{mode}" in arguments]
+    if len(modes) > 1:
+        raise ConfigError("", "evaluate takes one of --explore and --random")
+    known = ("--json", *(f"--{mode}" for mode in modes))
+    path, *overrides = [argument for argument in arguments if argument not in known] or [""]
     if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
         raise ConfigError("", f"evaluate takes no flag {flags[0]}; see rlplug evaluate --help")
     if not path or ("=" in path and not os.path.exists(path)):
@@ -41,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.agent import evaluate  # here: torch takes seconds to import
 
-    result = evaluate(path, overrides, tell=tell)
+    result = evaluate(path, overrides, tell, *modes)
     print(json.dumps(result) if "--json" in arguments else table(result))
     return 0
 

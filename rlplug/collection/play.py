@@ -19,7 +19,7 @@ from rlplug.collection.segment import ended, on_cpu, only
 from rlplug.collection.shard import CORE
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
-from rlplug.types import Batch, Role, RunError, Weights, groups_of
+from rlplug.types import Batch, Role, RunError, Tree, Weights, groups_of
 
 MOST_COLUMNS = 32
 CHUNK = 32  # rows that are collected at a time
@@ -261,6 +261,21 @@ class Recorder:
                     part[key][:] = 0
             self._ended[b].append(tree.cat([*self._rows[b], tree.take(arrays, (rows, b)), final]))
         self._rows[b], self._steps[b] = [], 0
+
+    def drain(self) -> list[tuple[float, int, Batch]]:
+        """Return (return, length, rows as arrays) of the episodes that ended since the last call."""
+        played, self.played = self.played, []
+        return played
+
+    def state(self) -> Tree:
+        """Return the open episodes, of which none is capped."""
+        rows = [tree.cat(pieces) if pieces else {} for pieces in self._rows]
+        return {"rows": rows, "steps": self._steps, "counted": self._counted.state()}
+
+    def load(self, state: Tree) -> None:
+        self._rows = [[rows] if rows else [] for rows in state["rows"]]
+        self._steps = state["steps"]
+        self._counted.load(state["counted"])
 
     def batch(self) -> Batch:
         """Return the episodes side by side, ``[L+1, episodes]``, as they ended."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
+from rlplug.collection.perturbing import acting_with
 from rlplug.collection.segment import SegmentMemory, copied, merged, on_device, only
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.checking import Bounds
@@ -65,7 +65,7 @@ class ShardCollector:
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.exploration, self.gradients = dict(exploration or {}), gradients
         self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
-        self.keys = ctx.needs.keys if keys is None else keys
+        self.keys = (*ctx.needs.keys, *ctx.needs.recorded) if keys is None else keys
         self.has_agents, self.nested = ctx.spec.has_agents, ctx.spec.nested
         self._kept = (*self.keys, *CORE, *(("alive",) if self.has_agents else ()))
         checked = getattr(env, "check_bounds", True) and not self.has_agents
@@ -82,6 +82,8 @@ class ShardCollector:
         self.failed_episodes = 0  # that ended because their environment failed
         own = [x for x in self.exploration.values() if type(x).perturb_weights is not Exploration.perturb_weights]
         self._perturbing: dict[Mode, Sequence[Exploration]] = {"explore": own}
+        perturbs = any(type(x).perturb is not Exploration.perturb for x in self.exploration.values())
+        self._own_logp = perturbs and "logp" in ctx.needs.recorded
         self._restarts = 0  # how often new episodes began because the environments could not be restored
         self._memory: dict[int, SegmentMemory] = {}  # by transitions of a segment
         self._open: Batch = {}  # the row that the next segment begins with
@@ -137,10 +139,9 @@ class ShardCollector:
         with torch.inference_mode(), self.ctx.acting(self.shard):
             rows = self._postprocess(self._allocate(2).tensors)
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.nested))
-        if missing := [key for key in self.keys if key not in given]:
-            raise ValueError(
-                f"{type(self.algorithm).__name__}.needs names keys that nobody gives: {', '.join(missing)}"
-            )
+        if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
+            name = type(self.algorithm).__name__
+            raise ValueError(f"{name}.needs names keys that nobody gives: {', '.join(missing)}")
         return tree.take(rows, 0)
 
     def collect(
@@ -201,32 +202,11 @@ class ShardCollector:
         """Return all that the last ``collect(rows)`` wrote; if it raised, the rows behind are of an earlier segment."""
         return self._memory[rows].tensors if rows in self._memory else {}
 
-    @contextmanager
-    def _acting_weights(self, mode: Mode, weights: Weights) -> Iterator[None]:
-        """Act with other weights than the algorithm's own: given ones, and what exploration modules make of them."""
-        modules = self._perturbing.get(mode, ())
-        own = only(self.algorithm.state_dict(keep_vars=True), set(self.algorithm.actor_keys()))
-        before = {name: x.data for name, x in own.items()}
+    def _acting_weights(self, mode: Mode, weights: Weights) -> AbstractContextManager[None]:
+        def decide() -> Batch:
+            return self._decide(on_device(self._seen(self._open), self.ctx.device), self.carry, "greedy")[0]
 
-        def put(weights: Weights) -> None:
-            for name, x in weights.items():
-                own[name].data = x
-
-        try:
-            put(weights)
-            if modules:
-                step = on_device(self._seen(self._open), self.ctx.device)
-                unperturbed, _ = self._decide(step, self.carry, "greedy")
-                perturbed = {name: x.data for name, x in own.items() if isinstance(x, nn.Parameter)}
-                for extra in modules:
-                    perturbed = extra.perturb_weights(perturbed)
-                put(perturbed)
-                noisy, _ = self._decide(step, self.carry, "greedy")
-                for extra in modules:
-                    extra.adapt_noise(unperturbed, noisy)
-            yield
-        finally:
-            put(before)
+        return acting_with(self.algorithm, weights, self._perturbing.get(mode, ()), decide)
 
     # ---- the policy -----------------------------------------------------------------------------------------------
 
@@ -241,6 +221,8 @@ class ShardCollector:
         found, noise = self._decided(batch, "explore"), dict[str, Batch]()
         for name, extra in self.exploration.items():
             found["out"], noise[name] = extra.perturb(found["out"], batch["step"], batch["noise"][name])
+        if self._own_logp:  # it was of another action
+            found["out"].pop("logp", None)
         return found | {"noise": noise}
 
     def _decided(self, batch: Batch, mode: Mode) -> Batch:
@@ -264,7 +246,11 @@ class ShardCollector:
         step = on_device(self._seen(self._open), self.ctx.device)
         explored = {"step": step, "carry": self.carry, "noise": self.noise}
         generators = {role: generator.get_state() for role, generator in self.ctx.generators.items()}
-        for out in (self._explore(explored)["out"], self._decide(step, self.carry, "random")[0]):
+        outs = [self._explore(explored)["out"], self._decide(step, self.carry, "random")[0]]
+        some = {key for key in self.ctx.needs.recorded if any(key in out for out in outs)}
+        some = {key for key in some if not all(key in out for out in outs)}  # what is not always given is not recorded
+        for out in outs:
+            out = {key: x for key, x in out.items() if key not in some}
             if type(self.algorithm).postprocess is Algorithm.postprocess:
                 out = only(out, ("action", *self.keys), self.nested)
             for part, more in [(like, out), *((like[name], out[name]) for name in self.nested)]:

@@ -76,6 +76,41 @@ class Checkpoint:
     keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept beside them.")
 
 
+def _paths(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+@settings
+class Data:
+    """Recorded episodes that take the place of the environment in training."""
+
+    path: Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)] | None = option(
+        "Files, folders or patterns of recorded episodes that are learned from; null: the environment is played."
+    )
+    weights: Annotated[list[PositiveFloat], Field(min_length=1)] | None = option(
+        "Share of every path in what is learned from, in steps; null: all episodes of all."
+    )
+    envs: PositiveInt | None = option(
+        "How many of num_envs are recorded, the others are played; null: all are recorded."
+    )
+    shuffle: bool = option("Episodes come in an order that follows from the seed; false: as they were recorded.")
+    damaged: Literal["refuse", "skip"] = option("What becomes of a part of a file that cannot be read.")
+    unfinished: Literal["refuse", "truncate", "skip"] = option(
+        "What becomes of an episode without an end; truncate: its last observation ends it."
+    )
+    normalized_actions: bool = option("Bounded actions of other libraries' files lie in [-1, 1], not in their space.")
+
+
+@settings
+class Record:
+    """What a run writes of the episodes that it collects."""
+
+    path: str | None = option("Folder that whole episodes are written to as they end; null: none are.")
+    format: Literal["parquet", "json"] = option("Parquet, or JSON lines as RLlib writes them.")
+    compress: bool = option("JSON: observations are compressed with LZ4.")
+    max_file_size: PositiveInt = option("Bytes in memory after which a file is written.")
+
+
 @settings
 class Log:
     every: PositiveInt = option("Steps between two rows of metrics.")
@@ -111,6 +146,8 @@ class Core:
     eval: Eval = option("Evaluation during and after training.")
     checkpoint: Checkpoint = option("What the run can be continued from.")
     preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
+    data: Data = option("Recorded episodes that are learned from.")
+    record: Record = option("Episodes that are written down.")
     log: Log = option("Rows of metrics.")
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile)] = option(
@@ -135,6 +172,19 @@ class RunConfig(Core):
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
+OLDER = {
+    "data": {
+        "path": None,
+        "weights": None,
+        "envs": None,
+        "shuffle": True,
+        "damaged": "refuse",
+        "unfinished": "refuse",
+        "normalized_actions": False,
+    },
+    "record": {"path": None, "format": "parquet", "compress": True, "max_file_size": 2**26},
+}
+"""what the configurations of older versions lack"""
 RESUMABLE = ("total_steps", "eval", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
 """what may change when a run is resumed"""
 WHY = "it alters what is learned; a run continues as it was started"
@@ -232,7 +282,8 @@ def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str,
     Raises:
         ConfigError: a component's ``migrate`` failed.
     """
-    return {key: _migrate(kind, key, node) if (kind := kind_of(key)) in kinds else node for key, node in raw.items()}
+    every = (OLDER | dict(raw)).items()
+    return {key: _migrate(kind, key, node) if (kind := kind_of(key)) in kinds else node for key, node in every}
 
 
 def _migrate(kind: Any, key: str, node: Any) -> Any:

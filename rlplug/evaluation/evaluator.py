@@ -26,6 +26,7 @@ class Evaluator:
     Args:
         episodes: of the whole evaluation.
         columns: which of its columns are played here; None: all.
+        keys: what is kept of an episode, beside the stream; None: what the algorithm's own evaluation may read.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Evaluator:
         episodes: int,
         normalize: Callable[[Any], Any] | None = None,
         columns: Sequence[int] | None = None,
+        keys: Sequence[str] | None = None,
     ) -> None:
         self.algorithm, self.episodes = algorithm, episodes
         self.job = Job(0, episodes=episodes, max_steps=LONGEST, mode="greedy")
         self.shard, self.quota = share_of(self.job, "eval", columns)
-        keys = ctx.needs.keys if evaluates_itself(algorithm) else ()
+        if keys is None:
+            keys = ctx.needs.keys if evaluates_itself(algorithm) else ()
         entropy = (ctx.seed, EVALUATION)
         self.player = Player(make, algorithm, ctx, "eval", entropy, keys, normalize, name="an evaluation")
 

@@ -1,6 +1,6 @@
 """Building blocks for networks. They know no algorithm and no run."""
 
-from rlplug.nn.actor_critic import ActorCritic
+from rlplug.nn.actor_critic import ActorCritic, Policy
 from rlplug.nn.cnn import CNN, Pixels, ResidualCNN, is_image
 from rlplug.nn.critic import Critic, DiscreteCritic, FeatureCritic, InputCritic, critic_for, frozen
 from rlplug.nn.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
@@ -49,6 +49,7 @@ __all__ = [
     "MultiCategorical",
     "MultiCategoricalHead",
     "Pixels",
+    "Policy",
     "Recurrent",
     "ResidualCNN",
     "TanhGaussian",

@@ -14,7 +14,58 @@ from rlplug.nn.module import Module
 from rlplug.types import Batch, ConfigError, Mode
 
 
-class ActorCritic(Module):
+class Policy(Module):
+    """The action distribution of every row.
+
+    Args:
+        torso: a model (``rlplug.api.Model``).
+        action: the space of the actions.
+        initial_log_std: log standard deviation of Gaussian actions at the start.
+
+    Raises:
+        ConfigError: no policy serves the action space.
+    """
+
+    def __init__(self, torso: Any, action: spaces.Space[Any], initial_log_std: float) -> None:
+        super().__init__()
+        self.torso = torso
+        self.policy = head_for(action, torso.out_dim, initial_log_std=initial_log_std)
+
+    def initial_carry(self, n: int) -> Batch:
+        """Return the recurrent states of ``n`` columns, by the name of their torso; leaves ``[n, ...]``."""
+        carry = self.torso.initial_carry(n)
+        return {"policy": carry} if carry else {}
+
+    def dist(self, rows: Batch, carry: Batch) -> tuple[Distribution, Batch]:
+        """Return the distribution of every row's action, and the carry behind the last row.
+
+        Args:
+            rows: ``obs`` and, where there are any, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
+            carry: as ``initial_carry`` has it, before the first row.
+        """
+        features, after = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
+        return self.policy(features, rows.get("action_mask")), {"policy": after} if "policy" in carry else {}
+
+    def act(self, step: Batch, carry: Batch, mode: Mode, ctx: Any) -> tuple[Batch, Batch]:
+        """Act on one row of every column: ``Algorithm.act``.
+
+        Returns:
+            ``action``, and of ``logp`` and ``dist``, the parameters of the distribution, those that
+            ``ctx.needs.stored`` has; a ``greedy`` policy gives its ``action`` alone. And the carry behind the row.
+        """
+        dist, carry = self.dist(step, carry)
+        if mode == "greedy":
+            return {"action": dist.mode()}, carry
+        action = dist.sample(self.policy.noise(ctx, len(step["is_first"])))
+        out: Batch = {"action": action}
+        if "logp" in ctx.needs.stored:
+            out["logp"] = dist.logp(action)
+        if "dist" in ctx.needs.stored:
+            out["dist"] = dist.params
+        return out, carry
+
+
+class ActorCritic(Policy):
     """The action distribution and the value of every row, from one torso or from two.
 
     Args:
@@ -28,9 +79,8 @@ class ActorCritic(Module):
     """
 
     def __init__(self, torso: Any, value_torso: Any | None, action: spaces.Space[Any], initial_log_std: float) -> None:
-        super().__init__()
-        self.torso, self.value_torso = torso, value_torso
-        self.policy = head_for(action, torso.out_dim, initial_log_std=initial_log_std)
+        super().__init__(torso, action, initial_log_std)
+        self.value_torso = value_torso
         self.value = Linear((value_torso or torso).out_dim, 1, gain=1.0)
 
     @classmethod
@@ -53,11 +103,10 @@ class ActorCritic(Module):
         return net
 
     def initial_carry(self, n: int) -> Batch:
-        """Return the recurrent states of ``n`` columns, those of the two torsos by name; leaves ``[n, ...]``."""
-        carries = {"policy": self.torso.initial_carry(n)}
-        if self.value_torso is not None:
-            carries["value"] = self.value_torso.initial_carry(n)
-        return {name: carry for name, carry in carries.items() if carry}
+        carries = super().initial_carry(n)
+        if self.value_torso is not None and (carry := self.value_torso.initial_carry(n)):
+            carries["value"] = carry
+        return carries
 
     def forward(self, rows: Batch, carry: Batch) -> tuple[Distribution, Tensor]:
         """Return the distribution of every row's action and its value ``[...]``.
@@ -78,27 +127,7 @@ class ActorCritic(Module):
         return precise(self.value, features).squeeze(-1)
 
     def dist(self, rows: Batch, carry: Batch) -> tuple[Distribution, Batch]:
-        """Return the distribution of every row's action, and the carry behind the last row."""
-        features, policy = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
-        after = {"policy": policy} if "policy" in carry else {}
+        dist, after = super().dist(rows, carry)
         if self.value_torso is not None and "value" in carry:
             after["value"] = self.value_torso(rows["obs"], carry["value"], rows.get("is_first"))[1]
-        return self.policy(features, rows.get("action_mask")), after
-
-    def act(self, step: Batch, carry: Batch, mode: Mode, ctx: Any) -> tuple[Batch, Batch]:
-        """Act on one row of every column: ``Algorithm.act``.
-
-        Returns:
-            ``action``, and of ``logp`` and ``dist``, the parameters of the distribution, those that ``ctx.needs.keys``
-            has; a ``greedy`` policy gives its ``action`` alone. And the carry behind the row.
-        """
-        dist, carry = self.dist(step, carry)
-        if mode == "greedy":
-            return {"action": dist.mode()}, carry
-        action = dist.sample(self.policy.noise(ctx, len(step["is_first"])))
-        out: Batch = {"action": action}
-        if "logp" in ctx.needs.keys:
-            out["logp"] = dist.logp(action)
-        if "dist" in ctx.needs.keys:
-            out["dist"] = dist.params
-        return out, carry
+        return dist, after

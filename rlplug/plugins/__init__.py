@@ -1,7 +1,15 @@
 """The built-ins, entered by the same door as everybody else's plugins: an entry point and a manifest."""
 
+from pathlib import Path
+
 from rlplug.registry import Component, hookimpl
 
+SMALL_DATA = f"data.path='{Path(__file__).parents[1] / 'testing' / 'cartpole.npz'}'"
+PLAYED = (
+    "loop=alternate",
+    "rollout_fragment_length=8",
+    "total_steps=4_000",
+)  # what learns from recordings learns from others, too
 # so short, other environments are bandits, too; of two rows, one is then no final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 
@@ -14,12 +22,14 @@ def rlplug_components() -> list[Component]:
         Component("algo", "apex_ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
+        Component("algo", "bc", "rlplug.plugins.algo.bc:BC", PLAYED),
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
         Component("algo", "lingreedy", "rlplug.plugins.algo.linear_bandit:LinGreedy", BANDIT),
         Component("algo", "lints", "rlplug.plugins.algo.linear_bandit:LinTS", BANDIT),
         Component("algo", "linucb", "rlplug.plugins.algo.linear_bandit:LinUCB", BANDIT),
+        Component("algo", "marwil", "rlplug.plugins.algo.marwil:MARWIL", PLAYED),
         Component("algo", "ppo", "rlplug.plugins.algo.ppo:PPO"),
         Component("algo", "sac", "rlplug.plugins.algo.sac:SAC"),
         Component("algo", "td3", "rlplug.plugins.algo.ddpg:DDPG"),
@@ -36,6 +46,7 @@ def rlplug_components() -> list[Component]:
         Component("env", "linear_bandit", "rlplug.plugins.env.bandit:LinearBandit"),
         Component("env", "logged_bandit", "rlplug.plugins.env.bandit:LoggedBandit"),
         Component("env", "minigrid", "rlplug.plugins.env.minigrid:MiniGrid"),
+        Component("env", "recorded", "rlplug.plugins.env.recorded:Recorded"),
         Component("env", "pendulum_torch", "rlplug.plugins.env.classic_torch:Pendulum"),
         Component("exploration", "boltzmann", "rlplug.plugins.exploration.discrete:Boltzmann"),
         Component("exploration", "epsilon_greedy", "rlplug.plugins.exploration.discrete:EpsilonGreedy"),
@@ -55,6 +66,7 @@ def rlplug_components() -> list[Component]:
         Component("logger", "wandb", "rlplug.plugins.logger.wandb:WandB"),
         Component("loop", "alternate", "rlplug.plugins.loop.alternate:Alternate"),
         Component("loop", "async", "rlplug.plugins.loop.asynchronous:Async", ("algo=impala",)),
+        Component("loop", "offline", "rlplug.plugins.loop.offline:Offline", ("algo=bc", SMALL_DATA)),
         Component("model", "gru", "rlplug.plugins.model.recurrent:GRU"),
         Component("model", "impala_cnn", "rlplug.plugins.model.cnn:ImpalaCNN"),
         Component("model", "lstm", "rlplug.plugins.model.recurrent:LSTM"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,10 @@ from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.broadcast import BroadcastCollector
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
-from rlplug.context import ResolvedRun
+from rlplug.context import EnvShard, ResolvedRun
+from rlplug.data.collector import MixedCollector, RecordingCollector
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
 from rlplug.distributed.fabric import AnyFabric, fabric_of
 from rlplug.distributed.preemption import Preemption, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
@@ -75,6 +79,8 @@ def build(
         learner=learner,
         reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, identity),
     )
+    if config.record.path is not None and (rank == 0 or not replicated):
+        callbacks_of(trainer).record(trainer)
     try:
         if config.eval.record:
             check_pictures(policy.env(ALONE, render=True))
@@ -106,18 +112,36 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
     if learner.replicated and ranks.rank != 0:
         return BroadcastCollector(None, ranks.broadcast)
     own: Collector
-    if resolved.plan.actors is None:
+    data, env_ids = resolved.config.data, policy.ctx.env_ids
+    recorded = 0 if data.path is None else data.envs or len(env_ids)
+    if recorded == len(env_ids):
+        own = _recorded(resolved, policy, env_ids)
+    elif resolved.plan.actors is None:
         loop = resolved.loop
         older, share, preemption = loop.broadcast_interval > 1, loop.preemption_threshold, None
         if share is not None and ranks.world_size > 1 and not learner.replicated:
             preemption = Preemption(shared_store(), ranks.world_size, share, loop.min_rollout_fraction)
-        shard = policy.shard(policy.ctx.env_ids, call=learner.call)
+        shard = policy.shard(env_ids[recorded:], call=learner.call)
         own = InProcessCollector(shard, policy.player(), learner.progress, older, preemption)
+        if recorded:
+            own = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), own)
     else:
         from rlplug.actors.collector import RayCollector
 
         own = RayCollector(policy, resolved, learner.progress)
     return BroadcastCollector(own, ranks.broadcast) if learner.replicated else own
+
+
+def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> RecordingCollector:
+    """Open the files that ``data.path`` names, for some of the run's columns."""
+    data, seed = resolved.config.data, resolved.config.seed
+    options = {key: getattr(data, key) for key in ("damaged", "unfinished", "normalized_actions")}
+    reading = Reading(resolved.spec, **options)
+    recording = Recording(data.path or [], reading, data.weights, seed if data.shuffle else None)
+    for note in reading.notes:
+        print(f"rlplug: {note}", file=sys.stderr, flush=True)
+    shard, seen = EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids), policy.normalizer.normalized
+    return RecordingCollector(recording, policy.algorithm, policy.ctx, shard, resolved.loop.once, seen)
 
 
 def start(trainer: Trainer) -> None:

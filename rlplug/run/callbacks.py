@@ -13,10 +13,12 @@ from rlplug.checkpointing.format import Checkpoint, FileRowLog, Snapshot
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.play import Stopped
+from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.evaluation.evaluator import as_batch
 from rlplug.functional.returns import episode_metrics
+from rlplug.registry.installed import versions
 from rlplug.run import run_dir
 from rlplug.run.measure import Evaluation, MetricsLog
 from rlplug.trainer.policy import Policy
@@ -36,6 +38,7 @@ class Callbacks:
         self.evaluation = Evaluation(policy, is_async)
         self.row_log = FileRowLog()  # where the buffer keeps its rows between two checkpoints
         self.manager: CheckpointManager | None = None
+        self.recorder: RunRecorder | None = None
 
     @property
     def logged(self) -> int:
@@ -45,6 +48,15 @@ class Callbacks:
         """Write checkpoints from now on."""
         self.manager = CheckpointManager(trainer.run_dir, trainer.config.checkpoint, trainer.steps)
         return self.manager
+
+    def record(self, trainer: Trainer) -> None:
+        """Write the episodes down that this rank collects."""
+        about = {"spec": to_json(trainer.ctx.spec), "versions": versions(), "algo": trainer.config.algo.name}
+        about |= {"env": trainer.config.raw["env"], "seed": trainer.config.seed}
+        name = f"{self.identity[:12]}-{trainer.ctx.rank}"
+        files = EpisodeFiles(trainer.config.record, name, about)
+        self.recorder = RunRecorder(files, len(trainer.ctx.env_ids))
+        trainer.hooks.register(self.recorder)
 
     def ready_to_save(self) -> bool:
         return self.manager is not None and self.manager.idle
@@ -110,7 +122,8 @@ class Callbacks:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
-                snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]
+                if self.evaluation.possible:
+                    snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]
         if self.manager is not None:
             self._saved(trainer, self.manager.submit(snapshot))
             self._saved(trainer, self.manager.wait())
@@ -142,6 +155,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     if ctx.rank == 0 or not trainer.learner.replicated:
         trainer.buffer.save(callbacks.row_log)
         own |= trainer.stream_state() | {"buffer": callbacks.row_log.state}
+        own["recorder"] = callbacks.recorder and callbacks.recorder.state()
         if own["collector"]["env"] is None:
             missing.append("the environments: their state cannot be read, so new episodes begin")
     if plan.actors and max(trainer.loop.in_flight, trainer.loop.broadcast_interval) > 1:
@@ -193,6 +207,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
         callbacks.evaluation.load(learner["evaluation"])
         trainer.load_stream(data)
+        if callbacks.recorder is not None and data.get("recorder") is not None:
+            callbacks.recorder.load(data["recorder"])
         callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"])
         trainer.buffer.load(callbacks.row_log)
         missing = manifest["not_restored"] + load_global_state(own["global"], trainer.ctx.device)

@@ -37,6 +37,7 @@ def check(resolved: ResolvedRun) -> None:
     config, needs, algo = resolved.config, resolved.needs, resolved.config.algo.name
     _check_loop(config, needs)
     _check_buffer(config, needs)
+    _check_data(resolved)
     if "action_mask" in resolved.spec.extras and "action_mask" not in needs.keys:
         raise ConfigError("env.mask_key", f"{algo} does not heed masks of allowed actions; null plays without them")
     for key, chosen in config.exploration.items():
@@ -90,7 +91,10 @@ def _check_loop(config: RunConfig, needs: Needs) -> None:
         raise ConfigError("loop", f"{name} {why}; take {ways}")
     if not _has_rows(buffer, loop):
         buffers = _options("buffer", lambda cls: _has_rows(cls, loop) and _gives(cls, needs))
-        loops = _options("loop", lambda cls: _has_rows(buffer, cls) and cls.refusal(algorithm, needs) is None)
+        # what needs a recording is no way out
+        loops = _options(
+            "loop", lambda cls: _has_rows(buffer, cls) and not (cls.reads or cls.refusal(algorithm, needs))
+        )
         takes = f"collects, and {config.buffer.name} holds its own rows alone"
         lacks = f"collects nothing, and {config.buffer.name} holds nothing else"
         ways = " or ".join(way for way in (buffers, loops) if not way.endswith("="))
@@ -117,6 +121,41 @@ def _check_buffer(config: RunConfig, needs: Needs) -> None:
         why = "keeps recurrent states, and the model has none"
         ways += f", or a recurrent model: {_options('model', lambda cls: cls.recurrent)}"
     raise ConfigError("buffer", f"{name} {why}; take {ways}")
+
+
+def _check_data(resolved: ResolvedRun) -> None:
+    """Check that nothing is asked of a recording that only an environment can do, and that a loop for one has one."""
+    config, algo = resolved.config, resolved.config.algo.name
+    if not getattr(config.env.cls, "playable", True) and (config.data.path is None or config.data.envs is not None):
+        raise ConfigError("env", f"{config.env.name} plays nothing: it is for data.path=<files> alone")
+    if config.record.path is not None and config.record.format == "json" and resolved.spec.has_agents:
+        raise ConfigError("record.format", "json lines are of one agent; take parquet")
+    if config.data.path is None:
+        if resolved.loop.reads:
+            said = f"{config.loop.name} learns from recorded episodes: name files, data.path=<folder>"
+            raise ConfigError("data.path", f"loop={said}, or take loop=alternate")
+        return
+    why = "and data.path plays nothing"
+    if not resolved.needs.off_policy:
+        raise ConfigError("data.path", f"{algo} learns from what it does itself alone; a recording cannot serve it")
+    if config.data.envs is not None:
+        why = "and data.path is recorded"
+        if config.data.envs >= config.num_envs:
+            said = f"{config.data.envs} of num_envs={config.num_envs} leave none to be played; take null, or raise"
+            raise ConfigError("data.envs", f"{said} num_envs")
+        if resolved.loop.reads or resolved.plan.world_size > 1:
+            said = f"loop={config.loop.name} reads alone" if resolved.loop.reads else "several ranks share columns out"
+            raise ConfigError("data.envs", f"{said}; take null")
+    for key, chosen in config.exploration.items():
+        if changes_actions(chosen.cls) and config.data.envs is None:
+            raise ConfigError(f"exploration.{key}", f"changes what is played, {why}; leave it out: exploration=[]")
+    if resolved.plan.actors is not None and resolved.plan.actors.count:
+        raise ConfigError("hardware.actors.count", f"actors play, {why}; take 0")
+    if config.record.path is not None:
+        raise ConfigError("record.path", f"writes down what is played, {why}; take null")
+    for option in ("in_flight", "broadcast_interval"):
+        if getattr(resolved.loop, option) > 1:
+            raise ConfigError(f"loop.{option}", f"is for who plays, {why}; take loop=offline")
 
 
 def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
@@ -167,6 +206,11 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     for key, chosen in config.exploration.items():
         if chosen.cls.perturb_weights is not Exploration.perturb_weights and not [*trainer.algorithm.parameters()]:
             raise ConfigError(f"exploration.{key}", f"changes weights, and {config.algo.name} has none; leave it out")
+    if trainer.loop.once and (capacity := getattr(config.buffer.cfg, "capacity", None)) is not None:
+        needed = trainer.collector.spec.rows * config.num_envs
+        if needs.data in ("windows", "episodes") and capacity < needed:
+            said = f"{capacity} rows do not hold the recording, which has {needed}; raise it"
+            raise ConfigError(buffer.size_key, f"{said}, or take loop.stream=true, which reads while it learns")
     total, length = config.total_steps, trainer.ctx.rollout_length
     if trainer.loop.unit == "env_steps":
         each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"

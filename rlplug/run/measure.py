@@ -97,6 +97,7 @@ class Evaluation:
 
     def __init__(self, policy: Policy, is_async: bool) -> None:
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
+        self.possible = getattr(policy.config.env.cls, "playable", True)
         ctx, episodes, parts = policy.ctx, self.cfg.episodes, 1 if is_async else policy.ctx.world_size
         if parts > 1:
             with closing(policy.env(ALONE)) as env:
@@ -117,7 +118,7 @@ class Evaluation:
         self.actors = AsyncEval(self.policy, resolved)
 
     def due(self, trainer: Trainer) -> bool:
-        return bool(self.cfg.every) and trainer.steps >= self._due_after + self.cfg.every
+        return self.possible and bool(self.cfg.every) and trainer.steps >= self._due_after + self.cfg.every
 
     def mark(self, trainer: Trainer) -> None:
         """Count the evaluation that was due as made, or begun."""

@@ -139,7 +139,10 @@ def finished(folder: Path, unit: Unit) -> str | None:
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         summary = json.loads(atomic.read(folder / SUMMARY))
         if summary["status"] == "finished":
-            return f"{summary[unit]:,} {STEP[unit]}s, evaluation {summary['eval/return_mean']:,.1f}"
+            mean = summary.get("eval/return_mean")
+            return f"{summary[unit]:,} {STEP[unit]}s, " + (
+                "no evaluation" if mean is None else f"evaluation {mean:,.1f}"
+            )
     return None
 
 

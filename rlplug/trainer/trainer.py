@@ -126,6 +126,8 @@ class Trainer(Run):
             segments = self.collector.poll(shards)
             steps = [self._receive(segment) for segment in segments]
             self.progress.env_steps += self._sync_ranks(sum(steps))
+        if self.collector.spec.steps is not None:
+            self.policy.normalizer.commit()  # nobody acts by what a recording shows
         for segment in segments:
             self.hooks.hook.rlplug_collected(run=self, segment=segment)
 

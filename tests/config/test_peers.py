@@ -23,6 +23,8 @@ NAMES = (
     "apex_ddpg",
     "linucb",
     "lints",
+    "bc",
+    "marwil",
 )
 RUNS = {f"algo={name}": compose([f"algo={name}"]).raw for name in NAMES}
 
@@ -55,6 +57,9 @@ def test_a_word_leads_to_those_of_its_meanings_that_the_run_has(word: str, prefi
         ("algo=ddppo", "algo.sync_frac=0.5", "loop.preemption_threshold"),
         ("algo=lints", "algo.alpha=0.5", "algo.v"),
         ("algo=a3c", "algo.sample_async=true", "loop.in_flight"),
+        ("algo=bc", "input_=data", "data.path"),
+        ("algo=ppo", "output=data", "record.path"),
+        ("algo=marwil", "algo.vf_loss_coeff=0.5", "algo.vf_coeff"),
     ],
 )
 def test_on_a_command_line(run: str, line: str, meant: str):

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import rlplug
-from rlplug import registry
+from rlplug import registry, testing
 from rlplug.agent import EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.sweep import check_sweep
@@ -30,6 +30,8 @@ ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
+
+SMALL = Path(testing.__file__).parent / "cartpole.npz"
 
 by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -63,9 +65,11 @@ def test_every_component_stands_in_a_table():
             ["env=cartpole", "total_steps=4096", "num_steps_sampled_before_learning_starts=2048"],
         ),
         ("appo", ["env=cartpole", "total_steps=4096", "algo.kl_coeff=0.2", "loop.max_staleness=9"]),
+        ("bc", ["env=cartpole", f"data.path={SMALL}", "total_steps=256", "train_batch_size=1"]),
         ("ddpg", ["env=pendulum", "total_steps=600", "num_steps_sampled_before_learning_starts=590"]),
         ("dqn", ["env=cartpole", "total_steps=600", "num_steps_sampled_before_learning_starts=500"]),
         ("impala", ["env=cartpole", "total_steps=2048", "loop.max_staleness=9", "algo.entropy_coeff=0.01"]),
+        ("marwil", ["env=cartpole", f"data.path={SMALL}", "total_steps=256", "train_batch_size=1"]),
         ("ppo", ["env=cartpole", "total_steps=2048", "algo.kl_coeff=0.2", "algo.entropy_coeff=0.01"]),
         ("sac", ["env=pendulum", "total_steps=600", "num_steps_sampled_before_learning_starts=590"]),
     ],
@@ -214,7 +218,10 @@ def test_commands_are_right(page: Path, install: Install, capsys: pytest.Capture
         elif arguments and arguments[0].startswith(".testing."):
             subprocess.run([sys.executable, "-m", f"rlplug{arguments[0]}", "--help"], check=True, capture_output=True)
             rlplug.compose([argument for argument in arguments[1:] if "=" in argument])
+        elif arguments[:1] == ["data"]:
+            continue
         elif arguments and arguments[0] in MAY:
+            arguments = [argument for argument in arguments if argument not in ("--explore", "--random")]
             changed = change(rlplug.compose(["algo=sac"]).raw, arguments[2:], MAY[arguments[0]], "")
             parse(changed)
         elif "-m" in arguments:

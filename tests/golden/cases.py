@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+from rlplug import testing
 
 UPDATES = 20
 
@@ -348,6 +351,35 @@ REINFORCE = {
     "algo.vf_loss_coeff": 0.5,
     "algo.entropy_coeff": 0.01,
 }
+OFFLINE = {
+    "env": "cartpole",
+    "buffer": "episodes",
+    "buffer.capacity": 2000,
+    "loop": "offline",
+    "loop.stream": False,
+    "num_envs": 1,
+    "data.path": str(Path(testing.__file__).parent / "cartpole.npz"),
+    "data.shuffle": True,
+    "rollout_fragment_length": 100,
+    "train_batch_size": 3,
+    "replay_ratio": None,
+    "algo.lr": 1e-3,
+    "algo.sgd_minibatch_size": 16,
+    "algo.bc_logstd_coeff": 0.0,
+    "algo.grad_clip": 1.0,
+    "algo.grad_clip_by": "global_norm",
+    "algo.initial_log_std": 0.0,
+}
+MARWIL = {
+    **OFFLINE,
+    "algo": "marwil",
+    "algo.gamma": 0.99,
+    "algo.beta": 2.0,
+    "algo.vf_coeff": 0.5,
+    "algo.vf_share_layers": False,
+    "algo.moving_average_sqd_adv_norm_start": 100.0,
+    "algo.moving_average_sqd_adv_norm_update_rate": 0.01,
+}
 
 CASES = {
     "ppo_cartpole": {**PPO, "env": "cartpole"},
@@ -365,6 +397,8 @@ CASES = {
     "apex_dqn_cartpole": APEX_DQN,
     "apex_ddpg_pendulum": APEX_DDPG,
     "a3c_cartpole": A3C,
+    "bc_cartpole": {**OFFLINE, "algo": "bc"},
+    "marwil_cartpole": MARWIL,
     "dqn_cartpole": DQN,
     "dqn_cartpole_rainbow": RAINBOW,
     "dqn_cartpole_recurrent": R2D2,

@@ -124,15 +124,19 @@ class SAC(Algorithm):
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         n = len(step["is_first"])
         dist, carry = self.dist(step, carry)
+        if mode == "random" and self.discrete:
+            dist = dist.uniform()
         if mode == "greedy":
             action = dist.mode()
-        elif mode == "explore":
+        elif mode == "explore" or self.discrete:
             action = dist.sample(self.policy.noise(self.ctx, n))
-        elif self.discrete:
-            action = dist.uniform().sample(self.policy.noise(self.ctx, n))
         else:
             action = self.ctx.rand(n, *self.shape) * 2.0 - 1.0
-        return {"action": action.view(n, *self.shape)}, carry
+        out = {"action": action.view(n, *self.shape)}
+        if "logp" in self.ctx.needs.stored and mode != "greedy":
+            uniform = mode == "random" and not self.discrete
+            out["logp"] = torch.full((n,), -self.size * math.log(2.0)) if uniform else dist.logp(out["action"])
+        return out, carry
 
     def dist(self, rows: Batch, carry: Batch) -> tuple[Any, Batch]:
         features, carry = self.model(rows["obs"], carry, rows.get("is_first"))

@@ -84,7 +84,8 @@ def check_act(case: Case) -> None:
                 part, who = out[name] if spec.nested else out, f"act() in mode {mode!r}"
                 require("action" in part, f"{who} gives {sorted(part)}, and no 'action'")
                 # A Gaussian policy that learns by its own log-probabilities may leave the box: the environment clips.
-                own = "logp" in needs.keys or not needs.off_policy
+                learns_by_logp = type(trainer.algorithm).logp is not Algorithm.logp
+                own = "logp" in needs.keys or not needs.off_policy or learns_by_logp
                 bounded = not isinstance(group.action, spaces.Box) or needs.perturbable or not own
                 action = part["action"].flatten(0, 1) if group.agents else part["action"]
                 require_inside(action, group.action, who, bounded)

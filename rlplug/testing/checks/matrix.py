@@ -74,6 +74,7 @@ class Cell:
         words = [
             f"algo={option_of('algo', self.algorithm)}",
             *CPU,
+            *(word for word in registry.tried_with("algo", self.algorithm) if not word.startswith("env=")),
             "env=gymnasium",
             "env.id=rlplug.testing.worlds:World-v0",
             *(word for word in registry.tried_with("algo", self.algorithm) if word.startswith("env.")),

@@ -1,0 +1,42 @@
+"""``data``: what is in recorded episodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rlplug.cli import tell
+from rlplug.types import ConfigError
+
+USAGE = """rlplug data <files, folders or patterns ...> [--json]
+
+Shows what is in recorded episodes: how many, their returns and lengths, spaces, columns and what they cover, and what
+is missing. Reads what data.path reads. Parts that cannot be read are left out and named; an episode without an end
+counts as truncated. --json prints one JSON object."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Describe recorded episodes.
+
+    Raises:
+        ConfigError: there are none, or nothing of them can be read.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    paths = [argument for argument in arguments if argument != "--json"]
+    if flags := [path for path in paths if path.startswith("-")]:
+        raise ConfigError("", f"data takes no flag {flags[0]}; see rlplug data --help")
+    if not paths:
+        raise ConfigError("", "data takes files, folders or patterns of recorded episodes; see rlplug data --help")
+
+    from rlplug.data.describe import describe, table  # here: pyarrow takes a moment to import
+    from rlplug.data.recording import Recording
+    from rlplug.data.source import Reading
+
+    reading = Reading(damaged="skip", unfinished="truncate")
+    about = describe(Recording(paths, reading))
+    for note in reading.notes:
+        tell(note)
+    print(json.dumps(about) if "--json" in arguments else table(about))
+    return 0

@@ -1,0 +1,172 @@
+"""All episodes that a run learns from: files, in which order their episodes come, and what is in memory of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from glob import glob, has_magic
+from pathlib import Path
+
+import numpy as np
+
+from rlplug.data.arrays import hdf5_source, npz_source
+from rlplug.data.json_lines import JsonSource
+from rlplug.data.parquet import parquet_source
+from rlplug.data.source import Reading, Source, refused
+from rlplug.envs.spec_json import mismatch
+from rlplug.types import Batch, ConfigError, EnvSpec
+
+FORMATS: Mapping[str, Callable[[Path, Reading], Source]] = {
+    ".parquet": parquet_source,
+    ".json": JsonSource,
+    ".jsonl": JsonSource,
+    ".npz": npz_source,
+    ".hdf5": hdf5_source,
+    ".h5": hdf5_source,
+}
+ORDER = 4  # tells the order of episodes from all else that is drawn from a run's seed
+
+
+class Recording:
+    """Episodes of several sources, which are mixed by weights.
+
+    A pass is an order of episodes. Without weights it has each of them once; with weights, all of the source that is
+    the shortest for its weight, and of the others as many steps as their weights say, drawn anew for every pass.
+
+    Args:
+        paths: files, folders or patterns; each is a source.
+        weights: of each, in steps; None: all episodes of all.
+        seed: of the order; None: as they are.
+
+    Raises:
+        ConfigError: there is no file, none with episodes, or one cannot be read.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], reading: Reading, weights: Sequence[float] | None = None, seed: int | None = None
+    ) -> None:
+        if weights is not None and len(weights) != len(paths):
+            said = f"{len(weights)} weights for {len(paths)} paths; give each path of data.path one"
+            raise ConfigError("data.weights", said)
+        self.weights, self.seed = weights, seed
+        self.sources: list[Source] = []
+        self._share: list[int] = []  # which of the paths a source belongs to
+        for i, path in enumerate(paths):
+            for file in files_of(path):
+                self.sources.append(open_file(file, reading))
+                self._share.append(i)
+        self.lengths = np.concatenate([source.lengths for source in self.sources])
+        self.returns = np.concatenate([source.returns for source in self.sources])
+        for i, path in enumerate(paths):
+            if not sum(len(s.lengths) for s, of in zip(self.sources, self._share, strict=True) if of == i):
+                raise ConfigError("data.path", f"{path} holds no episode")
+        self.keys = frozenset.intersection(*(source.keys for source in self.sources))
+        self._begin = np.cumsum([0, *(len(source.lengths) for source in self.sources)])
+        self._starts = [np.array([part.start for part in source.chunks]) for source in self.sources]
+        self._kept: OrderedDict[tuple[int, int], list[Batch]] = OrderedDict()
+        self._order = lru_cache(2)(self._drawn)
+
+    def order(self, number: int) -> np.ndarray:
+        """Return the episodes of a pass."""
+        return self._order(number)
+
+    def steps(self, number: int = 0) -> int:
+        """Return the environment steps of a pass."""
+        return int(self.lengths[self.order(number)].sum())
+
+    def identity(self) -> list[list[str | int]]:
+        """Return what tells other data from these: name, episodes and steps of every file."""
+        return [[one.path.name, len(one.lengths), int(one.lengths.sum())] for one in self.sources]
+
+    def episode(self, number: int, keys: Sequence[str] | None, keep: int) -> Batch:
+        """Return the rows of an episode; the ``keep`` chunks that were used last stay in memory."""
+        i = int(np.searchsorted(self._begin, number, "right")) - 1
+        source, inside = self.sources[i], number - int(self._begin[i])
+        chunk = int(np.searchsorted(self._starts[i], inside, "right")) - 1
+        if (i, chunk) not in self._kept:
+            self._kept[i, chunk] = source.read(chunk, keys)
+            while len(self._kept) > keep:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end((i, chunk))
+        return self._kept[i, chunk][inside - source.chunks[chunk].start]
+
+    def _drawn(self, number: int) -> np.ndarray:
+        """Return an order: files' chunks are shuffled, and the episodes within each, so that each is read once."""
+        if self.seed is None and self.weights is None:
+            return np.arange(len(self.lengths))
+        rng = np.random.default_rng([self.seed or 0, ORDER, number])
+        chunks = [
+            np.arange(part.start, part.stop) + self._begin[i]
+            for i, source in enumerate(self.sources)
+            for part in source.chunks
+        ]
+        shares = [self._share[i] for i, source in enumerate(self.sources) for _ in source.chunks]
+        if self.seed is not None:
+            places = rng.permutation(len(chunks))
+            chunks, shares = [rng.permutation(chunks[at]) for at in places], [shares[at] for at in places]
+        if self.weights is None:
+            return np.concatenate(chunks)
+        return self._weighted(chunks, np.array(shares), np.array(self.weights))
+
+    def _weighted(self, chunks: list[np.ndarray], shares: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Return episodes of every path, spread over the pass as the weights say, until the first path has no more."""
+        streams = [
+            np.concatenate([c for c, of in zip(chunks, shares, strict=True) if of == i]) for i in range(len(weights))
+        ]
+        totals = np.array([self.lengths[stream].sum() for stream in streams])
+        most = (totals / weights).min()
+        kept, when = list[np.ndarray](), list[np.ndarray]()
+        for stream, weight in zip(streams, weights, strict=True):
+            until = self.lengths[stream].cumsum() / weight
+            count = max(1, int(np.searchsorted(until, most * (1 + 1e-9), "right")))
+            kept.append(stream[:count])
+            when.append(until[:count])
+        return np.concatenate(kept)[np.argsort(np.concatenate(when), kind="stable")]
+
+
+def files_of(path: str) -> list[Path]:
+    """Return the files that a path, folder or pattern means, in order of their names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    whole = Path(path)
+    if whole.is_dir():
+        found = [
+            file for file in whole.rglob("*") if file.suffix in FORMATS and not file.name.endswith("metadata.json")
+        ]
+    else:
+        found = [Path(file) for file in glob(path, recursive=True)] if has_magic(path) else [whole]
+    found = sorted(file for file in found if file.is_file())
+    if not found:
+        what = f"holds no file of episodes ({', '.join(FORMATS)})" if whole.is_dir() else "does not exist"
+        raise ConfigError("data.path", f"{path} {what}")
+    return found
+
+
+def open_file(path: Path, reading: Reading) -> Source:
+    """Open a file of episodes by its name.
+
+    Raises:
+        ConfigError: its name says no known format, it cannot be read, or it is of other spaces.
+    """
+    if path.suffix not in FORMATS:
+        raise refused(path, f"is of no known format: {', '.join(FORMATS)}")
+    source: Source = FORMATS[path.suffix](path, reading)
+    if reading.spec is not None and source.spec is not None:
+        check_spaces(path, source.spec, reading.spec)
+    return source
+
+
+def check_spaces(path: Path, own: EnvSpec, spec: EnvSpec) -> None:
+    """Check that a file is of the run's spaces.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    bare = [replace(one, max_episode_steps=None, offers=frozenset[str]()) for one in (own, spec)]
+    if difference := mismatch(*bare):
+        there, here = difference.split(", and is ", 1)
+        raise refused(path, f"is of another environment: {there} when it was recorded, and is {here} here")

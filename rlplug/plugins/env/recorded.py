@@ -1,0 +1,49 @@
+"""The spaces of recorded episodes, for learning from them where their environment is not there."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from gymnasium.vector import AutoresetMode
+
+from rlplug.api import Context
+from rlplug.data.recording import files_of, open_file
+from rlplug.data.source import Reading
+from rlplug.settings import option, settings
+from rlplug.types import ConfigError, EnvSpec, RunError
+
+
+class Recorded:
+    """Says what the files say of their environment, and plays nothing; so nothing is evaluated.
+
+    Raises:
+        ConfigError: there is no file, or the files of another library do not say their spaces.
+    """
+
+    playable: ClassVar[bool] = False
+    autoreset = AutoresetMode.NEXT_STEP
+
+    @settings
+    class Config:
+        path: str = option("Files, a folder or a pattern, written by rlplug.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        source = open_file(files_of(cfg.path)[0], Reading(damaged="skip", unfinished="skip"))
+        if source.spec is None:
+            raise ConfigError("env.path", f"{source.path} does not say its spaces; choose its environment with env=")
+        self.spec: EnvSpec = source.spec
+
+    def reset(self, seeds: Any, tasks: Any = None) -> Any:
+        raise RunError("env=recorded has recorded episodes alone, and nothing that can be played")
+
+    def step(self, action: Any) -> Any:
+        raise RunError("env=recorded has recorded episodes alone, and nothing that can be played")
+
+    def state(self) -> Any:
+        return None
+
+    def load(self, state: Any) -> None:
+        """Do nothing: there is no state."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""

@@ -1,0 +1,54 @@
+"""Episodes of agents, and of groups of agents: written, read, and given as segments."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rlplug import tree
+from rlplug.api import Needs, Rollout, Segment
+from rlplug.collection.segment import only
+from rlplug.context import EnvShard
+from rlplug.data.collector import RecordingCollector
+from rlplug.data.recorder import EpisodeFiles, RunRecorder
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
+from rlplug.envs.spec_json import to_json
+from rlplug.testing.context import context
+from tests.collection.test_agents import COLUMNS, ENVS, Swinging, source
+from tests.data.episodes import same
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_agents_go_out_and_in(name, tmp_path):
+    player = source(name)
+    spec, cfg = player.ctx.spec, SimpleNamespace(path=tmp_path, format="parquet", compress=True, max_file_size=10**9)
+    recorder = RunRecorder(EpisodeFiles(cfg, "a", {"spec": to_json(spec), "versions": {}}), COLUMNS)
+    recorder.rlplug_started(None)
+    played = 0
+    for _ in range(6):
+        segment = tree.map(torch.clone, player.collect(20))
+        recorder.rlplug_collected(None, Segment(segment, slice(0, COLUMNS)))
+        played += int(segment["valid"].sum())
+    state = recorder.state()
+    recording = Recording([str(tmp_path)], Reading(spec))
+    assert len(recording.lengths) > 8
+    open_rows = sum(len(rows["valid"]) for _, _, shard in state["shards"] for rows in shard["rows"] if rows)
+    assert recording.steps() + open_rows == played
+
+    keys = ("obs", "action", *(["state"] if "state" in spec.extras else []))
+    ctx = context(spec, needs=Needs(keys=keys, off_policy=True))
+    of = RecordingCollector(recording, Swinging(spec.nested), ctx, EnvShard("actor", 1, range(1)), once=True)
+    of.submit(Rollout(recording.steps() + len(recording.lengths), "explore", 0))
+    (segment,) = of.poll()
+    rows, at = tree.map(lambda x: x[:, 0].numpy(), segment.batch), 0
+    kept = (*keys, "reward", "terminated", "truncated", "alive", "is_first", "valid")
+    for number in range(len(recording.lengths)):
+        written = only(recording.episode(number, None, 1), kept, spec.nested)
+        length = len(written["valid"])
+        same(tree.take(only(rows, kept, spec.nested), slice(at, at + length)), written)
+        at += length
+    assert np.count_nonzero(rows["valid"]) == recording.steps()

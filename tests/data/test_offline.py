@@ -1,0 +1,284 @@
+"""Runs that learn from recorded episodes: what they read, how they go on, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from rlplug import testing
+from rlplug.cli import main
+from rlplug.config import compose
+from rlplug.data import parquet
+from rlplug.envs.spaces import single_agent
+from rlplug.run.build import build
+from rlplug.run.launch import resume, train
+from rlplug.testing.comparing import differences_of_runs
+from rlplug.types import ConfigError
+from tests.data.episodes import plain, write_parquet
+
+ENV = gymnasium.make("CartPole-v1")
+SPEC = single_agent(ENV.observation_space, ENV.action_space, 500)
+QUIET = (
+    "env=cartpole",
+    "hardware=cpu",
+    "logger=[]",
+    "tuned=none",
+    "model.hidden=[8]",
+    "eval.every=0",
+    "eval.episodes=1",
+)
+SMALL = Path(testing.__file__).parent / "cartpole.npz"  # 12 episodes, 206 steps
+BC = ("algo=bc", *QUIET, f"data.path={SMALL}", "total_steps=6", "log.every=1", "train_batch_size=3")
+DQN = (
+    "algo=dqn",
+    *QUIET,
+    "loop=offline",
+    "exploration=[]",
+    f"data.path={SMALL}",
+    "algo.hiddens=[8]",
+    "train_batch_size=8",
+)
+
+
+def run(words, updates: int | None = None):
+    trainer = build(compose([*words, *([] if updates is None else [f"total_steps={updates}"])]), Path())
+    trainer.reports.report = lambda trainer: None
+    trainer.loop.run(trainer)
+    trainer.close()
+    return trainer
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fragment", [1, 7, 1000])
+@pytest.mark.parametrize("words", [BC, DQN], ids=["episodes", "windows"])
+def test_one_pass_is_read_before_the_first_update(words, fragment):
+    trainer = run([*words, f"rollout_fragment_length={fragment}"], 3)
+    assert (trainer.progress.env_steps, trainer.progress.updates) == (206, 3)
+    assert len(trainer.buffer) == (12 if words is BC else 206)
+    assert len(trainer.episodes.drain()) == 12
+
+
+def test_it_reads_on_while_it_learns():
+    """100 steps at first, then one for every half an update; again and again."""
+    words = [*DQN, "loop.stream=true", "num_steps_sampled_before_learning_starts=100", "replay_ratio=0.5"]
+    trainer = run([*words, "rollout_fragment_length=2", "buffer.capacity=120"], 200)
+    assert trainer.progress.updates == 200
+    assert 100 + 2 * 199 <= trainer.progress.env_steps <= 100 + 2 * 199 + 2
+    assert len(trainer.buffer) <= 120
+
+
+def test_alternate_takes_a_recording_for_environments():
+    words = [word for word in DQN if word != "loop=offline"]
+    trainer = run([*words, "rollout_fragment_length=4", "num_steps_sampled_before_learning_starts=20"], 100)
+    assert trainer.progress.env_steps == 100
+    assert trainer.progress.updates == 20
+
+
+def test_normalizers_see_every_row_once():
+    """All of them count before the first update, though nobody acts in between."""
+    trainer = run([*BC, "preprocess.normalize_obs=true"], 1)
+    moments = trainer.policy.normalizer.obs["obs"]
+    data = np.load(SMALL)["observations"]
+    np.testing.assert_allclose(moments.mean, data.mean(0), atol=1e-5)
+    np.testing.assert_allclose(1 / moments.scale() ** 2, data.var(0), rtol=1e-3)
+
+
+def test_columns_share_the_episodes():
+    trainer = run([*DQN, "num_envs=3", "rollout_fragment_length=10"], 2)
+    assert trainer.progress.env_steps == 206
+    assert sorted(env for *_, env in trainer.episodes.drain()) == sorted([0, 1, 2] * 4)
+
+
+def test_a_recurrent_model_learns_from_whole_episodes():
+    words = [word for word in BC if not word.startswith("model.")]
+    trainer = run([*words, "model=lstm", "model.hidden=8", "algo.sgd_minibatch_size=32"], 3)
+    assert trainer.progress.updates == 3
+
+
+def test_what_is_larger_than_memory_is_streamed(tmp_path, monkeypatch):
+    """Of twenty row groups no more than two are in memory at a time."""
+    monkeypatch.setattr(parquet, "GROUP", 300)
+    rng = np.random.default_rng(0)
+    episodes = [plain(10, i) | {"obs": rng.standard_normal((11, 4), np.float32)} for i in range(40)]
+    path = write_parquet(tmp_path / "a.parquet", episodes, SPEC)
+    words = [word for word in DQN if not word.startswith("data.")]
+    words += [f"data.path={path}", "loop.stream=true", "replay_ratio=0.1", "buffer.capacity=50"]
+    trainer = run([*words, "rollout_fragment_length=5"], 20)
+    recording = trainer.collector.recording
+    assert len(recording.sources[0].chunks) >= 20
+    assert trainer.progress.env_steps > 190
+    assert len(recording._kept) == 2
+
+
+def test_recorded_columns_beside_played_ones():
+    """Half of a replay is recorded, and half is what the policy does; both have their own rows."""
+    words = [word for word in DQN if word not in ("loop=offline", "exploration=[]")]
+    more = ["num_envs=3", "data.envs=1", "data.shuffle=false", "rollout_fragment_length=5", "replay_ratio=0.1"]
+    trainer = run([*words, *more, "num_steps_sampled_before_learning_starts=60", "exploration=epsilon_greedy"], 300)
+    assert trainer.progress.env_steps <= 300
+    assert trainer.progress.updates > 15
+    (ring,) = trainer.buffer.rings
+    recorded = np.load(SMALL)["observations"][:50]
+    kept = ring._leaves["obs"][:100, 0][ring.valid[:100, 0]]
+    np.testing.assert_array_equal(kept[:50], recorded)
+    assert not np.array_equal(ring._leaves["obs"][:50, 1], ring._leaves["obs"][:50, 2])
+
+
+# ---- going on -------------------------------------------------------------------------------------------------------
+
+RESUMED = {
+    "bc": (*BC, "total_steps=30"),
+    "marwil": ("algo=marwil", *BC[1:], "total_steps=30"),
+    "streaming": (
+        *(*DQN, "total_steps=60", "loop.stream=true", "replay_ratio=0.5", "rollout_fragment_length=2"),
+        *("num_steps_sampled_before_learning_starts=40", "buffer.capacity=120", "num_envs=2"),
+    ),
+    "mixed": (
+        *(word for word in DQN if word not in ("loop=offline", "exploration=[]")),
+        *("total_steps=400", "num_envs=2", "data.envs=1", "rollout_fragment_length=5", "replay_ratio=0.1"),
+        *("exploration=epsilon_greedy", "num_steps_sampled_before_learning_starts=40"),
+    ),
+    "normalized": (*BC, "total_steps=30", "preprocess.normalize_obs=true", "preprocess.normalize_reward=true"),
+}
+
+
+@pytest.mark.parametrize("words", RESUMED.values(), ids=RESUMED)
+def test_a_resumed_run_is_the_undisturbed_one(words, tmp_path, monkeypatch):
+    from rlplug.trainer.trainer import Trainer
+
+    words, update, count = (
+        [*words, "checkpoint.every=7", "checkpoint.keep_last=9", "log.every=5"],
+        Trainer.update,
+        iter(range(99)),
+    )
+    train(compose(words), tmp_path / "whole", tell=lambda line: None)
+
+    def broken(self, batch=None):
+        if next(count) == 18:
+            raise RuntimeError("as if killed")
+        return update(self, batch)
+
+    monkeypatch.setattr(Trainer, "update", broken)
+    with pytest.raises(RuntimeError):
+        train(compose(words), tmp_path / "broken", tell=lambda line: None)
+    monkeypatch.setattr(Trainer, "update", update)
+    resume(tmp_path / "broken", tell=lambda line: None)
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "broken") == []
+
+
+def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
+    """The spaces are those that the files say."""
+    rows = [plain(10, i) | {"obs": np.zeros((11, 4), np.float32)} for i in range(4)]
+    path, run = write_parquet(tmp_path / "a.parquet", rows, SPEC), tmp_path / "run"
+    words = [word for word in BC if not word.startswith(("data.", "env=", "eval."))]
+    words += ["env=recorded", f"env.path={path}", f"data.path={path}", f"hydra.run.dir={run}"]
+    assert main([*words, "eval.every=2"]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["updates"], "eval/return_mean" in summary) == ("finished", 6, False)
+    assert main(["resume", str(run)]) == 0
+    assert "has finished: 6 updates, no evaluation" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"env: recorded plays nothing: it is for data.path=<files> alone"):
+        build(compose(["algo=ppo", "env=recorded", f"env.path={path}", "hardware=cpu", "logger=[]"]), Path())
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "nothing to play": (
+        (*DQN[:-1], "data.envs=1", "loop=alternate"),
+        "data.envs: 1 of num_envs=1 leave none to be played",
+    ),
+    "to play offline": ((*DQN, "num_envs=2", "data.envs=1"), "data.envs: loop=offline reads alone; take null"),
+    "no data": (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: name files"),
+    "on-policy": (("algo=ppo", *QUIET, f"data.path={SMALL}"), "data.path: ppo learns from what it does itself alone"),
+    "on-policy, offline": (
+        ("algo=ppo", *QUIET, "loop=offline", f"data.path={SMALL}"),
+        "loop: offline learns from what others",
+    ),
+    "exploration": (
+        (*DQN, "exploration=epsilon_greedy"),
+        "exploration.epsilon_greedy: changes what is played, and data.path",
+    ),
+    "actors": (
+        (*DQN, "hardware.actors.count=1"),
+        "hardware.actors.count: actors play, and data.path plays nothing; take 0",
+    ),
+    "recording it": (
+        (*DQN, "record.path=here"),
+        "record.path: writes down what is played, and data.path plays nothing",
+    ),
+    "rollouts ahead": ((*DQN, "loop=async"), "loop.in_flight: is for who plays, and data.path plays nothing"),
+    "a small replay": (
+        (*DQN, "buffer.capacity=100"),
+        "buffer.capacity: 100 rows do not hold the recording, which has 218",
+    ),
+    "nothing there": ((*DQN, "data.path=nowhere.parquet"), "data.path: nowhere.parquet does not exist"),
+    "another environment": ((*DQN, "env=acrobot"), "has observations of shape [4], and those of env are"),
+    "no log-probabilities": (
+        ("algo=appo", *QUIET, "loop=offline", f"data.path={SMALL}"),
+        "has no column 'logp', which the algorithm learns from; it has action, is_first, obs",
+    ),
+    "weights": ((*DQN, "data.weights=[1,2]"), "data.weights: 2 weights for 1 paths"),
+    "no weight": ((*DQN, "data.weights=[0]"), "data.weights[0]: 0 is out of range"),
+    "a choice": ((*DQN, "data.damaged=ignore"), "data.damaged: 'ignore' is none of"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_go_together_is_refused(words, said):
+    with pytest.raises(ConfigError) as refused:
+        build(compose(words), Path()).close()
+    assert said in str(refused.value)
+
+
+def test_other_files_than_before_are_refused(tmp_path, capsys):
+    path = write_parquet(
+        tmp_path / "a.parquet", [plain(10, i) | {"obs": np.zeros((11, 4), np.float32)} for i in range(4)], SPEC
+    )
+    words = [word for word in BC if not word.startswith("data.")]
+    folder = tmp_path / "run"
+    assert main([*words, f"data.path={path}", f"hydra.run.dir={folder}"]) == 0
+    write_parquet(path, [plain(10, i) | {"obs": np.zeros((11, 4), np.float32)} for i in range(5)], SPEC)
+    assert main(["resume", str(folder), "total_steps=9"]) == 2
+    assert "data.path: is other data than the run began with: a.parquet" in capsys.readouterr().err
+
+
+# ---- what is in it --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_in_it(capsys):
+    assert main(["data", str(SMALL)]) == 0
+    printed = capsys.readouterr().out
+    for said in (
+        "12, 206 steps",
+        "17.17",
+        "terminated",
+        "58.3 % of episodes",
+        "obs",
+        "float32 [4]",
+        "missing        logp",
+    ):
+        assert said in printed
+    assert main(["data", str(SMALL), "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["episodes"], about["steps"]) == (12, 206)
+    assert about["coverage"]["action"].startswith("0: ")
+
+
+@pytest.mark.parametrize("words", [[], ["--fast"], ["nowhere"]])
+def test_data_of_nothing(words, capsys):
+    assert main(["data", *words]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_what_was_left_out_is_told(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", obs=torch.zeros(4, 2), actions=np.zeros(4), rewards=np.ones(4), dones=[0, 1, 0, 0])
+    assert main(["data", str(tmp_path)]) == 0
+    assert "2, 3 steps" in capsys.readouterr().out

@@ -1,0 +1,182 @@
+"""What a run writes down: every episode that ended, once, whatever happens to the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlplug import tree
+from rlplug.agent import evaluate
+from rlplug.cli import main
+from rlplug.config import compose
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
+from rlplug.run.launch import resume, train
+from rlplug.types import Batch
+
+QUIET = ("hardware=cpu", "logger=[]", "tuned=none", "model.hidden=[8]", "eval.every=0", "eval.episodes=1")
+PPO = ("algo=ppo", *QUIET, "num_envs=3", "rollout_fragment_length=16", "algo.sgd_minibatch_size=16")
+ENVS = {
+    "vector": ("env=cartpole",),
+    "masks": ("env=masked_cartpole",),
+    "same step": ("env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "env.vectorization=list"),
+    "dict": (
+        "env=gymnasium",
+        "env.id=rlplug.testing.worlds:World-v0",
+        "+env.kwargs.observation=dict",
+        "model=multi_input",
+    ),
+    "box": ("env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "+env.kwargs.action=box"),
+}
+
+
+def start(folder: Path, *words: str, steps: int = 480) -> Path:
+    run = folder / "run"
+    train(compose([*PPO, f"total_steps={steps}", f"record.path={folder / 'data'}", *words]), run)
+    return run
+
+
+def episodes(path: Path) -> list[Batch]:
+    found = Recording([str(path)], Reading())
+    return [found.episode(i, None, 1) for i in range(len(found.lengths))]
+
+
+def fingerprints(path: Path) -> list[tuple[bytes, ...]]:
+    return sorted(tuple(leaf.tobytes() for leaf in tree.leaves(rows)) for rows in episodes(path))
+
+
+@pytest.mark.parametrize("form", ["parquet", "json"])
+@pytest.mark.parametrize("env", ENVS)
+def test_episodes_are_those_that_were_collected(env, form, tmp_path):
+    """As many as the run counted, each of them whole, with what the policy thought of its actions."""
+    words = [word for word in PPO if env != "dict" or not word.startswith("model.")]
+    more = [*ENVS[env], "total_steps=192", f"record.path={tmp_path / 'data'}", f"record.format={form}"]
+    train(compose([*words, *more]), tmp_path / "run")
+    found = episodes(tmp_path / "data")
+    assert len(found) > 3
+    assert sum(len(rows["valid"]) - 1 for rows in found) <= 192
+    for rows in found:
+        steps = len(rows["valid"]) - 1
+        assert rows["valid"].tolist() == [True] * steps + [False]
+        assert rows["is_first"].tolist() == [True] + [False] * steps
+        assert (rows["terminated"] | rows["truncated"]).tolist() == [False] * (steps - 1) + [True, False]
+        assert {"obs", "action", "reward", "logp"} <= rows.keys()
+        assert (rows["logp"][:-1] < 0).all() or env == "box"
+        if env == "masks":
+            allowed = np.take_along_axis(rows["action_mask"][:-1], rows["action"][:-1, None], 1)
+            assert allowed.all()
+
+
+def test_what_is_recorded_does_not_change_what_is_learned(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    train(compose([*PPO, "env=cartpole", "total_steps=480"]), one)
+    train(compose([*PPO, "env=cartpole", "total_steps=480", f"record.path={tmp_path / 'data'}"]), two)
+    scores = [json.loads((run / "summary.json").read_text())["eval/return_mean"] for run in (one, two)]
+    assert scores[0] == scores[1]
+
+
+def test_a_resumed_run_loses_and_doubles_nothing(tmp_path, monkeypatch):
+    """It is stopped behind its last checkpoint: files that it wrote since are written again."""
+    whole = start(tmp_path / "whole", "env=cartpole", "checkpoint.every=96", "record.max_file_size=2000")
+    assert len([*(tmp_path / "whole" / "data").iterdir()]) > 3
+    from rlplug.trainer.trainer import Trainer
+
+    collect, rounds = Trainer.collect, iter(range(100))
+
+    def broken(self, *args, **kwargs):
+        collect(self, *args, **kwargs)
+        if next(rounds) == 6:
+            raise RuntimeError("as if killed")
+
+    monkeypatch.setattr(Trainer, "collect", broken)
+    with pytest.raises(RuntimeError):
+        start(tmp_path / "broken", "env=cartpole", "checkpoint.every=96", "record.max_file_size=2000")
+    monkeypatch.setattr(Trainer, "collect", collect)
+    resume(tmp_path / "broken" / "run", tell=lambda line: None)
+    assert fingerprints(tmp_path / "broken" / "data") == fingerprints(tmp_path / "whole" / "data")
+    assert whole.exists()
+
+
+def test_a_longer_run_appends(tmp_path):
+    run = start(tmp_path, "env=cartpole", steps=240)
+    before = fingerprints(tmp_path / "data")
+    resume(run, ["total_steps=480"], tell=lambda line: None)
+    after = fingerprints(tmp_path / "data")
+    assert {*before} < {*after}
+    assert len({*after}) == len(after) > len(before) + 3
+    assert len([*(tmp_path / "data").iterdir()]) == 2
+
+
+@pytest.mark.slow
+def test_killed_while_it_writes(tmp_path):
+    """SIGKILL at any moment leaves whole files; resumed, the run has written what an undisturbed one writes."""
+    words = ["env=cartpole", "checkpoint.every=96", "record.max_file_size=2000"]
+    start(tmp_path / "whole", *words, steps=4800)
+    for number in range(5):
+        folder = tmp_path / str(number)
+        child = os.fork()
+        if not child:
+            signal.setitimer(signal.ITIMER_REAL, 0.4 + 0.4 * number)
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            start(folder, *words, steps=4800)
+            os._exit(0)
+        os.waitpid(child, 0)
+        if (folder / "run" / "manifest.json").exists():
+            episodes(folder / "data") if [*(folder / "data").glob("*.parquet")] else None
+            resume(folder / "run", tell=lambda line: None)
+            assert fingerprints(folder / "data") == fingerprints(tmp_path / "whole" / "data")
+
+
+@pytest.mark.parametrize("mode", ["greedy", "explore", "random"])
+def test_evaluations_are_recorded(mode, tmp_path):
+    run = start(tmp_path, "env=cartpole")
+    found = evaluate(run, ["eval.episodes=5", f"record.path={tmp_path / 'eval'}"], tell=print, mode=mode)
+    rows = episodes(tmp_path / "eval")
+    assert len(rows) == 5
+    assert np.mean([one["reward"].sum() for one in rows]) == found["eval/return_mean"]
+    assert ("logp" in rows[0]) == (mode != "greedy")
+    again = fingerprints(tmp_path / "eval")
+    evaluate(run, ["eval.episodes=5", f"record.path={tmp_path / 'eval'}"], tell=print, mode=mode)
+    assert fingerprints(tmp_path / "eval") == again  # the same episodes, once
+
+
+def test_data_of_soft_actor_critic_says_how_likely_its_actions_were(tmp_path):
+    """Random ones, too, which it plays first; with noise on top nobody knows."""
+    words = ["algo=sac", "env=pendulum", *QUIET, "total_steps=420", "num_steps_sampled_before_learning_starts=210"]
+    words += ["train_batch_size=8", "replay_ratio=0.05"]
+    train(compose([*words, f"record.path={tmp_path / 'plain'}"]), tmp_path / "one")
+    first, second = episodes(tmp_path / "plain")
+    np.testing.assert_allclose(first["logp"][:-1], -np.log(2.0), rtol=1e-6)
+    assert np.isfinite(second["logp"]).all()
+    assert len({*second["logp"].tolist()}) > 100
+    train(compose([*words, "exploration=gaussian", f"record.path={tmp_path / 'noisy'}"]), tmp_path / "two")
+    assert "logp" not in episodes(tmp_path / "noisy")[0]
+
+
+@pytest.mark.parametrize(("form", "package"), [("parquet", "pyarrow"), ("json", "lz4")])
+def test_a_package_that_is_missing_is_named_before_anything_starts(form, package, tmp_path, monkeypatch, capsys):
+    for module in (package, f"{package}.frame"):
+        monkeypatch.setitem(sys.modules, module, None)
+    words = [*PPO, "env=cartpole", "total_steps=48", f"record.path={tmp_path / 'data'}", f"record.format={form}"]
+    assert main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    assert f"needs {package}, which is not installed: pip install 'rlplug[data]'" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    words = [
+        *PPO,
+        "env=cartpole",
+        "total_steps=48",
+        f"record.path={tmp_path / 'file'}",
+        f"hydra.run.dir={tmp_path / 'r'}",
+    ]
+    assert main(words) == 1
+    assert f"record.path: {tmp_path / 'file'} cannot be written" in capsys.readouterr().err
