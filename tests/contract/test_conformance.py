@@ -99,4 +99,4 @@ def test_checks_of_one_distribution():
     kinds = {check.kind for check in conformance.checks("rlplug")}
     assert kinds >= {"algo", "buffer", "env", "exploration", "hardware", "logger", "loop", "model"}
     assert conformance.checks("rlplug-absent") == []
-    assert {check.name for check in conformance.checks("rlplug", kinds=["loop"])} == {"alternate", "async"}
+    assert {check.name for check in conformance.checks("rlplug", kinds=["loop"])} == {"alternate", "async", "offline"}

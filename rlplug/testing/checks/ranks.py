@@ -19,11 +19,11 @@ from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch
 
-TOLERANCE = 1e-6
+TOLERANCE = 2e-6
 
 
 def check_ranks(case: Case) -> None:
-    """One update from one global sample gives the same weights and metrics, to 1e-6, however it is shared out."""
+    """One update from one global sample gives the same weights and metrics, to 2e-6, however it is shared out."""
     question = ask(case)
     alone = one_update(one_rank(), question)
     for how, other in (
