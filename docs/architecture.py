@@ -36,6 +36,7 @@ ROOMS = {
     "testing": "the conformance kit",
     "agent": "load(path).act(obs)",
     "actors": "collection in Ray actors",
+    "estimation": "off-policy estimates",
     "data": "recorded episodes, in and out",
     "trainer": "learns from segments",
     "evaluation": "evaluation episodes, videos",

@@ -111,6 +111,32 @@ class Record:
     max_file_size: PositiveInt = option("Bytes in memory after which a file is written.")
 
 
+Method = Literal["episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr", "wdr"]
+
+
+@settings
+class Estimate:
+    """Off-policy estimates: what the policy would return, judged by recorded episodes."""
+
+    methods: Annotated[list[Method], Field(min_length=1)] = option(
+        "(Weighted) importance sampling per episode or step, direct method, (weighted) doubly robust."
+    )
+    with_eval: bool | None = option(
+        "Estimate with every evaluation of a run; null: where no environment can be played and the recording allows it."
+    )
+    path: Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)] | None = option(
+        "Files, folders or patterns of the episodes that a run is judged by; null: those of data.path."
+    )
+    gamma: UnitFloat = option("Discount of the return that is estimated.")
+    confidence: Annotated[float, Field(gt=0, lt=1)] = option("Level of the confidence intervals.")
+    folds: PositiveInt = option("Models of dm and dr: each judges the episodes that it was not fitted to; 1: all.")
+    updates: PositiveInt = option("Gradient steps of these models.")
+    batch_size: PositiveInt = option("Steps of episodes per gradient step.")
+    lr: PositiveFloat = option("Adam's step size.")
+    tau: Annotated[float, Field(gt=0, le=1)] = option("How far the target network moves with every gradient step.")
+    action_samples: PositiveInt = option("Actions per state that stand for a policy, unless actions are Discrete.")
+
+
 @settings
 class Log:
     every: PositiveInt = option("Steps between two rows of metrics.")
@@ -148,6 +174,7 @@ class Core:
     preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
     data: Data = option("Recorded episodes that are learned from.")
     record: Record = option("Episodes that are written down.")
+    estimate: Estimate = option("Off-policy estimates from recorded episodes.")
     log: Log = option("Rows of metrics.")
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile)] = option(
@@ -183,6 +210,19 @@ OLDER = {
         "normalized_actions": False,
     },
     "record": {"path": None, "format": "parquet", "compress": True, "max_file_size": 2**26},
+    "estimate": {
+        "methods": ["episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr", "wdr"],
+        "with_eval": None,
+        "path": None,
+        "gamma": 1.0,
+        "confidence": 0.95,
+        "folds": 2,
+        "updates": 5_000,
+        "batch_size": 256,
+        "lr": 1e-3,
+        "tau": 0.01,
+        "action_samples": 8,
+    },
 }
 """what the configurations of older versions lack"""
 RESUMABLE = ("total_steps", "eval", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
