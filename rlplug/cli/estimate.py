@@ -23,7 +23,7 @@ Each estimate stands with its confidence interval; see docs/estimates.md. --json
                            action values; dr, wdr: (weighted) doubly robust. All of them, if not given
   estimate.gamma=0.99      discount of the return; 1, if not given, is what evaluations show
   estimate.confidence=0.9  level of the intervals
-  estimate.updates=20_000  gradient steps of the models; also estimate.lr, batch_size, tau, folds, action_samples
+  estimate.iterations=400  fits of the models; also estimate.updates, batch_size, lr, folds, action_samples
   seed=7                   of the models; as in the run, if not given
   hardware=cpu             where; as for rlplug evaluate"""
 

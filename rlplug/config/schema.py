@@ -130,10 +130,10 @@ class Estimate:
     gamma: UnitFloat = option("Discount of the return that is estimated.")
     confidence: Annotated[float, Field(gt=0, lt=1)] = option("Level of the confidence intervals.")
     folds: PositiveInt = option("Models of dm and dr: each judges the episodes that it was not fitted to; 1: all.")
-    updates: PositiveInt = option("Gradient steps of these models.")
+    iterations: PositiveInt = option("Fits of these models: the first quarter to returns, each other one to a backup.")
+    updates: PositiveInt = option("Gradient steps of a fit.")
     batch_size: PositiveInt = option("Steps of episodes per gradient step.")
-    lr: PositiveFloat = option("Adam's step size.")
-    tau: Annotated[float, Field(gt=0, le=1)] = option("How far the target network moves with every gradient step.")
+    lr: PositiveFloat = option("Adam's step size at the beginning; it falls to zero.")
     action_samples: PositiveInt = option("Actions per state that stand for a policy, unless actions are Discrete.")
 
 
@@ -217,15 +217,15 @@ OLDER = {
         "gamma": 1.0,
         "confidence": 0.95,
         "folds": 2,
-        "updates": 5_000,
+        "iterations": 100,
+        "updates": 50,
         "batch_size": 256,
         "lr": 1e-3,
-        "tau": 0.01,
         "action_samples": 8,
     },
 }
 """what the configurations of older versions lack"""
-RESUMABLE = ("total_steps", "eval", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
+RESUMABLE = ("total_steps", "eval", "estimate", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
 """what may change when a run is resumed"""
 WHY = "it alters what is learned; a run continues as it was started"
 

@@ -27,7 +27,7 @@ from rlplug.functional.off_policy import (
     mean_interval,
     weighted_importance_sampling,
 )
-from rlplug.nn import Flatten
+from rlplug.functional.returns import reverse_scan
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch, ConfigError, RunError
 
@@ -71,11 +71,11 @@ class Estimator:
         for key in self.keys:
             if lacking := next((source for source in recording.sources if key not in source.keys), None):
                 has = f"it has {', '.join(sorted(lacking.keys))}"
-                what, way = "the estimates read", ""
+                what, way = "which the estimates read", ""
                 if key == "logp":
-                    what = f"the behavior's log-probabilities, {', '.join(weighted)} need"
+                    what = f"the behavior's log-probabilities, which {', '.join(weighted)} need"
                     way = "; estimate.methods=[dm] does without"
-                raise ConfigError("data.path", f"{lacking.path} has no column {key!r}, which {what}; {has}{way}")
+                raise ConfigError("data.path", f"{lacking.path} has no column {key!r}, {what}; {has}{way}")
         self.lengths = torch.as_tensor(recording.lengths)
         if (n := len(self.lengths)) < 2:
             raise ConfigError("data.path", f"holds {n} episode; an interval needs 2 or more")
@@ -108,12 +108,11 @@ class Estimator:
             rows = tree.cat(parts)
             columns = {key: self._columns(rows[key].cpu()) for key in ("reward", "valid", "target", "behavior")}
             reward, valid = columns["reward"].double(), columns["valid"]
-            powers = torch.pow(cfg.gamma, torch.arange(len(reward), dtype=torch.float64)).unsqueeze(-1)
-            returns = (powers * torch.where(valid, reward, 0.0)).sum(0)
+            returns = reverse_scan(torch.full_like(reward, cfg.gamma), torch.where(valid, reward, 0.0))
             weights = log_weights(columns["target"], columns["behavior"], valid)
             q = value = torch.zeros_like(reward)
             if self.modeled:
-                q, value = (self._columns(x) for x in self._model(rows, float(returns.abs().mean())))
+                q, value = (self._columns(x) for x in self._model(rows, returns))
         values = {
             "episode_is": lambda: importance_sampling(reward, weights, valid, cfg.gamma, per_step=False),
             "step_is": lambda: importance_sampling(reward, weights, valid, cfg.gamma),
@@ -128,7 +127,7 @@ class Estimator:
             mean, low, high = mean_interval(values[method](), cfg.confidence)
             names = (f"estimate/{method}", f"estimate/{method}_low", f"estimate/{method}_high")
             out |= {name: x.item() for name, x in zip(names, (mean, low, high), strict=True)}
-        out["estimate/behavior"] = returns.mean().item()
+        out["estimate/behavior"] = returns[0].mean().item()
         if "logp" in self.keys:
             out["estimate/effective_sample_size"] = effective_sample_size(weights[-1]).item()
         return out
@@ -183,15 +182,17 @@ class Estimator:
         choices = torch.stack(actions)
         return {"choices": choices, "probs": torch.full(choices.shape[:3], 1.0 / k, device=choices.device)}
 
-    def _model(self, rows: Batch, unit: float) -> tuple[Tensor, Tensor]:
+    def _model(self, rows: Batch, returns: Tensor) -> tuple[Tensor, Tensor]:
         """Fit action values; return those of the recorded actions and of the policy, each ``[rows]``.
 
-        Episodes are shared out among the folds by lot, and every episode is judged by the model that left it out.
+        ``returns [T, episodes]`` are what followed. Episodes are shared out among the folds by lot, and every episode is judged by the model that left it out.
         """
         draws, device = self.ctx.generators["eval"], self.ctx.device
         lot = torch.randperm(len(self.lengths), generator=draws, device=device) % self.cfg.folds
         rows["fold"] = lot.repeat_interleave(self.lengths.to(device) + 1)
-        fqe = FQE(self.cfg, self.ctx, unit).to(device)
+        after = torch.arange(len(returns) + 1).unsqueeze(-1) <= self.lengths
+        rows["returns"] = torch.cat((returns, torch.zeros_like(returns[:1]))).T[after.T].float().to(device)
+        fqe = FQE(self.cfg, self.ctx, float(returns[0].abs().mean())).to(device)
         learner = RankLearner(fabric=OneProcess(device), ctx=self.ctx, algorithm=fqe, buffer=None)  # type: ignore[arg-type]
         fit(fqe, rows, learner, draws)
         learner.check_finite()

@@ -1,8 +1,7 @@
-"""Fitted Q evaluation: Le et al. 2019 (arXiv:1903.08738), algorithm 3, with a network and a target network."""
+"""Fitted Q evaluation: Le et al. 2019 (arXiv:1903.08738), algorithm 3, with a network."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Context, Learner, Losses, Optim, Trainable
 from rlplug.config.schema import Estimate as Config
-from rlplug.functional.targets import polyak_
 from rlplug.nn import Adam, FeatureCritic, Flatten
 from rlplug.types import Batch
 
@@ -38,26 +36,22 @@ class FQE(Trainable):
         self.bounded = isinstance(group.action, Box) and group.action.is_bounded()
         torso = ctx.build("critic_model", group.obs, cfg.folds)
         self.critic = FeatureCritic(torso, self.flatten.size + 1, cfg.folds)
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self._pairs = [list(net.parameters()) for net in (self.target, self.critic)]
+        self.lr = torch.tensor(cfg.lr)
 
     def optimizers(self) -> dict[str, Optim]:
-        return {"critic": Optim(Adam(self.critic.parameters(), lr=self.cfg.lr))}
+        return {"critic": Optim(Adam(self.critic.parameters(), lr=self.lr), lr=self.lr)}
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Compute the targets ``r_t + gamma sum_a pi(a | s_{t+1}) Q'(s_{t+1}, a, t+1)``, ``[folds, n]``."""
-        next_value = self._mean(self.target, batch["next"])
-        returns = batch["reward"] / self.unit + self.cfg.gamma * torch.where(batch["end"], 0.0, next_value)
-        return batch | {"returns": returns}
+    @torch.no_grad()
+    def backup(self, rows: Batch) -> Tensor:
+        """Return ``r_t + gamma sum_a pi(a | s_{t+1}) Q(s_{t+1}, a, t+1)`` of rows with ``next``, ``[folds, n]``."""
+        next_value = torch.where(rows["end"], 0.0, self._mean(rows["next"]))
+        return rows["reward"] / self.unit + self.cfg.gamma * next_value
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Return the squared error of every model whose episodes these rows belong to: ``learns [folds, n]``."""
-        error = self._q(self.critic, batch["obs"], batch["action"].unsqueeze(1), batch["time"]).squeeze(-1)
+        error = self._q(batch["obs"], batch["action"].unsqueeze(1), batch["time"]).squeeze(-1)
         error = (error - batch["returns"]).square()
         return Losses({"critic": torch.where(batch["learns"], error, 0.0).sum(0)})
-
-    def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        polyak_(*self._pairs, self.cfg.tau)
 
     @torch.no_grad()
     def judge(self, rows: Batch) -> tuple[Tensor, Tensor]:
@@ -65,38 +59,48 @@ class FQE(Trainable):
         q, value = list[Tensor](), list[Tensor]()
         for begin in range(0, len(rows["time"]), AT_ONCE):
             part = tree.take(rows, slice(begin, begin + AT_ONCE))
-            q.append(self._q(self.critic, part["obs"], part["action"].unsqueeze(1), part["time"]).squeeze(-1))
-            value.append(self._mean(self.critic, part))
+            q.append(self._q(part["obs"], part["action"].unsqueeze(1), part["time"]).squeeze(-1))
+            value.append(self._mean(part))
         return torch.cat(q, 1).double() * self.unit, torch.cat(value, 1).double() * self.unit
 
-    def _mean(self, critic: FeatureCritic, rows: Batch) -> Tensor:
+    def _mean(self, rows: Batch) -> Tensor:
         """Return the mean ``[folds, n]`` of ``Q`` over the policy's actions ``choices [n, K, ...]``."""
-        return (rows["probs"] * self._q(critic, rows["obs"], rows["choices"], rows["time"])).sum(-1)
+        return (rows["probs"] * self._q(rows["obs"], rows["choices"], rows["time"])).sum(-1)
 
-    def _q(self, critic: FeatureCritic, obs: Any, actions: Tensor, time: Tensor) -> Tensor:
+    def _q(self, obs: Any, actions: Tensor, time: Tensor) -> Tensor:
         """Return ``Q [folds, n, K]`` of ``actions [n, K, ...]`` and ``time [n]``."""
         actions = self.flatten(actions.clamp(-1.0, 1.0) if self.bounded else actions)  # as environments take them
-        code = critic.encode(obs, {}, None)[0].unsqueeze(-2)
+        code = self.critic.encode(obs, {}, None)[0].unsqueeze(-2)
         code = code.expand(*code.shape[:-2], actions.shape[-2], code.shape[-1])
-        return critic(code, torch.cat((actions, time[:, None, None].expand(*actions.shape[:-1], 1)), -1))
+        return self.critic(code, torch.cat((actions, time[:, None, None].expand(*actions.shape[:-1], 1)), -1))
 
 
 def fit(fqe: FQE, rows: Batch, learner: Learner, generator: torch.Generator) -> None:
     """Fit the models to rows of whole episodes, which follow each other.
 
+    The first quarter of the iterations fits them to the returns that followed, which are the behavior's action values,
+    and each of the others to one backup of what they were before it. The step size falls to zero.
+
     Args:
-        rows: leaves ``[rows, ...]``: ``obs, action, reward, end, time, valid``; ``choices`` and ``probs`` of the policy;
-            ``fold``, which model leaves the row's episode out.
+        rows: leaves ``[rows, ...]``: ``obs, action, reward, end, time, valid``; ``returns``, what followed;
+            ``choices`` and ``probs`` of the policy; ``fold``, which model leaves the row's episode out.
         generator: draws the minibatches.
     """
-    cfg, folds = fqe.cfg, torch.arange(fqe.cfg.folds, device=rows["fold"].device).unsqueeze(-1)
-    begins = rows["valid"].nonzero().squeeze(-1)
-    for _ in range(cfg.updates):
-        drawn = torch.randint(len(begins), (cfg.batch_size,), generator=generator, device=generator.device)
-        index = begins[drawn.to(begins.device)]
-        batch = tree.take({key: rows[key] for key in ("obs", "action", "reward", "end", "time", "fold")}, index)
-        batch["next"] = tree.take({key: rows[key] for key in ("obs", "choices", "probs", "time")}, index + 1)
+    cfg, device = fqe.cfg, rows["fold"].device
+    begins, folds = rows["valid"].nonzero().squeeze(-1), torch.arange(cfg.folds, device=device).unsqueeze(-1)
+    own = {key: rows[key] for key in ("obs", "action", "reward", "end", "time", "fold", "returns")}
+    following = {key: rows[key] for key in ("obs", "choices", "probs", "time")}
+    for i in range(cfg.iterations):
+        fqe.lr.fill_(cfg.lr * (1 - i / cfg.iterations))
+        drawn = torch.randint(len(begins), (cfg.updates * cfg.batch_size,), generator=generator, device=device)
+        batch = tree.take(own, begins[drawn])
+        if i < cfg.iterations // 4:
+            batch["returns"] = (batch["returns"] / fqe.unit).expand(cfg.folds, -1)
+        else:
+            batch["returns"] = fqe.backup(batch | {"next": tree.take(following, begins[drawn] + 1)})
         batch["learns"] = (batch["fold"] != folds) | (cfg.folds == 1)
-        with torch.no_grad():
-            batch = fqe.prepare(batch)
-        learner.minimize(batch, fqe)
+        by_model = ("returns", "learns")
+        for begin in range(0, len(drawn), cfg.batch_size):
+            part = slice(begin, begin + cfg.batch_size)
+            minibatch = {key: x if key in by_model else tree.take({key: x}, part)[key] for key, x in batch.items()}
+            learner.minimize(minibatch | {key: batch[key][:, part] for key in by_model}, fqe)
