@@ -35,7 +35,7 @@ from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import CheckpointError, ConfigError, Mode
 
 EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic", "record")  # what may change for an evaluation
-ESTIMABLE = ("estimate", "data", "seed", "hardware", "deterministic")  # and for an estimate
+ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
 
 class Agent:
@@ -259,6 +259,8 @@ def estimate(
     plan = _machine(raw, overrides, tell, "estimating")
     set_up_torch(plan, core.deterministic)
     algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
+    if (node := raw.get("estimate_model")) is not None:
+        ctx.slots = {**ctx.slots, "estimate_model": choose("model", "estimate_model", node)}
     options = {key: getattr(core.data, key) for key in ("damaged", "unfinished", "normalized_actions")}
     recording = Recording(paths, reading := Reading(ctx.spec, **options))
     for note in reading.notes:

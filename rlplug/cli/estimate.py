@@ -24,6 +24,8 @@ Each estimate stands with its confidence interval; see docs/estimates.md. --json
   estimate.gamma=0.99      discount of the return; 1, if not given, is what evaluations show
   estimate.confidence=0.9  level of the intervals
   estimate.iterations=400  fits of the models; also estimate.updates, batch_size, lr, folds, action_samples
+  +model@estimate_model=mlp256
+                           their network; if not given, the run's critic_model, or its model
   seed=7                   of the models; as in the run, if not given
   hardware=cpu             where; as for rlplug evaluate"""
 

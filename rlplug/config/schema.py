@@ -225,7 +225,18 @@ OLDER = {
     },
 }
 """what the configurations of older versions lack"""
-RESUMABLE = ("total_steps", "eval", "estimate", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
+RESUMABLE = (
+    "total_steps",
+    "eval",
+    "estimate",
+    "log",
+    "checkpoint",
+    "logger",
+    "hardware",
+    "compile",
+    "deterministic",
+    "on_nan",
+)
 """what may change when a run is resumed"""
 WHY = "it alters what is learned; a run continues as it was started"
 

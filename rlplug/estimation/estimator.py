@@ -80,9 +80,11 @@ class Estimator:
         if (n := len(self.lengths)) < 2:
             raise ConfigError("data.path", f"holds {n} episode; an interval needs 2 or more")
         self.modeled = any(method in MODELED for method in cfg.methods)
-        if self.modeled and ctx.slots["critic_model"].cls.recurrent:
-            said = "has a recurrent state, and the action values of dm, dr and wdr have none; take another network"
-            raise ConfigError("critic_model", f"{said}, or estimate.methods of importance sampling alone")
+        self.slot = "estimate_model" if "estimate_model" in ctx.slots else "critic_model"
+        if self.modeled and ctx.slots[self.slot].cls.recurrent:
+            said = "has a recurrent state, and the action values of dm, dr and wdr have none; take another network for"
+            way = "+model@estimate_model=mlp256, or estimate.methods of importance sampling alone"
+            raise ConfigError(self.slot, f"{said} them: {way}")
         if self.modeled and cfg.folds > n:
             raise ConfigError("estimate.folds", f"{cfg.folds} folds, but there are {n} episodes; take fewer")
 
@@ -192,11 +194,12 @@ class Estimator:
         rows["fold"] = lot.repeat_interleave(self.lengths.to(device) + 1)
         after = torch.arange(len(returns) + 1).unsqueeze(-1) <= self.lengths
         rows["returns"] = torch.cat((returns, torch.zeros_like(returns[:1]))).T[after.T].float().to(device)
-        fqe = FQE(self.cfg, self.ctx, float(returns[0].abs().mean())).to(device)
+        fqe = FQE(self.cfg, self.ctx, self.slot, float(returns[0].abs().mean())).to(device)
         learner = RankLearner(fabric=OneProcess(device), ctx=self.ctx, algorithm=fqe, buffer=None)  # type: ignore[arg-type]
         fit(fqe, rows, learner, draws)
         learner.check_finite()
-        return tuple(x.gather(0, rows["fold"].unsqueeze(0)).squeeze(0).cpu() for x in fqe.judge(rows))  # type: ignore[return-value]
+        q, value = (x.gather(0, rows["fold"].unsqueeze(0)).squeeze(0).cpu() for x in fqe.judge(rows))
+        return q, value
 
     def _columns(self, x: Tensor) -> Tensor:
         """Return ``x [rows]`` as ``[T, episodes]``, with zeros behind the end of an episode."""

@@ -22,19 +22,20 @@ class FQE(Trainable):
     """Action values ``Q(s, a, t)`` of a policy that does not change, ``cfg.folds`` of them side by side.
 
     An episode ends where its recording does, also where it was truncated: what is learned is the return that an
-    evaluation would count. So the step ``t`` is an input beside observation and action, in units of the longest episode.
-    Values are learned in units of the mean absolute return.
+    evaluation would count. So the step ``t`` is an input beside observation and action, in units of the longest
+    episode. Values are learned in units of the mean absolute return.
 
     Args:
+        slot: the model that encodes observations.
         unit: the mean absolute return.
     """
 
-    def __init__(self, cfg: Config, ctx: Context, unit: float) -> None:
+    def __init__(self, cfg: Config, ctx: Context, slot: str, unit: float) -> None:
         super().__init__()
         group = ctx.spec.single_agent
         self.cfg, self.unit, self.flatten = cfg, unit or 1.0, Flatten(group.action)
         self.bounded = isinstance(group.action, Box) and group.action.is_bounded()
-        torso = ctx.build("critic_model", group.obs, cfg.folds)
+        torso = ctx.build(slot, group.obs, cfg.folds)
         self.critic = FeatureCritic(torso, self.flatten.size + 1, cfg.folds)
         self.lr = torch.tensor(cfg.lr)
 

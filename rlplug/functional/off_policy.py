@@ -52,7 +52,7 @@ def importance_sampling(
 def weighted_importance_sampling(
     reward: Tensor, log_weight: Tensor, valid: Tensor, gamma: float, *, per_step: bool = True
 ) -> Tensor:
-    """Divide by the sum of the weights instead of their number: Precup et al. 2000; biased, consistent, of less variance.
+    """Divide by the sum of the weights instead of their number: Precup et al. 2000. Biased, but of less variance.
 
     ``sum_t gamma^t (sum_i rho^i_{0:t} r^i_t) / (sum_i rho^i_{0:t})`` per step, which is the consistent weighted
     per-decision estimator of Thomas 2015 (dissertation): sums are over all episodes, also those that have ended.
@@ -69,10 +69,10 @@ def weighted_importance_sampling(
 def doubly_robust(
     reward: Tensor, q: Tensor, value: Tensor, log_weight: Tensor, valid: Tensor, gamma: float, *, weighted: bool = False
 ) -> Tensor:
-    """Correct a model of action values by weighted errors of it: Jiang & Li 2016 (arXiv:1511.03722), equation 10.
+    """Correct a model of action values by weighted errors of it: Jiang & Li 2016 (arXiv:1511.03722).
 
-    ``sum_t gamma^t (rho_{0:t} (r_t - Q(s_t, a_t)) + rho_{0:t-1} V(s_t))``. It is unbiased whatever the model is, as long
-    as that is not made from the same episode, and of little variance where the model is good.
+    ``sum_t gamma^t (rho_{0:t} (r_t - Q(s_t, a_t)) + rho_{0:t-1} V(s_t))``. It is unbiased whatever the model is, as
+    long as that is not made from the same episode, and of little variance where the model is good.
 
     Args:
         reward: ``[T, B]``.

@@ -55,7 +55,9 @@ def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
         raise ConfigError("estimate.with_eval", said)
     options = {key: getattr(config.data, key) for key in ("damaged", "unfinished", "normalized_actions")}
     try:
-        recording = Recording(paths, Reading(resolved.spec, **options))
+        recording = Recording(paths, reading := Reading(resolved.spec, **options))
+        for note in reading.notes if cfg.path else ():  # of data.path they are told already
+            print(f"rlplug: {note}", file=sys.stderr, flush=True)
         return Estimator(cfg, recording, policy.algorithm, policy.ctx, policy.normalize)
     except ConfigError as error:
         if cfg.with_eval:
