@@ -24,7 +24,7 @@ import numpy as np
 
 import rlplug
 from rlplug.agent import estimate, evaluate
-from rlplug.config.schema import OLDER
+from rlplug.config.estimate import ESTIMATE
 
 HERE = Path(__file__).parent
 RESULTS, FOLDER = HERE / "results" / "estimators.json", HERE.parent / "runs" / "estimators"
@@ -36,7 +36,7 @@ BEHAVIOR, TARGETS = 4, {"worse": 3, "better": 5, "best": 6}  # numbers of checkp
 TRUTH = 2000  # episodes
 EPISODES = 200  # of a set
 SETTINGS = ("estimate.iterations=60",)
-METHODS = OLDER["estimate"]["methods"]
+METHODS = ESTIMATE["methods"]
 
 
 def train(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from rlplug import registry
 from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, unknown_key
+from rlplug.config.estimate import ESTIMATE, Estimate, paths
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Compile, ConfigError
@@ -76,15 +77,11 @@ class Checkpoint:
     keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept beside them.")
 
 
-def _paths(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 @settings
 class Data:
     """Recorded episodes that take the place of the environment in training."""
 
-    path: Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)] | None = option(
+    path: Annotated[list[str], Field(min_length=1), BeforeValidator(paths)] | None = option(
         "Files, folders or patterns of recorded episodes that are learned from; null: the environment is played."
     )
     weights: Annotated[list[PositiveFloat], Field(min_length=1)] | None = option(
@@ -109,32 +106,6 @@ class Record:
     format: Literal["parquet", "json"] = option("Parquet, or JSON lines as RLlib writes them.")
     compress: bool = option("JSON: observations are compressed with LZ4.")
     max_file_size: PositiveInt = option("Bytes in memory after which a file is written.")
-
-
-Method = Literal["episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr", "wdr"]
-
-
-@settings
-class Estimate:
-    """Off-policy estimates: what the policy would return, judged by recorded episodes."""
-
-    methods: Annotated[list[Method], Field(min_length=1)] = option(
-        "(Weighted) importance sampling per episode or step, direct method, (weighted) doubly robust."
-    )
-    with_eval: bool | None = option(
-        "Estimate with every evaluation of a run; null: where no environment can be played and the recording allows it."
-    )
-    path: Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)] | None = option(
-        "Files, folders or patterns of the episodes that a run is judged by; null: those of data.path."
-    )
-    gamma: UnitFloat = option("Discount of the return that is estimated.")
-    confidence: Annotated[float, Field(gt=0, lt=1)] = option("Level of the confidence intervals.")
-    folds: PositiveInt = option("Models of dm and dr: each judges the episodes that it was not fitted to; 1: all.")
-    iterations: PositiveInt = option("Fits of these models: the first quarter to returns, each other one to a backup.")
-    updates: PositiveInt = option("Gradient steps of a fit.")
-    batch_size: PositiveInt = option("Steps of episodes per gradient step.")
-    lr: PositiveFloat = option("Adam's step size at the beginning; it falls to zero.")
-    action_samples: PositiveInt = option("Actions per state that stand for a policy, unless actions are Discrete.")
 
 
 @settings
@@ -210,19 +181,7 @@ OLDER = {
         "normalized_actions": False,
     },
     "record": {"path": None, "format": "parquet", "compress": True, "max_file_size": 2**26},
-    "estimate": {
-        "methods": ["episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr", "wdr"],
-        "with_eval": None,
-        "path": None,
-        "gamma": 1.0,
-        "confidence": 0.95,
-        "folds": 2,
-        "iterations": 100,
-        "updates": 50,
-        "batch_size": 256,
-        "lr": 1e-3,
-        "action_samples": 8,
-    },
+    "estimate": ESTIMATE,
 }
 """what the configurations of older versions lack"""
 RESUMABLE = (

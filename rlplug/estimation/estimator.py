@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm
-from rlplug.config.schema import Estimate as Config
+from rlplug.config.estimate import Estimate as Config
 from rlplug.context import EnvShard, RunContext
 from rlplug.data.recording import Recording
 from rlplug.distributed.one_process import OneProcess
@@ -108,6 +108,8 @@ class Estimator:
                 for begin in range(0, len(self.lengths), AT_ONCE)
             ]
             rows = tree.cat(parts)
+            if not bool(rows.pop("truncated").any()):  # no limit of time, so nothing depends on the step
+                rows["time"] = torch.zeros_like(rows["time"])
             columns = {key: self._columns(rows[key].cpu()) for key in ("reward", "valid", "target", "behavior")}
             reward, valid = columns["reward"].double(), columns["valid"]
             returns = reverse_scan(torch.full_like(reward, cfg.gamma), torch.where(valid, reward, 0.0))
@@ -159,7 +161,8 @@ class Estimator:
         if not bool(torch.isfinite(target[batch["valid"]]).all()):
             raise RunError("the policy's log-probability of a recorded action is not a finite number")
         rows = {key: batch[key] for key in ("action", "reward", "valid")} | choices
-        rows |= {"obs": seen["obs"], "target": target, "behavior": behavior, "time": t / self.lengths.max()}
+        rows |= {"obs": seen["obs"], "target": target, "behavior": behavior}
+        rows |= {"truncated": batch["truncated"], "time": t / self.lengths.max()}
         rows["end"] = batch["terminated"] | batch["truncated"]
         return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # one episode behind the other
 
@@ -187,7 +190,10 @@ class Estimator:
     def _model(self, rows: Batch, returns: Tensor) -> tuple[Tensor, Tensor]:
         """Fit action values; return those of the recorded actions and of the policy, each ``[rows]``.
 
-        ``returns [T, episodes]`` are what followed. Episodes are shared out among the folds by lot, and every episode is judged by the model that left it out.
+        Episodes are shared out among the folds by lot, and every episode is judged by the model that left it out.
+
+        Args:
+            returns: what followed every step, ``[T, episodes]``.
         """
         draws, device = self.ctx.generators["eval"], self.ctx.device
         lot = torch.randperm(len(self.lengths), generator=draws, device=device) % self.cfg.folds
