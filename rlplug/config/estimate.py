@@ -47,10 +47,10 @@ ESTIMATE = {
     "gamma": 1.0,
     "confidence": 0.95,
     "folds": 2,
-    "iterations": 100,
-    "updates": 50,
+    "iterations": 200,
+    "updates": 25,
     "batch_size": 256,
-    "lr": 1e-3,
+    "lr": 3e-3,
     "action_samples": 8,
 }
 """what the configurations of older versions lack"""

@@ -199,7 +199,8 @@ class Estimator:
         lot = torch.randperm(len(self.lengths), generator=draws, device=device) % self.cfg.folds
         rows["fold"] = lot.repeat_interleave(self.lengths.to(device) + 1)
         after = torch.arange(len(returns) + 1).unsqueeze(-1) <= self.lengths
-        rows["returns"] = torch.cat((returns, torch.zeros_like(returns[:1]))).T[after.T].float().to(device)
+        rows["obs"] = tree.map(_standardized, rows["obs"])
+        rows["followed"] = torch.cat((returns, torch.zeros_like(returns[:1]))).T[after.T].float().to(device)
         fqe = FQE(self.cfg, self.ctx, self.slot, float(returns[0].abs().mean())).to(device)
         learner = RankLearner(fabric=OneProcess(device), ctx=self.ctx, algorithm=fqe, buffer=None)  # type: ignore[arg-type]
         fit(fqe, rows, learner, draws)
@@ -236,3 +237,11 @@ class Estimator:
 def _padded(x: np.ndarray, length: int) -> np.ndarray:
     """Return ``x [n, ...]`` with copies of its last row up to ``length``."""
     return np.concatenate((x, np.repeat(x[-1:], length - len(x), 0)))
+
+
+def _standardized(x: Tensor) -> Tensor:
+    """Return ``x [rows, ...]`` less its mean and in units of its deviation, unless it is made of integers."""
+    if not x.is_floating_point():
+        return x
+    deviation, mean = torch.std_mean(x, 0)
+    return (x - mean) / deviation.clamp(min=1e-6)

@@ -83,25 +83,24 @@ def fit(fqe: FQE, rows: Batch, learner: Learner, generator: torch.Generator) -> 
     and each of the others to one backup of what they were before it. The step size falls to zero.
 
     Args:
-        rows: leaves ``[rows, ...]``: ``obs, action, reward, end, time, valid``; ``returns``, what followed;
+        rows: leaves ``[rows, ...]``: ``obs, action, reward, end, time, valid``; ``followed``, the return from there on;
             ``choices`` and ``probs`` of the policy; ``fold``, which model leaves the row's episode out.
         generator: draws the minibatches.
     """
     cfg, device = fqe.cfg, rows["fold"].device
     begins, folds = rows["valid"].nonzero().squeeze(-1), torch.arange(cfg.folds, device=device).unsqueeze(-1)
-    own = {key: rows[key] for key in ("obs", "action", "reward", "end", "time", "fold", "returns")}
+    own = {key: rows[key] for key in ("obs", "action", "reward", "end", "time", "fold", "followed")}
     following = {key: rows[key] for key in ("obs", "choices", "probs", "time")}
     for i in range(cfg.iterations):
         fqe.lr.fill_(cfg.lr * (1 - i / cfg.iterations))
-        drawn = torch.randint(len(begins), (cfg.updates * cfg.batch_size,), generator=generator, device=device)
-        batch = tree.take(own, begins[drawn])
+        index = begins[torch.randint(len(begins), (cfg.updates * cfg.batch_size,), generator=generator, device=device)]
+        batch = tree.take(own, index)
         if i < cfg.iterations // 4:
-            batch["returns"] = (batch["returns"] / fqe.unit).expand(cfg.folds, -1)
+            targets = (batch["followed"] / fqe.unit).expand(cfg.folds, -1)
         else:
-            batch["returns"] = fqe.backup(batch | {"next": tree.take(following, begins[drawn] + 1)})
-        batch["learns"] = (batch["fold"] != folds) | (cfg.folds == 1)
-        by_model = ("returns", "learns")
-        for begin in range(0, len(drawn), cfg.batch_size):
+            targets = fqe.backup(batch | {"next": tree.take(following, index + 1)})
+        learns = (batch["fold"] != folds) | (cfg.folds == 1)
+        for begin in range(0, len(index), cfg.batch_size):
             part = slice(begin, begin + cfg.batch_size)
-            minibatch = {key: x if key in by_model else tree.take({key: x}, part)[key] for key, x in batch.items()}
-            learner.minimize(minibatch | {key: batch[key][:, part] for key in by_model}, fqe)
+            models = {"returns": targets[:, part], "learns": learns[:, part]}
+            learner.minimize(tree.take(batch, part) | models, fqe)
