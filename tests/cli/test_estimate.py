@@ -5,6 +5,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rlplug
@@ -47,7 +48,8 @@ def test_the_policy_that_played_is_worth_what_it_played(capsys: pytest.CaptureFi
     """All its weights are 1."""
     assert main(["estimate", "run", "data.path=data", "--json"]) == 0
     out = json.loads(capsys.readouterr().out)
-    assert (out["checkpoint"], out["env_steps"], out["episodes"]) == ("run/checkpoints/step_000000000256", 256, 20)
+    assert out["checkpoint"] == f"run/checkpoints/step_{out['env_steps']:012}"
+    assert (out["episodes"], out["seed"], out["confidence"]) == (20, 0, 0.95)
     for method in ("episode_is", "step_is", "episode_wis", "step_wis"):
         assert out[f"estimate/{method}"] == pytest.approx(out["estimate/behavior"], rel=1e-4)
         assert out[f"estimate/{method}_low"] < out["estimate/behavior"] < out[f"estimate/{method}_high"]
@@ -94,6 +96,16 @@ def test_bad_input(line: str, here: Path, capsys: pytest.CaptureFixture[str]):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith(f"rlplug: {BAD[line]}")
+
+
+def test_episodes_without_an_end_are_refused_unless_they_may_be_cut(capsys: pytest.CaptureFixture[str]):
+    ends = np.zeros(30, np.bool_)
+    rows = {"observations": np.zeros((30, 4), np.float32), "actions": np.zeros(30, np.int64), "rewards": np.ones(30)}
+    np.savez("open.npz", **rows, terminals=ends, timeouts=np.arange(30) == 9, logp=np.zeros(30, np.float32))
+    assert main(["estimate", "run", "data.path=open.npz"]) == 2
+    assert "data.unfinished=" in capsys.readouterr().err
+    assert main(["estimate", "run", "data.path=open.npz", "data.unfinished=truncate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
 
 
 def test_other_spaces_and_several_agents_are_refused(here: Path, capsys: pytest.CaptureFixture[str]):

@@ -92,7 +92,6 @@ def test_fitted_action_values_are_those_of_the_chain(tmp_path):
         assert out[f"estimate/{method}"] == pytest.approx(1.376, abs=0.05)
     width = {method: out[f"estimate/{method}_high"] - out[f"estimate/{method}_low"] for method in ("step_is", "dr")}
     assert width["dr"] < width["step_is"] / 4
-    assert made.estimate() == out != made.estimate(1)
 
 
 def test_nothing_else_that_is_drawn_changes(tmp_path):
@@ -100,9 +99,20 @@ def test_nothing_else_that_is_drawn_changes(tmp_path):
     torch.manual_seed(3)
     first = torch.rand(2), made.ctx.generators["eval"].get_state(), made.ctx.generators["learner"].get_state()
     torch.manual_seed(3)
-    made.estimate()
+    out = made.estimate()
     then = torch.rand(2), made.ctx.generators["eval"].get_state(), made.ctx.generators["learner"].get_state()
     assert all(torch.equal(a, b) for a, b in zip(first, then, strict=True))
+    assert made.estimate() == out != made.estimate(1)
+
+
+def test_a_limit_of_time_is_part_of_the_task(tmp_path):
+    """Nothing but the step tells how much is still to come: 1 + 0.9 + 0.81."""
+    rows = []
+    for actions in ([0, 1, 0], [1, 0, 1], [1, 1, 1], [0, 0, 0]):
+        one = episode(actions) | {"obs": np.ones((4, 2), np.float32), "reward": np.float32([1, 1, 1, 0])}
+        rows.append(one | {"truncated": one["terminated"], "terminated": one["truncated"]})
+    out = estimator(tmp_path, rows * 3, methods=["dm"]).estimate()
+    assert out["estimate/dm"] == pytest.approx(2.71, abs=0.1)
 
 
 def test_continuous_actions_are_sampled(tmp_path):
