@@ -82,7 +82,7 @@ BAD = {
     "estimate run data.path=nowhere": "data.path: nowhere does not exist",
     "estimate run data.path=empty": "data.path: empty holds no file of episodes",
     "estimate run data.path=data estimate.gamma=2": "estimate.gamma: 2 is out of range",
-    "estimate run data.path=data eval.episodes=2": "eval.episodes: cannot be changed: an estimate may change estimate, ",
+    "estimate run data.path=data eval.episodes=2": "eval.episodes: cannot be changed: an estimate may change ",
     "estimate run data.path=data estimate.methods=[ips]": "estimate.methods",
     f"estimate run data.path={SMALL}": f"data.path: {SMALL} has no column 'logp', the behavior's log-probabilities",
     "estimate run data.path=data estimate.folds=21": "estimate.folds: 21 folds, but there are 20 episodes; take fewer",
