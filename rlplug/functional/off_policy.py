@@ -58,7 +58,10 @@ def weighted_importance_sampling(
     per-decision estimator of Thomas 2015 (dissertation): sums are over all episodes, also those that have ended.
     ``(sum_i rho^i G^i) / (sum_i rho^i)`` per episode, of returns ``G^i`` and weights ``rho^i`` of all steps.
 
-    Args, Returns: as of ``importance_sampling``.
+    Args: as of ``importance_sampling``.
+
+    Returns:
+        ``[B]``.
     """
     reward = torch.where(valid, reward, 0.0)
     if per_step:
