@@ -34,7 +34,6 @@ TRAIN = ("algo=ppo", "env=cartpole", "tuned=none", "algo.lr=2.5e-4", "total_step
 EVERY = 1024  # steps of training between two checkpoints
 BEHAVIOR, TARGETS = 7, {"worst": 5, "worse": 6, "better": 8}  # numbers of checkpoints
 TRUTH = 10_000  # episodes
-EPISODES = 200  # of a set
 METHODS = ESTIMATE["methods"]
 
 
@@ -83,7 +82,8 @@ def summary(truth: dict[str, Any], estimates: list[dict[str, Any]]) -> dict[str,
 
 def rows(results: dict[str, Any]) -> list[str]:
     """Return the table of the page."""
-    out = ["", f"| policy | truth | effective episodes | {' | '.join(f'`{method}`' for method in METHODS)} |"]
+    sets = f"{results['repeats']} repeats of {results['episodes']} episodes, whose mean return is {results['behavior']:.1f}:"
+    out = ["", sets, "", f"| policy | truth | effective episodes | {' | '.join(f'`{method}`' for method in METHODS)} |"]
     out.append("|---" * (3 + len(METHODS)) + "|")
     for name, one in results["policies"].items():
         best = min(one["methods"].values(), key=lambda found: found["rmse"])
@@ -93,12 +93,18 @@ def rows(results: dict[str, Any]) -> list[str]:
             cells.append(f"{mark}{found['rmse']:.2f}{mark} ({found['held']})")
         truth = f"{one['truth']:.1f} ± {one['truth_error']:.1f}"
         out.append(f"| {name} | {truth} | {one['effective_sample_size']:.0f} | {' | '.join(cells)} |")
-    return [*out, ""]
+    pooled = {m: [one["methods"][m] for one in results["policies"].values()] for m in METHODS}
+    rmse = {m: float(np.sqrt(np.mean([found["rmse"] ** 2 for found in every]))) for m, every in pooled.items()}
+    held = {m: sum(found["held"] for found in every) for m, every in pooled.items()}
+    best = min(rmse, key=lambda m: rmse[m])
+    cells = [f"**{rmse[m]:.2f}** ({held[m]})" if m == best else f"{rmse[m]:.2f} ({held[m]})" for m in METHODS]
+    return [*out, f"| all | | | {' | '.join(cells)} |", ""]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--episodes", type=int, default=200, help="of a set")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     args = parser.parse_args()
     folder = args.folder.absolute()
@@ -107,12 +113,12 @@ def main() -> int:
     returns = []
     for k in range(args.repeats):
         data = folder / "data" / str(k)
-        done = kept(folder / f"data-{k}.json", lambda d=data, k=k: played(behavior, EPISODES, 1000 + k, d))
+        done = kept(folder / f"data-{k}.json", lambda d=data, k=k: played(behavior, args.episodes, 1000 + k, d))
         returns.append(done["eval/return_mean"])
     results: dict[str, Any] = {
         "train": " ".join(TRAIN),
         "repeats": args.repeats,
-        "episodes": EPISODES,
+        "episodes": args.episodes,
         "behavior": float(np.mean(returns)),
         "policies": {},
     }
