@@ -82,7 +82,7 @@ def summary(truth: dict[str, Any], estimates: list[dict[str, Any]]) -> dict[str,
 
 def rows(results: dict[str, Any]) -> list[str]:
     """Return the table of the page."""
-    sets = f"{results['repeats']} repeats of {results['episodes']} episodes, whose mean return is {results['behavior']:.1f}:"
+    sets = f"{results['repeats']} repeats of {results['episodes']} episodes; behavior: {results['behavior']:.1f}"
     out = ["", sets, "", f"| policy | truth | effective episodes | {' | '.join(f'`{method}`' for method in METHODS)} |"]
     out.append("|---" * (3 + len(METHODS)) + "|")
     for name, one in results["policies"].items():
