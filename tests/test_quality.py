@@ -53,7 +53,7 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     # how long learner and actors are idle; returns of the least exploring environments; ranks that are preempted;
     # recorded data: its settings and what they refuse, the recorder's part of a checkpoint, recorded evaluations;
     # off-policy estimates: their settings, of a checkpoint, and with the evaluations of a run
-    "core": ((*CORE, "evaluation", "actors", "run"), 9850),
+    "core": ((*CORE, "evaluation", "actors", "run"), 9880),
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 250),
     "sac": (("plugins/algo/sac.py",), 255),  # 250 before: how likely an action was, for recordings
