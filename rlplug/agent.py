@@ -21,9 +21,12 @@ from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.schema import CORE, OLDER, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
 from rlplug.data.recorder import EpisodeFiles
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import batched, execute, observe
 from rlplug.envs.spec_json import from_json, mismatch, to_json
+from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator
 from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import check_installed, versions
@@ -32,6 +35,7 @@ from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import CheckpointError, ConfigError, Mode
 
 EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic", "record")  # what may change for an evaluation
+ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
 
 class Agent:
@@ -185,15 +189,7 @@ def evaluate(
     if raw["env"]["name"] == manifest["config"]["env"]["name"]:
         check_installed({"env": manifest["plugins"]["env"]})
     env = choose("env", "env", raw["env"])
-    try:
-        plan: Plan = choose("hardware", "hardware", raw["hardware"]).build(None).plan()
-        if plan.accelerator == "cuda" and not torch.cuda.is_available():  # it was another machine's
-            raise ConfigError("hardware", "needs a CUDA device, and none is found here")
-    except ConfigError as error:
-        if any(re.match(r"\+*hardware\b", override) for override in overrides):
-            raise
-        tell(f"evaluating on the processor, since the run's hardware is not here: {error}")
-        plan = Plan()
+    plan = _machine(raw, overrides, tell, "evaluating")
     set_up_torch(plan, core.deterministic)
     algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
 
@@ -231,6 +227,70 @@ def evaluate(
         "eval/return_min": played["return"].min().item(),
         "eval/return_max": played["return"].max().item(),
     }
+
+
+def estimate(
+    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn
+) -> dict[str, Any]:
+    """Estimate from recorded episodes what a run's policy would return; see ``estimation.Estimator``.
+
+    Neither the environment nor the run's hardware is needed. The policy is that of mode ``explore``, without the run's
+    exploration modules.
+
+    Args:
+        path, tell: as of ``evaluate``.
+        overrides: as on the command line: ``data.path=data/medium``, ``estimate.gamma=0.99``, ``seed=7``.
+
+    Returns:
+        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``steps``, ``seed`` and the metrics ``estimate/...``.
+
+    Raises:
+        ConfigError: as ``load``; or there are no episodes, or not with what the estimates need.
+    """
+    from rlplug.config.changes import change  # here: it imports Hydra
+
+    checkpoint = find(Path(path), ("weights",), tell)
+    manifest, why = checkpoint.manifest, f"an estimate may change {', '.join(ESTIMABLE)} alone"
+    raw = change(migrate(manifest["config"], ("hardware",)), overrides, ESTIMABLE, why)
+    core = _core(raw)
+    asked = any(re.match(r"\+*data\.path=", override) for override in overrides)
+    if (paths := core.data.path if asked else core.estimate.path or core.data.path) is None:
+        raise ConfigError("data.path", "is missing: an estimate is made from recorded episodes, data.path=<folder>")
+    plan = _machine(raw, overrides, tell, "estimating")
+    set_up_torch(plan, core.deterministic)
+    algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
+    if (node := raw.get("estimate_model")) is not None:
+        ctx.slots = {**ctx.slots, "estimate_model": choose("model", "estimate_model", node)}
+    options = {key: getattr(core.data, key) for key in ("damaged", "unfinished", "normalized_actions")}
+    recording = Recording(paths, reading := Reading(ctx.spec, **options))
+    for note in reading.notes:
+        tell(note)
+    normalize = normalizer if normalizer.obs else None
+    metrics = Estimator(core.estimate, recording, algorithm, ctx, normalize).estimate(checkpoint.steps)
+    return {
+        "checkpoint": str(checkpoint.path),
+        "env_steps": manifest["env_steps"],
+        "updates": manifest["updates"],
+        "episodes": len(recording.lengths),
+        "steps": recording.steps(),
+        "seed": core.seed,
+        "confidence": core.estimate.confidence,
+        **metrics,
+    }
+
+
+def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[str], None], what: str) -> Plan:
+    """Return the run's hardware, or the processor where that is not here and was not asked for."""
+    try:
+        plan: Plan = choose("hardware", "hardware", raw["hardware"]).build(None).plan()
+        if plan.accelerator == "cuda" and not torch.cuda.is_available():  # it was another machine's
+            raise ConfigError("hardware", "needs a CUDA device, and none is found here")
+    except ConfigError as error:
+        if any(re.match(r"\+*hardware\b", override) for override in overrides):
+            raise
+        tell(f"{what} on the processor, since the run's hardware is not here: {error}")
+        return Plan()
+    return plan
 
 
 def _core(raw: Mapping[str, Any]) -> Core:

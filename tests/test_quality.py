@@ -52,8 +52,9 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     "kernel": (KERNEL, 4470),
     # 7,400 before: the same; settings of pairs, peers' names, last words of processes; one process without Fabric;
     # how long learner and actors are idle; returns of the least exploring environments; ranks that are preempted;
-    # recorded data: its settings and what they refuse, the recorder's part of a checkpoint, recorded evaluations
-    "core": ((*CORE, "evaluation", "actors", "run"), 9960),
+    # recorded data: its settings and what they refuse, the recorder's part of a checkpoint, recorded evaluations;
+    # off-policy estimates: their settings, of a checkpoint, and with the evaluations of a run
+    "core": ((*CORE, "evaluation", "actors", "run"), 10160),
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 250),
     "sac": (("plugins/algo/sac.py",), 255),  # 250 before: how likely an action was, for recordings

@@ -12,8 +12,8 @@ from rlplug.types import ConfigError
 USAGE = """rlplug resume <run folder> [key=value ...]
 
 Continues a run from its newest good checkpoint, as if it had never ended. The folder is all it needs.
-total_steps may be raised, and what does not alter learning may change: eval, log, checkpoint, logger,
-hardware, compile, deterministic, on_nan."""
+total_steps may be raised, and what does not alter learning may change: eval, estimate, log, checkpoint,
+logger, hardware, compile, deterministic, on_nan."""
 
 
 def main(arguments: Sequence[str]) -> int:

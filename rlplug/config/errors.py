@@ -71,9 +71,13 @@ def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
 
 
 def elsewhere(tree: Mapping[str, Any], key: str) -> list[str]:
-    """Return the keys that another library calls as ``key`` ends, or else those with that name in another place."""
+    """Return the keys that another library calls as ``key`` ends, or else those with that name in another place.
+
+    The algorithm's come first.
+    """
     last = key.rpartition(".")[2]
     named = [path for path in _leaves(tree) if f".{path}".endswith(f".{last}") and path != key]
+    named.sort(key=lambda path: not path.startswith("algo."))
     return _called(tree, key) or [path for path in named if not path.startswith("hydra.")]
 
 

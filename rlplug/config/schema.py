@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from rlplug import registry
 from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, unknown_key
+from rlplug.config.estimate import ESTIMATE, Estimate, paths
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Compile, ConfigError
@@ -76,15 +77,11 @@ class Checkpoint:
     keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept beside them.")
 
 
-def _paths(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 @settings
 class Data:
     """Recorded episodes that take the place of the environment in training."""
 
-    path: Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)] | None = option(
+    path: Annotated[list[str], Field(min_length=1), BeforeValidator(paths)] | None = option(
         "Files, folders or patterns of recorded episodes that are learned from; null: the environment is played."
     )
     weights: Annotated[list[PositiveFloat], Field(min_length=1)] | None = option(
@@ -148,6 +145,7 @@ class Core:
     preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
     data: Data = option("Recorded episodes that are learned from.")
     record: Record = option("Episodes that are written down.")
+    estimate: Estimate = option("Off-policy estimates from recorded episodes.")
     log: Log = option("Rows of metrics.")
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile)] = option(
@@ -183,9 +181,21 @@ OLDER = {
         "normalized_actions": False,
     },
     "record": {"path": None, "format": "parquet", "compress": True, "max_file_size": 2**26},
+    "estimate": ESTIMATE,
 }
 """what the configurations of older versions lack"""
-RESUMABLE = ("total_steps", "eval", "log", "checkpoint", "logger", "hardware", "compile", "deterministic", "on_nan")
+RESUMABLE = (
+    "total_steps",
+    "eval",
+    "estimate",
+    "log",
+    "checkpoint",
+    "logger",
+    "hardware",
+    "compile",
+    "deterministic",
+    "on_nan",
+)
 """what may change when a run is resumed"""
 WHY = "it alters what is learned; a run continues as it was started"
 

@@ -25,6 +25,7 @@ from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks, loggers
 from rlplug.run.callbacks import Callbacks, callbacks_of
+from rlplug.run.estimation import Estimation, estimator_of
 from rlplug.run.resolve import resolve
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.policy import Policy
@@ -71,13 +72,14 @@ def build(
         replicated=replicated,
         scale_losses=plan.precision == "16-mixed",
     )
+    estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
     trainer = Trainer(
         resolved=resolved,
         run_dir=run_dir,
         policy=policy,
         collector=_collector(resolved, policy, learner),
         learner=learner,
-        reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, identity),
+        reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, estimation, identity),
     )
     if config.record.path is not None and (rank == 0 or not replicated):
         callbacks_of(trainer).record(trainer)

@@ -20,6 +20,7 @@ from rlplug.evaluation.evaluator import as_batch
 from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
+from rlplug.run.estimation import Estimation
 from rlplug.run.measure import Evaluation, MetricsLog
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
@@ -32,10 +33,11 @@ MISFITS = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, Ari
 class Callbacks:
     """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
 
-    def __init__(self, policy: Policy, is_async: bool, identity: str) -> None:
+    def __init__(self, policy: Policy, is_async: bool, estimation: Estimation, identity: str) -> None:
         self.identity = identity or uuid4().hex  # of the run, to which alone its checkpoints belong
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async)
+        self.estimation = estimation
         self.row_log = FileRowLog()  # where the buffer keeps its rows between two checkpoints
         self.manager: CheckpointManager | None = None
         self.recorder: RunRecorder | None = None
@@ -74,6 +76,8 @@ class Callbacks:
                 if evaluation.actors is not None:
                     evaluation.actors.begin(trainer.steps)
             evaluation.mark(trainer)
+        if self.estimation.due(trainer):
+            self.log.log_row(trainer, self.estimation.run(trainer))
         if (manager := self.manager) is None:
             return
         with trainer.clock.phase("checkpoint"):
@@ -122,6 +126,8 @@ class Callbacks:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
+                if self.estimation.estimator is not None:
+                    self.log.log_row(trainer, self.estimation.run(trainer))
                 if self.evaluation.possible:
                     snapshot.manifest["score"] = self.evaluate(trainer)["eval/return_mean"]
         if self.manager is not None:
@@ -151,6 +157,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     trees, missing = {f"rank{ctx.rank}": own}, list[str]()
     if ctx.rank == 0:
         reports = {"log": callbacks.log.state(), "evaluation": callbacks.evaluation.state()}
+        reports["estimation"] = callbacks.estimation.state()
         trees = {"weights": trainer.policy.state(), "learner": trainer.state() | reports} | trees
     if ctx.rank == 0 or not trainer.learner.replicated:
         trainer.buffer.save(callbacks.row_log)
@@ -206,6 +213,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
             raise ValueError("its counters are not those of its manifest")
         callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
         callbacks.evaluation.load(learner["evaluation"])
+        if "estimation" in learner:  # not in checkpoints of older versions
+            callbacks.estimation.load(learner["estimation"])
         trainer.load_stream(data)
         if callbacks.recorder is not None and data.get("recorder") is not None:
             callbacks.recorder.load(data["recorder"])

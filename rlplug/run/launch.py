@@ -230,6 +230,7 @@ def _end(trainer: Trainer, status: str) -> None:
     wall, startup = trainer.clock.wall(), trainer.clock.startup_s
     summary = {
         "status": status,
+        **callbacks_of(trainer).estimation.latest,
         **evaluation.latest,
         f"eval/{trainer.loop.unit}": evaluation.latest_at,
         "env_steps": progress.env_steps,

@@ -39,7 +39,7 @@ BAD = {
     "algoo=sac": "algoo: unknown key; did you mean algo? There are: ",
     "algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
     "+algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
-    "gamma=0.9": "gamma: unknown key; did you mean algo.gamma?",
+    "gamma=0.9": "gamma: unknown key; did you mean algo.gamma or estimate.gamma?",
     "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "+totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: ",
     "hardware.device=2": "hardware.device: unknown key; did you mean hardware.devices? There are: ",
@@ -88,8 +88,8 @@ BAD = {
     "seed=range(3)": "seed: range(3) is several values: add -m to sweep over them",
     "algo=[ppo,sac]": "algo: should be exactly one option of ",
     # verbs and flags
-    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, evaluate, plugins, profile, "
-    "resume, train",
+    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, estimate, evaluate, "
+    "plugins, profile, resume, train",
     "--bogus": "unrecognized arguments: --bogus; flags, as -m, stand before the settings; see --help",
     "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags, as -m, stand before the settings; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",

@@ -121,7 +121,7 @@ BAD = {
     # not there
     "totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: algo, buffer, ",
     "+totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: algo, buffer, ",
-    "gamma=0.9": "gamma: unknown key; did you mean algo.gamma?",
+    "gamma=0.9": "gamma: unknown key; did you mean algo.gamma or estimate.gamma?",
     "hardware.device=2": "hardware.device: unknown key; did you mean hardware.devices? There are: ",
     "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "eval={episode:3}": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",

@@ -59,6 +59,7 @@ def test_a_word_leads_to_those_of_its_meanings_that_the_run_has(word: str, prefi
         ("algo=a3c", "algo.sample_async=true", "loop.in_flight"),
         ("algo=bc", "input_=data", "data.path"),
         ("algo=ppo", "output=data", "record.path"),
+        ("algo=bc", "input_evaluation=[is]", "estimate.methods"),
         ("algo=marwil", "algo.vf_loss_coeff=0.5", "algo.vf_coeff"),
     ],
 )

@@ -17,7 +17,7 @@ import yaml
 
 import rlplug
 from rlplug import registry, testing
-from rlplug.agent import EVALUABLE
+from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.sweep import check_sweep
 from rlplug.config import parse
@@ -205,7 +205,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(call) for call in dict.fromkeys(calls) if not re.search(r"<.+>|^-sc|\.\.\.", call)]
 
 
-MAY = {"resume": RESUMABLE, "evaluate": EVALUABLE}
+MAY = {"resume": RESUMABLE, "evaluate": EVALUABLE, "estimate": ESTIMABLE}
 """what a verb may change of a run"""
 
 

@@ -1,0 +1,75 @@
+"""``estimate``: what a policy would return, judged by recorded episodes of another one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlplug import cli
+from rlplug.registry import warn_broken
+from rlplug.types import ConfigError
+
+USAGE = """rlplug estimate <run folder or checkpoint> data.path=<files> [--json] [key=value ...]
+
+Estimates what the policy of the run's newest good checkpoint, or of the given one (as checkpoints/best), would return
+if its actions were drawn from it, from recorded episodes of another policy; nothing is played, and nothing written.
+Each estimate stands with its confidence interval; see docs/estimates.md. --json prints one JSON object.
+
+  data.path=data/medium    files, folders or patterns of episodes; if not given, those that the run learned from
+  estimate.methods=[step_wis,wdr]
+                           episode_is, step_is, episode_wis, step_wis: (weighted) importance sampling; dm: a model of
+                           action values; dr, wdr: (weighted) doubly robust. All of them, if not given
+  estimate.gamma=0.99      discount of the return; 1, if not given, is what evaluations show
+  estimate.confidence=0.9  level of the intervals
+  estimate.iterations=400  fits of the models; also estimate.updates, batch_size, lr, folds, action_samples
+  +model@estimate_model=mlp256
+                           their network; if not given, the run's critic_model, or its model
+  seed=7                   of the models; as in the run, if not given
+  hardware=cpu             where; as for rlplug evaluate"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Estimate the return of one checkpoint's policy.
+
+    Raises:
+        ConfigError: there is no checkpoint, there are no episodes, an estimate cannot be made of them, or the overrides
+            are wrong.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    path, *overrides = [argument for argument in arguments if argument != "--json"] or [""]
+    if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
+        raise ConfigError("", f"estimate takes no flag {flags[0]}; see rlplug estimate --help")
+    if not path or ("=" in path and not os.path.exists(path)):
+        raise ConfigError("", "estimate takes a run folder or a checkpoint first; see rlplug estimate --help")
+    warn_broken()
+
+    from rlplug.agent import estimate  # here: torch takes seconds to import
+
+    result = estimate(path, overrides, cli.tell)
+    print(json.dumps(result) if "--json" in arguments else table(result))
+    return 0
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Return the estimates as text."""
+    rows = {
+        "checkpoint": result["checkpoint"],
+        "env steps": f"{result['env_steps']:,}",
+        "updates": f"{result['updates']:,}",
+        "episodes": f"{result['episodes']:,}, {result['steps']:,} steps",
+        "behavior": f"{result['estimate/behavior']:,.2f}",
+    }
+    if (size := result.get("estimate/effective_sample_size")) is not None:
+        rows["effective"] = f"{size:,.1f} episodes, as whole ones are weighted"
+    lines = [f"{name:<11} {value}" for name, value in rows.items()]
+    level = f"{100 * result['confidence']:g} % interval"
+    estimates = [
+        (name, f"{value:,.2f}", f"{result[f'estimate/{name}_low']:,.2f} to {result[f'estimate/{name}_high']:,.2f}")
+        for key, value in result.items()
+        if f"{key}_low" in result and (name := key.removeprefix("estimate/"))
+    ]
+    return "\n".join([*lines, "", *cli.table(("method", "estimate", level), estimates)])

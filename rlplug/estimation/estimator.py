@@ -1,0 +1,247 @@
+"""What a policy would return, judged by episodes that another one played: off-policy estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor
+
+from rlplug import tree
+from rlplug.api import Algorithm
+from rlplug.config.estimate import Estimate as Config
+from rlplug.context import EnvShard, RunContext
+from rlplug.data.recording import Recording
+from rlplug.distributed.one_process import OneProcess
+from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
+from rlplug.estimation.fqe import FQE, fit
+from rlplug.functional.off_policy import (
+    doubly_robust,
+    effective_sample_size,
+    importance_sampling,
+    log_weights,
+    mean_interval,
+    weighted_importance_sampling,
+)
+from rlplug.functional.returns import reverse_scan
+from rlplug.trainer.learner import RankLearner
+from rlplug.types import Batch, ConfigError, RunError
+
+STREAM = ("reward", "terminated", "truncated", "is_first", "valid")
+MODELED = ("dm", "dr", "wdr")  # need a model of action values
+AT_ONCE = 32  # episodes whose actions are judged at a time
+ESTIMATION = 5  # tells what is drawn for estimates from all else that is drawn from a run's seed
+
+
+class Estimator:
+    """Estimates the return of an algorithm's policy, of its ``explore`` mode, from recorded episodes.
+
+    All of the recording is held in memory while an estimate is made.
+
+    Args:
+        recording: whole episodes, in the spaces of ``ctx``.
+        normalize: what the policy sees of observations; None: these.
+
+    Raises:
+        ConfigError: the algorithm does not say how likely its actions are, or something is missing that a method needs.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        recording: Recording,
+        algorithm: Algorithm,
+        ctx: RunContext,
+        normalize: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.cfg, self.recording, self.algorithm, self.ctx, self.normalize = cfg, recording, algorithm, ctx, normalize
+        name, spec = type(algorithm).__name__, ctx.spec
+        if spec.has_agents:
+            raise ConfigError("env", "has several agents, and estimates are of one")
+        if type(algorithm).logp is Algorithm.logp:
+            said = "does not say how likely its actions are (Algorithm.logp), which estimates need"
+            raise ConfigError("algo", f"{name} {said}")
+        weighted = [method for method in cfg.methods if method != "dm"]
+        extras = [key for key in ("action_mask", *ctx.needs.keys) if key in spec.extras]
+        self.keys = ["obs", "action", *STREAM, *dict.fromkeys(extras), *["logp"] * bool(weighted)]
+        for key in self.keys:
+            if lacking := next((source for source in recording.sources if key not in source.keys), None):
+                has = f"it has {', '.join(sorted(lacking.keys))}"
+                what, way = "which the estimates read", ""
+                if key == "logp":
+                    what = f"the behavior's log-probabilities, which {', '.join(weighted)} need"
+                    way = "; estimate.methods=[dm] does without"
+                raise ConfigError("data.path", f"{lacking.path} has no column {key!r}, {what}; {has}{way}")
+        self.lengths = torch.as_tensor(recording.lengths)
+        if (n := len(self.lengths)) < 2:
+            raise ConfigError("data.path", f"holds {n} episode; an interval needs 2 or more")
+        self.modeled = any(method in MODELED for method in cfg.methods)
+        self.slot = "estimate_model" if "estimate_model" in ctx.slots else "critic_model"
+        if self.modeled and ctx.slots[self.slot].cls.recurrent:
+            said = "has a recurrent state, and the action values of dm, dr and wdr have none; take another network for"
+            way = "+model@estimate_model=mlp256, or estimate.methods of importance sampling alone"
+            raise ConfigError(self.slot, f"{said} them: {way}")
+        if self.modeled and cfg.folds > n:
+            raise ConfigError("estimate.folds", f"{cfg.folds} folds, but there are {n} episodes; take fewer")
+
+    def estimate(self, number: int = 0) -> dict[str, float]:
+        """Estimate with the weights of now.
+
+        Args:
+            number: of the estimate, from which with the run's seed all that is drawn follows.
+
+        Returns:
+            ``estimate/<method>``, and ``_low`` and ``_high``, the bounds of its interval; ``estimate/behavior``, the
+            mean return of the recording; ``estimate/effective_sample_size``, of whole episodes, where weights are read.
+
+        Raises:
+            RunError: a log-probability or value is not a number.
+        """
+        cfg = self.cfg
+        with self._drawing(number):
+            parts = [
+                self._judged(range(begin, min(begin + AT_ONCE, len(self.lengths))))
+                for begin in range(0, len(self.lengths), AT_ONCE)
+            ]
+            rows = tree.cat(parts)
+            if not bool(rows.pop("truncated").any()):  # no limit of time, so nothing depends on the step
+                rows["time"] = torch.zeros_like(rows["time"])
+            columns = {key: self._columns(rows[key].cpu()) for key in ("reward", "valid", "target", "behavior")}
+            reward, valid = columns["reward"].double(), columns["valid"]
+            returns = reverse_scan(torch.full_like(reward, cfg.gamma), torch.where(valid, reward, 0.0))
+            weights = log_weights(columns["target"], columns["behavior"], valid)
+            q = value = torch.zeros_like(reward)
+            if self.modeled:
+                q, value = (self._columns(x) for x in self._model(rows, returns))
+        values = {
+            "episode_is": lambda: importance_sampling(reward, weights, valid, cfg.gamma, per_step=False),
+            "step_is": lambda: importance_sampling(reward, weights, valid, cfg.gamma),
+            "episode_wis": lambda: weighted_importance_sampling(reward, weights, valid, cfg.gamma, per_step=False),
+            "step_wis": lambda: weighted_importance_sampling(reward, weights, valid, cfg.gamma),
+            "dm": lambda: value[0],
+            "dr": lambda: doubly_robust(reward, q, value, weights, valid, cfg.gamma),
+            "wdr": lambda: doubly_robust(reward, q, value, weights, valid, cfg.gamma, weighted=True),
+        }
+        out: dict[str, float] = {}
+        for method in cfg.methods:
+            mean, low, high = mean_interval(values[method](), cfg.confidence)
+            names = (f"estimate/{method}", f"estimate/{method}_low", f"estimate/{method}_high")
+            out |= {name: x.item() for name, x in zip(names, (mean, low, high), strict=True)}
+        out["estimate/behavior"] = returns[0].mean().item()
+        if "logp" in self.keys:
+            out["estimate/effective_sample_size"] = effective_sample_size(weights[-1]).item()
+        return out
+
+    def _judged(self, episodes: range) -> Batch:
+        """Return the rows of some episodes, and what the policy makes of them: how likely, and what it would do."""
+        read = [self.recording.episode(number, self.keys, 2) for number in episodes]
+        longest, device = max(len(one["valid"]) for one in read), self.ctx.device
+        batch: Batch = tree.map(lambda *x: torch.from_numpy(np.stack([_padded(y, longest) for y in x], 1)), *read)
+        batch = tree.map(lambda x: x.to(device), batch)
+        t = torch.arange(longest, device=device).unsqueeze(-1).expand(-1, len(read))
+        kept = t <= self.lengths[episodes.start : episodes.stop].to(device)
+        behavior = batch.pop("logp", torch.zeros(kept.shape, device=device)).double()
+        if not bool(torch.isfinite(behavior[batch["valid"]]).all()):
+            said = f"in episodes {episodes.start} to {episodes.stop - 1} of {self._name}"
+            raise ConfigError("data.path", f"logp, the behavior's log-probability, is not a finite number {said}")
+        seen = batch | {"obs": batch["obs"] if self.normalize is None else self.normalize(batch["obs"])}
+        for key in ("prev_action", "prev_reward"):
+            if key in self.ctx.needs.keys:
+                before = batch[key.removeprefix("prev_")][:-1]
+                seen[key] = torch.cat((torch.zeros_like(before[:1]), before))
+        if carry := self.algorithm.initial_carry(len(read)):
+            seen["carry"] = tree.map(lambda x: x.unsqueeze(0), carry)
+        with torch.no_grad():
+            target = self.algorithm.logp(seen).double()
+            choices = self._choices(seen) if self.modeled else {}
+        if not bool(torch.isfinite(target[batch["valid"]]).all()):
+            raise RunError("the policy's log-probability of a recorded action is not a finite number")
+        rows = {key: batch[key] for key in ("action", "reward", "valid")} | choices
+        rows |= {"obs": seen["obs"], "target": target, "behavior": behavior}
+        rows |= {"truncated": batch["truncated"], "time": t / self.lengths.max()}
+        rows["end"] = batch["terminated"] | batch["truncated"]
+        return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # one episode behind the other
+
+    def _choices(self, seen: Batch) -> Batch:
+        """Return actions of the policy, ``choices [T+1, B, K, ...]``, and their ``probs [T+1, B, K]``.
+
+        Those are all actions where they are ``Discrete``, and otherwise drawn ones, which count alike.
+        """
+        space = self.ctx.spec.single_agent.action
+        if isinstance(space, Discrete):
+            every = [torch.full_like(seen["action"], action) for action in range(int(space.n))]
+            logp = [self.algorithm.logp(seen | {"action": action}) for action in every]
+            return {"choices": torch.stack(every, -1), "probs": torch.stack(logp, -1).exp()}
+        k, (length, columns) = self.cfg.action_samples, seen["valid"].shape
+        keys = [key for key in seen if key in ("obs", "is_first", "prev_action", "prev_reward", *self.ctx.spec.extras)]
+        wide = tree.map(lambda x: x.repeat_interleave(k, 1), {key: seen[key] for key in keys})
+        carry, actions = self.algorithm.initial_carry(n := columns * k), list[Tensor]()
+        with self.ctx.acting(EnvShard("eval", n, range(n))):
+            for t in range(length):
+                out, carry = self.algorithm.act(tree.take(wide, t), carry, "explore")
+                actions.append(out["action"].unflatten(0, (columns, k)))
+        choices = torch.stack(actions)
+        return {"choices": choices, "probs": torch.full(choices.shape[:3], 1.0 / k, device=choices.device)}
+
+    def _model(self, rows: Batch, returns: Tensor) -> tuple[Tensor, Tensor]:
+        """Fit action values; return those of the recorded actions and of the policy, each ``[rows]``.
+
+        Episodes are shared out among the folds by lot, and every episode is judged by the model that left it out.
+
+        Args:
+            returns: what followed every step, ``[T, episodes]``.
+        """
+        draws, device = self.ctx.generators["eval"], self.ctx.device
+        lot = torch.randperm(len(self.lengths), generator=draws, device=device) % self.cfg.folds
+        rows["fold"] = lot.repeat_interleave(self.lengths.to(device) + 1)
+        after = torch.arange(len(returns) + 1).unsqueeze(-1) <= self.lengths
+        rows["obs"] = tree.map(_standardized, rows["obs"])
+        rows["followed"] = torch.cat((returns, torch.zeros_like(returns[:1]))).T[after.T].float().to(device)
+        fqe = FQE(self.cfg, self.ctx, self.slot, float(returns[0].abs().mean())).to(device)
+        learner = RankLearner(fabric=OneProcess(device), ctx=self.ctx, algorithm=fqe, buffer=None)  # type: ignore[arg-type]
+        fit(fqe, rows, learner, draws)
+        learner.check_finite()
+        q, value = (x.gather(0, rows["fold"].unsqueeze(0)).squeeze(0).cpu() for x in fqe.judge(rows))
+        return q, value
+
+    def _columns(self, x: Tensor) -> Tensor:
+        """Return ``x [rows]`` as ``[T, episodes]``, with zeros behind the end of an episode."""
+        out = x.new_zeros(len(self.lengths), int(self.lengths.max()) + 1)
+        steps = torch.arange(out.shape[1])
+        out[steps <= self.lengths.unsqueeze(-1)] = x
+        return out.T[:-1]
+
+    @property
+    def _name(self) -> str:
+        return ", ".join(str(source.path) for source in self.recording.sources[:3])
+
+    @contextmanager
+    def _drawing(self, number: int) -> Iterator[None]:
+        """Draw what follows from the run's seed and ``number``, and leave all generators as they are."""
+        generator = self.ctx.generators["eval"]
+        before, everywhere = generator.get_state(), global_state(self.ctx.device)
+        entropy = (self.ctx.seed, ESTIMATION, number)
+        generator.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+        seed_global_from(*entropy)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+            load_global_state(everywhere, self.ctx.device)
+
+
+def _padded(x: np.ndarray, length: int) -> np.ndarray:
+    """Return ``x [n, ...]`` with copies of its last row up to ``length``."""
+    return np.concatenate((x, np.repeat(x[-1:], length - len(x), 0)))
+
+
+def _standardized(x: Tensor) -> Tensor:
+    """Return ``x [rows, ...]`` less its mean and in units of its deviation, unless it is made of integers."""
+    if not x.is_floating_point():
+        return x
+    deviation, mean = torch.std_mean(x, 0)
+    return (x - mean) / deviation.clamp(min=1e-6)

@@ -1,0 +1,106 @@
+"""Fitted Q evaluation: Le et al. 2019 (arXiv:1903.08738), algorithm 3, with a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from rlplug import tree
+from rlplug.api import Context, Learner, Losses, Optim, Trainable
+from rlplug.config.estimate import Estimate as Config
+from rlplug.nn import Adam, FeatureCritic, Flatten
+from rlplug.types import Batch
+
+AT_ONCE = 4096  # rows that are judged at a time
+
+
+class FQE(Trainable):
+    """Action values ``Q(s, a, t)`` of a policy that does not change, ``cfg.folds`` of them side by side.
+
+    An episode ends where its recording does, also where it was truncated: what is learned is the return that an
+    evaluation would count. So the step ``t``, in units of the longest episode, is an input beside observation and
+    action where any was truncated. Values are learned in units of the mean absolute return.
+
+    Args:
+        slot: the model that encodes observations.
+        unit: the mean absolute return.
+    """
+
+    def __init__(self, cfg: Config, ctx: Context, slot: str, unit: float) -> None:
+        super().__init__()
+        group = ctx.spec.single_agent
+        self.cfg, self.unit, self.flatten = cfg, unit or 1.0, Flatten(group.action)
+        self.bounded = isinstance(group.action, Box) and group.action.is_bounded()
+        torso = ctx.build(slot, group.obs, cfg.folds)
+        self.critic = FeatureCritic(torso, self.flatten.size + 1, cfg.folds)
+        self.lr = torch.tensor(cfg.lr)
+
+    def optimizers(self) -> dict[str, Optim]:
+        return {"critic": Optim(Adam(self.critic.parameters(), lr=self.lr), lr=self.lr)}
+
+    @torch.no_grad()
+    def backup(self, rows: Batch) -> Tensor:
+        """Return ``r_t + gamma sum_a pi(a | s_{t+1}) Q(s_{t+1}, a, t+1)`` of rows with ``next``, ``[folds, n]``."""
+        next_value = torch.where(rows["end"], 0.0, self._mean(rows["next"]))
+        return rows["reward"] / self.unit + self.cfg.gamma * next_value
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """Return the squared error of every model whose episodes these rows belong to: ``learns [folds, n]``."""
+        error = self._q(batch["obs"], batch["action"].unsqueeze(1), batch["time"]).squeeze(-1)
+        error = (error - batch["returns"]).square()
+        return Losses({"critic": torch.where(batch["learns"], error, 0.0).sum(0)})
+
+    @torch.no_grad()
+    def judge(self, rows: Batch) -> tuple[Tensor, Tensor]:
+        """Return ``Q`` of the actions that were played and ``V`` of every model, ``[folds, rows]`` float64."""
+        q, value = list[Tensor](), list[Tensor]()
+        for begin in range(0, len(rows["time"]), AT_ONCE):
+            part = tree.take(rows, slice(begin, begin + AT_ONCE))
+            q.append(self._q(part["obs"], part["action"].unsqueeze(1), part["time"]).squeeze(-1))
+            value.append(self._mean(part))
+        return torch.cat(q, 1).double() * self.unit, torch.cat(value, 1).double() * self.unit
+
+    def _mean(self, rows: Batch) -> Tensor:
+        """Return the mean ``[folds, n]`` of ``Q`` over the policy's actions ``choices [n, K, ...]``."""
+        return (rows["probs"] * self._q(rows["obs"], rows["choices"], rows["time"])).sum(-1)
+
+    def _q(self, obs: Any, actions: Tensor, time: Tensor) -> Tensor:
+        """Return ``Q [folds, n, K]`` of ``actions [n, K, ...]`` and ``time [n]``."""
+        actions = self.flatten(actions.clamp(-1.0, 1.0) if self.bounded else actions)  # as environments take them
+        code = self.critic.encode(obs, {}, None)[0].unsqueeze(-2)
+        code = code.expand(*code.shape[:-2], actions.shape[-2], code.shape[-1])
+        return self.critic(code, torch.cat((actions, time[:, None, None].expand(*actions.shape[:-1], 1)), -1))
+
+
+def fit(fqe: FQE, rows: Batch, learner: Learner, generator: torch.Generator) -> None:
+    """Fit the models to rows of whole episodes, which follow each other.
+
+    The first quarter of the iterations fits them to the returns that followed, which are the behavior's action values,
+    and each of the others to one backup of what they were before it. The step size falls to zero.
+
+    Args:
+        rows: leaves ``[rows, ...]``: ``obs, action, reward, end, time, valid``; ``followed``, the return from there on;
+            ``choices`` and ``probs`` of the policy; ``fold``, which model leaves the row's episode out.
+        generator: draws the minibatches.
+    """
+    cfg, device = fqe.cfg, rows["fold"].device
+    begins, folds = rows["valid"].nonzero().squeeze(-1), torch.arange(cfg.folds, device=device).unsqueeze(-1)
+    own = {key: rows[key] for key in ("obs", "action", "reward", "end", "time", "fold", "followed")}
+    following = {key: rows[key] for key in ("obs", "choices", "probs", "time")}
+    for i in range(cfg.iterations):
+        fqe.lr.fill_(cfg.lr * (1 - i / cfg.iterations))
+        index = begins[torch.randint(len(begins), (cfg.updates * cfg.batch_size,), generator=generator, device=device)]
+        batch = tree.take(own, index)
+        if i < cfg.iterations // 4:
+            targets = (batch["followed"] / fqe.unit).expand(cfg.folds, -1)
+        else:
+            targets = fqe.backup(batch | {"next": tree.take(following, index + 1)})
+        learns = (batch["fold"] != folds) | (cfg.folds == 1)
+        for begin in range(0, len(index), cfg.batch_size):
+            part = slice(begin, begin + cfg.batch_size)
+            models = {"returns": targets[:, part], "learns": learns[:, part]}
+            learner.minimize(tree.take(batch, part) | models, fqe)

@@ -1,0 +1,154 @@
+"""Off-policy estimates: what a policy would return, judged by episodes that another one played.
+
+Columns are whole episodes, ``[T, B]``, from their first step on; those that are shorter than the longest end with rows
+that are not ``valid``. An episode that has ended stays in a state of which nothing follows any more: its reward is 0,
+and its weight remains as it was, so that at every step the weights of all ``B`` episodes have the expectation 1.
+
+Every estimator returns one number for each episode, ``[B]``. Their mean is the estimate, and ``mean_interval`` gives
+its confidence interval. The numbers of a self-normalized estimator are those of its linearization (the delta method):
+they depend on the other episodes, and their mean is the estimate exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+
+def log_weights(target: Tensor, behavior: Tensor, valid: Tensor) -> Tensor:
+    """Return ``log rho_{0:t}``, where ``rho_{0:t} = prod_{k<=t} pi(a_k | s_k) / b(a_k | s_k)``: Precup et al. 2000.
+
+    Args:
+        target: ``log pi(a_t | s_t) [T, B]``, of the policy that is judged.
+        behavior: ``log b(a_t | s_t) [T, B]``, of the policy that played.
+        valid: ``[T, B]`` bool; the weight of other rows is that of the last valid one.
+    """
+    return torch.where(valid, target - behavior, 0.0).cumsum(0)
+
+
+def importance_sampling(
+    reward: Tensor, log_weight: Tensor, valid: Tensor, gamma: float, *, per_step: bool = True
+) -> Tensor:
+    """Weight rewards by how much more likely the target policy makes what led to them: Precup et al. 2000.
+
+    ``sum_t gamma^t rho_{0:t} r_t`` per step, and ``rho_{0:T-1} sum_t gamma^t r_t`` per episode. Both are unbiased.
+
+    Args:
+        reward: ``[T, B]``.
+        log_weight: ``[T, B]``, see ``log_weights``.
+        valid: ``[T, B]`` bool.
+        gamma: discount factor.
+
+    Returns:
+        ``[B]``.
+    """
+    weight = (log_weight if per_step else log_weight[-1:]).exp()
+    return _discounted(weight * torch.where(valid, reward, 0.0), gamma).sum(0)
+
+
+def weighted_importance_sampling(
+    reward: Tensor, log_weight: Tensor, valid: Tensor, gamma: float, *, per_step: bool = True
+) -> Tensor:
+    """Divide by the sum of the weights instead of their number: Precup et al. 2000. Biased, but of less variance.
+
+    ``sum_t gamma^t (sum_i rho^i_{0:t} r^i_t) / (sum_i rho^i_{0:t})`` per step, which is the consistent weighted
+    per-decision estimator of Thomas 2015 (dissertation): sums are over all episodes, also those that have ended.
+    ``(sum_i rho^i G^i) / (sum_i rho^i)`` per episode, of returns ``G^i`` and weights ``rho^i`` of all steps.
+
+    Args: as of ``importance_sampling``.
+
+    Returns:
+        ``[B]``.
+    """
+    reward = torch.where(valid, reward, 0.0)
+    if per_step:
+        return _discounted(_normalized_mean(reward, log_weight), gamma).sum(0)
+    return _normalized_mean(_discounted(reward, gamma).sum(0, keepdim=True), log_weight[-1:]).sum(0)
+
+
+def doubly_robust(
+    reward: Tensor, q: Tensor, value: Tensor, log_weight: Tensor, valid: Tensor, gamma: float, *, weighted: bool = False
+) -> Tensor:
+    """Correct a model of action values by weighted errors of it: Jiang & Li 2016 (arXiv:1511.03722).
+
+    ``sum_t gamma^t (rho_{0:t} (r_t - Q(s_t, a_t)) + rho_{0:t-1} V(s_t))``. It is unbiased whatever the model is, as
+    long as that is not made from the same episode, and of little variance where the model is good.
+
+    Args:
+        reward: ``[T, B]``.
+        q: ``Q(s_t, a_t) [T, B]``, the model's value of the action that was played.
+        value: ``V(s_t) [T, B]``, the mean of ``Q(s_t, a)`` over the actions of the target policy.
+        log_weight: ``[T, B]``, see ``log_weights``.
+        valid: ``[T, B]`` bool.
+        gamma: discount factor.
+        weighted: divide by the sums of the weights: Thomas & Brunskill 2016 (arXiv:1604.00923), WDR.
+
+    Returns:
+        ``[B]``.
+    """
+    error, value = (torch.where(valid, x, 0.0) for x in (reward - q, value))
+    before = torch.cat((torch.zeros_like(log_weight[:1]), log_weight[:-1]))
+    if weighted:
+        terms = _normalized_mean(error, log_weight) + _normalized_mean(value, before)
+    else:
+        terms = log_weight.exp() * error + before.exp() * value
+    return _discounted(terms, gamma).sum(0)
+
+
+def effective_sample_size(log_weight: Tensor) -> Tensor:
+    """Return ``(sum_i w_i)^2 / sum_i w_i^2``, 0-d: as many equal weights would tell as much (Kong 1992).
+
+    Args:
+        log_weight: ``log w [B]``, of whole episodes.
+    """
+    share = log_weight.softmax(0)
+    return 1.0 / share.square().sum()
+
+
+def mean_interval(values: Tensor, confidence: float = 0.95) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean of ``values [B]``, ``B >= 2``, and the bounds of Student's interval for it, 0-d each.
+
+    It is exact for normal values, and holds in the limit of many others with a finite variance.
+    """
+    n, mean = len(values), values.mean()
+    half = student_quantile(0.5 + confidence / 2, n - 1) * values.std() / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def student_quantile(p: float, df: int) -> float:
+    """Return the ``p``-quantile of Student's t distribution with ``df`` degrees of freedom.
+
+    Exact for 1 and 2; else the expansion of Abramowitz & Stegun 1964, 26.7.5, from which it differs by less than 0.5 %
+    for ``df >= 3`` and ``p <= 0.975``.
+    """
+    if df == 1:
+        return math.tan(math.pi * (p - 0.5))
+    if df == 2:
+        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
+    z = NormalDist().inv_cdf(p)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / df**i for i, term in enumerate(terms))
+
+
+def _discounted(x: Tensor, gamma: float) -> Tensor:
+    """Return ``gamma^t x_t`` of ``x [T, B]``."""
+    return x * torch.pow(gamma, torch.arange(len(x), dtype=x.dtype, device=x.device)).unsqueeze(-1)
+
+
+def _normalized_mean(x: Tensor, log_weight: Tensor) -> Tensor:
+    """Return numbers ``[T, B]``, whose mean over ``B`` is ``m_t = sum_i w_i x_i / sum_i w_i``.
+
+    They are ``m_t + B w_i (x_i - m_t) / sum_j w_j``, the linearization of that ratio.
+    """
+    share = log_weight.softmax(1)
+    mean = (share * x).sum(1, keepdim=True)
+    return mean + x.shape[1] * share * (x - mean)

@@ -1,0 +1,176 @@
+"""``rlplug estimate``: what a person reads, and what is refused; and estimates while a run trains."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlplug
+from rlplug import testing
+from rlplug.agent import evaluate
+from rlplug.cli import main
+from rlplug.config import compose
+from rlplug.run.build import build
+from rlplug.run.launch import resume
+from rlplug.testing.comparing import compare_runs, differences_of_runs
+from rlplug.trainer.trainer import Trainer
+from rlplug.types import ConfigError
+from tests.checkpointing.runs import punctual
+
+SMALL = Path(testing.__file__).parent / "cartpole.npz"  # without log-probabilities
+FEW = ("estimate.iterations=2", "estimate.updates=4", "estimate.batch_size=16")
+QUIET = ("tuned=none", "model.hidden=[8]", "logger=[]", "hardware=cpu", "eval.episodes=2", *FEW)
+BC = ("algo=bc", *QUIET, "total_steps=6", "eval.every=2", "train_batch_size=3", "log.every=2")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``run``, of PPO, and ``data``, which its policy played."""
+    folder = tmp_path_factory.mktemp("made")
+    words = ["algo=ppo", "env=cartpole", *QUIET, "rollout_fragment_length=32", "total_steps=256", "eval.every=0"]
+    with punctual():
+        rlplug.train([*words, f"hydra.run.dir={folder / 'run'}"])
+    evaluate(folder / "run", ["eval.episodes=20", f"record.path={folder / 'data'}", "seed=3"], print, "explore")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return tmp_path
+
+
+def test_the_policy_that_played_is_worth_what_it_played(capsys: pytest.CaptureFixture[str]):
+    """All its weights are 1."""
+    assert main(["estimate", "run", "data.path=data", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["checkpoint"] == f"run/checkpoints/step_{out['env_steps']:012}"
+    assert (out["episodes"], out["seed"], out["confidence"]) == (20, 0, 0.95)
+    for method in ("episode_is", "step_is", "episode_wis", "step_wis"):
+        assert out[f"estimate/{method}"] == pytest.approx(out["estimate/behavior"], rel=1e-4)
+        assert out[f"estimate/{method}_low"] < out["estimate/behavior"] < out[f"estimate/{method}_high"]
+    assert out["estimate/effective_sample_size"] == pytest.approx(20, rel=1e-4)
+    assert main(["estimate", "run", "data.path=data", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == out
+
+
+def test_a_table(capsys: pytest.CaptureFixture[str]):
+    line = [
+        "estimate",
+        "run/checkpoints/best",
+        "data.path=[data]",
+        "estimate.methods=[dm,step_wis]",
+        "estimate.confidence=0.9",
+    ]
+    assert main(line) == 0
+    head, *_, size, empty, names, dm, wis = capsys.readouterr().out.splitlines()
+    assert head.startswith("checkpoint  run/checkpoints/")
+    assert size.startswith("effective   20.0 episodes")
+    assert (empty, names) == ("", "method    estimate  90 % interval")
+    assert (dm[:3], wis[:9]) == ("dm ", "step_wis ")
+
+
+BAD = {
+    "estimate": "estimate takes a run folder or a checkpoint first; see rlplug estimate --help",
+    "estimate data.path=data": "estimate takes a run folder or a checkpoint first; see rlplug estimate --help",
+    "estimate run --greedy data.path=data": "estimate takes no flag --greedy; see rlplug estimate --help",
+    "estimate run": "data.path: is missing: an estimate is made from recorded episodes, data.path=<folder>",
+    "estimate run data.path=nowhere": "data.path: nowhere does not exist",
+    "estimate run data.path=empty": "data.path: empty holds no file of episodes",
+    "estimate run data.path=data estimate.gamma=2": "estimate.gamma: 2 is out of range",
+    "estimate run data.path=data eval.episodes=2": "eval.episodes: cannot be changed: an estimate may change ",
+    "estimate run data.path=data estimate.methods=[ips]": "estimate.methods",
+    f"estimate run data.path={SMALL}": f"data.path: {SMALL} has no column 'logp', the behavior's log-probabilities",
+    "estimate run data.path=data estimate.folds=21": "estimate.folds: 21 folds, but there are 20 episodes; take fewer",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input(line: str, here: Path, capsys: pytest.CaptureFixture[str]):
+    (here / "empty").mkdir()
+    assert main(shlex.split(line)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"rlplug: {BAD[line]}")
+
+
+def test_episodes_without_an_end_are_refused_unless_they_may_be_cut(capsys: pytest.CaptureFixture[str]):
+    ends = np.zeros(30, np.bool_)
+    rows = {"observations": np.zeros((30, 4), np.float32), "actions": np.zeros(30, np.int64), "rewards": np.ones(30)}
+    np.savez("open.npz", **rows, terminals=ends, timeouts=np.arange(30) == 9, logp=np.zeros(30, np.float32))
+    assert main(["estimate", "run", "data.path=open.npz"]) == 2
+    assert "data.unfinished=" in capsys.readouterr().err
+    assert main(["estimate", "run", "data.path=open.npz", "data.unfinished=truncate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+def test_other_spaces_are_refused(here: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["algo=ppo", "env=acrobot", *QUIET, "rollout_fragment_length=8", "total_steps=64", "eval.every=0"]
+    words += ["algo.sgd_minibatch_size=64"]
+    with punctual():
+        rlplug.train([*words, "eval.episodes=1", "env.max_episode_steps=20", "hydra.run.dir=other"])
+    assert main(["estimate", "other", "data.path=data"]) == 2
+    assert "is of another environment: the observation space was" in capsys.readouterr().err
+
+
+# ---- while a run trains ---------------------------------------------------------------------------------------------
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    import csv
+
+    return [row for row in csv.DictReader((run / "metrics.csv").open()) if row.get("estimate/dr")]
+
+
+def test_without_an_environment_estimates_are_made_where_evaluations_would_be(here: Path):
+    words = [*BC, "env=recorded", "env.path=data", "data.path=data", "hydra.run.dir=bc"]
+    assert main(words) == 0
+    assert [int(row["step"]) for row in rows(here / "bc")] == [2, 4, 6]
+    summary = json.loads((here / "bc/summary.json").read_text())
+    last = rows(here / "bc")[-1]
+    assert summary["estimate/dr"] == pytest.approx(float(last["estimate/dr"]))
+    assert float(last["estimate/dr_low"]) < float(last["estimate/dr"]) < float(last["estimate/dr_high"])
+    assert float(rows(here / "bc")[0]["estimate/step_wis"]) != float(last["estimate/step_wis"])
+
+
+def test_beside_evaluations_if_asked_for_and_nothing_that_is_learned_changes(here: Path):
+    words = [*BC, "env=cartpole", "data.path=data", "checkpoint.every=2"]
+    assert main([*words, "hydra.run.dir=without"]) == 0
+    assert rows(here / "without") == []
+    assert main([*words, "estimate.with_eval=true", "estimate.path=data", "hydra.run.dir=with"]) == 0
+    assert len(rows(here / "with")) == 3
+    differing = {part: names for part, (_, names) in compare_runs(here / "with", here / "without").items() if names}
+    assert set(differing) == {"learner", "metrics.csv", "summary.json"}
+    assert all(name.startswith(("estimation", "log")) for name in differing["learner"])
+
+
+def test_a_run_that_was_stopped_goes_on_in_step(here: Path, monkeypatch: pytest.MonkeyPatch):
+    words = [*BC, "env=recorded", "env.path=data", "data.path=data", "checkpoint.every=2"]
+    assert main([*words, "hydra.run.dir=whole"]) == 0
+    update = Trainer.update
+
+    def broken(self, batch=None):
+        if self.progress.updates == 5:
+            raise RuntimeError("as if killed")
+        return update(self, batch)
+
+    monkeypatch.setattr(Trainer, "update", broken)
+    with pytest.raises(RuntimeError):
+        main([*words, "hydra.run.dir=broken"])
+    monkeypatch.setattr(Trainer, "update", update)
+    resume(here / "broken", tell=lambda line: None)
+    assert differences_of_runs(here / "whole", here / "broken") == []
+
+
+def test_a_recording_without_log_probabilities_is_told_or_refused(capsys: pytest.CaptureFixture[str]):
+    words = ["env=cartpole", f"data.path={SMALL}", "estimate.with_eval=true"]
+    with pytest.raises(ConfigError, match="has no column 'logp'"):
+        build(compose([*BC, *words]), Path())
+    with pytest.raises(ConfigError, match=r"estimate.with_eval: true needs recorded episodes"):
+        build(compose(["algo=ppo", "env=cartpole", *QUIET, "estimate.with_eval=true"]), Path())
+    build(compose([*BC, *words, "estimate.methods=[dm]"]), Path()).close()
+    assert capsys.readouterr().err == ""
