@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -63,13 +64,14 @@ def main(arguments: Sequence[str]) -> int:
     files = rendered(kind, name)
     _check_class(name, files[f"rlplug_{name}/{kind}.py"])
     if folder.exists() or folder.is_symlink():
-        raise ConfigError("", f"{folder.absolute()} exists; remove it, or take another name or working directory")
+        raise ConfigError("", f"{folder.absolute()} exists; take another name, or another working directory")
     try:
         for path, text in files.items():
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
     except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError("", f"{error.filename} cannot be written: {error.strerror}") from error
     print(_told(kind, name, folder, files))
     return 0
@@ -125,7 +127,7 @@ def _check_class(name: str, source: str) -> None:
     """Check that the class does not hide what its own module imports."""
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     if class_name(name) in {alias.name for node in imports for alias in node.names}:
-        raise ConfigError("", f"{name!r} would name its class {class_name(name)}, as one of rlplug; take another name")
+        raise ConfigError("", f"the class of {name!r} would be {class_name(name)}, which it imports; take another name")
 
 
 def _told(kind: Kind, name: str, folder: Path, files: Mapping[str, str]) -> str:
