@@ -30,6 +30,8 @@ the entry point, and tests, those of the conformance kit among them. Change the 
 TEMPLATES = Path(__file__).with_name("templates")
 """a folder for every kind, and one for what all have in common; see ``rendered``"""
 
+LONGEST = 40  # letters of a name
+
 WORDS: Mapping[Kind, str] = {
     "algo": "algo={name} env=cartpole",
     "model": "algo=ppo env=cartpole model={name}",
@@ -63,16 +65,18 @@ def main(arguments: Sequence[str]) -> int:
     _check_name(kind, name)
     files = rendered(kind, name)
     _check_class(name, files[f"rlplug_{name}/{kind}.py"])
-    if folder.exists() or folder.is_symlink():
-        raise ConfigError("", f"{folder.absolute()} exists; take another name, or another working directory")
     try:
+        folder.mkdir()
         for path, text in files.items():
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
+    except FileExistsError as error:
+        said = f"{folder.absolute()} exists; take another name, or another working directory"
+        raise ConfigError("", said) from error
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise ConfigError("", f"{error.filename} cannot be written: {error.strerror}") from error
+        raise ConfigError("", f"{folder.absolute()} cannot be written: {error.strerror}") from error
     print(_told(kind, name, folder, files))
     return 0
 
@@ -108,9 +112,10 @@ def class_name(name: str) -> str:
 
 
 def _check_name(kind: Kind, name: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > LONGEST:
         word = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_0123456789")
-        raise ConfigError("", f"{name!r} is no name: take small letters, digits and _{word and f', as in {word}'}")
+        example = f", as in {word}" if 0 < len(word) <= LONGEST else ""
+        raise ConfigError("", f"{name!r} is no name: take up to {LONGEST} small letters, digits and _{example}")
     if iskeyword(name) or iskeyword(class_name(name)) or yaml.safe_load(name) != name or name in ("inf", "nan"):
         raise ConfigError("", f"{name!r} means something else in Python or YAML; take another name")
     owners = [*registry.owners().get((kind, name), ())] or [

@@ -84,10 +84,11 @@ USAGE = "new takes a kind and a name, as in `rlplug new algo mine`; see rlplug n
         ("algo mine more", USAGE),
         ("algo name=mine", USAGE),
         ("algos mine", "unknown kind 'algos'; did you mean algo? There are: algo, buffer, env, exploration, "),
-        ("algo my-algo", "'my-algo' is no name: take small letters, digits and _, as in my_algo"),
-        ("algo MyAlgo", "'MyAlgo' is no name: take small letters, digits and _, as in my_algo"),
-        ("algo ../x", "'../x' is no name: take small letters, digits and _, as in x"),
-        ("algo 3", "'3' is no name: take small letters, digits and _"),
+        ("algo my-algo", "'my-algo' is no name: take up to 40 small letters, digits and _, as in my_algo"),
+        ("algo MyAlgo", "'MyAlgo' is no name: take up to 40 small letters, digits and _, as in my_algo"),
+        ("algo ../x", "'../x' is no name: take up to 40 small letters, digits and _, as in x"),
+        ("algo 3", "'3' is no name: take up to 40 small letters, digits and _"),
+        (f"algo {'a' * 300}", f"'{'a' * 300}' is no name: take up to 40 small letters, digits and _"),
         ("algo lambda", "'lambda' means something else in Python or YAML; take another name"),
         ("env off", "'off' means something else in Python or YAML; take another name"),
         ("model none", "'none' means something else in Python or YAML; take another name"),
@@ -120,6 +121,12 @@ def test_a_folder_that_is_there_stays_as_it_is(capsys: pytest.CaptureFixture[str
     assert main(["new", "algo", "mine"]) == 2
     assert capsys.readouterr().err.startswith(f"rlplug: {Path('rlplug-mine').absolute()} exists; take another name")
     assert list(Path().rglob("*")) == [Path("rlplug-mine")]
+
+
+def test_a_place_that_takes_no_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir("/proc")  # nobody can make a folder there, whoever runs the tests
+    assert main(["new", "algo", "mine"]) == 2
+    assert capsys.readouterr().err.startswith("rlplug: /proc/rlplug-mine cannot be written: ")
 
 
 # ---- that it runs ----------------------------------------------------------------------------------------------------
