@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from rlplug import registry
 
@@ -36,6 +38,14 @@ def install_into(site: Path, distribution: str, module: str, files: Mapping[str,
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
     (info / "entry_points.txt").write_text(f"[rlplug]\n{module} = {module}\n")
+
+
+def install_project(site: Path, project: Path) -> None:
+    """Build the wheel of a project without a network, and unpack it into a folder on the path."""
+    (wheel,) = WheelBuilder(str(project)).build(directory=str(project / "dist"), versions=["standard"])
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    registry.refresh()
 
 
 @pytest.fixture

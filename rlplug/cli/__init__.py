@@ -13,7 +13,7 @@ from rlplug.distributed.output import outlive_readers
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, RunError
 
-VERBS = ("train", "resume", "evaluate", "estimate", "check", "data", "profile", "plugins")
+VERBS = ("train", "resume", "evaluate", "estimate", "check", "data", "profile", "plugins", "new")
 """each is a module of this package with a function ``main(arguments) -> exit code``"""
 
 PRINT = ("check", "data", "plugins")

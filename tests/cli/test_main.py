@@ -85,7 +85,7 @@ def test_help_lists_the_options_of_every_group(capsys: pytest.CaptureFixture[str
         assert group in text
 
 
-@pytest.mark.parametrize("verb", ["check", "plugins"])
+@pytest.mark.parametrize("verb", ["check", "new", "plugins"])
 def test_verbs_explain_themselves(verb: str, capsys: pytest.CaptureFixture[str]):
     assert main([verb, "--help"]) == 0
     assert f"rlplug {verb}" in capsys.readouterr().out

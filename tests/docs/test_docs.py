@@ -24,7 +24,7 @@ from rlplug.config import parse
 from rlplug.config.changes import change
 from rlplug.config.schema import RESUMABLE
 from rlplug.registry import KINDS, Events, Manifest
-from tests.installing import Install
+from tests.installing import Install, install_project
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -210,10 +210,14 @@ MAY = {"resume": RESUMABLE, "evaluate": EVALUABLE, "estimate": ESTIMABLE}
 
 
 @by_name
-def test_commands_are_right(page: Path, install: Install, capsys: pytest.CaptureFixture[str]):
+def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install("rlplug-best", "rlplug_best", files(TEXT[DOCS / "hooks.md"]))
+    monkeypatch.chdir(tmp_path)
     for arguments in commands(TEXT[page]):
-        if "plugins" in arguments:
+        if arguments[:1] == ["new"]:
+            assert main(arguments) == 0
+            install_project(site, tmp_path / f"rlplug-{arguments[2]}")
+        elif "plugins" in arguments:
             assert main(arguments) == 0
         elif arguments and arguments[0].startswith(".testing."):
             subprocess.run([sys.executable, "-m", f"rlplug{arguments[0]}", "--help"], check=True, capture_output=True)
