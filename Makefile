@@ -10,7 +10,7 @@ check:  ## style, spelling, types, dependency rule
 	$(PYTHON) -m pytest tests/test_quality.py
 
 test:  ## all tests but those that take minutes
-	$(PYTHON) -m pytest -n 3
+	$(PYTHON) -m pytest -n 2
 
 slow:  ## the tests that take minutes: published thresholds
 	$(PYTHON) -m pytest -m slow

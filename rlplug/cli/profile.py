@@ -58,6 +58,7 @@ CALLED = {  # a function in this package, and what it calls in a plugin or a lib
     ("_receive", "add"): (COLLECT, "storing"),
     ("_received", "intrinsic_reward"): (LEARN, "intrinsic rewards"),
     ("update", "prepare"): (LEARN, "targets"),
+    ("call", "prepare"): (LEARN, "targets"),
     ("update", "feedback"): (LEARN, "priorities"),
 }
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
