@@ -89,7 +89,7 @@ BAD = {
     "algo=[ppo,sac]": "algo: should be exactly one option of ",
     # verbs and flags
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, estimate, evaluate, "
-    "plugins, profile, resume, train",
+    "new, plugins, profile, resume, train",
     "--bogus": "unrecognized arguments: --bogus; flags, as -m, stand before the settings; see --help",
     "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags, as -m, stand before the settings; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",
