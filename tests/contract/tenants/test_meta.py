@@ -32,7 +32,7 @@ def run(folder: Path, *words: str) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_a_step_of_adaptation_pays_after_meta_learning(tmp_path, seed):
     trained = run(tmp_path / "run", "total_steps=160000", f"seed={seed}")
     before, after = trained["eval/return_before"], trained["eval/return_mean"]

@@ -29,6 +29,7 @@ def run(folder: Path, *words: str) -> tuple[dict, dict]:
     return json.loads((folder / "summary.json").read_text()), find(folder).tree("weights")["algorithm"]
 
 
+@pytest.mark.slow
 def test_two_actors_learn_to_balance_a_pole(tmp_path):
     summary, _ = run(tmp_path / "run", *TWO, "total_steps=40000")
     print(f"return {summary['eval/return_mean']:.0f} after {summary['env_steps']} steps, {summary['updates']} updates")
