@@ -50,10 +50,11 @@ TITLES = {
     "ppo_cartpole_64": "PPO, CartPole-v1: 64 environments x 128, else as above",
     "ppo_pong": "PPO, Pong: 8 environments x 128, 4 epochs x 4 minibatches, the network of Mnih et al. 2015",
     "impala_cartpole": "IMPALA, CartPole-v1: 2 actors x 8 environments x 50, batch 400, two 64x64 tanh networks",
+    "impala_pong": "IMPALA, Pong: 2 actors x 4 environments x 50, batch 400, the network of Mnih et al. 2015",
 }
 
 
-ACTORS = ("impala_cartpole",)
+ACTORS = ("impala_cartpole", "impala_pong")
 NOT_BY_HAND = ("dqn_prioritized", "sac_pendulum", "sac_halfcheetah", *ACTORS)
 NOT_RLLIB = tuple(case for case in TITLES if case not in ("ppo_cartpole", "ppo_cartpole_64", "ppo_acrobot", *ACTORS))
 
@@ -79,7 +80,7 @@ PEERS = {
     ),
     "sbx": Peer("SBX (JAX)", "with_sb3", ("--jax",), ("sbx-rl==0.28.0",), ("dqn_prioritized", "ppo_pong", *ACTORS)),
     "tianshou": Peer("Tianshou", "with_tianshou", requirements=("tianshou==2.0.1",), lacks=("ppo_pong", *ACTORS)),
-    "rllib": Peer("RLlib", "with_rllib", (), ("ray[rllib]==2.60.0",), NOT_RLLIB, ("torch",)),
+    "rllib": Peer("RLlib", "with_rllib", (), ("ray[rllib]==2.60.0",), NOT_RLLIB, ("torch", *SHARED[-2:])),
     "by_hand": Peer("by hand", "by_hand", lacks=NOT_BY_HAND),
     "by_hand_compiled": Peer("by hand, compiled", "by_hand", ("--compiled",), lacks=NOT_BY_HAND),
 }

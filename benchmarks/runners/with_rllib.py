@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import ale_py
+import gymnasium as gym
+import numpy as np
 import ray
 import torch
 from cases import Stamps, run
@@ -12,8 +15,18 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.env.wrappers.atari_wrappers import wrap_atari_for_new_api_stack
+from ray.tune.registry import register_env
 
 torch.set_num_threads(1)
+PONG = "PongNoFrameskip-v4"
+
+
+def pong(_: Any) -> gym.Env[Any, Any]:
+    """Make the game as RLlib's own examples do: grey, 84 x 84, four frames, signs of rewards."""
+    gym.register_envs(ale_py)
+    env = wrap_atari_for_new_api_stack(gym.make(PONG), dim=84, frameskip=4, framestack=4)
+    return gym.wrappers.TransformReward(env, np.sign)
 
 
 def measure(config: AlgorithmConfig, case: dict[str, Any], steps: int, stamps: Stamps) -> None:
@@ -22,6 +35,15 @@ def measure(config: AlgorithmConfig, case: dict[str, Any], steps: int, stamps: S
     model = DefaultModelConfig(
         fcnet_hiddens=[*case["hidden"]], fcnet_activation="tanh", head_fcnet_hiddens=[], vf_share_layers=False
     )
+    if case["env"] == PONG:
+        register_env(PONG, pong)
+        model = DefaultModelConfig(
+            conv_filters=[[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+            conv_activation="relu",
+            head_fcnet_hiddens=[*case["hidden"]],
+            head_fcnet_activation="relu",
+            vf_share_layers=True,
+        )
     config.environment(case["env"]).rl_module(model_config=model).learners(num_learners=0, num_gpus_per_learner=0)
     config.env_runners(
         num_env_runners=actors,

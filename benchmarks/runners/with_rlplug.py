@@ -23,18 +23,19 @@ def words(case: dict[str, Any], steps: int) -> list[str]:
     said = [f"algo={case['algo']}", f"env={env}", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0"]
     said += ["eval.episodes=1", f"total_steps={steps}", f"num_envs={case['envs']}", f"algo.gamma={case['gamma']}"]
     hidden = f"model.hidden={[*case['hidden']]}".replace(" ", "")
+    mlp = ["model=mlp", hidden, "model.activation=tanh", "algo.vf_share_layers=false"]
+    cnn = ["model=nature_cnn", "algo.vf_share_layers=true", "preprocess.clip_reward=sign"]
+    torso = cnn if env == "pong" else mlp
     if case["algo"] == "ppo":
         rows = case["envs"] * case["rollout"]
-        mlp = ["model=mlp", hidden, "model.activation=tanh", "algo.vf_share_layers=false"]
-        cnn = ["model=nature_cnn", "algo.vf_share_layers=true", "preprocess.clip_reward=sign"]
-        said += [*(cnn if env == "pong" else mlp), f"algo.lr={case['lr']}"]
+        said += [*torso, f"algo.lr={case['lr']}"]
         said += [f"rollout_fragment_length={case['rollout']}", f"algo.num_sgd_iter={case['epochs']}"]
         said += [f"algo.sgd_minibatch_size={rows // case['minibatches']}", f"algo.lambda_={case['lambda']}"]
         said += [f"algo.clip_param={case['clip']}", f"algo.vf_loss_coeff={case['value_coeff']}"]
         said += [f"algo.entropy_coeff={case['entropy_coeff']}", f"algo.grad_clip={case['grad_clip']}"]
         return [*said, f"log.every={3 * rows}"]
     if case["algo"] == "impala":
-        said += ["model=mlp", hidden, "model.activation=tanh", "algo.vf_share_layers=false", f"algo.lr={case['lr']}"]
+        said += [*torso, f"algo.lr={case['lr']}"]
         said += [f"rollout_fragment_length={case['rollout']}", f"train_batch_size={case['batch']}"]
         said += [f"algo.vf_loss_coeff={case['value_coeff']}", f"algo.entropy_coeff={case['entropy_coeff']}"]
         said += [f"algo.grad_clip={case['grad_clip']}", f"hardware.actors.count={case['actors']}"]
