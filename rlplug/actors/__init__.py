@@ -10,7 +10,7 @@ DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of segments that are not needed any more
-    "RAY_worker_niceness": "0",  # as the learner's; by Ray's 15 every other process of the machine starves them
+    "RAY_worker_niceness": "5",  # the learner goes first; by Ray's 15 every other process of the machine starves them
 }
 
 for name, value in DEFAULTS.items():  # Ray reads them when it is imported

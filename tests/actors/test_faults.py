@@ -139,7 +139,7 @@ def test_several_rounds_in_flight(tmp_path: Path):
 
     def disturb(played: int, trainer: Trainer) -> None:
         handle = trainer.collector.pool.handles[0]
-        assert processes()[0].nice() == os.nice(0)  # beside other work an actor has the learner's share of a core
+        assert processes()[0].nice() == os.nice(0) + 5  # the learner goes first, and other work does not starve it
         requested.update((trainer.progress.updates, request.version) for request in handle.requests)
         if played == 6:
             (note,) = capture(trainer).manifest["not_restored"]
