@@ -23,6 +23,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
         Component("algo", "bc", "rlplug.plugins.algo.bc:BC", PLAYED),
+        Component("algo", "cql", "rlplug.plugins.algo.cql:CQL", PLAYED),
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "impala", "rlplug.plugins.algo.impala:IMPALA"),
