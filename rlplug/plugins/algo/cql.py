@@ -184,7 +184,7 @@ class CQL(Algorithm):
         return dist, batch["returns"] + batch["discount"] * value
 
     def _soft_maximum(self, code: Tensor, dist: Any, next_dist: Any, batch: Batch) -> Tensor:
-        """Estimate ``log integral exp Q(s, a) da [ensemble, B]`` by uniform actions and the policy's, of s and of s'."""
+        """Estimate ``log integral exp Q(s, a) da [ensemble, B]`` by uniform actions and the policy's in s and s'."""
         with torch.no_grad():
             uniform = batch["uniform"].transpose(0, 1)
             here = dist.sample_and_logp(batch["sample_noise"].transpose(0, 1))

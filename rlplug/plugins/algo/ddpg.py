@@ -1,6 +1,6 @@
 """Deep Deterministic Policy Gradient, Lillicrap et al. 2016 (arXiv:1509.02971), and Twin Delayed DDPG, Fujimoto et al.
-2018 (arXiv:1802.09477): the same with ``twin_q``, ``policy_delay`` and ``target_noise``. With ``bc_alpha`` it is TD3+BC,
-Fujimoto & Gu 2021 (arXiv:2106.06860), from recorded actions.
+2018 (arXiv:1802.09477): the same with ``twin_q``, ``policy_delay`` and ``target_noise``; with ``bc_alpha``, too, TD3+BC
+from recorded actions, Fujimoto & Gu 2021 (arXiv:2106.06860).
 
 Recurrent models learn from sequences, with separate networks for the policy and the critics, as in Ni et al. 2022
 (arXiv:2110.05038). ``_transitions`` and ``_unroll`` compute what ``forward`` reads of transitions and of sequences.

@@ -1,6 +1,6 @@
 """Deep Q-Network, Mnih et al. 2015 (doi:10.1038/nature14236), with every switch of Rainbow, Hessel et al. 2018
-(arXiv:1710.02298); on sequences, with a recurrent model, the learner of R2D2, Kapturowski et al. 2019 (ICLR). With ``min_q_weight`` it is
-conservative Q-learning, Kumar et al. 2020 (arXiv:2006.04779), from recorded actions.
+(arXiv:1710.02298); on sequences, with a recurrent model, the learner of R2D2, Kapturowski et al. 2019 (ICLR); with
+``min_q_weight`` conservative Q-learning from recorded actions, Kumar et al. 2020 (arXiv:2006.04779).
 
 Without a recurrent model a sample is transitions: a row that is learned from, and the one to bootstrap from. With one
 it has ``burn_in + L + n`` rows: warm up the state, learn from ``L`` rows, look ``n`` rows ahead.
