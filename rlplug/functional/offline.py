@@ -34,7 +34,7 @@ def sampled_log_sum_exp(q: Tensor, log_density: Tensor, temperature: float = 1.0
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:
-    """Return ``|tau - 1(u < 0)| u^2`` of ``u [...]``: Kostrikov et al. 2021 (arXiv:2110.06169), equation 4.
+    """Return ``|tau - 1(u < 0)| u^2`` of ``u [...]``: Kostrikov et al. 2021 (arXiv:2110.06169), section 4.1.
 
     Args:
         error: what the estimate falls short, target minus estimate.
