@@ -112,7 +112,7 @@ class CQL(Algorithm):
             action = dist.mode() if mode == "greedy" else dist.sample(self.policy.noise(self.ctx, n))
         out = {"action": action.view(n, *self.shape)}
         if "logp" in self.ctx.needs.stored and mode != "greedy":
-            uniform = torch.full((n,), -self.size * math.log(2.0))
+            uniform = action.new_full((n,), -self.size * math.log(2.0))
             out["logp"] = uniform if mode == "random" else dist.logp(action)
         return out, carry
 
