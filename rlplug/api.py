@@ -201,7 +201,7 @@ class Learner(Protocol):
         ...
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
-        """Reduce ``x [...]`` over all ranks to one number, 0-d; ``where`` has its shape and says what counts."""
+        """Reduce what counts of ``x [...]``, by ``where`` of its shape, over all ranks to a 0-d number; nothing: 0."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
