@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
@@ -52,11 +53,11 @@ class IQL(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        spec.single_agent  # noqa: B018  raises for several agents
+        gaussian = isinstance(spec.single_agent.action, spaces.Box)  # draws beyond the bounds, which noise may not
         if not 0.0 < cfg.expectile < 1.0:
             raise ConfigError("algo.expectile", f"{cfg.expectile} should be between 0 and 1, and neither of them")
         keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
-        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, keys=keys)
+        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=not gaussian, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
