@@ -22,7 +22,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "apex_ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "apex_dqn", "rlplug.plugins.algo.dqn:DQN"),
         Component("algo", "appo", "rlplug.plugins.algo.appo:APPO"),
-        Component("algo", "bc", "rlplug.plugins.algo.bc:BC", PLAYED),
+        Component("algo", "bc", "rlplug.plugins.algo.marwil:BC", PLAYED),
         Component("algo", "cql", "rlplug.plugins.algo.cql:CQL", PLAYED),
         Component("algo", "ddpg", "rlplug.plugins.algo.ddpg:DDPG"),
         Component("algo", "discrete_cql", "rlplug.plugins.algo.dqn:DQN", PLAYED),

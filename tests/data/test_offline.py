@@ -210,6 +210,14 @@ REFUSED = {
         (*DQN, "exploration=epsilon_greedy"),
         "exploration.epsilon_greedy: changes what is played, and data.path",
     ),
+    "intrinsic rewards": (
+        (*BC, "exploration=[icm]"),
+        "exploration.icm: rewards what the learner samples, and bc learns from no rewards; leave it out",
+    ),
+    "intrinsic rewards that nothing weighs": (
+        ("algo=marwil", *BC[1:], "algo.beta=0", "exploration=[rnd]"),
+        "exploration.rnd: rewards what the learner samples, and marwil learns from no rewards; leave it out",
+    ),
     "actors": (
         (*DQN, "hardware.actors.count=1"),
         "hardware.actors.count: actors play, and data.path plays nothing; take 0",
