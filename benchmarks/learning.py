@@ -68,6 +68,11 @@ PPO, SAC, DQN, DDPG, TD3, A2C, IMPALA, APPO, APEX_DQN, APEX_DDPG = (
 
 DATA = "runs/datasets"
 
+CQL = f"algo=cql env=pendulum data.path={DATA}/pendulum/medium"
+DISCRETE_CQL = f"algo=discrete_cql env=cartpole data.path={DATA}/cartpole/mixed"
+WITHOUT = "algo.min_q_weight=0 algo.bc_iters=0 algo.deterministic_backup=false"
+"""what makes SAC of CQL"""
+
 RAINBOW = {
     "single": "algo.double_q=false",
     "dueling": "algo.dueling=true",
@@ -120,6 +125,26 @@ PROOFS = {
         blind=True,
         data="cartpole",
     ),
+    "cql_pendulum_without": Proof(f"{CQL} {WITHOUT}", blind=True, data="pendulum"),
+    "cql_pendulum": Proof(
+        CQL,
+        *(-267.1, "cql_pendulum_without"),  # a fifth above the mean return of the data, -333.9
+        blind=True,
+        data="pendulum",
+    ),
+    "bc_pendulum_medium": Proof(CQL.replace("cql", "bc"), blind=True, data="pendulum"),
+    **{
+        f"{algo}_pendulum_medium": Proof(CQL.replace("cql", algo), -333.9, blind=True, data="pendulum")
+        for algo in ("iql", "td3_bc")
+    },
+    "discrete_cql_cartpole_without": Proof(f"{DISCRETE_CQL} algo.min_q_weight=0", blind=True, data="cartpole"),
+    "discrete_cql_cartpole": Proof(DISCRETE_CQL, 76.1, "discrete_cql_cartpole_without", blind=True, data="cartpole"),
+    **{
+        f"{algo}_halfcheetah_medium": Proof(
+            f"algo={algo} env=halfcheetah data.path={DATA}/halfcheetah/medium", blind=True, data="halfcheetah"
+        )
+        for algo in ("bc", "cql", "iql", "td3_bc")
+    },
     "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450, blind=True),
     "dqn_cartpole": Proof(DQN + "cartpole", 475, blind=True),
     **{f"dqn_cartpole_{name}": Proof(f"{DQN}cartpole {words}", 450, blind=True) for name, words in RAINBOW.items()},

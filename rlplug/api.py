@@ -41,6 +41,7 @@ class Needs:
     carry_stride: int = 0  # rows between two recurrent states that a buffer keeps, where windows begin; 0: none
     data: Data = "rollout"  # what it learns from
     off_policy: bool = False  # may learn from data of other policies
+    rewards: bool = True  # it learns from rewards, so intrinsic ones have a meaning
     gradients: bool = False  # of its loss are computed where a segment is played, with the weights that played it
     perturbable: bool = False  # its action may be changed after ``act``
     noise: str = ""  # exploration module to take where no one changes its actions, which never vary by themselves
@@ -201,7 +202,7 @@ class Learner(Protocol):
         ...
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
-        """Reduce ``x [...]`` over all ranks to one number, 0-d; ``where`` has its shape and says what counts."""
+        """Reduce what counts of ``x [...]``, by ``where`` of its shape, over all ranks to a 0-d number; nothing: 0."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:

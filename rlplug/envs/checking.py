@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,18 @@ NUMBERS = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
 
 class MisfitError(Exception):
     """An environment said what its spaces do not allow."""
+
+
+def check_reset(seeds: Sequence[int], tasks: Any, num_envs: int) -> None:
+    """Check what an environment without tasks is reset with.
+
+    Raises:
+        ValueError: not one seed a column, or tasks.
+    """
+    if len(seeds) != num_envs:
+        raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
+    if tasks is not None:
+        raise ValueError("this environment has no tasks")
 
 
 def reader(space: Space[Any], n: int | None = None) -> Callable[[Any], Any]:

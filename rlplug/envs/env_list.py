@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.envs.checking import MisfitError, began, described, flag, number, writer
+from rlplug.envs.checking import MisfitError, began, check_reset, described, flag, number, writer
 from rlplug.envs.extras import Extras
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.spaces import allocate, equal, execute, single_agent
@@ -103,10 +103,7 @@ class EnvList:
             ValueError: not one seed a column, or tasks for an environment that has none.
             RunError: an environment raises, or says what its spaces do not allow.
         """
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
-        if tasks is not None:
-            raise ValueError("this environment has no tasks")
+        check_reset(seeds, tasks, self.num_envs)
         self._seeds = [int(seed) for seed in seeds]
         for i in range(self.num_envs):
             self._begin(i, 0)

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlplug import tree
-from rlplug.envs.checking import MisfitError, began, column, described, reader
+from rlplug.envs.checking import MisfitError, began, check_reset, column, described, reader
 from rlplug.envs.env_list import close
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.snapshot import restore, snapshot
@@ -91,10 +91,7 @@ class NativeVector:
             ValueError: not one seed a column, or tasks for an environment that has none.
             RunError: the environment raises, or says what its spaces do not allow.
         """
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
-        if tasks is not None:
-            raise ValueError("this environment has no tasks")
+        check_reset(seeds, tasks, self.num_envs)
         self._seeds, self._steps = [int(seed) for seed in seeds], 0
         obs, info = self._reset()
         self._refuse_late_masks(info)

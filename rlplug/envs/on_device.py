@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from rlplug.api import Context
+from rlplug.envs.checking import check_reset
 from rlplug.envs.spaces import single_agent
 from rlplug.types import Batch, ConfigError, Tree
 
@@ -69,10 +70,7 @@ class OnDevice:
         Raises:
             ValueError: not one seed a column, or tasks for an environment that has none.
         """
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
-        if tasks is not None:
-            raise ValueError("this environment has no tasks")
+        check_reset(seeds, tasks, self.num_envs)
         own = np.array([int(seed) % 2**64 for seed in seeds], np.uint64).view(np.int64)
         self._counter = _mixed(torch.from_numpy(own).to(self.device) * GOLDEN)
         self._length = torch.zeros_like(self._counter)

@@ -21,6 +21,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
+from rlplug.envs.checking import check_reset
 from rlplug.envs.env_list import tell_once
 from rlplug.envs.spec_json import mismatch
 from rlplug.envs.worker import CALL, FAILED, NOT_CLOSED, STEP, columns_of, not_sent, read, send, shared_rows
@@ -98,10 +99,7 @@ class Subprocess:
             ValueError: not one seed a column, or tasks for an environment that has none.
             RunError: an environment raises, or says what its spaces do not allow; or a worker died.
         """
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
-        if tasks is not None:
-            raise ValueError("this environment has no tasks")
+        check_reset(seeds, tasks, self.num_envs)
         self._call("reset", [[int(seeds[i]) for i in worker.columns] for worker in self._workers])
         return dict(self._first)
 

@@ -24,12 +24,14 @@ def log_likelihood(dist: Any, action: Tensor, log_std_coeff: float = 0.0) -> Ten
     return logp
 
 
-def advantage_weight(advantage: Tensor, sqd_adv_norm: Tensor, beta: float) -> Tensor:
+def advantage_weight(advantage: Tensor, sqd_adv_norm: Tensor, beta: float, max_weight: float | None = None) -> Tensor:
     """Return ``exp(beta A / c)``: Wang et al. 2018 (MARWIL), algorithm 1, with advantages in units of ``c``.
 
     Args:
         advantage: ``[...]``.
         sqd_adv_norm: ``c^2``, 0-d: the moving average of the squared advantages.
         beta: how much better actions are preferred; 0: not at all.
+        max_weight: limit of the result; None: off, and it may be infinite.
     """
-    return torch.exp(beta * advantage / (sqd_adv_norm.sqrt() + 1e-8))
+    weight = torch.exp(beta * advantage / (sqd_adv_norm.sqrt() + 1e-8))
+    return weight if max_weight is None else weight.clamp(max=max_weight)

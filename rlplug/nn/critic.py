@@ -43,6 +43,10 @@ class Critic(Module):
         """Return ``Q(s, a) [ensemble_size, ...]`` of ``action [..., A]``."""
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
+    def several(self, code: Tensor, action: Tensor) -> Tensor:
+        """Return ``Q(s, a) [ensemble_size, n, B]`` of ``n`` continuous actions in every row, ``action [n, B, A]``."""
+        raise NotImplementedError(f"{type(self).__name__}.several")
+
     def _output(self, features: Tensor) -> Tensor:
         """Apply the output layer; the leading axis of the members is there for a single one too."""
         out = precise(self.head, features)
@@ -69,6 +73,10 @@ class InputCritic(Critic):
         features, _ = self.torso({"obs": code, "action": action}, {}, None)
         return self._output(features).squeeze(-1)
 
+    def several(self, code: Tensor, action: Tensor) -> Tensor:
+        code = code.expand(len(action), *code.shape).flatten(0, 1)
+        return self(code, action.flatten(0, 1)).unflatten(-1, action.shape[:2])
+
 
 class FeatureCritic(Critic):
     """Continuous actions join the features of the observation in one more hidden layer, of the features' size.
@@ -87,6 +95,9 @@ class FeatureCritic(Critic):
     def forward(self, code: Tensor, action: Tensor) -> Tensor:
         action = action.expand(*code.shape[:-1], action.shape[-1])
         return self._output(torch.relu(self.join(torch.cat((code, action), -1)))).squeeze(-1)
+
+    def several(self, code: Tensor, action: Tensor) -> Tensor:
+        return self(code.unsqueeze(-3).expand(*code.shape[:-2], len(action), *code.shape[-2:]), action)
 
 
 class DiscreteCritic(Critic):

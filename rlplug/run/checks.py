@@ -43,8 +43,9 @@ def check(resolved: ResolvedRun) -> None:
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")
-        if needs.gradients and chosen.cls.intrinsic_reward is not Exploration.intrinsic_reward:
-            said = f"rewards what the learner samples, and {algo} computes its gradients where it acts; leave it out"
+        if chosen.cls.intrinsic_reward is not Exploration.intrinsic_reward and (needs.gradients or not needs.rewards):
+            why = "computes its gradients where it acts" if needs.gradients else "learns from no rewards"
+            said = f"rewards what the learner samples, and {algo} {why}; leave it out"
             raise ConfigError(f"exploration.{key}", said)
         if resolved.spec.has_agents and not chosen.cls.knows_agents:
             said = "knows environments of one agent alone, and this one has several; leave it out"

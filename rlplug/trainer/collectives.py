@@ -62,11 +62,12 @@ class Collectives:
         x = (x if where is None else x[where]).detach().reshape(-1)
         own = {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin, "std": partial(x.std, correction=0)}[op]
         if self.world_size == 1:
-            return own()
+            return own() if len(x) or op in ("max", "min") else x.new_zeros(())
         if op in ("max", "min"):
             return self.all_reduce(own() if len(x) else x.new_tensor(-torch.inf if op == "max" else torch.inf), op)
         sums = torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]).double()
         count, total, squares = self.all_reduce(sums, "sum")
+        count = count.clamp(min=1)
         mean = total / count
         std = (squares / count - mean.square()).clamp(min=0).sqrt()
         return {"sum": total, "mean": mean, "std": std}[op].to(x.dtype)

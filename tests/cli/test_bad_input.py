@@ -110,6 +110,7 @@ BAD = {
     "algo=ppo model=lstm model.torso.hiddn=[3]": "model.torso.hiddn: unknown key; did you mean model.torso.hidden",
     "algo=ppo model=nature_cnn": "model: ",
     "algo=ppo env=pendulum exploration=gaussian": "exploration.gaussian: changes actions, which ppo cannot learn from",
+    "algo=bc loop=alternate exploration=[icm]": "exploration.icm: rewards what the learner samples, and bc ",
     "algo=sac env=pendulum buffer=rollout": "buffer: rollout gives the last round, but sac learns from windows",
     "algo=ppo buffer=replay": "buffer: replay gives windows of older data, but ppo learns from the last round",
     # sizes

@@ -25,6 +25,10 @@ NAMES = (
     "lints",
     "bc",
     "marwil",
+    "cql",
+    "discrete_cql",
+    "iql",
+    "td3_bc",
 )
 RUNS = {f"algo={name}": compose([f"algo={name}"]).raw for name in NAMES}
 
@@ -61,6 +65,10 @@ def test_a_word_leads_to_those_of_its_meanings_that_the_run_has(word: str, prefi
         ("algo=ppo", "output=data", "record.path"),
         ("algo=bc", "input_evaluation=[is]", "estimate.methods"),
         ("algo=marwil", "algo.vf_loss_coeff=0.5", "algo.vf_coeff"),
+        ("algo=cql", "algo.conservative_weight=5", "algo.min_q_weight"),
+        ("algo=discrete_cql", "algo.conservative_weight=1", "algo.min_q_weight"),
+        ("algo=cql", "algo.n_action_samples=10", "algo.num_actions"),
+        ("algo=iql", "algo.weight_temp=3", "algo.beta"),
     ],
 )
 def test_on_a_command_line(run: str, line: str, meant: str):

@@ -136,6 +136,10 @@ def test_recorded_columns_beside_played_ones():
 RESUMED = {
     "bc": (*BC, "total_steps=30"),
     "marwil": ("algo=marwil", *BC[1:], "total_steps=30"),
+    **{
+        name: (f"algo={name}", *QUIET, f"data.path={SMALL}", "total_steps=30", "train_batch_size=8", *more)
+        for name, more in {"iql": (), "discrete_cql": ("algo.hiddens=[8]",)}.items()
+    },
     "streaming": (
         *(*DQN, "total_steps=60", "loop.stream=true", "replay_ratio=0.5", "rollout_fragment_length=2"),
         *("num_steps_sampled_before_learning_starts=40", "buffer.capacity=120", "num_envs=2"),
@@ -205,6 +209,14 @@ REFUSED = {
     "exploration": (
         (*DQN, "exploration=epsilon_greedy"),
         "exploration.epsilon_greedy: changes what is played, and data.path",
+    ),
+    "intrinsic rewards": (
+        (*BC, "exploration=[icm]"),
+        "exploration.icm: rewards what the learner samples, and bc learns from no rewards; leave it out",
+    ),
+    "intrinsic rewards that nothing weighs": (
+        ("algo=marwil", *BC[1:], "algo.beta=0", "exploration=[rnd]"),
+        "exploration.rnd: rewards what the learner samples, and marwil learns from no rewards; leave it out",
     ),
     "actors": (
         (*DQN, "hardware.actors.count=1"),

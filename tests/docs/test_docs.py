@@ -31,6 +31,10 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 
+PLAYED = (  # of what learns from recordings
+    *("loop=alternate", "rollout_fragment_length=1", "replay_ratio=1", "total_steps=600"),
+    "num_steps_sampled_before_learning_starts=590",
+)
 SMALL = Path(testing.__file__).parent / "cartpole.npz"
 
 by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -66,9 +70,11 @@ def test_every_component_stands_in_a_table():
         ),
         ("appo", ["env=cartpole", "total_steps=4096", "algo.kl_coeff=0.2", "loop.max_staleness=9"]),
         ("bc", ["env=cartpole", f"data.path={SMALL}", "total_steps=256", "train_batch_size=1"]),
+        ("cql", ["env=pendulum", *PLAYED, "algo.num_actions=1"]),
         ("ddpg", ["env=pendulum", "total_steps=600", "num_steps_sampled_before_learning_starts=590"]),
         ("dqn", ["env=cartpole", "total_steps=600", "num_steps_sampled_before_learning_starts=500"]),
         ("impala", ["env=cartpole", "total_steps=2048", "loop.max_staleness=9", "algo.entropy_coeff=0.01"]),
+        ("iql", ["env=cartpole", f"data.path={SMALL}", "total_steps=256", "train_batch_size=8"]),
         ("marwil", ["env=cartpole", f"data.path={SMALL}", "total_steps=256", "train_batch_size=1"]),
         ("ppo", ["env=cartpole", "total_steps=2048", "algo.kl_coeff=0.2", "algo.entropy_coeff=0.01"]),
         ("sac", ["env=pendulum", "total_steps=600", "num_steps_sampled_before_learning_starts=590"]),

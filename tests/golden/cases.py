@@ -112,6 +112,7 @@ DQN = {
     "algo.stride": 4,
     "algo.eta": 0.9,
     "algo.worker_side_prioritization": False,
+    "algo.min_q_weight": 0.0,
 }
 RAINBOW = {
     **DQN,
@@ -206,6 +207,7 @@ DDPG = {
     "algo.actor_lr": 1e-3,
     "algo.critic_lr": 2e-3,
     "algo.l2_reg": 1e-3,
+    "algo.bc_alpha": None,
     "algo.grad_clip": 10.0,
     "algo.grad_clip_by": "global_norm",
     "algo.sequence_length": 8,
@@ -380,6 +382,52 @@ MARWIL = {
     "algo.moving_average_sqd_adv_norm_start": 100.0,
     "algo.moving_average_sqd_adv_norm_update_rate": 0.01,
 }
+CQL = {
+    **{key: value for key, value in SAC.items() if key != "algo.target_network_update_freq"},
+    "algo": "cql",
+    "algo.min_q_weight": 2.0,
+    "algo.temperature": 0.5,
+    "algo.num_actions": 3,
+    "algo.lagrangian_thresh": 0.7,
+    "algo.bc_iters": 8,
+    "algo.deterministic_backup": False,
+}
+WINDOWS = {key: value for key, value in OFFLINE.items() if not key.startswith("algo.")} | {
+    "buffer": "replay",
+    "train_batch_size": 16,
+}
+IQL = {
+    **WINDOWS,
+    "algo": "iql",
+    "algo.gamma": 0.98,
+    "algo.n_step": 2,
+    "algo.tau": 0.05,
+    "algo.expectile": 0.8,
+    "algo.beta": 2.0,
+    "algo.max_weight": 1.2,
+    "algo.actor_lr": 1e-3,
+    "algo.critic_lr": 2e-3,
+    "algo.value_lr": 3e-3,
+    "algo.grad_clip": 10.0,
+    "algo.grad_clip_by": "global_norm",
+    "algo.initial_log_std": 0.0,
+}
+DISCRETE_CQL = {
+    **{key: value for key, value in RAINBOW.items() if key.startswith("algo.")},
+    **WINDOWS,
+    "algo": "discrete_cql",
+    "algo.noisy": False,
+    "algo.num_atoms": 1,
+    "algo.min_q_weight": 0.5,
+}
+TD3_BC = {
+    **{key: value for key, value in TD3.items() if not key.startswith(("buffer", "exploration"))},
+    "algo": "td3_bc",
+    "buffer": "replay",
+    "buffer.capacity": 1000,
+    "preprocess.normalize_obs": True,
+    "algo.bc_alpha": 2.5,
+}
 
 CASES = {
     "ppo_cartpole": {**PPO, "env": "cartpole"},
@@ -399,6 +447,10 @@ CASES = {
     "a3c_cartpole": A3C,
     "bc_cartpole": {**OFFLINE, "algo": "bc"},
     "marwil_cartpole": MARWIL,
+    "cql_pendulum": CQL,
+    "discrete_cql_cartpole": DISCRETE_CQL,
+    "iql_cartpole": IQL,
+    "td3_bc_pendulum": TD3_BC,
     "dqn_cartpole": DQN,
     "dqn_cartpole_rainbow": RAINBOW,
     "dqn_cartpole_recurrent": R2D2,

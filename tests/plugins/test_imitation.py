@@ -16,8 +16,7 @@ from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
 from rlplug.functional.imitation import advantage_weight, log_likelihood
 from rlplug.nn import Categorical, DiagGaussian
-from rlplug.plugins.algo.bc import BC
-from rlplug.plugins.algo.marwil import MARWIL
+from rlplug.plugins.algo.marwil import BC, MARWIL
 from rlplug.run.build import build
 from rlplug.run.launch import train
 from rlplug.trainer.learner import RankLearner
@@ -79,6 +78,13 @@ def test_the_weight_of_an_advantage():
     torch.testing.assert_close(weights, torch.tensor([math.exp(0.1), math.exp(-0.1), 1.0]))
     doubled = advantage_weight(torch.tensor([1.0]), torch.tensor(100.0), 2.0)
     torch.testing.assert_close(doubled, torch.tensor([math.exp(0.2)]))
+
+
+def test_the_weight_has_a_limit():
+    """An advantage of 1000 where the mean of squares is 1: its exponential is no number of single precision."""
+    advantages, norm = torch.tensor([1000.0, 1.0]), torch.tensor(1.0)
+    torch.testing.assert_close(advantage_weight(advantages, norm, 1.0, 20.0), torch.tensor([20.0, math.e]))
+    assert advantage_weight(advantages, norm, 1.0)[0] == math.inf
 
 
 def test_wider_gaussians_are_worth_something():

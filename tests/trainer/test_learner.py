@@ -271,6 +271,18 @@ def test_minibatches_and_statistics_are_those_of_one_rank():
         assert theirs == pytest.approx(numbers)
 
 
+def nothing(fabric: AnyFabric):
+    """Statistics where no row of any rank counts."""
+    learner = RankLearner(fabric=fabric, ctx=context(), algorithm=NoisyActor(), buffer=None)  # type: ignore[arg-type]
+    return [float(learner.reduce(torch.ones(3), op, torch.zeros(3, dtype=torch.bool))) for op in ("mean", "std", "sum")]
+
+
+def test_statistics_of_nothing_are_numbers():
+    """As a round has no valid row in which every column shows a final observation."""
+    assert nothing(one_rank()) == [0.0, 0.0, 0.0]
+    assert ranks(2)(nothing) == [[0.0, 0.0, 0.0]] * 2
+
+
 def test_a_call_in_which_no_part_is_due_does_nothing():
     who = Delayed()
     learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Deep Deterministic Policy Gradient, Lillicrap et al. 2016 (arXiv:1509.02971), and Twin Delayed DDPG, Fujimoto et al.
-2018 (arXiv:1802.09477): the same with ``twin_q``, ``policy_delay`` and ``target_noise``.
+2018 (arXiv:1802.09477): the same with ``twin_q``, ``policy_delay`` and ``target_noise``; with ``bc_alpha``, too, TD3+BC
+from recorded actions, Fujimoto & Gu 2021 (arXiv:2106.06860).
 
 Recurrent models learn from sequences, with separate networks for the policy and the critics, as in Ni et al. 2022
 (arXiv:2110.05038). ``_transitions`` and ``_unroll`` compute what ``forward`` reads of transitions and of sequences.
@@ -67,6 +68,9 @@ class DDPG(Algorithm):
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
         worker_side_prioritization: bool = option("Actors compute first priorities; else they are the largest so far.")
+        bc_alpha: PositiveFloat | None = option(
+            "TD3+BC, for recorded data: the policy imitates too, and this is the weight of its value; null: off."
+        )
         l2_reg: NonNegativeFloat = option("Weight of the L2 regularization of policy and critics.")
         grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
         grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
@@ -106,6 +110,9 @@ class DDPG(Algorithm):
         self.actor_lr, self.critic_lr = ctx.schedule(cfg.actor_lr), ctx.schedule(cfg.critic_lr)
         self.steps: Tensor
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.q_scale: Tensor
+        if cfg.bc_alpha is not None:
+            self.register_buffer("q_scale", torch.ones(()))
 
     def _pairs(self) -> tuple[tuple[nn.Module, nn.Module], ...]:
         return (self.target_actor, self.actor), (self.target_critic, self.critic)
@@ -167,9 +174,15 @@ class DDPG(Algorithm):
             losses.terms["critic"] = loss.sum(0) * batch["weight"] if "weight" in batch else loss.sum(0)
             error = error.detach().abs().mean(0)
             losses.metrics |= {"q": q[0].detach(), "td_error": error}
+            if cfg.bc_alpha is not None:
+                losses.metrics["abs_q"] = q[0].detach().abs()
             losses.feedback["priority"] = sequence_priority(error, batch["valid"]) if self.sequences else error
         if "actor" in parts:  # 1509.02971, equation 6, through the first critic
-            losses.terms["actor"] = -frozen(self.critic)(rows["code"].detach(), rows["policy_action"])[0]
+            value = frozen(self.critic)(rows["code"].detach(), rows["policy_action"])[0]
+            losses.terms["actor"] = -value
+            if cfg.bc_alpha is not None:  # 2106.06860, equations 3 and 5
+                cloning = (rows["policy_action"] - batch["action"]).square().mean(-1)
+                losses.terms["actor"] = cloning - cfg.bc_alpha / self.q_scale * value
         return losses
 
     def first_priorities(self, batch: Batch) -> Tensor:
@@ -205,6 +218,8 @@ class DDPG(Algorithm):
         return rows
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
+        if self.cfg.bc_alpha is not None:  # for the next step: a mean over all ranks
+            self.q_scale.copy_(losses.metrics["abs_q"].clamp(min=1e-6))
         if "actor" in parts:
             self.steps += 1
             if self.steps % self.cfg.target_network_update_freq == 0:

@@ -1,5 +1,6 @@
 """Deep Q-Network, Mnih et al. 2015 (doi:10.1038/nature14236), with every switch of Rainbow, Hessel et al. 2018
-(arXiv:1710.02298); on sequences, with a recurrent model, the learner of R2D2, Kapturowski et al. 2019 (ICLR).
+(arXiv:1710.02298); on sequences, with a recurrent model, the learner of R2D2, Kapturowski et al. 2019 (ICLR); with
+``min_q_weight`` conservative Q-learning from recorded actions, Kumar et al. 2020 (arXiv:2006.04779).
 
 Without a recurrent model a sample is transitions: a row that is learned from, and the one to bootstrap from. With one
 it has ``burn_in + L + n`` rows: warm up the state, learn from ``L`` rows, look ``n`` rows ahead.
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
 from rlplug.functional.distributional import kl_divergence, project
+from rlplug.functional.offline import log_sum_exp
 from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.sequences import carry_before, n_step_segment, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
@@ -90,6 +92,7 @@ class DQN(Algorithm):
         value_rescaling: PositiveFloat | None = option(
             "Epsilon of R2D2's h (1e-3), in whose units values are learned; null: off."
         )
+        min_q_weight: NonNegativeFloat = option("Weight of the conservative term of CQL, for recorded data; 0: off.")
         sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
         burn_in: NonNegativeInt = option("Recurrent: rows in front of them that only warm up the state.")
         stride: PositiveInt = option("Recurrent: rows between the beginnings of two samples.")
@@ -189,6 +192,9 @@ class DQN(Algorithm):
             target = self._target(judge, future, batch)
         loss, error = self._loss(target, chosen)
         metrics = {"q": self.q(chosen.detach()), "td_error": error}
+        if self.cfg.min_q_weight:  # arXiv:2006.04779, equation 4
+            term = log_sum_exp(forbid(self.q(out), batch.get("action_mask"))) - self.q(chosen)
+            loss, metrics["conservative"] = loss + self.cfg.min_q_weight * term, term.detach()
         priority = sequence_priority(error, batch["valid"], self.cfg.eta) if self.sequences else error
         return Losses(
             {"critic": loss * batch["weight"] if "weight" in batch else loss}, metrics, {"priority": priority}

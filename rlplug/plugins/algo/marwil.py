@@ -1,7 +1,8 @@
-"""Monotonic advantage re-weighted imitation learning, MARWIL: Wang et al. 2018 (NeurIPS, "Exponentially Weighted
-Imitation Learning for Batched Historical Data").
+"""Behavioral cloning (Pomerleau 1991, doi:10.1162/neco.1991.3.1.88), and monotonic advantage re-weighted imitation
+learning, MARWIL: Wang et al. 2018 (NeurIPS, "Exponentially Weighted Imitation Learning for Batched Historical Data").
 
-Recorded actions are imitated the more, the better the return that followed them. ``beta`` 0 is behavioral cloning.
+BC is maximum likelihood of recorded actions. In MARWIL they count the more, the better the return that followed them;
+``beta`` 0 leaves BC.
 """
 
 from __future__ import annotations
@@ -21,17 +22,11 @@ from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Schedu
 from rlplug.types import Batch, EnvSpec, Mode
 
 
-class MARWIL(Algorithm):
+class BC(Algorithm):
     @settings
     class Config:
-        gamma: UnitFloat = option("Discount factor.")
-        beta: NonNegativeFloat = option("Exponent of the advantages; 0: behavioral cloning, without a value function.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         sgd_minibatch_size: PositiveInt = option("Rows per gradient step, over all ranks.")
-        vf_coeff: NonNegativeFloat = option("Weight of the value loss.")
-        vf_share_layers: bool = option("One torso for policy and value.")
-        moving_average_sqd_adv_norm_start: PositiveFloat = option("Mean of squared advantages at the start.")
-        moving_average_sqd_adv_norm_update_rate: UnitFloat = option("Step of that mean with every gradient step.")
         bc_logstd_coeff: NonNegativeFloat = option("Weight of the mean log standard deviation of Gaussian actions.")
         grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
         grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
@@ -40,7 +35,7 @@ class MARWIL(Algorithm):
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         spec.single_agent  # noqa: B018  raises for several agents
-        return Needs(data="episodes", off_policy=True, keys=("obs", "action", "action_mask"))
+        return Needs(data="episodes", off_policy=True, rewards=False, keys=("obs", "action", "action_mask"))
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
@@ -51,23 +46,11 @@ class MARWIL(Algorithm):
         self.cfg, self.ctx = cfg, ctx
         group = ctx.spec.single_agent
         self.net = Policy(ctx.build("model", group.obs), group.action, cfg.initial_log_std)
-        self.value_torso: nn.Module | None = None
-        self.value: nn.Module | None = None
-        if cfg.beta:
-            torso = self.net.torso
-            if not cfg.vf_share_layers:
-                torso = self.value_torso = ctx.build("critic_model", group.obs)
-            self.value = Linear(torso.out_dim, 1, gain=1.0)
         self.lr = ctx.schedule(cfg.lr)
-        self.sqd_adv_norm: Tensor
-        self.register_buffer("sqd_adv_norm", torch.tensor(cfg.moving_average_sqd_adv_norm_start))
 
     def optimizers(self) -> dict[str, Optim]:
         adam = Adam(self.parameters(), lr=self.lr)
         return {"policy": Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=self.lr)}
-
-    def actor_keys(self) -> tuple[str, ...]:
-        return tuple(name for name in self.state_dict() if name.startswith("net."))
 
     def initial_carry(self, n: int) -> Batch:
         return self.net.initial_carry(n)
@@ -77,6 +60,63 @@ class MARWIL(Algorithm):
 
     def logp(self, batch: Batch) -> Tensor:
         return self.net.dist(batch, self.net.initial_carry(batch["valid"].shape[1]))[0].logp(batch["action"])
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Keep the rows that are imitated."""
+        return {key: batch[key] for key in ("obs", "action", "action_mask", "is_first", "valid") if key in batch}
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """Minimize ``-log pi(a_t | s_t)``."""
+        carry = self.net.initial_carry(batch["valid"].shape[1]) if "valid" in batch else {}
+        dist, _ = self.net.dist(batch, carry)
+        term = -log_likelihood(dist, batch["action"], self.cfg.bc_logstd_coeff)
+
+        def diagnostics() -> dict[str, Tensor]:
+            return {"mean_entropy": dist.entropy()}
+
+        return Losses({"policy": term}, diagnostics=diagnostics)
+
+    def update(self, batch: Batch, learner: Learner) -> Losses:
+        """Make one epoch over the sampled episodes: of rows in any order, or of whole episodes if it is recurrent."""
+        losses, size, recurrent = Losses({}), self.cfg.sgd_minibatch_size, bool(self.initial_carry(1))
+        if recurrent:
+            size = max(1, round(size / len(batch["valid"])))
+        for minibatch in learner.minibatches(batch, size, "column" if recurrent else "row"):
+            losses = learner.minimize(minibatch, self)
+        return losses
+
+
+class MARWIL(BC):
+    @settings
+    class Config(BC.Config):
+        gamma: UnitFloat = option("Discount factor.")
+        beta: NonNegativeFloat = option("Exponent of the advantages; 0: behavioral cloning, without a value function.")
+        max_weight: PositiveFloat | None = option("Limit of the weight that a recorded action gets; null: off.")
+        vf_coeff: NonNegativeFloat = option("Weight of the value loss.")
+        vf_share_layers: bool = option("One torso for policy and value.")
+        moving_average_sqd_adv_norm_start: PositiveFloat = option("Mean of squared advantages at the start.")
+        moving_average_sqd_adv_norm_update_rate: UnitFloat = option("Step of that mean with every gradient step.")
+
+    cfg: Config
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        return replace(super().needs(cfg, spec), rewards=cfg.beta > 0)
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__(cfg, ctx)
+        self.value_torso: nn.Module | None = None
+        self.value: nn.Module | None = None
+        if cfg.beta:
+            torso = self.net.torso
+            if not cfg.vf_share_layers:
+                torso = self.value_torso = ctx.build("critic_model", ctx.spec.single_agent.obs)
+            self.value = Linear(torso.out_dim, 1, gain=1.0)
+        self.sqd_adv_norm: Tensor
+        self.register_buffer("sqd_adv_norm", torch.tensor(cfg.moving_average_sqd_adv_norm_start))
+
+    def actor_keys(self) -> tuple[str, ...]:
+        return tuple(name for name in self.state_dict() if name.startswith("net."))
 
     def values(self, batch: Batch) -> Tensor:
         if self.value is None:
@@ -88,47 +128,33 @@ class MARWIL(Algorithm):
 
     def prepare(self, batch: Batch) -> Batch:
         """Compute the returns of whole episodes; truncated ones go on with the value of their final observation."""
-        keys = ("obs", "action", "action_mask", "is_first", "valid")
-        rows = {key: batch[key] for key in keys if key in batch}
+        rows = super().prepare(batch)
         if self.cfg.beta:
-            value = self.values(batch)
-            stream = batch["reward"], value, batch["terminated"], batch["valid"]
+            stream = batch["reward"], self.values(batch), batch["terminated"], batch["valid"]
             rows["returns"] = gae(*stream, self.cfg.gamma, 1.0)[1]
         return rows
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
         """Minimize ``-exp(beta A / c) log pi(a | s)``, the paper's algorithm 1, and the error of the value."""
-        cfg = self.cfg
-        carry = self.net.initial_carry(batch["valid"].shape[1]) if "valid" in batch else {}
-        dist, _ = self.net.dist(batch, carry)
-        likelihood = log_likelihood(dist, batch["action"], cfg.bc_logstd_coeff)
+        cfg, losses = self.cfg, super().forward(batch, parts)
         if not cfg.beta:
-            return Losses({"policy": -likelihood}, diagnostics=lambda: {"mean_entropy": dist.entropy()})
+            return losses
         value = self.values(batch)
         advantage = (batch["returns"] - value).detach()
-        weight = advantage_weight(advantage, self.sqd_adv_norm, cfg.beta)
+        weight = advantage_weight(advantage, self.sqd_adv_norm, cfg.beta, cfg.max_weight)
         terms = {
-            "policy": -weight * likelihood,
+            "policy": weight * losses.terms["policy"],
             "value": 0.5 * cfg.vf_coeff * (value - batch["returns"]).square(),
         }
-        metrics = {"sqd_advantage": advantage.square()}
+        cloning: Any = losses.diagnostics
 
         def diagnostics() -> dict[str, Tensor]:
-            return {"mean_entropy": dist.entropy(), "advantage": advantage, "weight": weight}
+            return cloning() | {"advantage": advantage, "weight": weight}
 
-        return Losses(terms, metrics, diagnostics=diagnostics)
+        return Losses(terms, {"sqd_advantage": advantage.square()}, diagnostics=diagnostics)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         """Move the mean of squared advantages ``c^2``, which the next gradient step divides by."""
         if self.cfg.beta:
             rate = self.cfg.moving_average_sqd_adv_norm_update_rate
             self.sqd_adv_norm.lerp_(losses.metrics["sqd_advantage"], rate)
-
-    def update(self, batch: Batch, learner: Learner) -> Losses:
-        """Make one epoch over the sampled episodes: of rows in any order, or of whole episodes if it is recurrent."""
-        losses, size, recurrent = Losses({}), self.cfg.sgd_minibatch_size, bool(self.initial_carry(1))
-        if recurrent:
-            size = max(1, round(size / len(batch["valid"])))
-        for minibatch in learner.minibatches(batch, size, "column" if recurrent else "row"):
-            losses = learner.minimize(minibatch, self)
-        return losses

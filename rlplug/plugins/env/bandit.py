@@ -19,6 +19,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Context
+from rlplug.envs.checking import check_reset
 from rlplug.envs.spaces import single_agent
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError, Tree
@@ -63,10 +64,7 @@ class Bandit:
         Raises:
             ValueError: not one seed a column, or tasks for an environment that has none.
         """
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"{len(seeds)} seeds for {self.num_envs} environments")
-        if tasks is not None:
-            raise ValueError("this environment has no tasks")
+        check_reset(seeds, tasks, self.num_envs)
         self.load({"seeds": [int(seed) for seed in seeds], "number": 0, "length": 0})
         return self.row(0)
 

@@ -19,11 +19,11 @@ from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch
 
-TOLERANCE = 2e-6
+TOLERANCE = 1e-6
 
 
 def check_ranks(case: Case) -> None:
-    """One update from one global sample gives the same weights and metrics, to 2e-6, however it is shared out."""
+    """One update from one global sample gives the same weights and metrics, to 1e-6, however it is shared out."""
     question = ask(case)
     alone = one_update(one_rank(), question)
     for how, other in (
@@ -89,8 +89,10 @@ def columns_of(sample: Batch, rank: int, world: int) -> Batch:
 def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
     """Names of the numbers that differ by more than ``TOLERANCE``, and by how much.
 
-    One element of a tensor in a thousand may differ by a hundred times as much: Adam divides a gradient by its own
-    size, and so makes the rounding of one that is nearly zero as large as a step.
+    One element of a tensor in a thousand, rounded, may differ by a hundred times as much: Adam divides a gradient by
+    its own size, and so makes the rounding of one that is nearly zero as large as a step. In BC on Pendulum one of 768
+    begins with a gradient of 3.71e-9, or 3.69e-9 if it is added up by microbatches, where the median is 2e-5: beside
+    Adam's epsilon of 1e-8 that is a thousandth of a step.
     """
     require(a.keys() == b.keys(), f"only one of them has {some(sorted(a.keys() ^ b.keys()))}")
     found = []
@@ -98,6 +100,6 @@ def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
         x, y = a[name].double(), b[name].double()
         far = (x - y).abs() / x.abs().clamp(min=1.0)
         beyond = int((far > TOLERANCE).sum())
-        if beyond > far.numel() // 1000 or not far.max() <= 100 * TOLERANCE:
+        if beyond > round(far.numel() / 1000) or not far.max() <= 100 * TOLERANCE:
             found.append(f"{name} (by {far.max().item():.1e})")
     return sorted(found)

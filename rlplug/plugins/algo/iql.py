@@ -1,0 +1,128 @@
+"""Implicit Q-learning, Kostrikov et al. 2021 (arXiv:2110.06169), from recorded actions.
+
+No action is judged that nobody took: a value function is an upper expectile of the recorded actions' values, the
+critics bootstrap from it, and the policy imitates actions the more, the better they are than it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.functional.offline import expectile_loss
+from rlplug.functional.sequences import n_step_transitions
+from rlplug.functional.targets import polyak_
+from rlplug.nn import Adam, Linear, Policy, critic_for, precise
+from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
+from rlplug.types import Batch, ConfigError, EnvSpec, Mode
+
+
+class Value(nn.Module):
+    """Maps observations to values ``[...]``: a torso, and a linear layer."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__()
+        self.torso: Model = ctx.build("critic_model", ctx.spec.single_agent.obs)
+        self.out = Linear(self.torso.out_dim, 1)
+
+    def forward(self, obs: Any) -> Tensor:
+        return precise(self.out, self.torso(obs, {}, None)[0]).squeeze(-1)
+
+
+class IQL(Algorithm):
+    @settings
+    class Config:
+        gamma: UnitFloat = option("Discount factor.")
+        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
+        tau: UnitFloat = option("Polyak step of the target critics.")
+        expectile: UnitFloat = option("Of the recorded actions' values; 0.5: their mean, near 1: the best of them.")
+        beta: NonNegativeFloat = option("Exponent of the advantages; 0: behavioral cloning.")
+        max_weight: PositiveFloat = option("Limit of the weight that a recorded action gets.")
+        actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
+        critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
+        value_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the value function.")
+        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        gaussian = isinstance(spec.single_agent.action, spaces.Box)  # draws beyond the bounds, which noise may not
+        if not 0.0 < cfg.expectile < 1.0:
+            raise ConfigError("algo.expectile", f"{cfg.expectile} should be between 0 and 1, and neither of them")
+        keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
+        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=not gaussian, keys=keys)
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.cfg, self.ctx = cfg, ctx
+        group = ctx.spec.single_agent
+        self.net, self.value = Policy(ctx.build("model", group.obs), group.action, cfg.initial_log_std), Value(ctx)
+        build = partial(critic_for, partial(ctx.build, "critic_model"), group.obs, group.action)
+        self.critic, self.target = (build(ensemble_size=2) for _ in range(2))
+        self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())
+        lrs = {"actor": cfg.actor_lr, "critic": cfg.critic_lr, "value": cfg.value_lr}
+        self.lr = {part: ctx.schedule(lr) for part, lr in lrs.items()}
+
+    def optimizers(self) -> dict[str, Optim]:
+        def part(module: nn.Module, lr: Tensor) -> Optim:
+            return Optim(Adam(module.parameters(), lr=lr), self.cfg.grad_clip, self.cfg.grad_clip_by, lr=lr)
+
+        modules = {"critic": self.critic, "value": self.value, "actor": self.net}
+        return {name: part(module, self.lr[name]) for name, module in modules.items()}
+
+    def actor_keys(self) -> tuple[str, ...]:
+        return tuple(name for name in self.state_dict() if name.startswith("net."))
+
+    def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        return self.net.act(step, carry, mode, self.ctx)
+
+    def logp(self, batch: Batch) -> Tensor:
+        return self.net.dist(batch, {})[0].logp(batch["action"])
+
+    def values(self, batch: Batch) -> Tensor:
+        return self.value(batch["obs"])
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Sum ``n_step`` rewards from every sampled row."""
+        out = n_step_transitions(batch, self.cfg.gamma)
+        return out | {key: batch[key] for key in ("weight",) if key in batch}
+
+    def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
+        """Compute all three losses in one graph; every parameter gets the gradient of its own loss alone."""
+        cfg, losses, action = self.cfg, Losses({}), batch["action"]
+        factors = action.flatten(1) if action.ndim > 1 else action.unsqueeze(-1)
+        if "critic" in parts:  # equation 6
+            code, _ = self.critic.encode(batch["obs"], {}, None)
+            with torch.no_grad():
+                target = batch["returns"] + batch["discount"] * self.value(batch["next_obs"])
+            q = self.critic(code, factors)
+            error = q - target
+            loss = 0.5 * error.square().sum(0)
+            losses.terms["critic"] = loss * batch["weight"] if "weight" in batch else loss
+            losses.metrics["q"] = q[0].detach()
+            losses.feedback["priority"] = error.detach().abs().mean(0)
+        if "value" in parts or "actor" in parts:
+            with torch.no_grad():
+                code, _ = self.target.encode(batch["obs"], {}, None)
+                q = self.target(code, factors).amin(0)
+            value = self.value(batch["obs"])
+            advantage = q - value
+            if "value" in parts:  # equation 5
+                losses.terms["value"] = expectile_loss(advantage, cfg.expectile)
+            if "actor" in parts:  # equation 7
+                weight = (cfg.beta * advantage.detach()).exp().clamp(max=cfg.max_weight)
+                dist, _ = self.net.dist(batch, {})
+                losses.terms["actor"] = -weight * dist.logp(action)
+                losses.metrics |= {"advantage": advantage.detach(), "weight": weight}
+        return losses
+
+    def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
+        if "critic" in parts:
+            polyak_(self.target, self.critic, self.cfg.tau)
