@@ -39,7 +39,7 @@ class Chosen:
             return self.cls(self.cfg, ctx)
 
     def needs(self, spec: Any) -> Any:
-        """Return the ``Needs`` of an algorithm."""
+        """Return the ``Needs`` of an algorithm or an exploration module."""
         with self._full_keys():
             return self.cls.needs(self.cfg, spec)
 
@@ -250,6 +250,9 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     cls = registry.load(kind, name, f"{key}.name")
     if not hasattr(cls, "Config"):
         raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
+    from rlplug.contract import check_class  # here: it imports torch
+
+    check_class(kind, cls)
     return Chosen(kind, key, name, cls, typed(cls.Config, {k: v for k, v in node.items() if k != "name"}, key))
 
 
