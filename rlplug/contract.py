@@ -36,7 +36,7 @@ MEMBERS: Mapping[Kind, tuple[type[Any], tuple[str, ...]]] = {  # what a class sa
     "algo": (Algorithm, ("needs", "act")),
     "model": (Model, ("forward",)),
     "buffer": (Buffer, ("gives", "sequences", "size_key", "add", "ready", "sample", "feedback", "nbytes", "save", "load")),
-    "loop": (Loop, ("updates", "run")),
+    "loop": (Loop, ("run",)),
     "hardware": (Hardware, ("plan",)),
 }
 OF_ENV = ("spec", "autoreset", "reset", "step", "state", "load", "close")
@@ -212,7 +212,7 @@ def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: E
 
 def nobody_gives(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping[str, Exploration]) -> ConfigError:
     """Return the error for keys that neither the environment nor the algorithm puts into a row."""
-    asking = [algorithm, *(extra for extra in exploration.values() if "needs" in vars(type(extra)))]
+    asking = [algorithm, *(extra for extra in exploration.values() if type(extra).needs.__func__ is not Exploration.needs.__func__)]
     said = f"names {', '.join(keys)}, which neither the environment gives nor {named(algorithm, 'act')}"
     return ConfigError("", f"{' or '.join(named(who, 'needs') for who in asking)} {said}")
 

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
-from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, unknown_key
+from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, single, unknown_key
 from rlplug.config.estimate import ESTIMATE, Estimate, paths
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
@@ -283,7 +283,7 @@ def _collect(errors: list[ConfigError], function: Callable[..., T], *args: Any) 
     try:
         return function(*args)
     except ConfigError as error:
-        errors.append(error)
+        errors.extend(single(error))
 
 
 def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str, Any]:
