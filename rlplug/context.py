@@ -47,7 +47,9 @@ def needs_of(
     """
     needs = check_needs(algo.cls, algo.needs(spec))
     needs = algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
-    keys = [key for extra in exploration for key in exploration_keys(extra.cls, extra.needs(spec)) if key not in needs.keys]
+    keys = [
+        key for extra in exploration for key in exploration_keys(extra.cls, extra.needs(spec)) if key not in needs.keys
+    ]
     needs = replace(needs, keys=(*needs.keys, *dict.fromkeys(keys))) if keys else needs
     return replace(needs, recorded=recorded_keys(spec, needs)) if recorded else needs
 
@@ -178,7 +180,9 @@ class RunContext(Context):
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
         chosen = self.slots[slot] if isinstance(slot, str) else slot
         members = ensemble_size if chosen.cls.batched else 1
-        models = [chosen.build(self.derive(space=space, ensemble_size=members)) for _ in range(ensemble_size // members)]
+        models = [
+            chosen.build(self.derive(space=space, ensemble_size=members)) for _ in range(ensemble_size // members)
+        ]
         if chosen.kind == "model":
             check_model(models[0], space, members, self.generators)
         return models[0] if len(models) == 1 else Ensemble(models)

@@ -35,7 +35,10 @@ BASES: Mapping[Kind, type[Any]] = {"algo": Algorithm, "exploration": Exploration
 MEMBERS: Mapping[Kind, tuple[type[Any], tuple[str, ...]]] = {  # what a class says itself; the others are there
     "algo": (Algorithm, ("needs", "act")),
     "model": (Model, ("forward",)),
-    "buffer": (Buffer, ("gives", "sequences", "size_key", "add", "ready", "sample", "feedback", "nbytes", "save", "load")),
+    "buffer": (
+        Buffer,
+        ("gives", "sequences", "size_key", "add", "ready", "sample", "feedback", "nbytes", "save", "load"),
+    ),
     "loop": (Loop, ("run",)),
     "hardware": (Hardware, ("plan",)),
 }
@@ -212,7 +215,10 @@ def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: E
 
 def nobody_gives(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping[str, Exploration]) -> ConfigError:
     """Return the error for keys that neither the environment nor the algorithm puts into a row."""
-    asking = [algorithm, *(extra for extra in exploration.values() if type(extra).needs.__func__ is not Exploration.needs.__func__)]
+    asking = [
+        algorithm,
+        *(extra for extra in exploration.values() if type(extra).needs.__func__ is not Exploration.needs.__func__),
+    ]
     said = f"names {', '.join(keys)}, which neither the environment gives nor {named(algorithm, 'act')}"
     return ConfigError("", f"{' or '.join(named(who, 'needs') for who in asking)} {said}")
 
@@ -262,7 +268,9 @@ def _no_sample(batch: Batch, needs: Needs) -> str | None:
         if missing := [key for key in ("index", "sample_prob") if key not in batch]:
             return f"returned no {', '.join(missing)}; return it for every column, [B]"
         if len(batch["valid"]) != (rows := needs.burn_in + needs.window + 1):
-            each = f"{f'{needs.burn_in} of burn-in and ' * bool(needs.burn_in)}{needs.window} of the window, and one more"
+            each = (
+                f"{f'{needs.burn_in} of burn-in and ' * bool(needs.burn_in)}{needs.window} of the window, and one more"
+            )
             return f"returned {len(batch['valid'])} rows; wanted are {rows}: {each}"
     short = [key for key in needs.keys if key in batch and key != "carry" and not isinstance(batch[key], dict)]
     for key in ("reward", "terminated", "truncated", *short):
@@ -276,7 +284,9 @@ def _losses(returned: Any) -> str | None:
     if not isinstance(returned, Losses):
         return f"returned {_kind(returned)}; return Losses, with a dict of terms"
     if not isinstance(returned.terms, dict) or not returned.terms:
-        return f"returned Losses whose terms are {_kind(returned.terms) if returned.terms else 'empty'}; name one at least"
+        return (
+            f"returned Losses whose terms are {_kind(returned.terms) if returned.terms else 'empty'}; name one at least"
+        )
     for name, term in returned.terms.items():
         if not isinstance(term, Tensor):
             return f"returned the term {name!r} as {_kind(term)}; terms are tensors, of every row or 0-d"
@@ -295,25 +305,34 @@ def optimizers(who: Trainable) -> dict[str, Optim]:
 
 
 def check_step_sizes(
-    key: str, cfg: Any, who: Trainable, parts: Callable[[], Mapping[str, Any]], moving: Callable[[Any], Sequence[Tensor]]
+    key: str,
+    cfg: Any,
+    who: Trainable,
+    parts: Callable[[], Mapping[str, Any]],
+    following: Callable[[Any], Sequence[Tensor]],
 ) -> None:
-    """Raise ``ConfigError`` where a step size has a schedule (an option ``lr`` or ``..._lr``) that no optimizer follows.
+    """Raise ``ConfigError`` where a step size (``lr`` or ``..._lr``) has a schedule that no optimizer follows.
 
     Args:
         key: of the component's node.
         parts: returns its ``OptimizerState`` by part.
-        moving: returns the tensors that ``ctx.schedule`` gave for these points.
+        following: returns the tensors that ``ctx.schedule`` gave for these points.
     """
-    for option, points in vars(cfg).items():
-        if not re.search("(^|_)lr$", option) or not isinstance(points, list) or len(points) < 2:
-            continue
-        followed, where = moving(points), f"{key}.{option} is a schedule, which"
-        if not followed:
-            raise mistake(who, "", f"never follows a schedule: {where} ctx.schedule(cfg.{option}) makes a tensor of")
-        optims = {part: state.optim for part, state in parts().items()}
-        if optims and not any(optim.lr is tensor for optim in optims.values() for tensor in followed):
+    schedules = {
+        option: following(points)
+        for option, points in vars(cfg).items()
+        if re.search("(^|_)lr$", option) and isinstance(points, list) and len(points) > 1
+    }
+    for option in (option for option, tensors in schedules.items() if not tensors):
+        raise mistake(who, "", f"never calls ctx.schedule(cfg.{option}), and {key}.{option} is a schedule")
+    optims = {part: state.optim for part, state in parts().items()}
+    for option, tensors in schedules.items() if optims else ():
+        if not any(optim.lr is tensor for optim in optims.values() for tensor in tensors):
             deaf = " and ".join(repr(part) for part, optim in optims.items() if optim.lr is None)
-            raise mistake(who, "optimizers", f"gives {deaf} no lr: {where} Optim(..., lr=ctx.schedule(cfg.{option})) follows")
+            said = (
+                f"gives {deaf} no lr, and {key}.{option} is a schedule; write Optim(..., lr=ctx.schedule(cfg.{option}))"
+            )
+            raise mistake(who, "optimizers", said)
 
 
 # ---- watching --------------------------------------------------------------------------------------------------------
@@ -335,8 +354,9 @@ class _Watched:
 @contextmanager
 def watched(who: Any, **checks: Check) -> Iterator[None]:
     """Check what methods return, as long as this lasts; nothing of it remains."""
-    own = {member: check for member, check in checks.items() if member not in vars(who)}
-    vars(who).update({member: _Watched(who, member, check) for member, check in own.items()})
+    own = {member: check for member, check in checks.items() if member not in getattr(who, "__dict__", checks)}
+    if own:
+        vars(who).update({member: _Watched(who, member, check) for member, check in own.items()})
     try:
         yield
     finally:
@@ -350,11 +370,11 @@ def _is(cls: type[Any]) -> Check:
 
 def _no_pair(returned: Any, first: str, cls: type[Any]) -> str | None:
     """Say what is wrong with what should be ``(first, carry)``."""
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        return f"returned {_kind(returned)}; return ({first}, carry)"
-    if not isinstance(returned[0], cls) or not isinstance(returned[1], dict):
-        return f"returned ({', '.join(map(_kind, returned))}); return ({first}, carry), of which the carry is a dict"
-    return None
+    pair = isinstance(returned, tuple) and len(returned) == 2
+    if pair and isinstance(returned[0], cls) and isinstance(returned[1], dict):
+        return None
+    got = f"({', '.join(map(_kind, returned))})" if pair else _kind(returned)
+    return f"returned {got}; return ({first}, a dict with the carry)"
 
 
 def _kind(x: Any) -> str:
@@ -374,7 +394,9 @@ def _a(cls: type[Any]) -> str:
 
 
 def _shapes(carry: Batch) -> str:
-    return ", ".join(f"{key} {[*leaf.shape] if isinstance(leaf, Tensor) else _kind(leaf)}" for key, leaf in carry.items())
+    return ", ".join(
+        f"{key} {[*leaf.shape] if isinstance(leaf, Tensor) else _kind(leaf)}" for key, leaf in carry.items()
+    )
 
 
 def _of_agents(spec: EnvSpec, group: Group) -> tuple[int, ...]:

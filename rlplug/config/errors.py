@@ -27,7 +27,7 @@ class UnknownKeyError(ConfigError):
     """A key that is not there; ``schema.parse``, which has the whole run before it, looks for one that was meant."""
 
 
-class SeveralErrors(ConfigError):
+class JoinedError(ConfigError):
     """Several mistakes, with a line for each."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
@@ -53,12 +53,12 @@ def mistakes(error: ValidationError, node: Any, config: type[Any], key: str = ""
 
 def joined(errors: Sequence[ConfigError]) -> ConfigError:
     """Return several mistakes as one error with a line for each."""
-    return errors[0] if len(errors) == 1 else SeveralErrors(errors)
+    return errors[0] if len(errors) == 1 else JoinedError(errors)
 
 
 def single(error: ConfigError) -> Sequence[ConfigError]:
     """Return the mistakes that one error is about."""
-    return error.errors if isinstance(error, SeveralErrors) else [error]
+    return error.errors if isinstance(error, JoinedError) else [error]
 
 
 def unknown_key(key: str, siblings: Iterable[str]) -> ConfigError:

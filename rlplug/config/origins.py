@@ -102,7 +102,12 @@ def asked_by(group: str, option: str, words: Sequence[str]) -> str:
     """Return ``; <file> asks for it`` where a chosen file, and not the command line, names an option; else nothing."""
     for file in (presets()[pair][0] for pair in choices_of(words)):
         entries = (_put(GLOBAL, file) or {}).get("defaults") or ()
-        asks = [(key.split("@")[0].split("/")[-1], value) for entry in entries if isinstance(entry, dict) for key, value in entry.items()]
+        asks = [
+            (key.split("@")[0].split("/")[-1], value)
+            for entry in entries
+            if isinstance(entry, dict)
+            for key, value in entry.items()
+        ]
         if (group, option) in asks:
             return f"; {file} asks for it"
     return ""

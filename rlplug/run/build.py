@@ -74,9 +74,10 @@ def build(
         replicated=replicated,
         scale_losses=plan.precision == "16-mixed",
     )
-    for chosen, who in ((config.algo, policy.algorithm), *zip(config.exploration.values(), policy.exploration.values())):
-        moving = policy.ctx.schedules.following
-        contract.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), moving)
+    modules = zip(config.exploration.values(), policy.exploration.values(), strict=True)
+    for chosen, who in ((config.algo, policy.algorithm), *modules):
+        following = policy.ctx.schedules.following
+        contract.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
     estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
     trainer = Trainer(
         resolved=resolved,

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import nn
 
-from rlplug.api import Exploration, Model, Optim
+from rlplug.api import Exploration, Model, Needs, Optim
 from rlplug.config import compose, parse
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import Component
@@ -67,7 +67,7 @@ class NeedsNothing(Sound):
 class Demanding(Sound):
     @classmethod
     def needs(cls, cfg, spec):
-        return type(super().needs(cfg, spec))(keys=("obs", "action", "weather"))
+        return Needs(keys=("obs", "action", "weather"))
 
 
 class TensorLoss(Sound):
@@ -80,6 +80,12 @@ class ListedLoss(Sound):
         losses = super().forward(batch, parts)
         losses.terms = {name: term.mean().item() for name, term in losses.terms.items()}
         return losses
+
+
+class WideLoss(Sound):
+    def forward(self, batch, parts):
+        losses = super().forward(batch, parts)
+        return type(losses)({name: term[..., None] for name, term in losses.terms.items()})
 
 
 class Unprepared(Sound):
@@ -130,7 +136,7 @@ class Listed(Sound):
         return {"all": Optim(torch.optim.SGD(self.parameters(), self.cfg.lr))}
 
 
-class Childless:
+class NoAlgorithm:
     """No ``Algorithm``."""
 
     Config = Sound.Config
@@ -295,6 +301,29 @@ class ShortReward(Exploration):
         return torch.ones_like(batch["reward"][1:])
 
 
+class Storing(ShortReward):
+    """Without a mistake: it needs what PPO does not."""
+
+    @classmethod
+    def needs(cls, cfg, spec):
+        return Needs(keys=("obs", "is_first"))
+
+    def intrinsic_reward(self, batch):
+        return batch["is_first"].float()
+
+
+class Greedy(Storing):
+    @classmethod
+    def needs(cls, cfg, spec):
+        return Needs(keys=("obs", "weather"))
+
+
+class Deciding(Storing):
+    @classmethod
+    def needs(cls, cfg, spec):
+        return Needs(data="episodes", keys=("obs",))
+
+
 class TellsNothing(ShortReward):
     def intrinsic_reward(self, batch):
         return torch.ones_like(batch["reward"])
@@ -325,10 +354,10 @@ class Unsized(Replay):
 
 OF_KIND = {
     "algo": [cls for cls in globals().values() if isinstance(cls, type) and issubclass(cls, Sound) and cls is not Sound]
-    + [Childless],
+    + [NoAlgorithm],
     "model": [Stateless, NoModel, Sizeless, Narrow, Forgotten],
     "env": [Walk, *Walk.__subclasses__()],
-    "exploration": [PerturbsAlone, PerturbsBare, ShortReward, TellsNothing],
+    "exploration": [PerturbsAlone, PerturbsBare, ShortReward, Storing, Greedy, Deciding, TellsNothing],
     "buffer": [NoIndex, ShortSample, Unsized],
 }
 KIND = {cls.__name__.lower(): (kind, cls) for kind, every in OF_KIND.items() for cls in every}
