@@ -162,7 +162,7 @@ def check_rows(env: VecEnv, member: str, rows: Any, n: int) -> Batch:
         part = rows.get(name) if spec.nested else rows
         if not isinstance(part, dict):
             raise mistake(env, member, f"returned no {name!r}; return a dict for every group of agents")
-        lead = (n, len(group.agents)) if spec.has_agents else (n,)
+        lead = (n, *_agents(group))
         missing = [key for key in ("obs", *results, *["alive"] * spec.has_agents) if key not in part]
         if missing:
             raise mistake(env, member, f"returned no {', '.join(missing)}; return it for every environment, {[*lead]}")
@@ -202,7 +202,7 @@ def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: E
             part = returned[0].get(name) if spec.nested else returned[0]
             if not isinstance(part, dict) or not isinstance(part.get("action"), Tensor):
                 return f"returned no action{f' of {name}' * bool(spec.nested)}; return it as a tensor under that key"
-            if part["action"].shape != (shape := (n, *_of_agents(spec, group), *(group.action.shape or ()))):
+            if part["action"].shape != (shape := (n, *_agents(group), *(group.action.shape or ()))):
                 return f"returned actions of shape {[*part['action'].shape]}; wanted are {[*shape]}"
         return None
 
@@ -399,5 +399,5 @@ def _shapes(carry: Batch) -> str:
     )
 
 
-def _of_agents(spec: EnvSpec, group: Group) -> tuple[int, ...]:
-    return (len(group.agents),) if spec.has_agents else ()
+def _agents(group: Group) -> tuple[int, ...]:
+    return (len(group.agents),) if group.agents else ()

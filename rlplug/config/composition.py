@@ -22,7 +22,7 @@ from yaml import MarkedYAMLError
 
 from rlplug.config import errors
 from rlplug.config.errors import peers, value_at
-from rlplug.config.origins import asked_by, blamed, check_packages, choices_of, unreadable
+from rlplug.config.origins import asked_by, blamed, check_packages, choices_of, is_selected, unreadable
 from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, kind_of, parse
 from rlplug.registry import KINDS, Kind, owners, plugins, until_refresh, warn_broken
 from rlplug.registry.discovery import unknown
@@ -317,7 +317,7 @@ def _unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
                 (to for word, to in peers("options").get(group, {}).items() if word.lower() == name.lower()), None
             )
             said = f"unknown option {name!r}"
-            if declares := owners().get((group, name), ()):  # type: ignore[call-overload]
+            if (declares := owners().get((group, name), ())) and not is_selected(group, name):  # type: ignore[call-overload]
                 said = f"{declares[0]} has no conf/{group}/{name}.yaml, by which its {group} {name!r} would be chosen"
             return ConfigError(group, f"{said}; {unknown(name, options, '', True, meant)}")
     return ConfigError("", f"there is no configuration {path!r} in the search path; see --info searchpath")

@@ -29,7 +29,8 @@ def blamed(error: ConfigError, choices: Mapping[str, Any], words: Sequence[str])
 
 def _blamed(error: ConfigError, files: Sequence[tuple[str, Preset]], words: Sequence[str]) -> ConfigError:
     key, missing = error.key.partition("[")[0], error.message == "is missing"
-    if not key or error.message.startswith("must be given") or any(_sets(word, key) for word in words):
+    given = not error.message.startswith("must be given") and ("unknown" in error.message or not key.endswith(".name"))
+    if not key or not given or any(_sets(word, key) for word in words):
         return error
     within = f"{key.rpartition('.')[0]}.name" if missing else key
     for package, file in files:
@@ -94,8 +95,9 @@ def check_packages(choices: Iterable[tuple[str, Any]]) -> None:
 
 def choices_of(words: Iterable[str]) -> list[tuple[str, str]]:
     """Return the groups and options that a command line chooses, where the options are files."""
-    pairs = (word.lstrip("+").partition("=")[::2] for word in words)
-    return [pair for pair in pairs if pair in presets()]
+    pairs = [word.lstrip("+").partition("=")[::2] for word in words]
+    chosen = {"tuned": "_".join(dict(pairs).get(group, "") for group in ("algo", "env")), **dict(pairs)}
+    return [pair for pair in chosen.items() if pair in presets()]
 
 
 def asked_by(group: str, option: str, words: Sequence[str]) -> str:
@@ -111,6 +113,12 @@ def asked_by(group: str, option: str, words: Sequence[str]) -> str:
         if (group, option) in asks:
             return f"; {file} asks for it"
     return ""
+
+
+def is_selected(kind: str, name: str) -> bool:
+    """Return whether a file, whatever it is called, selects a component."""
+    files = (files[0] for (group, _), files in presets().items() if group == kind)
+    return any(re.search(rf"^\s*name:\s*{name}\s*$", file.path.read_text("utf-8"), re.MULTILINE) for file in files)
 
 
 def unreadable(error: yaml.MarkedYAMLError) -> ConfigError:
