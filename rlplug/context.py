@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Context, Loop, Needs, Plan, Simulator, VecEnv
-from rlplug.contract import check_model, check_needs, exploration_keys
+from rlplug.contract import check_model, exploration_keys
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.nn.ensemble import Ensemble
 from rlplug.types import ConfigError, EnvSpec, Role, Tree
@@ -45,7 +45,7 @@ def needs_of(
     Raises:
         ConfigError: it cannot serve these spaces, or recurrent models; or an exploration module cannot.
     """
-    needs = check_needs(algo.cls, algo.needs(spec))
+    needs: Needs = algo.needs(spec)
     needs = algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
     keys = [
         key for extra in exploration for key in exploration_keys(extra.cls, extra.needs(spec)) if key not in needs.keys

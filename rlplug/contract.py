@@ -91,15 +91,14 @@ def _missing(who: Any, base: type[Any], member: str) -> ConfigError:
 
 
 def check_needs(cls: type[Any], needs: Any) -> Needs:
-    """Return what ``needs`` of an algorithm returned. Raises ``ConfigError`` if it is no ``Needs``."""
+    """Return what ``needs`` returned. Raises ``ConfigError`` if it is no ``Needs``."""
     if not isinstance(needs, Needs):
         raise mistake(cls, "needs", f"returned {_kind(needs)}; return Needs")
     return needs
 
 
-def exploration_keys(cls: type[Exploration], needs: Any) -> tuple[str, ...]:
+def exploration_keys(cls: type[Exploration], needs: Needs) -> tuple[str, ...]:
     """Return the keys that ``needs`` of an exploration module returned. Raises ``ConfigError`` if there is more."""
-    check_needs(cls, needs)
     if needs != (plain := Needs(keys=needs.keys)):
         other = next(one.name for one in fields(Needs) if getattr(needs, one.name) != getattr(plain, one.name))
         raise mistake(cls, "needs", f"says {other}, which the algorithm decides; an exploration module says keys alone")
@@ -126,13 +125,15 @@ def check_model(model: Model, space: Any, members: int, generators: Mapping[str,
     """
     if not isinstance(getattr(model, "out_dim", None), int):
         raise mistake(model, "out_dim", "is missing; set it in __init__ to the size of the features")
-    states, training = {role: generator.get_state() for role, generator in generators.items()}, model.training
+    states = {role: generator.get_state() for role, generator in generators.items()}
+    modes = [(part, part.training) for part in model.modules()]
     where = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = tree.map(lambda leaf: torch.as_tensor(leaf, device=where), allocate(space, 2))
     with torch.no_grad(), torch.random.fork_rng([] if where.type == "cpu" else None):
         carry = model.initial_carry(2)
         returned = model.eval()(x, carry, torch.ones(2, dtype=torch.bool, device=where))
-    model.train(training)
+    for part, training in modes:
+        part.training = training
     for role, state in states.items():
         generators[role].set_state(state)
     if why := _no_pair(returned, "features", Tensor):

@@ -118,7 +118,9 @@ def asked_by(group: str, option: str, words: Sequence[str]) -> str:
 def is_selected(kind: str, name: str) -> bool:
     """Return whether a file, whatever it is called, selects a component."""
     files = (files[0] for (group, _), files in presets().items() if group == kind)
-    return any(re.search(rf"^\s*name:\s*{name}\s*$", file.path.read_text("utf-8"), re.MULTILINE) for file in files)
+    return any(
+        re.search(rf"^\s*name:\s*{re.escape(name)}\s*$", file.path.read_text("utf-8"), re.MULTILINE) for file in files
+    )
 
 
 def unreadable(error: yaml.MarkedYAMLError) -> ConfigError:

@@ -40,8 +40,10 @@ class Chosen:
 
     def needs(self, spec: Any) -> Any:
         """Return the ``Needs`` of an algorithm or an exploration module."""
+        from rlplug.contract import check_needs  # here: it imports torch
+
         with self._full_keys():
-            return self.cls.needs(self.cfg, spec)
+            return check_needs(self.cls, self.cls.needs(self.cfg, spec))
 
     @contextmanager
     def _full_keys(self) -> Iterator[None]:

@@ -54,10 +54,9 @@ def test_presets_are_listed_with_who_brought_them(install: Install, capsys: pyte
 def test_a_preset(capsys: pytest.CaptureFixture[str]):
     assert main(["plugins", "env", "cartpole"]) == 0
     head, _, first, *_ = capsys.readouterr().out.splitlines()
-    assert (
-        head
-        == "env cartpole: rlplug.plugins.env.gymnasium:Gymnasium, of rlplug 0.1.0; conf/env/cartpole.yaml of rlplug 0.1.0"
-    )
+    component, file = head.split("; ")
+    assert component == "env cartpole: rlplug.plugins.env.gymnasium:Gymnasium, of rlplug 0.1.0"
+    assert file == "conf/env/cartpole.yaml of rlplug 0.1.0"
     assert first.split()[:3] == ["id", "str", "CartPole-v1"]
 
 

@@ -143,7 +143,7 @@ def test_a_model_is_tried_without_a_trace():
     class Noisy(mistakes.Stateless):
         def __init__(self, cfg, ctx):
             super().__init__(cfg, ctx)
-            self.ctx, self.norm = ctx, torch.nn.BatchNorm1d(8)
+            self.ctx, self.norm, self.frozen = ctx, torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8).eval()
 
         def forward(self, x, carry, is_first):
             noise = self.ctx.randn(*x.shape[:-1], 8) + torch.randn(8)
@@ -153,11 +153,12 @@ def test_a_model_is_tried_without_a_trace():
         torch.manual_seed(0)
         ctx = RunContext(spec=EnvSpec({}), slots={"model": chosen(Noisy, kind="model" if tried else "other")})
         model = ctx.build("model", spaces.Box(-1, 1, (4,)))
-        return [*model.state_dict().values(), torch.randn(3), ctx.randn(3)], model.training
+        modes = [model.training, model.norm.training, model.frozen.training]
+        return [*model.state_dict().values(), torch.randn(3), ctx.randn(3)], modes
 
     plain, tried = made(False), made(True)
     assert all(map(torch.equal, plain[0], tried[0]))
-    assert plain[1] is tried[1] is True
+    assert plain[1] == tried[1] == [True, True, False]
 
 
 def test_members_and_copies_are_watched_as_themselves():
