@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from torch import nn
 
 from rlplug.api import Exploration, Model, Needs, Optim
-from rlplug.config import compose, parse
+from rlplug.config import RunConfig, compose, parse
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import Component
 from rlplug.run.build import build
@@ -389,8 +389,8 @@ PPO = ("algo=ppo", "algo.sgd_minibatch_size=16")
 DQN = ("algo=dqn", "num_steps_sampled_before_learning_starts=16", "train_batch_size=4", "replay_ratio=0.125")
 
 
-def build_run(name: str, **changes: Any) -> Trainer:
-    """Build the run with one mistake in it, on top of PPO, or of DQN for buffers and changed actions."""
+def config(name: str, **changes: Any) -> RunConfig:
+    """Return a run with one mistake in it, on top of PPO, or of DQN for buffers and changed actions."""
     kind, cls = KIND[name]
     raw = deepcopy(_base(*(DQN if kind == "buffer" or issubclass(cls, PerturbsAlone) else PPO)))
     node = {"name": name} | changes
@@ -403,7 +403,11 @@ def build_run(name: str, **changes: Any) -> Trainer:
             raw |= {kind: {"lr": 0.01} | node, "replay_ratio": None}
         case _:
             raw[kind] = node
-    return build(parse(raw), Path("nowhere"))
+    return parse(raw)
+
+
+def build_run(name: str, **changes: Any) -> Trainer:
+    return build(config(name, **changes), Path("nowhere"))
 
 
 def run(name: str, **changes: Any) -> None:

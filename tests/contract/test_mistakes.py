@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from gymnasium import spaces
 
 from rlplug import tree
 from rlplug.context import RunContext
+from rlplug.run import launch
 from rlplug.types import ConfigError, EnvSpec
 from tests.contract import mistakes
 from tests.contract.mistakes import build_run, run
@@ -113,6 +115,16 @@ def test_the_table_has_every_mistake():
 def test_what_has_no_mistake_runs():
     for name in SOUND:
         run(name)
+
+
+def test_a_run_that_a_mistake_ends(tmp_path):
+    """Its folder says so; what ``check`` finds makes none."""
+    with pytest.raises(ConfigError, match=r":SilentUpdate\.update returned None; return Losses"):
+        launch.train(mistakes.config("silentupdate"), tmp_path / "one", tell=lambda line: None)
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["status"] == "failed"
+    with pytest.raises(ConfigError, match=r":ActsAlone\.act returned a dict"):
+        launch.train(mistakes.config("actsalone"), tmp_path / "two", tell=lambda line: None)
+    assert not (tmp_path / "two").exists()
 
 
 def test_nothing_of_a_check_remains():
