@@ -331,6 +331,17 @@ class Exploration(Trainable):
     overrides_action: ClassVar[bool] = False  # ``perturb`` ignores the action that it is given, so it has to come first
     knows_agents: ClassVar[bool] = False  # serves environments with agents, too
 
+    @classmethod
+    def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
+        """Return the ``keys`` of rows that it reads of a sample; they are stored beside the algorithm's.
+
+        Called before anything is built. What else ``Needs`` has is the algorithm's to say.
+
+        Raises:
+            ConfigError: it cannot serve these spaces.
+        """
+        return Needs()
+
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         """Change ``out["action"]`` in explore mode; return the new carry second. First called before the run begins.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Context, Loop, Needs, Plan, Simulator, VecEnv
+from rlplug.contract import check_model, exploration_keys
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.nn.ensemble import Ensemble
 from rlplug.types import ConfigError, EnvSpec, Role, Tree
@@ -33,17 +34,23 @@ def recorded_keys(spec: EnvSpec, needs: Needs) -> tuple[str, ...]:
     return tuple(key for key in dict.fromkeys((*RECORDED, *spec.extras)) if key not in needs.keys)
 
 
-def needs_of(algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bool = False) -> Needs:
-    """Return what a run's algorithm needs.
+def needs_of(
+    algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bool = False, exploration: Iterable[Chosen] = ()
+) -> Needs:
+    """Return what a run's algorithm needs, with the keys that its exploration modules read.
 
     Args:
         recorded: what is collected is written down.
 
     Raises:
-        ConfigError: it cannot serve these spaces, or recurrent models.
+        ConfigError: it cannot serve these spaces, or recurrent models; or an exploration module cannot.
     """
     needs: Needs = algo.needs(spec)
     needs = algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
+    keys = [
+        key for extra in exploration for key in exploration_keys(extra.cls, extra.needs(spec)) if key not in needs.keys
+    ]
+    needs = replace(needs, keys=(*needs.keys, *dict.fromkeys(keys))) if keys else needs
     return replace(needs, recorded=recorded_keys(spec, needs)) if recorded else needs
 
 
@@ -52,7 +59,8 @@ class ResolvedRun:
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
         self.config, self.plan, self.spec = config, plan, spec
-        self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None)
+        modules = config.exploration.values()
+        self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None, modules)
         self.loop: Loop = config.loop.build(self.context(torch.device("cpu"), range(config.num_envs)))
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
@@ -90,6 +98,10 @@ class Schedules:
         self.step = step
         for value, points in self._moving:
             value.fill_(piecewise_linear(points, step))
+
+    def following(self, points: Sequence[tuple[float, float]]) -> list[Tensor]:
+        """Return the tensors that follow these points."""
+        return [value for value, own in self._moving if own == points]
 
 
 @dataclass
@@ -167,9 +179,13 @@ class RunContext(Context):
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
         chosen = self.slots[slot] if isinstance(slot, str) else slot
-        if ensemble_size == 1 or chosen.cls.batched:
-            return chosen.build(self.derive(space=space, ensemble_size=ensemble_size))
-        return Ensemble([chosen.build(self.derive(space=space, ensemble_size=1)) for _ in range(ensemble_size)])
+        members = ensemble_size if chosen.cls.batched else 1
+        models = [
+            chosen.build(self.derive(space=space, ensemble_size=members)) for _ in range(ensemble_size // members)
+        ]
+        if chosen.kind == "model":
+            check_model(models[0], space, members, self.generators)
+        return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
         if self.make_env is not None:

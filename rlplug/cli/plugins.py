@@ -1,27 +1,35 @@
-"""``plugins``: what is installed, from which distribution, and the options of a component."""
+"""``plugins``: what is installed, from which distribution, and the options of a component or a preset."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, get_args
 
+import yaml
+
 from rlplug import registry
 from rlplug.cli import table
-from rlplug.registry import KINDS, Kind
+from rlplug.config.errors import joined, show, single, value_at
+from rlplug.registry import KINDS, Kind, Preset
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
-USAGE = """rlplug plugins                 every component, with its distribution and version
-rlplug plugins <kind>          the components of one kind
-rlplug plugins <kind> <name>   the options of one: type, default, range and what they do"""
+USAGE = """rlplug plugins                 every component, with its distribution and version; presets
+rlplug plugins <kind>          the components of one kind, and its presets
+rlplug plugins <kind> <name>   the options of one: type, default, range and what they do
+rlplug plugins tuned|experiment [<name>]   settings for a pair, and named sets of settings"""
+
+GROUPS = ("tuned", "experiment")
+"""of files that choose no component of their own"""
+MISSING = "???"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print tables. Listing imports manifests only; the options of a component import that component.
 
     Raises:
-        ConfigError: no such kind or component.
+        ConfigError: no such kind, component or preset; or its YAML does not go together with its class.
     """
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
@@ -29,46 +37,104 @@ def main(arguments: Sequence[str]) -> int:
     kind, name, *more = (*arguments, "", "")[: max(2, len(arguments))]
     if any(more) or any(argument.startswith("-") or "=" in argument for argument in arguments):
         raise ConfigError("", "plugins takes at most a kind and a name; see rlplug plugins --help")
-    if kind and kind not in KINDS:
-        raise ConfigError("", f"unknown kind {kind!r}; {unknown(kind, KINDS)}")
-    kinds: tuple[Kind, ...] = tuple(k for k in get_args(Kind) if k == kind or not kind)
-    print("\n".join(_options(kinds[0], name) if name else _components(kinds)))
+    groups = (*get_args(Kind), *GROUPS)
+    if kind and kind not in groups:
+        raise ConfigError("", f"unknown kind {kind!r}; {unknown(kind, groups)}")
+    if not name:
+        print("\n".join(_listed([group for group in groups if group == kind or not kind])))
+    elif kind in KINDS:
+        _show(kind, name)
+    else:
+        print("\n".join(_settings(kind, name)))
     return 0
 
 
-def _components(kinds: Sequence[Kind]) -> list[str]:
-    rows = [
-        (kind, name, plugin.distribution, plugin.version)
-        for (kind, name), plugins in registry.owners().items()
-        for plugin in plugins
-        if kind in kinds
-    ]
-    lines = table(("KIND", "NAME", "DISTRIBUTION", "VERSION"), rows)
-    for (kind, name), plugins in registry.owners().items():
-        if kind in kinds and len(plugins) > 1:
-            lines.append(f"clash: {kind} {name!r} is claimed by {' and '.join(map(str, plugins))}; neither can be used")
+def _listed(groups: Sequence[str]) -> list[str]:
+    """Return a table of components, one of the files beside them that one can choose, and what is wrong."""
+    owners = {key: plugins for key, plugins in registry.owners().items() if key[0] in groups}
+    rows = [(*key, plugin.distribution, plugin.version) for key, plugins in owners.items() for plugin in plugins]
+    lines = table(("KIND", "NAME", "DISTRIBUTION", "VERSION"), rows) if rows else []
+    files = [files[0] for key, files in registry.presets().items() if key[0] in groups and key not in owners]
+    if files:
+        files.sort(key=lambda file: groups.index(file.group))
+        told = [(file.group, file.option, file.plugin.distribution, file.plugin.version) for file in files]
+        lines += ["", *table(("PRESET", "NAME", "DISTRIBUTION", "VERSION"), told)]
+    for (kind, name), plugins in owners.items():
+        if len(plugins) > 1:
+            ways = " or ".join(f"{plugin.distribution}/{name}" for plugin in plugins)
+            lines.append(f"clash: {kind} {name!r} is claimed by {' and '.join(map(str, plugins))}; choose {ways}")
+    lines += [f"shadowed: {line}" for line in registry.shadowed()]
     return lines + [f"broken: {plugin}, skipped: {plugin.cause}" for plugin in registry.broken()]
 
 
-def _options(kind: Kind, name: str) -> list[str]:
+def _show(kind: Kind, name: str) -> None:
+    """Print what is to be known of a component, or of a preset, which is one with other defaults.
+
+    Raises:
+        ConfigError: there is none, its class is not complete; or, behind the table, what is wrong with its YAML.
+    """
     from rlplug.cli.options import options
+    from rlplug.config import default_node
+    from rlplug.contract import check_class
 
-    config = registry.load(kind, name).Config
-    plugin = registry.owner(kind, name)
-    rows = [(o.name, o.type, o.default, o.range, o.doc) for o in options(config, _defaults(kind, name))]
-    return [
-        f"{kind} {name}: {plugin.components[kind, name].target}, of {plugin}",
-        *(table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]),
-    ]
+    file = registry.preset(kind, name) or _selecting(kind, name)
+    node = default_node(kind, file.option) if file else {}
+    component = str(node.get("name", name))
+    cls, plugin = registry.load(kind, component), registry.owner(kind, component)
+    check_class(kind, cls)
+    target = plugin.components[kind, registry.split(component)[1]].target
+    print(f"{kind} {name}: {target}, of {plugin}{f'; {file}' if file and file.option != component else ''}")
+    rows = [(o.name, o.type, o.default, o.range, o.doc) for o in options(cls.Config, node)]
+    print("\n".join(table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]))
+    if file is None:
+        wanted = f"conf/{kind}/{name}.yaml, with `name: {name}` and every option"
+        raise ConfigError("", f"{plugin} has no YAML file that chooses its {kind} {name!r}: it wants {wanted}")
+    _check(kind, file, node)
 
 
-def _defaults(kind: Kind, name: str) -> dict[str, Any]:
-    """Return the component's node from the YAML file with its name, or from the first one that selects it."""
-    from rlplug.config import default_node, option_names
+def _selecting(kind: Kind, name: str) -> Preset | None:
+    """Return the first file that selects a component; None: there is none."""
+    from rlplug.config import default_node
 
-    for option in sorted(option_names(kind), key=lambda option: (option != name, option)):
+    registry.owner(kind, name)
+    for (group, option), (file, *_) in registry.presets().items():
         with suppress(ConfigError):
-            node = default_node(kind, option)
-            if node.get("name") == name:
-                return node
-    return {}
+            if group == kind and default_node(kind, option).get("name") == name:
+                return file
+    return None
+
+
+def _check(kind: Kind, file: Preset, node: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` unless a file gives every option a value of its type, or says that one has to be given."""
+    from rlplug.config import choose
+    from rlplug.config.origins import blamed
+
+    package = file.package if kind in ("exploration", "logger") else None
+    key = package or kind
+    nodes: Any = node
+    for part in reversed(key.split(".")):
+        nodes = {part: nodes}
+    try:
+        choose(kind, key, dict(node))
+    except ConfigError as error:
+        if wrong := [one for one in single(error) if not one.key or value_at(nodes, one.key) != MISSING]:
+            raise blamed(joined(wrong), {kind: file.option}, ()) from None
+
+
+def _settings(group: str, name: str) -> list[str]:
+    """Return what a file of settings chooses and sets, a line each."""
+    if (file := registry.preset(group, name)) is None:
+        names = [option for of, option in registry.presets() if of == group]
+        raise ConfigError("", f"unknown {group} {name!r}; {unknown(name, names)}")
+    content = yaml.safe_load(file.path.read_bytes()) or {}
+    entries = [entry for entry in content.pop("defaults", ()) if isinstance(entry, dict)]
+    chosen = [f"{key.split('/')[-1]}={show(value)}" for entry in entries for key, value in entry.items()]
+    return [f"{group} {name}: {file}", *(line.replace("'", "") for line in chosen), *_leaves(content)]
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={show(value)}"

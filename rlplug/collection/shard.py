@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplug import tree
+from rlplug import contract, tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.perturbing import acting_with
@@ -77,7 +77,7 @@ class ShardCollector:
         self._to_device = _as_it_is if cpu or there else partial(on_device, device=ctx.device)
         self._to_array = _as_it_is if there else torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
         self._from_host = partial(on_device, device=device) if there else _as_it_is
-        self._step = watched(env, env.step, shard.env_ids)
+        self._step: Callable[[Any], Batch] = self._first_step
         self._reset = watched(env, env.reset, shard.env_ids)
         self.failed_episodes = 0  # that ended because their environment failed
         own = [x for x in self.exploration.values() if type(x).perturb_weights is not Exploration.perturb_weights]
@@ -94,7 +94,7 @@ class ShardCollector:
         Raises:
             RunError: a first observation is NaN or infinite.
         """
-        first = self._reset(self.seeds, tasks)
+        first = contract.check_rows(self.env, "reset", self._reset(self.seeds, tasks), self.num_envs)
         self._open = first | self._from_host({key: np.ones(self.num_envs, dtype) for key, dtype in COLUMN.items()})
         check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids)
         # what the first row of an episode has for the row before it, and what a row has that nobody acts on
@@ -132,17 +132,22 @@ class ShardCollector:
         """Return one row ``[B, ...]`` as it will be stored. Environment and algorithm are asked once.
 
         Raises:
-            ValueError: the algorithm needs a key that neither it nor the environment gives.
+            ConfigError: one of them returns something else than it should, or a key that is needed is given by none.
         """
-        if not self._open:
-            self.reset()
-        with torch.inference_mode(), self.ctx.acting(self.shard):
-            rows = self._postprocess(self._allocate(2).tensors)
+        with contract.acting(self.algorithm, self.exploration, self.ctx.spec, self.num_envs):
+            if not self._open:
+                self.reset()
+            with torch.inference_mode(), self.ctx.acting(self.shard):
+                rows = self._postprocess(self._allocate(2).tensors)
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.nested))
         if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
-            name = type(self.algorithm).__name__
-            raise ValueError(f"{name}.needs names keys that nobody gives: {', '.join(missing)}")
+            raise contract.nobody_gives(missing, self.algorithm, self.exploration)
         return tree.take(rows, 0)
+
+    def _first_step(self, action: Any) -> Batch:
+        """Execute the first action, and check what the environments return."""
+        self._step = watched(self.env, self.env.step, self.shard.env_ids)
+        return contract.check_rows(self.env, "step", self._step(action), self.num_envs)
 
     def collect(
         self,

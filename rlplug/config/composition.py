@@ -18,11 +18,13 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from rlplug.config import errors
 from rlplug.config.errors import peers, value_at
+from rlplug.config.origins import asked_by, blamed, check_packages, choices_of, is_selected, unreadable
 from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, kind_of, parse
-from rlplug.registry import KINDS, Kind, plugins, until_refresh, warn_broken
+from rlplug.registry import KINDS, Kind, owners, plugins, until_refresh, warn_broken
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
@@ -58,9 +60,14 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
     Raises:
         ConfigError: with one line for each mistake.
     """
-    check_choices(hydra.runtime.choices, overrides)
+    choices = hydra.runtime.choices
+    check_packages([*choices.items(), *((kind, config[kind].get("name")) for kind in SEVERAL)])
+    check_choices(choices, overrides)
     pair = tuned(hydra)
-    return parse(plain(config, overrides, pair)), pair
+    try:
+        return parse(plain(config, overrides, pair)), pair
+    except ConfigError as error:
+        raise blamed(error, choices, command(hydra)) from None
 
 
 def composed(overrides: Sequence[str] = ()) -> DictConfig:
@@ -194,8 +201,9 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
     ``changes`` are keys to set. A value that must be given (``???``) remains ``"???"`` unless it is among them.
 
     Raises:
-        ConfigError: there is no such option.
+        ConfigError: there is no such option, or it does not say where its settings belong.
     """
+    check_packages([(kind, option)])
     config = deepcopy(_alone(kind, option))
     node = config[kind][option] if kind in SEVERAL else config[kind]
     with open_dict(node):
@@ -254,6 +262,12 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return error
     overrides = [override for override in overrides if not override.startswith("-")]
     text, cause = str(error), error.__cause__
+    try:
+        check_packages(choices_of(overrides))
+    except ConfigError as wrong:
+        return wrong
+    if isinstance(error, MarkedYAMLError):
+        return unreadable(error)
     if keyless := [override for override in overrides if override.startswith("=")]:
         return ConfigError("", f"cannot read {keyless[0]!r}: should be key=value")
     if isinstance(error, OverrideParseException):
@@ -262,7 +276,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         advice = "should be key=value, with quotes around special characters"
         return ConfigError(line.partition("=")[0], f"cannot read {line!r}: {advice} ({reason})")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return _unknown_option(error.missing_cfg_file, overrides)
+        found = _unknown_option(error.missing_cfg_file, overrides)
+        return ConfigError(found.key, found.message + asked_by(*error.missing_cfg_file.split("/", 1), overrides))
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and (
         found := re.match(r"Could not override '(.+)'", text)
     ):
@@ -301,7 +316,10 @@ def _unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
             meant = next(
                 (to for word, to in peers("options").get(group, {}).items() if word.lower() == name.lower()), None
             )
-            return ConfigError(group, f"unknown option {name!r}; {unknown(name, options, '', True, meant)}")
+            said = f"unknown option {name!r}"
+            if (declares := owners().get((group, name), ())) and not is_selected(group, name):  # type: ignore[call-overload]
+                said = f"{declares[0]} has no conf/{group}/{name}.yaml, by which its {group} {name!r} would be chosen"
+            return ConfigError(group, f"{said}; {unknown(name, options, '', True, meant)}")
     return ConfigError("", f"there is no configuration {path!r} in the search path; see --info searchpath")
 
 

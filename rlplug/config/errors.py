@@ -27,6 +27,14 @@ class UnknownKeyError(ConfigError):
     """A key that is not there; ``schema.parse``, which has the whole run before it, looks for one that was meant."""
 
 
+class JoinedError(ConfigError):
+    """Several mistakes, with a line for each."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        super().__init__("", "\n".join(map(str, errors)))
+        self.errors = errors
+
+
 @cache
 def peers(kind: str) -> dict[str, Any]:
     """Return what other libraries call ``keys``, each with all that it may mean here, or ``options`` of a group."""
@@ -45,7 +53,12 @@ def mistakes(error: ValidationError, node: Any, config: type[Any], key: str = ""
 
 def joined(errors: Sequence[ConfigError]) -> ConfigError:
     """Return several mistakes as one error with a line for each."""
-    return errors[0] if len(errors) == 1 else ConfigError("", "\n".join(map(str, errors)))
+    return errors[0] if len(errors) == 1 else JoinedError(errors)
+
+
+def single(error: ConfigError) -> Sequence[ConfigError]:
+    """Return the mistakes that one error is about."""
+    return error.errors if isinstance(error, JoinedError) else [error]
 
 
 def unknown_key(key: str, siblings: Iterable[str]) -> ConfigError:

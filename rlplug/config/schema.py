@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
-from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, unknown_key
+from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, single, unknown_key
 from rlplug.config.estimate import ESTIMATE, Estimate, paths
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
@@ -39,9 +39,11 @@ class Chosen:
             return self.cls(self.cfg, ctx)
 
     def needs(self, spec: Any) -> Any:
-        """Return the ``Needs`` of an algorithm."""
+        """Return the ``Needs`` of an algorithm or an exploration module."""
+        from rlplug.contract import check_needs  # here: it imports torch
+
         with self._full_keys():
-            return self.cls.needs(self.cfg, spec)
+            return check_needs(self.cls, self.cls.needs(self.cfg, spec))
 
     @contextmanager
     def _full_keys(self) -> Iterator[None]:
@@ -250,6 +252,9 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     cls = registry.load(kind, name, f"{key}.name")
     if not hasattr(cls, "Config"):
         raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
+    from rlplug.contract import check_class  # here: it imports torch
+
+    check_class(kind, cls)
     return Chosen(kind, key, name, cls, typed(cls.Config, {k: v for k, v in node.items() if k != "name"}, key))
 
 
@@ -280,7 +285,7 @@ def _collect(errors: list[ConfigError], function: Callable[..., T], *args: Any) 
     try:
         return function(*args)
     except ConfigError as error:
-        errors.append(error)
+        errors.extend(single(error))
 
 
 def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str, Any]:

@@ -176,7 +176,9 @@ def execute(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def allocate(space: Space[Any], n: int) -> Any:
-    """Zeros for ``n`` observations of an inside space, ``[n, ...]``."""
+    """Zeros for ``n`` observations of an inside space, ``[n, ...]``; a Tuple is a dict with the keys 0, 1 and so on."""
+    if isinstance(space, Tuple):
+        return {str(i): allocate(sub, n) for i, sub in enumerate(space.spaces)}
     if isinstance(space, Dict):
         return {key: allocate(sub, n) for key, sub in space.spaces.items()}
     assert space.shape is not None

@@ -10,8 +10,9 @@ from rlplug.registry.discovery import (
     owners,
     plugins,
     refresh,
+    split,
     tried_with,
     until_refresh,
-    warn_broken,
 )
 from rlplug.registry.hookspecs import KINDS, Component, Events, Kind, Manifest, hookimpl
+from rlplug.registry.presets import Preset, preset, presets, shadowed, warn_broken

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -65,13 +64,6 @@ def broken() -> list[Plugin]:
 
 
 @until_refresh
-def warn_broken() -> None:
-    """Print one line on stderr for each broken plugin, once per process."""
-    for plugin in broken():
-        print(f"rlplug: skipping the broken plugin {plugin}: {plugin.cause}", file=sys.stderr)
-
-
-@until_refresh
 def owners() -> dict[tuple[Kind, str], tuple[Plugin, ...]]:
     """Return the plugins that declare each (kind, name), in the order of ``KINDS`` and then of names.
 
@@ -90,22 +82,36 @@ def names(kind: Kind) -> list[str]:
 def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
     """Return the plugin that declares a component. An error names the config key ``key``, by default ``<kind>.name``.
 
+    Args:
+        name: of the component; ``<distribution>/<name>`` where several distributions declare it.
+
     Raises:
         ConfigError: no distribution declares it, or several do.
     """
-    found = owners().get((kind, name), ())
+    key, (distribution, name) = key or f"{kind}.name", split(name)
+    every = owners().get((kind, name), ())
+    found = [plugin for plugin in every if distribution in ("", plugin.distribution)]
     if len(found) == 1:
         return found[0]
     if found:
-        message = f"{kind} {name!r} is claimed by {' and '.join(map(str, found))}; uninstall all but one of them"
+        ways = " or ".join(f"{key}={plugin.distribution}/{name}" for plugin in found)
+        message = f"{kind} {name!r} is claimed by {' and '.join(map(str, found))}; choose with {ways}"
+    elif every:
+        message = f"{distribution} has no {kind} {name!r}; there is that of {' and '.join(map(str, every))}"
     else:
         message = f"unknown {kind} {name!r}; {unknown(name, names(kind), or_broken=True)}"
-    raise ConfigError(key or f"{kind}.name", message)
+    raise ConfigError(key, message)
+
+
+def split(name: str) -> tuple[str, str]:
+    """Return distribution and name of ``<distribution>/<name>``; an empty distribution where only the name stands."""
+    distribution, _, last = name.rpartition("/")
+    return distribution, last
 
 
 def tried_with(kind: Kind, name: str) -> tuple[str, ...]:
     """Return the words with which the conformance kit tries a component. Raises as ``owner``."""
-    return owner(kind, name).components[kind, name].tried_with
+    return owner(kind, name).components[kind, split(name)[1]].tried_with
 
 
 def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
@@ -115,7 +121,7 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
         ConfigError: as ``owner``; or the import fails, and the message names the distribution.
     """
     plugin = owner(kind, name, key)
-    target = plugin.components[kind, name].target
+    target = plugin.components[kind, split(name)[1]].target
     try:
         return pkgutil.resolve_name(target)
     except Exception as error:

@@ -61,11 +61,12 @@ def _missing(key: str, origin: Mapping[str, Any]) -> str | None:
     kind, name, distribution, version = (origin[field] for field in ("kind", "name", "distribution", "version"))
     what = f"{key}: the run used {kind} {name!r} of {distribution} {version}"
     install = f"pip install {distribution}=={version}"
-    owners = discovery.owners().get((kind, name), ())
+    owners = discovery.owners().get((kind, discovery.split(name)[1]), ())
     others = [plugin for plugin in owners if plugin.distribution != distribution]
     uninstall = "pip uninstall " + " ".join(plugin.distribution for plugin in others)
     if len(others) < len(owners):
-        return f"{what}, which {' and '.join(map(str, others))} claims as well: {uninstall}" if others else None
+        clash = bool(others) and "/" not in name
+        return f"{what}, which {' and '.join(map(str, others))} claims as well: {uninstall}" if clash else None
     if broken := [plugin for plugin in discovery.broken() if plugin.distribution == distribution]:
         return f"{what}, and {broken[0]} is installed but broken ({broken[0].cause}); {install}"
     if others:

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from rlplug import contract
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.broadcast import BroadcastCollector
 from rlplug.collection.in_process import InProcessCollector
@@ -72,6 +74,10 @@ def build(
         replicated=replicated,
         scale_losses=plan.precision == "16-mixed",
     )
+    modules = zip(config.exploration.values(), policy.exploration.values(), strict=True)
+    for chosen, who in ((config.algo, policy.algorithm), *modules):
+        following = policy.ctx.schedules.following
+        contract.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
     estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
     trainer = Trainer(
         resolved=resolved,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlplug.api import Plan, VecEnv
 from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun, RunContext
+from rlplug.contract import check_env
 from rlplug.run import checks
 from rlplug.types import EnvSpec
 
@@ -17,7 +18,8 @@ def resolve(config: RunConfig, plan: Plan | None = None) -> ResolvedRun:
     """
     chosen: Plan = config.hardware.build(None).plan() if plan is None else plan
     env: VecEnv = config.env.build(RunContext(spec=EnvSpec({}), seed=config.seed))
+    spec = check_env(env)
     env.close()
-    resolved = ResolvedRun(config, chosen, env.spec)
+    resolved = ResolvedRun(config, chosen, spec)
     checks.check(resolved)
     return resolved

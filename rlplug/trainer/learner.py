@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlplug import tree
+from rlplug import contract, tree
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import AnyFabric
@@ -78,6 +78,7 @@ class RankLearner:
         )
         self._unread: list[GradientStep] = []
         self._parts: dict[Trainable, dict[str, OptimizerState]] = {}
+        self.update = self._first_update  # type: ignore[method-assign]
 
     @property
     def compile(self) -> bool:
@@ -85,6 +86,13 @@ class RankLearner:
         return self.graphs is not None and bool(self.graphs.wanted) and self.graphs.works
 
     # ---- one update -----------------------------------------------------------------------------------------------
+
+    def _first_update(self, batch: Batch | None = None) -> Losses:
+        """Make the first update, and check what the algorithm, the exploration and the buffer return."""
+        del self.update  # type: ignore[method-assign]
+        compiled = self.graphs is not None and bool(self.graphs.wanted)
+        with contract.learning(self.algorithm, self.exploration, self.buffer, self.ctx.needs, compiled):
+            return self.update(batch)
 
     def update(self, batch: Batch | None = None) -> Losses:
         """Sample, add intrinsic rewards, prepare, update the algorithm and the exploration, feed back.
@@ -147,7 +155,7 @@ class RankLearner:
     def parts(self, who: Trainable) -> dict[str, OptimizerState]:
         """Return the optimizers of ``who`` by part; they are set up at the first call."""
         if who not in self._parts:
-            self._parts[who] = {name: OptimizerState(optim) for name, optim in who.optimizers().items()}
+            self._parts[who] = {name: OptimizerState(optim) for name, optim in contract.optimizers(who).items()}
         return self._parts[who]
 
     def minimize(

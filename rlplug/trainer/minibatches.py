@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Losses, Trainable
+from rlplug.contract import mistake
 from rlplug.trainer.collectives import Collectives
 from rlplug.types import Batch
 
@@ -85,7 +86,7 @@ def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: 
         mean: return means. Otherwise sums, to be divided by the global count, where a 0-d value counts once a row.
 
     Raises:
-        ValueError: a term has another shape.
+        ConfigError: a term has another shape.
     """
     every = (*losses.terms.values(), *losses.metrics.values())
     if alive is not None and any(x.ndim == alive.ndim for x in every):
@@ -102,7 +103,7 @@ def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: 
             return x if mean else x * count
         w = weight if weight is None or x.shape == rows.shape else weight[: len(x)]
         if x.shape != (rows if w is None else w).shape:
-            raise ValueError(f"{type(who).__name__}: a term of shape {[*x.shape]} for rows {[*rows.shape]}")
+            raise mistake(who, "forward", f"returned a term of shape {[*x.shape]} for rows {[*rows.shape]}")
         if w is None:
             return x.mean() if mean else x.sum()
         return torch.where(rows[: len(x)], x, 0.0).mul(w).sum()  # NaN, too, does not count where nothing is valid

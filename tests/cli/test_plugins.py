@@ -24,7 +24,49 @@ def test_every_component_is_listed_with_its_distribution(install: Install, capsy
 
 def test_one_kind(capsys: pytest.CaptureFixture[str]):
     assert main(["plugins", "algo"]) == 0
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"KIND", "algo"}
+    words = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line}
+    assert words == {"KIND", "algo", "PRESET"}
+
+
+def test_presets_are_listed_with_who_brought_them(install: Install, capsys: pytest.CaptureFixture[str]):
+    conf = "from rlplug import hookimpl\n@hookimpl\ndef rlplug_conf(): return 'rlplug_moon.conf'\n"
+    files = {"env/far": "name: gymnasium\nid: Far-v0\n", "experiment/fly": "# @package _global_\nseed: 3\n"}
+    files |= {"env/cartpole": "name: gymnasium\n"}
+    files = {f"rlplug_moon/conf/{name}.yaml": text for name, text in files.items()}
+    install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": conf, **files})
+    assert main(["plugins"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["env", "far", "rlplug-moon", "1.2"] in rows
+    assert ["experiment", "fly", "rlplug-moon", "1.2"] in rows
+    assert ["env", "cartpole", "rlplug", "0.1.0"] in rows
+    assert ["tuned", "dqn_cartpole", "rlplug", "0.1.0"] in rows
+    assert rows.count(["env", "gymnasium", "rlplug", "0.1.0"]) == 1
+    (shadowed,) = [line for line in lines if line.startswith("shadowed: ")]
+    assert "conf/env/cartpole.yaml of rlplug-moon 1.2 is not used: there is" in shadowed
+    assert main(["plugins", "experiment", "fly"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "experiment fly: conf/experiment/fly.yaml of rlplug-moon 1.2",
+        "seed=3",
+    ]
+
+
+def test_a_preset(capsys: pytest.CaptureFixture[str]):
+    assert main(["plugins", "env", "cartpole"]) == 0
+    head, _, first, *_ = capsys.readouterr().out.splitlines()
+    component, file = head.split("; ")
+    assert component == "env cartpole: rlplug.plugins.env.gymnasium:Gymnasium, of rlplug 0.1.0"
+    assert file == "conf/env/cartpole.yaml of rlplug 0.1.0"
+    assert first.split()[:3] == ["id", "str", "CartPole-v1"]
+
+
+def test_settings_of_a_pair(capsys: pytest.CaptureFixture[str]):
+    assert main(["plugins", "experiment", "rainbow_cartpole"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "experiment rainbow_cartpole: conf/experiment/rainbow_cartpole.yaml of rlplug 0.1.0"
+    assert {"algo=dqn", "buffer=prioritized", "algo.n_step=3"} < set(lines)
+    assert main(["plugins", "tuned", "dqn_cartpol"]) == 2
+    assert "unknown tuned 'dqn_cartpol'; did you mean dqn_cartpole?" in capsys.readouterr().err
 
 
 def test_broken_and_clashing_plugins_are_listed(install: Install, capsys: pytest.CaptureFixture[str]):
@@ -34,7 +76,10 @@ def test_broken_and_clashing_plugins_are_listed(install: Install, capsys: pytest
     install("rlplug-broken", "rlplug_broken", {"rlplug_broken.py": "import no_such_module"}, version="3")
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "clash: env 'moon' is claimed by rlplug-luna 2 and rlplug-moon 1.2; neither can be used" in lines
+    assert (
+        "clash: env 'moon' is claimed by rlplug-luna 2 and rlplug-moon 1.2; choose rlplug-luna/moon or rlplug-moon/moon"
+        in lines
+    )
     assert "broken: rlplug-broken 3, skipped: ModuleNotFoundError: No module named 'no_such_module'" in lines
 
 
@@ -85,8 +130,9 @@ def test_a_broken_and_two_clashing_plugins_do_not_stop_the_program(tmp_path: Pat
     assert fine.stderr.startswith(warning)
     clash = rlplug("algo=ppo", "model=crater")
     assert clash.returncode == 2
-    first, second = clash.stderr.splitlines()
+    first, shadowed, second = clash.stderr.splitlines()
     assert first.startswith(warning)
+    assert shadowed.startswith("rlplug: conf/model/crater.yaml of rlplug-moon 1.2 is not used")
     assert second.startswith("rlplug: model.name: model 'crater' is claimed by rlplug-luna 1.2 and rlplug-moon 1.2")
     assert list(work.iterdir()) == []
 

@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rlplug.api import Algorithm, Exploration, Losses, Needs, Optim
+from rlplug.api import Algorithm, Exploration, Losses, Model, Needs, Optim
 from rlplug.envs import make_list
 from rlplug.envs.making import find
 from rlplug.plugins.buffer.replay import Replay
@@ -242,10 +242,9 @@ class Wild(Exploration):
         return out | {"action": out["action"] + 3.0}, carry
 
 
-class Sticky(nn.Module):
+class Sticky(Model):
     """A recurrent model that carries its state over into the next episode."""
 
-    batched = False
     recurrent = True
 
     @settings

@@ -55,6 +55,8 @@ class Layer(Model):
 class Recurrent(Layer):
     """A GRU over ``[B, ...]`` or ``[T, B, ...]``."""
 
+    recurrent = True
+
     def __init__(self, cfg: Any, ctx: Context) -> None:
         super().__init__(cfg, ctx)
         self.cell = nn.GRUCell(self.out_dim, self.out_dim)

@@ -108,8 +108,38 @@ def test_a_clash_is_an_error_only_for_the_name_that_clashes(install: Install):
         with pytest.raises(ConfigError) as error:
             ask("env", "moon")
         assert str(error.value) == (
-            "env.name: env 'moon' is claimed by luna 2 and rlplug-moon 1.2; uninstall all but one of them"
+            "env.name: env 'moon' is claimed by luna 2 and rlplug-moon 1.2; "
+            "choose with env.name=luna/moon or env.name=rlplug-moon/moon"
         )
+
+
+def test_a_distribution_chooses_in_a_clash(install: Install):
+    install("rlplug-moon", "rlplug_moon", {"rlplug_moon/__init__.py": MOON, "rlplug_moon/env.py": MOON_ENV})
+    install(
+        "luna", "rlplug_luna", {"rlplug_luna.py": manifest(("env", "moon", "rlplug_luna:Luna")) + "class Luna: ..."}
+    )
+    assert registry.load("env", "rlplug-moon/moon").__name__ == "Moon"
+    assert registry.load("env", "luna/moon").__name__ == "Luna"
+    assert str(registry.owner("env", "luna/moon")) == "luna 1.2"
+    assert registry.tried_with("env", "luna/moon") == ()
+    with pytest.raises(ConfigError) as error:
+        registry.load("env", "terra/moon")
+    assert str(error.value) == "env.name: terra has no env 'moon'; there is that of luna 1.2 and rlplug-moon 1.2"
+
+
+def test_a_file_that_another_package_has_before_is_a_warning(install: Install, capsys: pytest.CaptureFixture[str]):
+    conf = "\n@hookimpl\ndef rlplug_conf(): return 'rlplug_moon.conf'\n"
+    files = {"rlplug_moon/__init__.py": MOON + conf, "rlplug_moon/conf/env/cartpole.yaml": "name: moon\n"}
+    install("rlplug-moon", "rlplug_moon", files)
+    registry.warn_broken()
+    registry.warn_broken()
+    (line,) = capsys.readouterr().err.splitlines()
+    here = registry.plugins()[0]
+    assert line == (
+        "rlplug: conf/env/cartpole.yaml of rlplug-moon 1.2 is not used: "
+        f"there is conf/env/cartpole.yaml of {here}; rename it"
+    )
+    assert registry.preset("env", "cartpole").plugin == here
 
 
 def test_nobody_takes_a_built_in_name_silently(install: Install):

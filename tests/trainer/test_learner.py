@@ -15,7 +15,7 @@ from rlplug.distributed.fabric import AnyFabric, one_rank
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
-from rlplug.types import Compile
+from rlplug.types import Compile, ConfigError
 
 B, T = 8, 5
 
@@ -201,7 +201,7 @@ def test_terms_with_and_without_agents_do_not_mix():
 
     who = Mixed()
     learner = RankLearner(fabric=one_rank(), ctx=context(), algorithm=who, buffer=None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Mixed: a term of shape"):
+    with pytest.raises(ConfigError, match=r"Mixed\.forward returned a term of shape"):
         learner.minimize(team_segment(), who)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlplug import Context, Exploration
+from rlplug import Context, Exploration, Needs
 from rlplug.nn import Flatten
 from rlplug.settings import NonNegativeFloat, PositiveInt, Scheduled, option, settings
 
@@ -17,6 +17,11 @@ class Counts(Exploration):
     class Config:
         beta: Scheduled[NonNegativeFloat] = option("Bonus of the first visit.")
         slots: PositiveInt = option("Size of the table; observations that fall together share their count.")
+
+    @classmethod
+    def needs(cls, cfg, spec):
+        """What a sample's rows need to have."""
+        return Needs(keys=("obs",))
 
     def __init__(self, cfg: Config, ctx: Context):
         super().__init__()

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlplug import tree
-from rlplug.api import Context, Exploration, Learner, Losses, Model, Optim
+from rlplug.api import Context, Exploration, Learner, Losses, Model, Needs, Optim
 from rlplug.nn import Adam
-from rlplug.types import Batch, ConfigError
+from rlplug.types import Batch, ConfigError, EnvSpec
 
 
 class Curiosity(Exploration):
@@ -23,6 +23,10 @@ class Curiosity(Exploration):
 
     cfg: Any
     lr: Tensor
+
+    @classmethod
+    def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
+        return Needs(keys=("obs", "action"))
 
     @abstractmethod
     def bonus(self, batch: Batch) -> Tensor:
