@@ -39,7 +39,7 @@ class Chosen:
             return self.cls(self.cfg, ctx)
 
     def needs(self, spec: Any) -> Any:
-        """Return the ``Needs`` of an algorithm."""
+        """Return the ``Needs`` of an algorithm, or the keys that a buffer reads."""
         with self._full_keys():
             return self.cls.needs(self.cfg, spec)
 

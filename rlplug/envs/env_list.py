@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 from rlplug import tree
 from rlplug.envs.checking import MisfitError, began, described, flag, number, writer
 from rlplug.envs.extras import Extras
+from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.spaces import allocate, equal, execute, single_agent
 from rlplug.types import Batch, EnvSpec, RunError, Tree
@@ -193,6 +194,10 @@ class EnvList:
                 " observation, so the run does not continue exactly as it would have",
                 stacklevel=2,
             )
+
+    def goals(self) -> EnvGoals | None:
+        """What the environments compute of other goals; None: nothing."""
+        return goals_of(self.envs[0])
 
     def render(self) -> Any:
         """A picture of the first environment, ``[H, W, 3]`` uint8; None: it was not made to show one."""
