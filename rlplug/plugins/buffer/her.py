@@ -48,7 +48,7 @@ class Located(Numbered):
         for column in np.flatnonzero(last.any(0)):  # rows before these learn where their episode ended
             earlier = np.arange(max(self.opened[column], self.written - self.rows + 1), first)
             self.ends[earlier % self.rows, column] = ends[0, column]
-        self.opened = begins[-1]
+        self.opened = begins[-1].copy()
 
 
 class HER(Replay):
@@ -121,10 +121,10 @@ class HER(Replay):
         obs[DESIRED][:, at] = torch.from_numpy(goal).to(self.device)
 
     def _goals(self, row: Any, column: Any, length: Any, which: Any) -> Any:
-        """Return other goals ``[m, ...]`` of windows ``[m]`` whose first ``length [m]`` transitions are of one episode."""
-        goals: list[Any] = []
-        places: list[Any] = []
-        for ring, mine in self.rings.split(column):
+        """Return other goals ``[m, ...]`` of windows that have ``length [m]`` transitions of one episode."""
+        goals, places, rings = list[Any](), list[Any](), self.rings
+        ring: Any
+        for ring, mine in rings.split(column):
             own = column[mine] - ring.begin
             place = row[mine] % ring.rows, own
             end = np.minimum(ring.ends[place], ring.written)
