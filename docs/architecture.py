@@ -48,6 +48,7 @@ ROOMS = {
     "config": "composes, checks settings",
     "envs": "environments as vectors",
     "registry": "finds installed plugins",
+    "buffer": "what buffers are made of",
     "api": "the contracts of a plugin",
     "plan": "what hardware a run takes",
     "settings": "typed options",
@@ -59,7 +60,7 @@ ROOMS = {
 KERNEL = ("api", "types", "registry", "context", "collection", "trainer")
 CORE = (*KERNEL, "tree", "settings", "plan", "agent", "config", "checkpointing", "distributed", "evaluation", "actors")
 CORE = (*CORE, "run")
-LIMITS = {"the kernel": (KERNEL, 4_470), "the core": (CORE, 10_160)}
+LIMITS = {"the kernel": (KERNEL, 4_510), "the core": (CORE, 10_190)}
 
 WIDTH, HEIGHT, ROW, GAP = 190, 46, 92, 22  # of a room, and the distances between floors and between neighbors
 LANE = 14  # width of an arrow that passes a floor

@@ -17,6 +17,7 @@ EXTRAS = {
     "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer")),
     "atari": ("ale_py", ("atari", "pong", "breakout")),
     "minigrid": ("minigrid", ("minigrid", *(f"minigrid_{room}" for room in ROOMS))),
+    "robotics": ("gymnasium_robotics", ("fetchreach",)),
     "dmc": ("dm_control", ("dm_control", "dmc_cartpole_swingup", "dmc_walker_walk")),
 }
 GIVEN = {
@@ -54,6 +55,11 @@ WANTED = {  # option: observation, action, steps
     "breakout": (image, Discrete(4), 27000),
     "cartpole": (numbers(4), Discrete(2), 500),
     "cliffwalking": (Discrete(48), Discrete(4), 200),
+    "fetchreach": (
+        Dict({"observation": numbers(10), "achieved_goal": numbers(3), "desired_goal": numbers(3)}),
+        torques(4),
+        50,
+    ),
     "dm_control": (Dict({"position": numbers(8), "velocity": numbers(9)}), torques(6), 1000),
     "dmc_cartpole_swingup": (Dict({"position": numbers(3), "velocity": numbers(2)}), torques(1), 1000),
     "dmc_walker_walk": (

@@ -35,6 +35,7 @@ class BitFlip:
         self.bits, self.goal = (np.zeros((len(self.columns), self.size), np.int8) for _ in range(2))
         self.time, self.over = np.zeros(len(self.columns), np.int64), np.ones(len(self.columns), np.bool_)
         self.begin()
+        self.over[:] = False
         return {"obs": self.obs()}
 
     def begin(self):
