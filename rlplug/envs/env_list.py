@@ -243,7 +243,7 @@ class EnvList:
         row, info = self._reset(i, episode)
         try:
             self._write(i, row)
-            self._extras.write(self._first, i, info)
+            self._extras.write(self._first, i, info, begins=True)
             if self._masks is not None:
                 self._allow(i, info, False, False)
             elif self._mask_key and self._mask_key in info:
