@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -190,7 +191,7 @@ class WithGoals:
 
 
 def variants(name: str, windows: tuple[int, ...], **changes: Any) -> Iterator[Variant]:
-    """A buffer on vectors and on stacked images, with every way that it offers of keeping these.
+    """A buffer on vectors and on stacked images, with every way that it offers of keeping these (lz4 if installed).
 
     One that refuses vectors is tried with goals, and without images if it refuses these.
     """
@@ -201,7 +202,7 @@ def variants(name: str, windows: tuple[int, ...], **changes: Any) -> Iterator[Va
             yield Variant(name, 1, data=data, off_policy=True, **changes)
     options = node_of("buffer", option_of("buffer", name)).keys()
     for deduplicate in (True, False) if "deduplicate" in options else (None,):
-        for compress in (None, "lz4") if "compress" in options else (None,):
+        for compress in (None, "lz4") if "compress" in options and find_spec("lz4") else (None,):
             ways: dict[str, Any] = {"deduplicate": deduplicate, "compress": compress}
             ways = {key: way for key, way in ways.items() if key in options}
             stacks = Variant(name, windows[-1], 3, **ways | changes)
