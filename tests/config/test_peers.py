@@ -27,6 +27,7 @@ NAMES = (
     "marwil",
 )
 RUNS = {f"algo={name}": compose([f"algo={name}"]).raw for name in NAMES}
+RUNS["buffer=her"] = compose(["algo=dqn", "buffer=her"]).raw
 
 
 @pytest.mark.parametrize("prefix", ["", "algo.", "nothing.of.that."])

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from rlplug.api import Context
 from rlplug.buffer import Storage
@@ -15,6 +16,7 @@ from rlplug.settings import NonNegativeInt, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+CHANGED = ("valid", "terminated", "truncated", "reward", DESIRED)
 OPEN = np.iinfo(np.int64).max
 
 
@@ -52,7 +54,7 @@ class Located(Numbered):
 
 
 class HER(Replay):
-    """A uniform replay that gives ``k`` of ``k + 1`` windows another goal: one that their episode did achieve.
+    """A uniform replay that gives ``k`` of ``k + 1`` windows another goal, one that their episode did achieve.
 
     A window's goal is the achieved goal of one row of its episode, by ``strategy`` (section 4.5): a random row behind
     the window's transitions, the last one, or any. Of an episode that has not ended, the rows so far are taken. Rewards
@@ -96,45 +98,49 @@ class HER(Replay):
         ring.locate(first)
 
     def relabel(self, batch: Batch, row: Any, column: Any) -> None:
-        """Give ``k`` of ``k + 1`` windows ``[n + 1, B]``, each by chance, another goal."""
-        chance, which = self.ctx.rand(self.batch_size, 2).double().cpu().numpy().T
-        chosen = np.flatnonzero(chance * (self.cfg.k + 1) < self.cfg.k)  # [m]
-        if not len(chosen):
+        """Give the first ``m`` windows ``[n + 1, B]`` another goal; on average, ``m`` is ``B k / (k + 1)``."""
+        share, which = self.cfg.k / (self.cfg.k + 1), self.ctx.rand(self.batch_size).double().cpu().numpy()
+        m = int(self.batch_size * share + self.ctx.rand(1, rows=False).item())
+        if not m:
             return
-        at = torch.from_numpy(chosen).to(self.device)
-        obs, parts = batch["obs"], ("valid", "terminated", "truncated", "reward")
-        valid, terminated, truncated, reward = (batch[key][:-1, at].cpu().numpy() for key in parts)  # [n, m]
-        own = np.logical_and.accumulate(valid)  # transitions of the episode that the window begins in
-        goal = self._goals(row[chosen], column[chosen], own.sum(0), which[chosen])
+        leaves: dict[str, Tensor] = batch | batch["obs"]
+        arrays = {key: leaves[key][:, :m].cpu().numpy() for key in (*CHANGED, ACHIEVED)}  # on the host, the same memory
+        valid, terminated, truncated, reward, desired, achieved = arrays.values()
+        own = np.logical_and.accumulate(valid[:-1])  # transitions of the episode that a window begins in
+        goal = self._goals(row[:m], column[:m], own.sum(0), which[:m])
+        desired[:] = goal
 
-        achieved = obs[ACHIEVED][1:, at].cpu().numpy()
-        flat = [x.reshape(-1, *goal.shape[1:]) for x in (achieved, np.broadcast_to(goal, achieved.shape))]
+        flat = [x[1:].reshape(-1, *goal.shape[1:]) for x in (achieved, desired)]
+        np.copyto(reward[:-1], self.goals.reward(*flat).reshape(own.shape), where=own)
         ends = self.goals.terminated(*flat)
-        reward = np.where(own, self.goals.reward(*flat).reshape(reward.shape), reward)
         if ends is not None:
             ends = own & ends.reshape(own.shape)
-            truncated |= own & terminated & ~ends  # the old goal ended it: it goes on behind its last row
-            terminated = np.where(own, ends, terminated)
-            batch["valid"][1:, at] &= torch.from_numpy(~np.logical_or.accumulate(ends)).to(self.device)
-        for key, x in zip(parts[1:], (terminated, truncated, reward), strict=True):
-            batch[key][:-1, at] = torch.from_numpy(x).to(self.device)
-        obs[DESIRED][:, at] = torch.from_numpy(goal).to(self.device)
+            truncated[:-1] |= own & terminated[:-1] & ~ends  # the old goal ended it: it goes on behind its last row
+            np.copyto(terminated[:-1], ends, where=own)
+            valid[1:] &= ~np.logical_or.accumulate(ends)
+        if self.device.type != "cpu":
+            for key in CHANGED:
+                leaves[key][:, :m] = torch.from_numpy(arrays[key]).to(self.device)
 
     def _goals(self, row: Any, column: Any, length: Any, which: Any) -> Any:
         """Return other goals ``[m, ...]`` of windows that have ``length [m]`` transitions of one episode."""
         goals, places, rings = list[Any](), list[Any](), self.rings
         ring: Any
         for ring, mine in rings.split(column):
-            own = column[mine] - ring.begin
-            place = row[mine] % ring.rows, own
+            first, own = row[mine], column[mine] - ring.begin
+            place = first % ring.rows, own
             end = np.minimum(ring.ends[place], ring.written)
-            low = {"future": row[mine] + length[mine], "final": end}.get(
-                self.cfg.strategy, np.maximum(ring.begins[place], ring.oldest)
-            )
+            match self.cfg.strategy:
+                case "future":
+                    low = first + length[mine]
+                case "final":
+                    low = end
+                case "episode":
+                    low = np.maximum(ring.begins[place], ring.oldest)
             rows = low + (which[mine] * (end - low + 1)).astype(np.int64)
             goals.append(ring.leaf(("obs", ACHIEVED), rows, own))
             places.append(mine)
-        return np.concatenate(goals)[np.argsort(np.concatenate(places))]
+        return goals[0] if len(goals) == 1 else np.concatenate(goals)[np.argsort(np.concatenate(places))]
 
     def nbytes(self, row: Batch) -> int:
         return super().nbytes(row) + 8 * self.columns * (2 * self.rings.rows + 1)
