@@ -18,7 +18,8 @@ from rlplug.config import choose, default_node
 from rlplug.envs import EnvList
 from rlplug.envs.goals import EnvGoals
 from rlplug.functional.sequences import n_step_transitions
-from rlplug.testing.checks.runs import differences
+from rlplug.testing.checks.resume import check_resumes
+from rlplug.testing.checks.runs import Case, differences
 from rlplug.testing.context import context
 from rlplug.types import ConfigError, EnvSpec, Group
 
@@ -241,12 +242,12 @@ def test_a_loaded_buffer_draws_the_same_bit_for_bit(strategy):
 
 
 class Line(gymnasium.Env):
-    """A point on a line, of a goal's kind; ``kind`` says how its functions take goals."""
+    """A point on a line; ``kind`` says how its functions take goals."""
 
-    def __init__(self, kind="many"):
+    def __init__(self, kind="many", continuous=False):
         part = spaces.Box(-2.0, 2.0, (1,), np.float64)
         self.observation_space = spaces.Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), part))
-        self.action_space = spaces.Discrete(2)
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32) if continuous else spaces.Discrete(2)
         self.kind = kind
         if kind != "none":
             self.compute_reward = self.reward_of
@@ -268,7 +269,7 @@ class Line(gymnasium.Env):
         return {"observation": self.at, "achieved_goal": self.at, "desired_goal": np.ones(1)}
 
     def step(self, action):
-        self.at = np.clip(self.at + (0.1 if action else -0.1), -2, 2)
+        self.at = np.clip(self.at + 0.1 * (np.asarray(action).reshape(-1)[:1] * 2.0 - 1.0), -2, 2)
         return self.row(), float(self.reward_of(self.at, np.ones(1), {})), False, False, {}
 
 
@@ -323,6 +324,13 @@ def test_what_cannot_be_replayed_is_refused_before_anything_is_written(words, sa
     with pytest.raises(ConfigError, match=said):
         rlplug.train([*LINE, *words])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("algo", "n_step"), [("dqn", 3), ("ddpg", 1), ("td3", 2), ("sac", 1)])
+def test_every_algorithm_of_windows_learns_from_it_and_resumes_bit_for_bit(algo, n_step):
+    words = ["env.id=HindsightLine-v0", f"+env.kwargs.continuous={algo != 'dqn'}", "env.max_episode_steps=7"]
+    words += ["buffer=her", f"algo.n_step={n_step}", "num_envs=2", "model.hidden=[8]"]
+    check_resumes(Case(algo, "gymnasium", tuple(words)))
 
 
 def test_goals_of_another_kind_are_refused():
