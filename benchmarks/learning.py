@@ -23,6 +23,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Proof:
         above: the name of a proof whose mean is to be exceeded.
         blind: its settings were chosen by runs of none of the seeds 1 to 5.
         data: the environment whose sets of ``benchmarks/datasets.py`` it learns from; they are made if need be.
+        package: a distribution that has to be installed for it, as ``pip install -e plugins/rlplug-reinforce`` does.
     """
 
     line: str
@@ -50,6 +52,7 @@ class Proof:
     above: str | None = None
     blind: bool = False
     data: str | None = None
+    package: str = ""
 
     def goal(self) -> str:
         said = [(">=", self.reach), (">", self.above)]
@@ -145,12 +148,20 @@ PROOFS = {
         )
         for algo in ("bc", "cql", "iql", "td3_bc")
     },
-    "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450, blind=True),
+    "reinforce_cartpole": Proof("algo=reinforce env=cartpole", 450, blind=True, package="rlplug-reinforce"),
     "dqn_cartpole": Proof(DQN + "cartpole", 475, blind=True),
     **{f"dqn_cartpole_{name}": Proof(f"{DQN}cartpole {words}", 450, blind=True) for name, words in RAINBOW.items()},
     "rainbow_cartpole": Proof("experiment=rainbow_cartpole", 450),
     "dqn_masked_cartpole": Proof(DQN + "masked_cartpole", 450),
     "dqn_taxi": Proof(DQN + "taxi", 7),
+    "ddpg_her_fetchreach": Proof(DDPG + "fetchreach buffer=her", -2.5, blind=True, package="gymnasium-robotics"),
+    **{
+        f"dqn_{name}bitflip_{size}": Proof(
+            f"{DQN}bitflip env.size={size}{words} total_steps={steps}", reach, blind=True, package="rlplug-bitflip"
+        )
+        for size, steps, best in ((10, "30_000", -5.0), (20, "80_000", -10.5), (30, "150_000", -16.0))
+        for name, words, reach in (("her_", " buffer=her", best), ("", "", None))
+    },
     "linucb_linear_bandit": Proof("algo=linucb env=linear_bandit", 57, blind=True),  # 58.18 is the optimum
     "lints_linear_bandit": Proof("algo=lints env=linear_bandit", 57, blind=True),
     "lingreedy_linear_bandit": Proof("algo=lingreedy env=linear_bandit", blind=True),
@@ -199,6 +210,15 @@ def with_seed(
         "wall_s": max(known.get("wall_s", 0.0), summary["wall_s"]),
         "settings": settings,
     }
+
+
+def require(package: str) -> None:
+    """Raise SystemExit unless a distribution is installed: a folder on PYTHONPATH brings no entry point."""
+    try:
+        version(package)
+    except PackageNotFoundError:
+        here = Path(__file__).parents[1] / "plugins" / package
+        raise SystemExit(f"first: pip install {f'-e {here}' if here.exists() else package}") from None
 
 
 def run(name: str, seed: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
@@ -251,6 +271,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as pool:
         folder = args.keep.absolute() if args.keep else Path(temporary)
         names, seeds = [name for name in PROOFS if any(fnmatch(name, word) for word in asked)], args.seeds.split(",")
+        for package in {PROOFS[name].package for name in names} - {""}:
+            require(package)
         for env in {PROOFS[name].data for name in names} - {None}:
             import datasets  # beside this file
 

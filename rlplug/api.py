@@ -135,6 +135,14 @@ class Context(Protocol):
         """
         ...
 
+    def goals(self) -> Goals:
+        """Return what the environment computes of transitions for other goals than theirs.
+
+        Raises:
+            ConfigError: it computes nothing.
+        """
+        ...
+
     def schedule(self, node: Any) -> Tensor:
         """Return a 0-d tensor that follows a ``Scheduled`` option; it is refreshed in place before every update."""
         ...
@@ -157,6 +165,13 @@ class Simulator(Protocol):
     def reward(self, batch: Batch) -> Tensor:
         """Return the reward ``[B]`` of given transitions, for imagined goals or dynamics."""
         ...
+
+
+class Goals(Protocol):
+    """Pure functions of the goals that ``n`` transitions achieved and were meant to, arrays ``[n, ...]``."""
+
+    def reward(self, achieved: Any, desired: Any) -> Any: ...  # [n] float32
+    def terminated(self, achieved: Any, desired: Any) -> Any: ...  # [n] bool; None: goals end no episode
 
 
 class Learner(Protocol):
@@ -459,6 +474,18 @@ class Buffer(Protocol):
     )
     sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any is collected
     size_key: ClassVar[str]  # the config key that says how much it keeps: ``buffer.capacity``
+    relabels: ClassVar[frozenset[str]] = frozenset()  # keys of a sample that need not be as added; ``obs.<part>``
+
+    @classmethod
+    def needs(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
+        """Return the keys of a row that it reads, which are stored with those of the algorithm's ``Needs``.
+
+        Called before anything is built; a buffer may lack this method.
+
+        Raises:
+            ConfigError: it cannot serve these spaces.
+        """
+        return ()
 
     @property
     def device(self) -> torch.device: ...  # where its rows are kept
@@ -513,8 +540,8 @@ class VecEnv(Protocol):
     With an attribute ``device``, that of its ``ctx``, it trades tensors on it instead of arrays (``NEXT_STEP``, no
     agents): segments are on it, too, for algorithms that learn from rollouts; others get them on the host.
     With a class attribute ``playable = False`` it only says the spaces of recorded episodes, and nothing is evaluated.
-    With a method ``simulator() -> Simulator | None`` it offers a model of itself, as ``Context.simulator`` returns it;
-    that lives on when the environments are closed.
+    With a method ``simulator() -> Simulator | None`` it offers a model of itself, as ``Context.simulator`` returns it,
+    and with ``goals() -> Goals | None`` rewards for other goals; these live on when the environments are closed.
     """
 
     spec: EnvSpec

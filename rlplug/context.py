@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Loop, Needs, Plan, Simulator, VecEnv
+from rlplug.api import Context, Goals, Loop, Needs, Plan, Simulator, VecEnv
 from rlplug.contract import check_model, exploration_keys
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.nn.ensemble import Ensemble
@@ -60,7 +60,9 @@ class ResolvedRun:
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
         self.config, self.plan, self.spec = config, plan, spec
         modules = config.exploration.values()
-        self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None, modules)
+        needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None, modules)
+        read = config.buffer.needs(spec) if hasattr(config.buffer.cls, "needs") else ()
+        self.needs = replace(needs, keys=tuple(dict.fromkeys((*needs.keys, *read))))
         self.loop: Loop = config.loop.build(self.context(torch.device("cpu"), range(config.num_envs)))
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
@@ -188,12 +190,22 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
+        return self._offered("simulator", "offers no simulator, which the algorithm plans with")
+
+    def goals(self) -> Goals:
+        said = "has no compute_reward, by which transitions are rewarded for other goals; take buffer=replay"
+        return self._offered("goals", said)
+
+    def _offered(self, name: str, lacks: str) -> Any:
+        """Return what the environment's method ``name`` returns, of one that is made for this alone."""
         if self.make_env is not None:
-            env: Any = self.make_env(self.derive(shard=EnvShard("eval", 1, range(1))))
-            env.close()
-            if hasattr(env, "simulator") and (model := env.simulator()) is not None:
-                return model
-        raise ConfigError("env", "this environment offers no simulator, which the algorithm plans with")
+            env = self.make_env(self.derive(shard=EnvShard("eval", 1, range(1))))
+            try:
+                if (found := getattr(env, name, lambda: None)()) is not None:
+                    return found
+            finally:
+                env.close()
+        raise ConfigError("env", f"this environment {lacks}")
 
     def schedule(self, node: Any) -> Tensor:
         return self.schedules.add(node)

@@ -62,6 +62,7 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
     "version": ("[B]", "int64", "updates that the weights had seen with which the column was played (queue)"),
     "return": ("[B]", "float64", "sum of the rewards of an episode of a job"),
     "length": ("[B]", "int64", "steps of an episode of a job"),
+    "success": ("[B]", "float64", "whether info had is_success in the last step of an episode of a job"),
     "sample_prob": ("[B]", "float32", "probability with which the buffer drew the sample"),
     "weight": ("[B]", "float32", "importance weight of a sample drawn by priority, at most 1 over all ranks"),
     "reward_int": ("[T+1, B]", "float32", "intrinsic reward, before it is added to reward"),

@@ -23,6 +23,7 @@ from rlplug.types import Batch, Role, RunError, Tree, Weights, groups_of
 
 MOST_COLUMNS = 32
 CHUNK = 32  # rows that are collected at a time
+OF_EPISODE = ("return", "length", "success")  # what a job's batch has one number of for each episode
 
 
 class Stopped(KeyboardInterrupt):
@@ -118,9 +119,9 @@ class Player:
         batch = recorder.batch()
         if not self._leaves_as_is(job):
             with torch.inference_mode(), self.ctx.acting(shard):
-                rows = {key: leaf for key, leaf in batch.items() if key not in ("return", "length")}
+                rows = {key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}
                 batch |= self.algorithm.postprocess(rows)
-        return only(batch, (*kept, "return", "length"), nested)
+        return only(batch, (*kept, *OF_EPISODE), nested)
 
     def _leaves_as_is(self, job: Job) -> bool:
         return job.mode == "greedy" or type(self.algorithm).postprocess is Algorithm.postprocess
@@ -283,4 +284,6 @@ class Recorder:
         longest = np.arange(max(lengths) + 1)
         padded = [tree.take(rows, np.minimum(longest, n)) for n, rows in zip(lengths, episodes, strict=True)]
         batch = tree.map(lambda *leaves: torch.from_numpy(np.stack(leaves, 1)), *padded)
-        return batch | {"return": torch.tensor(returns, dtype=torch.float64), "length": torch.tensor(lengths)}
+        success = {"success": batch["is_success"][-1].double()} if "is_success" in batch else {}
+        returns = torch.tensor(returns, dtype=torch.float64)
+        return batch | success | {"return": returns, "length": torch.tensor(lengths)}

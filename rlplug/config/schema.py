@@ -39,7 +39,7 @@ class Chosen:
             return self.cls(self.cfg, ctx)
 
     def needs(self, spec: Any) -> Any:
-        """Return the ``Needs`` of an algorithm or an exploration module."""
+        """Return the ``Needs`` of an algorithm, or the keys of rows that a buffer or an exploration module reads."""
         from rlplug.contract import check_needs  # here: it imports torch
 
         with self._full_keys():

@@ -11,7 +11,7 @@ import numpy as np
 from rlplug import tree
 from rlplug.api import Run, Segment
 from rlplug.checkpointing import atomic
-from rlplug.collection.play import Recorder
+from rlplug.collection.play import OF_EPISODE, Recorder
 from rlplug.collection.segment import on_cpu
 from rlplug.data import json_lines, parquet
 from rlplug.data.source import needs_package
@@ -64,7 +64,7 @@ class EpisodeFiles:
     def add_all(self, played: Batch) -> None:
         """Write the episodes of a job, leaves ``[L + 1, episodes, ...]``; see ``api.Play``."""
         self.begin()
-        rows = tree.map(np.asarray, {key: x for key, x in played.items() if key not in ("return", "length")})
+        rows = tree.map(np.asarray, {key: x for key, x in played.items() if key not in OF_EPISODE})
         for b, length in enumerate(played["length"].tolist()):
             self.add(tree.map(np.ascontiguousarray, tree.take(rows, (slice(0, length + 1), b))))
         self.flush()

@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 from rlplug import tree
 from rlplug.envs.checking import MisfitError, began, check_reset, described, flag, number, writer
 from rlplug.envs.extras import Extras
+from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.spaces import allocate, equal, execute, single_agent
 from rlplug.types import Batch, EnvSpec, RunError, Tree
@@ -191,6 +192,10 @@ class EnvList:
                 stacklevel=2,
             )
 
+    def goals(self) -> EnvGoals | None:
+        """What the environments compute of other goals; None: nothing."""
+        return goals_of(self.envs[0])
+
     def render(self) -> Any:
         """A picture of the first environment, ``[H, W, 3]`` uint8; None: it was not made to show one."""
         return self.envs[0].render() if self.envs[0].render_mode == "rgb_array" else None
@@ -235,7 +240,7 @@ class EnvList:
         row, info = self._reset(i, episode)
         try:
             self._write(i, row)
-            self._extras.write(self._first, i, info)
+            self._extras.write(self._first, i, info, begins=True)
             if self._masks is not None:
                 self._allow(i, info, False, False)
             elif self._mask_key and self._mask_key in info:

@@ -13,13 +13,15 @@ from rlplug.envs.spaces import inside_obs
 from rlplug.types import KEYS, Batch, ConfigError
 
 OPTION = "env.info_keys"
+SUCCESS = "is_success"  # whether an episode has reached what it was for: Gymnasium-Robotics' name
 RESERVED = {*KEYS, "restarted"} - {"state"}
 
 
 class Extras:
     """Reads the named keys of ``info``. Shape and type of each are those of the first reset.
 
-    Floats become float32, as observations do; integers and bools stay what they are.
+    Floats become float32, as observations do; integers and bools stay what they are. ``is_success`` is of steps alone:
+    where no reset gives it, it is a number, and 0 in an episode's first row.
 
     Args:
         keys: which ones, in this order.
@@ -31,6 +33,8 @@ class Extras:
 
     def __init__(self, keys: Sequence[str], info: Mapping[str, Any]) -> None:
         self.spaces: dict[str, Space[Any]] = {}
+        self._later = {SUCCESS: np.float32(0)} if SUCCESS in keys and SUCCESS not in info else {}
+        info = {**info, **self._later}
         for key in keys:
             if key in RESERVED or key.startswith("final_"):
                 raise ConfigError(OPTION, f"a batch has its own {key!r}; let the environment name it differently")
@@ -40,13 +44,16 @@ class Extras:
             self.spaces[key] = inside_obs(_space(key, info[key]))
         self._read = {key: leaf_reader(f"info[{key!r}]", space) for key, space in self.spaces.items()}
 
-    def write(self, rows: Batch, i: int, info: Mapping[str, Any]) -> None:
-        """Put what ``info`` has into row ``i`` of ``rows``, ``[B, ...]`` each.
+    def write(self, rows: Batch, i: int, info: Mapping[str, Any], begins: bool = False) -> None:
+        """Put what ``info``, of a reset where an episode ``begins``, has into row ``i`` of ``rows``, ``[B, ...]`` each.
 
         Raises:
             MisfitError: a key is not there, or is not as it was at the first reset.
         """
         for key, read in self._read.items():
+            if key in self._later:
+                rows[key][i] = 0.0 if begins else float(info.get(key, 0.0))
+                continue
             if key not in info:
                 raise MisfitError(f"info lacks {key!r}, which {OPTION} names and the first reset had")
             rows[key][i] = read(info[key])

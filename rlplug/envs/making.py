@@ -27,8 +27,9 @@ PACKAGES = {
     "BabyAI": ("minigrid", "rlplug[minigrid]"),
     "MiniGrid": ("minigrid", "rlplug[minigrid]"),
     "dm_control": ("shimmy", "shimmy[dm-control]"),
+    **dict.fromkeys(("Fetch", "Hand", "AntMaze", "PointMaze"), ("gymnasium_robotics", "rlplug[robotics]")),
 }
-"""First word of an id -> the module that registers it, and what pip calls that."""
+"""Beginning of an id -> the module that registers it, and what pip calls that."""
 VECTORS = {
     "Acrobot-v1": ("rlplug.envs.acrobot:AcrobotVector", 6),
     "CartPole-v1": ("rlplug.envs.cartpole:CartPoleVector", 1),
@@ -48,9 +49,8 @@ def find(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     if module:
         _import(module, f"{env_id}: the module {module!r} cannot be imported")
-    word = re.split("[/-]", name)[0]
-    if name not in gymnasium.registry and word in PACKAGES:
-        known, package = PACKAGES[word]
+    known, package = next((found for begin, found in PACKAGES.items() if name.startswith(begin)), ("", ""))
+    if name not in gymnasium.registry and known:
         _import(known, f"{env_id} comes with a package that cannot be imported: pip install {package!r}")
     if name in gymnasium.registry:
         spec = gymnasium.registry[name]

@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode
 from rlplug import tree
 from rlplug.envs.checking import check_reset
 from rlplug.envs.env_list import tell_once
+from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.spec_json import mismatch
 from rlplug.envs.worker import CALL, FAILED, NOT_CLOSED, STEP, columns_of, not_sent, read, send, shared_rows
 from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree
@@ -62,7 +63,7 @@ class Subprocess:
         **options: Any,
     ) -> None:
         self.num_envs = n = len(env_ids)
-        self.check_bounds = check_bounds
+        self.check_bounds, self._make = check_bounds, make
         try:
             pickle.dumps(make)
         except Exception as error:
@@ -131,6 +132,14 @@ class Subprocess:
             for worker in self._workers
         ]
         self._tell(self._call("load", parts))
+
+    def goals(self) -> EnvGoals | None:
+        """As of ``EnvList``, by an environment in this process."""
+        env = self._make()
+        try:
+            return goals_of(env)
+        finally:
+            env.close()
 
     def close(self) -> None:
         """End all workers. May be called twice."""

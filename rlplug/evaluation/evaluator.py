@@ -11,13 +11,13 @@ import torch
 
 from rlplug import tree
 from rlplug.api import Algorithm, Job, VecEnv
-from rlplug.collection.play import MOST_COLUMNS, Player, share_of
+from rlplug.collection.play import MOST_COLUMNS, OF_EPISODE, Player, share_of
 from rlplug.context import EnvShard, RunContext
 from rlplug.types import Batch, Weights
 
 LONGEST = 27_000  # steps after which an episode is truncated: 30 minutes of Atari, as is usual there
 EVALUATION = 2  # tells evaluation's seeds from training's
-Played: TypeAlias = list[tuple[float, int]]  # return and length of every episode
+Played: TypeAlias = list[tuple[float, ...]]  # return, length and perhaps success of every episode
 
 
 class Evaluator:
@@ -44,6 +44,7 @@ class Evaluator:
         self.shard, self.quota = share_of(self.job, "eval", columns)
         if keys is None:
             keys = ctx.needs.keys if evaluates_itself(algorithm) else ()
+            keys = (*keys, "is_success") if "is_success" in ctx.spec.extras else keys
         entropy = (ctx.seed, EVALUATION)
         self.player = Player(make, algorithm, ctx, "eval", entropy, keys, normalize, name="an evaluation")
 
@@ -66,13 +67,13 @@ class Evaluator:
         return metrics, {key: torch.cat([batch[key] for batch in episodes]) for key in ("return", "length")}
 
     def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> Played:
-        """Return (return, length) of the greedy episodes of evaluation ``number`` that are played here.
+        """Return the numbers of the greedy episodes of evaluation ``number`` that are played here.
 
         Raises:
             Stopped, RunError: as ``Player.play``.
         """
         batch = self.play_job(self.job, number, None, stop, self.shard.env_ids)
-        return list(zip(batch["return"].tolist(), batch["length"].tolist(), strict=True)) if batch else []
+        return list(zip(*(batch[key].tolist() for key in OF_EPISODE if key in batch), strict=True)) if batch else []
 
     def play_job(
         self,
@@ -107,12 +108,12 @@ def side_by_side(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     longest = max(len(batch["valid"]) for batch in batches)
-    rows = [{key: x for key, x in batch.items() if key not in ("return", "length")} for batch in batches]
+    rows = [{key: x for key, x in batch.items() if key not in OF_EPISODE} for batch in batches]
     padded = [tree.map(lambda x: torch.cat([x, x[-1:].expand(longest - len(x), *x.shape[1:])]), r) for r in rows]
-    return tree.cat(padded, 1) | {key: torch.cat([batch[key] for batch in batches]) for key in ("return", "length")}
+    return tree.cat(padded, 1) | {key: torch.cat([b[key] for b in batches]) for key in OF_EPISODE if key in batches[0]}
 
 
 def as_batch(played: Played) -> Batch:
-    """Return ``return`` and ``length``, ``[episodes]``, of what ``Evaluator.play`` returned."""
-    returns, lengths = zip(*played, strict=True)
-    return {"return": torch.tensor(returns, dtype=torch.float64), "length": torch.tensor(lengths)}
+    """Return what ``Evaluator.play`` returned, ``[episodes]`` each."""
+    columns = dict(zip(OF_EPISODE, zip(*played, strict=True), strict=False))
+    return {key: torch.tensor(x, dtype=torch.int64 if key == "length" else torch.float64) for key, x in columns.items()}

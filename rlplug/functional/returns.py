@@ -112,10 +112,10 @@ def n_step(reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float) -> t
 
 
 def episode_metrics(batch: Batch) -> dict[str, float]:
-    """Return mean and standard deviation of ``return [B]``, and the mean ``length [B]``, of whole episodes."""
+    """Return mean and standard deviation of ``return [B]``, and mean ``length`` and ``success``, of whole episodes."""
     returns, lengths = (np.asarray(batch[key]) for key in ("return", "length"))
     return {
         "eval/return_mean": float(returns.mean()),
         "eval/return_std": float(returns.std()),
         "eval/length_mean": float(lengths.mean()),
-    }
+    } | ({"eval/success_mean": float(np.asarray(batch["success"]).mean())} if "success" in batch else {})

@@ -39,6 +39,7 @@ def rlplug_components() -> list[Component]:
         Component("algo", "td3_bc", "rlplug.plugins.algo.ddpg:DDPG", PLAYED),
         Component("buffer", "circular", "rlplug.plugins.buffer.circular:Circular"),
         Component("buffer", "episodes", "rlplug.plugins.buffer.episodes:Episodes"),
+        Component("buffer", "her", "rlplug.plugins.buffer.her:HER"),
         Component("buffer", "prioritized", "rlplug.plugins.buffer.prioritized:Prioritized"),
         Component("buffer", "queue", "rlplug.plugins.buffer.queue:Queue"),
         Component("buffer", "rollout", "rlplug.plugins.buffer.rollout:Rollout"),

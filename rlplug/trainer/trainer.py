@@ -16,6 +16,7 @@ import torch
 from rlplug.api import Collector, Job, Losses, Rollout, Run, Segment
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.nonfinite import beyond, check_segment
+from rlplug.collection.play import OF_EPISODE
 from rlplug.collection.segment import on_cpu
 from rlplug.context import ResolvedRun
 from rlplug.registry import Events
@@ -144,7 +145,7 @@ class Trainer(Run):
                 played += ranks.exchange(batch) if parts > 1 else [batch]
         played = played[: len(jobs)]
         for i, batch in enumerate(played):
-            rows = {key: leaf for key, leaf in batch.items() if key not in ("return", "length")}
+            rows = {key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}
             self.learner.observe(Segment(rows, whole=True))
             self.progress.env_steps += int(batch["length"].sum())
             if i % parts == first:  # the others' are gathered when they are logged

@@ -51,7 +51,7 @@ def test_nothing_is_left_to_fill_in(kind):
             ast.parse(text, path)
         elif path.endswith(".yaml"):
             assert yaml.safe_load(text)
-    assert f"class MyOwn{'' if kind in ('buffer', 'env', 'logger') else '('}" in files[f"rlplug_my_own/{kind}.py"]
+    assert f"class MyOwn{'' if kind in ('env', 'logger') else '('}" in files[f"rlplug_my_own/{kind}.py"]
     project = tomllib.loads(files["pyproject.toml"])["project"]
     assert (project["name"], project["entry-points"]) == ("rlplug-my-own", {"rlplug": {"my_own": "rlplug_my_own"}})
     assert "readme" not in project

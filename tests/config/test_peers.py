@@ -31,6 +31,7 @@ NAMES = (
     "td3_bc",
 )
 RUNS = {f"algo={name}": compose([f"algo={name}"]).raw for name in NAMES}
+RUNS["buffer=her"] = compose(["algo=dqn", "buffer=her"]).raw
 
 
 @pytest.mark.parametrize("prefix", ["", "algo.", "nothing.of.that."])

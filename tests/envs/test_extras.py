@@ -13,6 +13,8 @@ from gymnasium.spaces import Box
 from rlplug import testing
 from rlplug.config import compose
 from rlplug.envs import EnvList, Subprocess
+from rlplug.evaluation.evaluator import as_batch
+from rlplug.functional.returns import episode_metrics
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.plugins.env.gymnasium import Gymnasium
 from rlplug.run.build import build
@@ -170,3 +172,29 @@ def test_they_reach_an_algorithm_that_names_them(vectorization, tmp_path, monkey
         assert not batch["valid"][:-1].all()  # final rows too
         start, steps = batch["obs"].unbind(-1)
         assert torch.equal(batch["wind"][..., 0, :], torch.stack([2 * start, 2.5 * steps, 0 * start], -1))
+
+
+class Reaching(Windy):
+    """Info has ``is_success`` with steps alone, from the third one on."""
+
+    def step(self, action):
+        row, reward, end, cut, info = super().step(action)
+        return row, reward, end, cut, info | ({"is_success": np.float32(info["steps"] > 2)} if info else {})
+
+
+@HOW
+def test_success_is_of_steps_alone(how):
+    with closing(how(Reaching, ["is_success"])) as env:
+        assert env.spec.extras["is_success"].shape == ()
+        seen = rows(env, 12, SEEDS)
+    for row in seen:
+        assert (row["is_success"] == (row["obs"][..., 1] > 2)).all()
+
+
+@pytest.mark.parametrize("actors", [0, 1])
+def test_evaluations_tell_how_many_episodes_succeeded(actors):
+    batch = {"return": torch.zeros(4), "length": torch.ones(4), "success": torch.tensor([1.0, 0.0, 1.0, 1.0])}
+    if actors:  # which send the numbers of each episode
+        batch = as_batch(list(zip(*(x.tolist() for x in batch.values()), strict=True)))
+    assert episode_metrics(batch)["eval/success_mean"] == 0.75
+    assert "eval/success_mean" not in episode_metrics({key: batch[key] for key in ("return", "length")})

@@ -17,6 +17,7 @@ EXTRAS = {
     "mujoco": ("mujoco", ("halfcheetah", "hopper", "walker2d", "ant", "humanoid", "swimmer")),
     "atari": ("ale_py", ("atari", "pong", "breakout")),
     "minigrid": ("minigrid", ("minigrid", *(f"minigrid_{room}" for room in ROOMS))),
+    "robotics": ("gymnasium_robotics", ("fetchreach",)),
     "dmc": ("dm_control", ("dm_control", "dmc_cartpole_swingup", "dmc_walker_walk")),
 }
 GIVEN = {
@@ -27,6 +28,7 @@ GIVEN = {
 FIXED = ("cliffwalking", "frozenlake_12x12", "minigrid_empty_5x5", "minigrid_empty_16x16")
 """nothing is drawn in them"""
 MASKED = {"taxi": 6, "masked_cartpole": 8}
+SUCCEEDING = {"is_success": Box(-np.inf, np.inf, (), np.float32)}
 PRESETS = sorted(option for option in option_names("env"))
 BUILT_IN = [
     option for option in PRESETS if default_node("env", option)["name"] in ("gymnasium", "dm_control", "minigrid")
@@ -54,6 +56,11 @@ WANTED = {  # option: observation, action, steps
     "breakout": (image, Discrete(4), 27000),
     "cartpole": (numbers(4), Discrete(2), 500),
     "cliffwalking": (Discrete(48), Discrete(4), 200),
+    "fetchreach": (
+        Dict({"observation": numbers(10), "achieved_goal": numbers(3), "desired_goal": numbers(3)}),
+        torques(4),
+        50,
+    ),
     "dm_control": (Dict({"position": numbers(8), "velocity": numbers(9)}), torques(6), 1000),
     "dmc_cartpole_swingup": (Dict({"position": numbers(3), "velocity": numbers(2)}), torques(1), 1000),
     "dmc_walker_walk": (
@@ -150,7 +157,8 @@ def test_a_preset_holds_what_it_promises(option):
     assert spec.single_agent.action == action
     assert spec.max_episode_steps == steps
     assert spec.frame_stack == (4 if obs is image else 1)
-    assert spec.extras == ({"action_mask": MultiBinary(MASKED[option])} if option in MASKED else {})
+    extras = {"action_mask": MultiBinary(MASKED[option])} if option in MASKED else {}
+    assert spec.extras == (SUCCEEDING if option == "fetchreach" else extras)
     length, over, ends = np.zeros(2, int), np.zeros(2, bool), 0
     horizon = 2 * steps + 2 if steps and steps <= 250 else 60
     for t, row in enumerate(walk(env, 0, horizon)):

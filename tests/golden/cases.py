@@ -477,12 +477,21 @@ CASES = {
         "exploration.epsilon_greedy.ape_x_alpha": None,
     },
     "reinforce_cartpole": REINFORCE,
+    "dqn_bitflip_her": {
+        **DQN,
+        "env": "bitflip",
+        "env.size": 4,
+        "buffer": "her",
+        "buffer.strategy": "future",
+        "buffer.k": 4,
+        "algo.n_step": 2,
+    },
 }
 
 
 def overrides(case: str) -> list[str]:
     """The case as words of a command line."""
     settings = {**ALWAYS, **({} if "model" in CASES[case] else MODEL), **CASES[case]}
-    if CASES[case]["env"] == "linear_bandit":  # a vector by itself
+    if CASES[case]["env"] in ("linear_bandit", "bitflip"):  # vectors by themselves
         del settings["env.vectorization"]
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rlplug import registry
-from rlplug.config import compose
+from rlplug.config import compose, option_names
 from rlplug.run.build import build
 from rlplug.testing.checks.runs import play
 from tests.golden.cases import CASES, UPDATES, overrides
@@ -49,8 +48,9 @@ def departures(found: Curves, golden: Curves) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_golden(case: str, update_golden: bool):
-    if (algo := CASES[case]["algo"]) not in registry.names("algo"):
-        pytest.skip(f"rlplug-{algo} is not installed")
+    for kind in ("algo", "env"):
+        if (option := CASES[case][kind]) not in option_names(kind):
+            pytest.skip(f"rlplug-{option} is not installed")
     path, found = FOLDER / f"{case}.json", run(case)
     if update_golden:
         rounded = {name: [float(f"{value:.9g}") for value in values] for name, values in found.items()}

@@ -21,6 +21,7 @@ SOURCES = {
     "rlplug": ROOT,
     "rlplug_reinforce": ROOT / "plugins" / "rlplug-reinforce",
     "rlplug_deepsea": ROOT / "plugins" / "rlplug-deepsea",
+    "rlplug_bitflip": ROOT / "plugins" / "rlplug-bitflip",
 }
 VERSION = {
     name: tomllib.loads((source / "pyproject.toml").read_text())["project"]["version"]
@@ -116,7 +117,7 @@ def test_the_wheel_holds_code_and_configuration_once(wheels: dict[str, Path]):
     assert f"rlplug-{VERSION['rlplug']}.dist-info/licenses/LICENSE" in names
 
 
-@pytest.mark.parametrize("name", ["rlplug_reinforce", "rlplug_deepsea"])
+@pytest.mark.parametrize("name", ["rlplug_reinforce", "rlplug_deepsea", "rlplug_bitflip"])
 def test_the_plugins_wheel_holds_its_configuration_and_no_tests(name: str, wheels: dict[str, Path]):
     names = [file for file in contents(wheels[name]) if ".dist-info/" not in file]
     package = SOURCES[name] / name

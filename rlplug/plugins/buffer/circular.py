@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.buffer import check_feedback
 from rlplug.plugins.buffer.segments import Segments
-from rlplug.plugins.buffer.shards import check_feedback
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import Batch
 

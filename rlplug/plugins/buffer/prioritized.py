@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.api import Context, RowLog
+from rlplug.buffer import Ring, Storage, Windows
 from rlplug.functional.priorities import SumTree, importance_weights, proportional
-from rlplug.plugins.buffer.options import Storage
-from rlplug.plugins.buffer.shards import Rings, check_feedback
-from rlplug.plugins.buffer.storage import Ring
 from rlplug.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, RunError
 
@@ -31,40 +29,29 @@ class Priorities(Storage):
     )
 
 
-class Prioritized:
+class Prioritized(Windows[Ring]):
     """Draws windows in proportion to ``(|priority| + epsilon)^alpha``, which the learner feeds back.
 
     A window that is whole for the first time has the ``priority`` of its first row, where rows have one, and else the
-    largest priority so far. Windows that begin with no valid
-    row, are not whole yet, or have lost rows, have weight 0 in the tree, which is one for all shards of a collector.
+    largest priority so far. Windows that begin with no valid row, are not whole yet, or have lost rows, have weight 0
+    in the tree, which is one for all shards of a collector.
 
     With ``num_shards`` the replay is in several parts, each with the rows of as many environments (Horgan et al. 2018,
     arXiv:1803.00933, keep theirs so). A sample has as many windows of each that has some, in proportion to priorities
     within it, which is also what ``sample_prob`` and ``weight`` tell. Ranks share the parts out.
     """
 
-    gives: ClassVar[frozenset[Data]] = frozenset({"windows"})
-    sequences: ClassVar[bool] = False
-    size_key: ClassVar[str] = "buffer.capacity"
-    keeps: ClassVar[tuple[str, ...]] = ("priority",)
-
-    @settings
-    class Config(Priorities):
-        pass
+    Config = Priorities
 
     def __init__(self, cfg: Priorities, ctx: Context) -> None:
-        self.cfg, self.ctx = cfg, ctx
-        self.columns = len(ctx.env_ids)
-        self.window = ctx.needs.burn_in + ctx.needs.window
-        self.batch_size = ctx.batch_size // ctx.world_size
+        self.cfg, self.stride = cfg, self._stride(ctx)
+        super().__init__(cfg, ctx, self.stride)
         everything = self.columns == ctx.num_envs  # else other ranks have other data, and draw from that
         self.strata = ctx.batch_size if everything else self.batch_size
         self.first = ctx.rank * self.batch_size if everything else 0
-        self.stride = self._stride()
         self.parts = self._parts(everything)
         self.per_part = self.columns // self.parts
         self.beta = ctx.schedule(cfg.beta)
-        self.rings = Rings(Ring, cfg, ctx, self.window + self.stride - 1, self.stride if self.sequences else 0)
         self.slots = -(-self.rings.rows // self.stride)
         self.max_priority = 1.0
         self._tree: SumTree | None = None
@@ -86,7 +73,7 @@ class Prioritized:
             raise ConfigError("buffer.num_shards", f"{said}; {' or '.join(fit) or 'null'} can")
         return parts if everything else parts // ranks
 
-    def _stride(self) -> int:
+    def _stride(self, ctx: Context) -> int:
         """Rows between the beginnings of two windows."""
         return 1
 
@@ -94,21 +81,11 @@ class Prioritized:
         """Which of the windows with numbers ``window [n]`` may be drawn, ``[n, B]``."""
         return ring.valid[window % ring.rows]
 
-    def add(self, segment: Segment) -> None:
-        """Rows 0..T-1 are closed, row T waits for its action at the next ``add``.
-
-        Raises:
-            RunError: observations are no stacks, though the environment says so; or a priority is NaN or infinite.
-        """
-        ring = self.rings.of(segment)
-        ring.write(segment.batch)
-        self._move(ring)
-
-    def _move(self, ring: Ring, weight: Any = None) -> None:
+    def added(self, ring: Ring, first: int) -> None:
         """Windows of a shard that lost rows go, windows that are whole by now come.
 
-        Args:
-            weight: of those that come and may be drawn, ``[n, B]``; None: it follows from their first priority.
+        Raises:
+            RunError: the first priority of one is NaN or infinite.
         """
         sums = self._tree = self._tree or SumTree(self.slots * self.per_part, self.parts)
         own = slice(ring.begin, ring.begin + ring.columns)
@@ -123,7 +100,7 @@ class Prioritized:
             sums.set(leaves.reshape(-1), 0.0)
         if len(new):
             drawable = self._drawable(ring, new)
-            weight = self._first_weight(ring, new, drawable) if weight is None else weight
+            weight = self._first_weight(ring, new, drawable)
             self._count += self._by_part(ring, drawable)
             sums.set(self._leaves(ring, new).reshape(-1), np.where(drawable, weight, 0.0).reshape(-1))
         self._low[own], self._high[own] = low, high
@@ -142,11 +119,11 @@ class Prioritized:
             return proportional(self.max_priority, self.cfg.alpha, self.cfg.epsilon)
         if not np.isfinite(priority[drawable]).all():
             raise RunError("a first priority that the algorithm gave a row is NaN or infinite")
-        return proportional(priority, self.cfg.alpha, self.cfg.epsilon)
+        return proportional(priority.astype(np.float64), self.cfg.alpha, self.cfg.epsilon)
 
     def _first_priority(self, ring: Ring, window: Any) -> Any:
-        """The priorities that came with windows ``[n]``, ``[n, B]``; None: none came."""
-        return ring.first_priorities(window)
+        """The priorities that came with windows ``[n]``, ``[n, B]``; None: rows have none."""
+        return ring.leaf(("priority",), window) if "priority" in self.ctx.needs.keys else None
 
     def _leaves(self, ring: Ring, window: Any) -> Any:
         """Where windows ``[n]`` of a shard stand in the tree, ``[n, B]``."""
@@ -161,11 +138,8 @@ class Prioritized:
     def __len__(self) -> int:
         return int(self._count.sum())
 
-    def ready(self) -> bool:
-        return len(self) > 0
-
-    def sample(self) -> Batch:
-        """``[burn_in + window + 1, B]`` with ``index``, ``sample_prob`` and ``weight [B]``, one a stratum."""
+    def draw(self) -> tuple[Any, Any, Batch]:
+        """Draw one of each stratum, with ``weight [B]``."""
         sums, n = self._tree, self.batch_size
         assert sums is not None
         share = (self.first + np.arange(n) + self.ctx.rand(n).double().cpu().numpy()) / self.strata
@@ -182,11 +156,9 @@ class Prioritized:
         low = self._low[column]
         row = (low + (slot - low) % self.slots) * self.stride
         prob = torch.from_numpy(sums[leaves] / sums.totals[part])
-        batch = self.rings.read(row, column, self.window)
-        batch["index"] = torch.from_numpy(row * self.columns + column)
-        batch["sample_prob"] = prob.float()
-        batch["weight"] = importance_weights(prob, count, float(self.beta)).float()
-        return batch
+        weight = importance_weights(prob, count, float(self.beta)).float()
+        index = torch.from_numpy(row * self.columns + column)
+        return row, column, {"index": index, "sample_prob": prob.float(), "weight": weight}
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
         """Take new priorities, and with stored states ``carry``; of windows that are gone, they are ignored.
@@ -194,7 +166,7 @@ class Prioritized:
         Raises:
             RunError: something else is fed back, or a priority is NaN or infinite.
         """
-        check_feedback(self, values, self.keeps)
+        super().feedback(index, values)
         if self._tree is None:
             return
         row, column = np.divmod(index.cpu().numpy(), self.columns)
@@ -214,30 +186,27 @@ class Prioritized:
             self.max_priority = max(self.max_priority, float(priority[here].max()))
             self._tree.set(leaves[here], proportional(priority[here], self.cfg.alpha, self.cfg.epsilon))
 
-    @property
-    def device(self) -> torch.device:
-        return self.rings.device
-
     def nbytes(self, row: Batch) -> int:
         books = 16 * self.columns + 8 * self.parts
-        return self.rings.nbytes(row) + SumTree.nbytes(self.slots * self.per_part, self.parts) + books
+        return super().nbytes(row) + SumTree.nbytes(self.slots * self.per_part, self.parts) + books
 
     def save(self, log: RowLog) -> None:
         """Rows once; what they are drawn by, each time."""
-        self.rings.save(log)
+        super().save(log)
         if self._tree is not None:
-            weights = [torch.from_numpy(self._weights(ring, self._tree)) for ring in self.rings]
+            weights = [torch.from_numpy(self._tree[self._whole(ring)]) for ring in self.rings]
             log.state |= {"weights": weights if "shards" in log.state else weights[0]}
             log.state |= {"max_priority": self.max_priority}
 
-    def _weights(self, ring: Ring, sums: SumTree) -> Any:
-        return sums[self._leaves(ring, np.arange(self._low[ring.begin], self._high[ring.begin]))]
+    def _whole(self, ring: Ring) -> Any:
+        """Where the windows of a shard that are whole stand in the tree, ``[n, B]``."""
+        return self._leaves(ring, np.arange(self._low[ring.begin], self._high[ring.begin]))
 
     def load(self, log: RowLog) -> None:
-        if log.state is None:
+        super().load(log)
+        if self._tree is None:
             return
-        self.rings.load(log)
         self.max_priority = log.state["max_priority"]
         weights = log.state["weights"]
         for ring, own in zip(self.rings, weights if "shards" in log.state else [weights], strict=True):
-            self._move(ring, own.numpy())
+            self._tree.set(self._whole(ring).reshape(-1), own.numpy().reshape(-1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Context, Data, RowLog, Segment
-from rlplug.plugins.buffer.shards import check_feedback
+from rlplug.buffer import check_feedback
 from rlplug.settings import settings
 from rlplug.types import Batch
 

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlplug.plugins.buffer.prioritized import Priorities, Prioritized
-from rlplug.plugins.buffer.storage import Ring
-from rlplug.settings import settings
+from rlplug.api import Context
+from rlplug.buffer import Ring
+from rlplug.plugins.buffer.prioritized import Prioritized
 from rlplug.types import ConfigError
 
 
@@ -23,13 +23,9 @@ class Sequence(Prioritized):
     sequences: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = ("priority", "carry")
 
-    @settings
-    class Config(Priorities):
-        pass
-
-    def _stride(self) -> int:
-        if self.ctx.needs.carry_stride:
-            return self.ctx.needs.carry_stride
+    def _stride(self, ctx: Context) -> int:
+        if ctx.needs.carry_stride:
+            return ctx.needs.carry_stride
         raise ConfigError(
             "buffer", "sequence keeps the states of recurrent models, but none was chosen; take buffer=prioritized"
         )
@@ -42,5 +38,5 @@ class Sequence(Prioritized):
         return ring.valid[self._learned(window) % ring.rows].any(1)
 
     def _first_priority(self, ring: Ring, window: Any) -> Any:
-        priority = ring.first_priorities(self._learned(window))
+        priority = super()._first_priority(ring, self._learned(window))
         return None if priority is None else priority.max(1)

@@ -35,7 +35,7 @@ class Config:
     mask_key: str | None = option("Name of the action mask in info or in a Dict observation; null: there is none.")
     info_keys: list[str] = option(
         "What of info every row has beside its observation, for an algorithm that names it in Needs.keys: numbers or"
-        " arrays that every reset and step give."
+        " arrays that every reset and step give. With is_success, evaluations say how many episodes ended with it."
     )
     check_bounds: bool = option("Say so, once a run, at an observation beyond the bounds that its space declares.")
     timeout_s: PositiveFloat | None = option("Seconds without an answer after which a line says so; null: never.")

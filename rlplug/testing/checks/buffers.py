@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,13 +17,13 @@ from rlplug import tree
 from rlplug.api import Buffer, Data, Needs, Segment
 from rlplug.checkpointing.format import FileRowLog, Snapshot, folder_of, write
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
-from rlplug.config import choose
+from rlplug.config import Chosen, choose
 from rlplug.context import RunContext
 from rlplug.registry import load
 from rlplug.testing.checks.memory import arrays_of
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, require, some
 from rlplug.testing.context import context, spec
-from rlplug.types import Batch
+from rlplug.types import Batch, ConfigError, EnvSpec
 
 COLUMNS, ROWS, SAMPLES, CAPACITY = 5, 4, 16, 120
 CAPACITIES: dict[Data, int] = {"segments": 20, "episodes": CAPACITY * COLUMNS}
@@ -37,9 +38,10 @@ class Stream:
         stack: observations are images of so many frames, oldest first, of which there are too few in an episode's
             first rows: some columns fill up with zeros, some with the first frame. 0: vectors.
         whole: every episode ends, and has no gaps.
+        goals: observations have goals, which are vectors.
     """
 
-    def __init__(self, length: int, stack: int = 0, whole: bool = False) -> None:
+    def __init__(self, length: int, stack: int = 0, whole: bool = False, goals: bool = False) -> None:
         dice = np.random.default_rng(0)
         number = np.arange(length * COLUMNS).reshape(length, COLUMNS)
         final = np.zeros((length, COLUMNS), np.bool_)
@@ -57,8 +59,9 @@ class Stream:
         ended = np.zeros_like(final)
         ended[:-1] = final[1:]
         obs = np.repeat(number[..., None], 3, -1).astype(np.float32)
+        parts = {"observation": obs, "achieved_goal": obs, "desired_goal": -obs}
         rows = {
-            "obs": _stacked(number, first, stack) if stack else obs,
+            "obs": _stacked(number, first, stack) if stack else parts if goals else obs,
             "action": number,
             "reward": number.astype(np.float32),
             "terminated": ended & (number % 2 == 0),
@@ -124,6 +127,7 @@ class Variant:
         """samples are drawn, again and again; otherwise all is given once"""
         self.node = node_of("buffer", option_of("buffer", name))
         self.node |= ({"capacity": CAPACITIES.get(self.data, CAPACITY)} if "capacity" in self.node else {}) | changes
+        self.goals = not stack and not self.serves(spec(3, 2))
         self.carries = self.cls.sequences or self.data != "windows"
         keys = ("obs", "action", "carry") if self.carries else ("obs", "action")
         window = window if self.data in ("windows", "rollout") else 1
@@ -131,16 +135,36 @@ class Variant:
         if self.cls.sequences:
             self.needs = replace(self.needs, burn_in=2, carry_stride=3)
 
+    @property
+    def chosen(self) -> Chosen:
+        return choose("buffer", "buffer", self.node)
+
+    def serves(self, of: EnvSpec) -> bool:
+        """Does it accept such spaces?"""
+        try:
+            if hasattr(self.cls, "needs"):
+                self.chosen.needs(of)
+        except ConfigError:
+            return False
+        return True
+
+    @property
+    def spec(self) -> EnvSpec:
+        if self.stack:
+            return replace(spec(spaces.Box(0, 255, (self.stack, 16, 16), np.uint8), 2), frame_stack=self.stack)
+        vector = spec(3, 2).single_agent.obs
+        parts = dict.fromkeys(("observation", "achieved_goal", "desired_goal"), vector)
+        return spec(spaces.Dict(parts) if self.goals else vector, 2)
+
     def context(self) -> RunContext:
-        image = spaces.Box(0, 255, (self.stack, 16, 16), np.uint8)
-        of = replace(spec(image, 2), frame_stack=self.stack) if self.stack else spec(3, 2)
-        return context(of, needs=self.needs, num_envs=COLUMNS, rollout_length=ROWS, batch_size=SAMPLES)
+        sizes = {"num_envs": COLUMNS, "rollout_length": ROWS, "batch_size": SAMPLES}
+        return context(self.spec, needs=self.needs, make_env=WithGoals, **sizes)
 
     def stream(self) -> Stream:
-        return Stream(CAPACITY * 2, self.stack, whole=self.data == "episodes")
+        return Stream(CAPACITY * 2, self.stack, whole=self.data == "episodes", goals=self.goals)
 
     def make(self, ctx: RunContext | None = None) -> Buffer:
-        return choose("buffer", "buffer", self.node).build(ctx or self.context())
+        return self.chosen.build(ctx or self.context())
 
     def segment(self, stream: Stream, start: int) -> Batch:
         return stream.segment(start, self.carries)
@@ -149,8 +173,28 @@ class Variant:
         return f"({self.node}, {f'stacks of {self.stack} frames' if self.stack else 'vectors'}, {self.needs})"
 
 
+class WithGoals:
+    """What an environment computes of a stream's goals: they are reached, and are the end, where they are equal."""
+
+    def __init__(self, ctx: Any) -> None: ...
+
+    def goals(self) -> WithGoals:
+        return self
+
+    def reward(self, achieved: Any, desired: Any) -> Any:
+        return -(achieved != desired).any(1).astype(np.float32)
+
+    def terminated(self, achieved: Any, desired: Any) -> Any:
+        return (achieved == desired).all(1)
+
+    def close(self) -> None: ...
+
+
 def variants(name: str, windows: tuple[int, ...], **changes: Any) -> Iterator[Variant]:
-    """A buffer on vectors and on stacked images, with every way that it offers of keeping these."""
+    """A buffer on vectors and on stacked images, with every way that it offers of keeping these (lz4 if installed).
+
+    One that refuses vectors is tried with goals, and without images if it refuses these.
+    """
     for data in sorted(load("buffer", name).gives):
         for window in windows if data == "windows" else windows[:1]:
             yield Variant(name, window, data=data, **changes)
@@ -158,9 +202,12 @@ def variants(name: str, windows: tuple[int, ...], **changes: Any) -> Iterator[Va
             yield Variant(name, 1, data=data, off_policy=True, **changes)
     options = node_of("buffer", option_of("buffer", name)).keys()
     for deduplicate in (True, False) if "deduplicate" in options else (None,):
-        for compress in (None, "lz4") if "compress" in options else (None,):
-            ways = {"deduplicate": deduplicate, "compress": compress}
-            yield Variant(name, windows[-1], 3, **{key: way for key, way in ways.items() if key in options} | changes)
+        for compress in (None, "lz4") if "compress" in options and find_spec("lz4") else (None,):
+            ways: dict[str, Any] = {"deduplicate": deduplicate, "compress": compress}
+            ways = {key: way for key, way in ways.items() if key in options}
+            stacks = Variant(name, windows[-1], 3, **ways | changes)
+            if stacks.serves(stacks.spec):
+                yield stacks
 
 
 def check_streams(name: str, **changes: Any) -> None:
@@ -185,7 +232,7 @@ def _check_stream(name: str, variant: Variant) -> None:
         if turn % 2 or not was_ready:  # two segments between two samples
             continue
         sample = buffer.sample()
-        given = _check_sample(stream, sample, variant.needs, buffer.sequences)
+        given = _check_sample(stream, sample, variant)
         _check_index(sample, ids)
         was_ready = buffer.ready()
         if variant.drawn:
@@ -210,8 +257,9 @@ def _numbers(rows: Batch) -> list[int]:
     return sorted(rows["action"][rows["valid"]].tolist())
 
 
-def _check_sample(stream: Stream, sample: Batch, needs: Needs, sequences: bool) -> set[int]:
+def _check_sample(stream: Stream, sample: Batch, variant: Variant) -> set[int]:
     """Numbers of the transitions in a sample that is right."""
+    needs, changed = variant.needs, getattr(variant.cls, "relabels", frozenset[str]())
     valid, number, window = sample["valid"], sample["action"], needs.burn_in + needs.window
     require(valid.ndim == 2, f"a sample's leaves are [T+1, B, ...], but valid has shape {list(valid.shape)}")
     require(len(valid) > window, f"a sample has {len(valid)} rows; a window of {window} transitions needs {window + 1}")
@@ -220,7 +268,9 @@ def _check_sample(stream: Stream, sample: Batch, needs: Needs, sequences: bool) 
     truth = tree.map(lambda leaf: leaf.flatten(0, 1), stream.rows)
     t, b = valid[:-1].nonzero().unbind(1)
     now = number[t, b]
-    far = (sample["obs"][t + 1, b] != truth["obs"][now + COLUMNS]).flatten(1).any(1)
+    one, two = flat({"obs": sample["obs"]}), flat({"obs": truth["obs"]})
+    same = [(one[key][t + 1, b] == leaf[now + COLUMNS]).flatten(1) for key, leaf in two.items() if key not in changed]
+    far = ~torch.cat(same, 1).all(1)
     require(
         not far.any(),
         f"behind rows {now[far][:3].tolist()} of the stream stand {number[t + 1, b][far][:3].tolist()}, not the next"
@@ -230,12 +280,13 @@ def _check_sample(stream: Stream, sample: Batch, needs: Needs, sequences: bool) 
     require(truth["valid"][now].all(), "a row that is not valid came back as valid")
     for key in ("obs", "reward", "terminated", "truncated", "is_first"):
         require(key in sample, f"a sample lacks {key!r}")
-        same = torch.equal(sample[key][t, b], truth[key][now])
-        require(same, f"{key!r} of a sampled row is not what was added: copy a segment's memory, it is written again")
+        found = differences({key: tree.take(sample[key], (t, b))}, {key: tree.take(truth[key], now)})
+        said = f"{key!r} of a sampled row is not what was added: copy a segment's memory, it is written again"
+        require(not {*found} - changed, said)
     if "carry" in needs.keys:
-        rows = number[:1] if sequences else number[: len(number)]
+        rows = number[:1] if variant.cls.sequences else number[: len(number)]
         names = differences(sample["carry"], tree.map(lambda leaf: leaf[rows], truth["carry"]))
-        wanted = "[1, B, ...], that before its first row" if sequences else "[T+1, B, ...], as collected"
+        wanted = "[1, B, ...], that before its first row" if variant.cls.sequences else "[T+1, B, ...], as collected"
         require(not names, f"the recurrent state of a sample is {wanted}; wrong: {some(names)}")
     return set(now.tolist())
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Context, RowLog
-from rlplug.plugins.buffer.images import TOO_SMALL, Compressed, Images, Raw
-from rlplug.plugins.buffer.options import Storage, check_compressible
-from rlplug.plugins.buffer.paths import Path, leaf_at, set_leaf, without
+from rlplug.buffer.images import TOO_SMALL, Compressed, Images, Raw
+from rlplug.buffer.options import Storage, check_compressible
+from rlplug.buffer.paths import Path, leaf_at, put_rows, set_leaf, without
 from rlplug.types import Batch, ConfigError, RunError
 
 PIECE = 64 * 2**20
@@ -97,12 +97,12 @@ class Ring:
             RunError: observations are no stacks, or there is no room for the images of a sample.
         """
         if not self._leaves:
-            self._allocate(segment)
+            self.allocate(segment)
         length = segment["valid"].shape[0] - 1
         if self._images or self._carry:
             segment = self._encode(segment)
         kept, rows = (self._arrays, tree.map(Tensor.numpy, segment)) if self._arrays else (self._leaves, segment)
-        _put_rows(kept, rows, self.written % self.rows, length + 1, self.rows)
+        put_rows(kept, rows, self.written % self.rows, length + 1, self.rows)
         self.written += length
         for images in self._images.values():
             if self.written - images.there < min(self.written, self.span + self.stack):
@@ -124,11 +124,14 @@ class Ring:
             )
         return batch
 
-    def first_priorities(self, row: Any) -> Any:
-        """Return the priorities that came with rows ``row [n, ...]``, ``[n, ..., B]``; None: none came."""
-        if "priority" not in self._leaves:
-            return None
-        return self._leaves["priority"][torch.from_numpy(row % self.rows).to(self.device)].double().cpu().numpy()
+    def leaf(self, path: Path, row: Any, column: Any = None) -> Any:
+        """Return a leaf that is no image of rows ``row [...]`` as an array on the host, ``[..., B, *]``.
+
+        Args:
+            column: one for each row, ``[n]`` as ``row [n]``: then ``[n, *]`` is returned.
+        """
+        kept, places = leaf_at(self._leaves, path), (row % self.rows,) if column is None else (row % self.rows, column)
+        return kept.numpy()[places] if kept.is_cpu else kept[places].cpu().numpy()
 
     def refresh(self, row: Any, column: Any, carry: Batch) -> None:
         """Replace the recurrent states before rows ``row [n]``, and before every ``stride``-th row behind.
@@ -191,10 +194,13 @@ class Ring:
         count = len(next(tree.leaves(states)))
         skip = max(0, count - self._states)
         states = tree.take(states, slice(skip, None))
-        _put_rows(self._carry, states, (number + skip) % self._states, count - skip, self._states)
+        put_rows(self._carry, states, (number + skip) % self._states, count - skip, self._states)
 
-    def _allocate(self, like: Batch) -> None:
-        """Make room for rows like those of ``like``, leaves ``[n, B, ...]``."""
+    def allocate(self, like: Batch) -> None:
+        """Make room for rows like those of ``like``, leaves ``[n, B, ...]``.
+
+        A subclass allocates beside them what it keeps for each row, at the place ``row % self.rows``.
+        """
         rest = dict(like)
         for path, leaf, stack in self._encoded(like, 2):
             shape = tuple(leaf.shape[2:])
@@ -300,7 +306,7 @@ class Ring:
         self.written = state["written"]
         rest = state["open"] if self.stride else tree.take(state["open"], None)
         end = self.written - self.written % (self.stride or 1)
-        self._allocate(self._decoded_like(rest, state.get("images", {})))
+        self.allocate(self._decoded_like(rest, state.get("images", {})))
         for path, images in self._images.items():
             images.pool.resume(state["images"][".".join(path)]["begin"])
         for number, rows in log.rows():
@@ -338,13 +344,4 @@ class Ring:
         for path, images in self._images.items():
             images.unpack(start + skip, leaf_at(rows, path))
             rows = without(rows, path)
-        _put_rows(self._leaves, rows, (start + skip) % self.rows, length, self.rows)
-
-
-def _put_rows(storage: Batch, rows: Batch, at: int, length: int, size: int) -> None:
-    """Write ``length`` rows from place ``at`` on, around the end of the ring."""
-    if at + length <= size:
-        tree.put(storage, slice(at, at + length), rows)
-    else:
-        tree.put(storage, slice(at, size), tree.take(rows, slice(size - at)))
-        tree.put(storage, slice(at + length - size), tree.take(rows, slice(size - at, None)))
+        put_rows(self._leaves, rows, (start + skip) % self.rows, length, self.rows)

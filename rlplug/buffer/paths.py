@@ -1,10 +1,11 @@
-"""Leaves of a batch by the keys that lead to them."""
+"""Leaves of a batch by the keys that lead to them, and rows in a ring."""
 
 from __future__ import annotations
 
 from functools import reduce
 from typing import Any
 
+from rlplug import tree
 from rlplug.types import Batch
 
 Path = tuple[str, ...]
@@ -24,3 +25,12 @@ def without(batch: Batch, path: Path) -> Batch:
     if inner:
         return batch | {key: without(batch[key], tuple(inner))}
     return {name: leaf for name, leaf in batch.items() if name != key}
+
+
+def put_rows(storage: Batch, rows: Batch, at: int, length: int, size: int) -> None:
+    """Write ``length`` rows from place ``at`` on, around the end of the ring."""
+    if at + length <= size:
+        tree.put(storage, slice(at, at + length), rows)
+    else:
+        tree.put(storage, slice(at, size), tree.take(rows, slice(size - at)))
+        tree.put(storage, slice(at + length - size), tree.take(rows, slice(size - at, None)))

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlplug.api import Context
-from rlplug.plugins.buffer.images import lz4
+from rlplug.buffer.images import lz4
 from rlplug.settings import PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -11,8 +11,8 @@ import torch
 
 from rlplug import tree
 from rlplug.api import Context, RowLog, Segment
-from rlplug.plugins.buffer.options import Storage
-from rlplug.plugins.buffer.storage import Ring
+from rlplug.buffer.options import Storage
+from rlplug.buffer.storage import Ring
 from rlplug.types import Batch, RunError
 
 R = TypeVar("R", bound=Ring)
@@ -35,6 +35,8 @@ class Rings(Generic[R]):
         self._whole = self._make()  # refuses what cannot work before anything is collected
         self.rows, self.device, self.nbytes = self._whole.rows, self._whole.device, self._whole.nbytes
         self._rings: dict[int, R] = {}
+        self.read: Callable[[Any, Any, int], Batch] = self._read
+        """``length + 1`` rows from ``row [n]`` on, of the columns ``column [n]``; see ``Ring.read``"""
 
     def __iter__(self) -> Iterator[R]:
         return iter(self._rings.values())
@@ -57,12 +59,11 @@ class Rings(Generic[R]):
             )
         whole = end - begin == self.columns
         ring = self._rings[shard] = self._whole if whole else self._make(columns=range(begin, end))
+        if whole:  # the usual case: it is the only one
+            self.read = ring.read
         return ring
 
-    def read(self, row: Any, column: Any, length: int) -> Batch:
-        """Return ``length + 1`` rows from ``row [n]`` on, of the columns ``column [n]``; see ``Ring.read``."""
-        if len(self._rings) == 1 and self._whole in self._rings.values():
-            return self._whole.read(row, column, length)
+    def _read(self, row: Any, column: Any, length: int) -> Batch:
         parts, places = list[Batch](), list[Any]()
         for ring, mine in self.split(column):
             parts.append(ring.read(row[mine], column[mine] - ring.begin, length))
