@@ -347,15 +347,15 @@ class Exploration(Trainable):
     knows_agents: ClassVar[bool] = False  # serves environments with agents, too
 
     @classmethod
-    def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
-        """Return the ``keys`` of rows that it reads of a sample; they are stored beside the algorithm's.
+    def needs(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
+        """Return the keys of a row that it reads, which are stored with those of the algorithm's ``Needs``.
 
-        Called before anything is built. What else ``Needs`` has is the algorithm's to say.
+        Called before anything is built.
 
         Raises:
             ConfigError: it cannot serve these spaces.
         """
-        return Needs()
+        return ()
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:
         """Change ``out["action"]`` in explore mode; return the new carry second. First called before the run begins.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Context, Goals, Loop, Needs, Plan, Simulator, VecEnv
-from rlplug.contract import check_model, exploration_keys
+from rlplug.contract import check_model
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.nn.ensemble import Ensemble
 from rlplug.types import ConfigError, EnvSpec, Role, Tree
@@ -35,22 +35,21 @@ def recorded_keys(spec: EnvSpec, needs: Needs) -> tuple[str, ...]:
 
 
 def needs_of(
-    algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bool = False, exploration: Iterable[Chosen] = ()
+    algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bool = False, others: Iterable[Chosen] = ()
 ) -> Needs:
-    """Return what a run's algorithm needs, with the keys that its exploration modules read.
+    """Return what a run's algorithm needs, with the keys that its exploration modules and its buffer read.
 
     Args:
         recorded: what is collected is written down.
+        others: the exploration modules, and the buffer if it says what it needs.
 
     Raises:
-        ConfigError: it cannot serve these spaces, or recurrent models; or an exploration module cannot.
+        ConfigError: one of them cannot serve these spaces, or the algorithm recurrent models.
     """
     needs: Needs = algo.needs(spec)
     needs = algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
-    keys = [
-        key for extra in exploration for key in exploration_keys(extra.cls, extra.needs(spec)) if key not in needs.keys
-    ]
-    needs = replace(needs, keys=(*needs.keys, *dict.fromkeys(keys))) if keys else needs
+    read = (key for other in others for key in other.needs(spec))
+    needs = replace(needs, keys=tuple(dict.fromkeys((*needs.keys, *read))))
     return replace(needs, recorded=recorded_keys(spec, needs)) if recorded else needs
 
 
@@ -59,10 +58,8 @@ class ResolvedRun:
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
         self.config, self.plan, self.spec = config, plan, spec
-        modules = config.exploration.values()
-        needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None, modules)
-        read = config.buffer.needs(spec) if hasattr(config.buffer.cls, "needs") else ()
-        self.needs = replace(needs, keys=tuple(dict.fromkeys((*needs.keys, *read))))
+        others = [*config.exploration.values(), *([config.buffer] if hasattr(config.buffer.cls, "needs") else [])]
+        self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None, others)
         self.loop: Loop = config.loop.build(self.context(torch.device("cpu"), range(config.num_envs)))
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:

@@ -13,7 +13,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -90,19 +89,13 @@ def _missing(who: Any, base: type[Any], member: str) -> ConfigError:
 # ---- what is asked of it before anything is built --------------------------------------------------------------------
 
 
-def check_needs(cls: type[Any], needs: Any) -> Needs:
-    """Return what ``needs`` returned. Raises ``ConfigError`` if it is no ``Needs``."""
-    if not isinstance(needs, Needs):
-        raise mistake(cls, "needs", f"returned {_kind(needs)}; return Needs")
-    return needs
-
-
-def exploration_keys(cls: type[Exploration], needs: Needs) -> tuple[str, ...]:
-    """Return the keys that ``needs`` of an exploration module returned. Raises ``ConfigError`` if there is more."""
-    if needs != (plain := Needs(keys=needs.keys)):
-        other = next(one.name for one in fields(Needs) if getattr(needs, one.name) != getattr(plain, one.name))
-        raise mistake(cls, "needs", f"says {other}, which the algorithm decides; an exploration module says keys alone")
-    return needs.keys
+def check_needs(kind: Kind, cls: type[Any], returned: Any) -> Any:
+    """Return what ``needs`` returned. Raises ``ConfigError`` if it is no ``Needs``, or not of an algorithm: no keys."""
+    if kind == "algo" and not isinstance(returned, Needs):
+        raise mistake(cls, "needs", f"returned {_kind(returned)}; return Needs")
+    if kind != "algo" and not (isinstance(returned, tuple) and all(isinstance(key, str) for key in returned)):
+        raise mistake(cls, "needs", f"returned {_kind(returned)}; return a tuple of keys of a row")
+    return returned
 
 
 def check_env(env: VecEnv) -> EnvSpec:

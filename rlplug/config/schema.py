@@ -43,7 +43,7 @@ class Chosen:
         from rlplug.contract import check_needs  # here: it imports torch
 
         with self._full_keys():
-            return check_needs(self.cls, self.cls.needs(self.cfg, spec))
+            return check_needs(self.kind, self.cls, self.cls.needs(self.cfg, spec))
 
     @contextmanager
     def _full_keys(self) -> Iterator[None]:

@@ -306,7 +306,7 @@ class Storing(ShortReward):
 
     @classmethod
     def needs(cls, cfg, spec):
-        return Needs(keys=("obs", "is_first"))
+        return "obs", "is_first"
 
     def intrinsic_reward(self, batch):
         return batch["is_first"].float()
@@ -315,13 +315,13 @@ class Storing(ShortReward):
 class Greedy(Storing):
     @classmethod
     def needs(cls, cfg, spec):
-        return Needs(keys=("obs", "weather"))
+        return "obs", "weather"
 
 
 class Deciding(Storing):
     @classmethod
     def needs(cls, cfg, spec):
-        return Needs(data="episodes", keys=("obs",))
+        return Needs(keys=("obs",))
 
 
 class TellsNothing(ShortReward):

@@ -48,7 +48,7 @@ BUILT = {  # found before anything is collected
     "PerturbsAlone": f".perturb returned a dict; {PAIR}",
     "PerturbsBare": f".perturb returned (a tensor of shape [2], a dict); {PAIR}",
     "Greedy": ".needs names weather, which neither the environment gives nor rlplug.plugins.algo.ppo:PPO.act",
-    "Deciding": ".needs says data, which the algorithm decides; an exploration module says keys alone",
+    "Deciding": ".needs returned Needs; return a tuple of keys of a row",
     "Unsized": ".nbytes is missing; write def nbytes(self, row: Batch) -> int",
 }
 RUNNING = {  # found by the first step, or the first update

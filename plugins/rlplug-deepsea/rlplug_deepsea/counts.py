@@ -2,7 +2,7 @@
 
 import torch
 
-from rlplug import Context, Exploration, Needs
+from rlplug import Context, Exploration
 from rlplug.nn import Flatten
 from rlplug.settings import NonNegativeFloat, PositiveInt, Scheduled, option, settings
 
@@ -20,8 +20,8 @@ class Counts(Exploration):
 
     @classmethod
     def needs(cls, cfg, spec):
-        """What a sample's rows need to have."""
-        return Needs(keys=("obs",))
+        """The keys of rows that it reads."""
+        return ("obs",)
 
     def __init__(self, cfg: Config, ctx: Context):
         super().__init__()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlplug import tree
-from rlplug.api import Context, Exploration, Learner, Losses, Model, Needs, Optim
+from rlplug.api import Context, Exploration, Learner, Losses, Model, Optim
 from rlplug.nn import Adam
 from rlplug.types import Batch, ConfigError, EnvSpec
 
@@ -25,8 +25,8 @@ class Curiosity(Exploration):
     lr: Tensor
 
     @classmethod
-    def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
-        return Needs(keys=("obs", "action"))
+    def needs(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
+        return "obs", "action"
 
     @abstractmethod
     def bonus(self, batch: Batch) -> Tensor:
