@@ -277,7 +277,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return ConfigError(line.partition("=")[0], f"cannot read {line!r}: {advice} ({reason})")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         found = _unknown_option(error.missing_cfg_file, overrides)
-        return ConfigError(found.key, found.message + asked_by(*error.missing_cfg_file.split("/", 1), overrides))
+        group, _, option = error.missing_cfg_file.partition("/")
+        return ConfigError(found.key, found.message + asked_by(group, option, overrides))
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and (
         found := re.match(r"Could not override '(.+)'", text)
     ):

@@ -95,8 +95,8 @@ def check_packages(choices: Iterable[tuple[str, Any]]) -> None:
 
 def choices_of(words: Iterable[str]) -> list[tuple[str, str]]:
     """Return the groups and options that a command line chooses, where the options are files."""
-    pairs = [word.lstrip("+").partition("=")[::2] for word in words]
-    chosen = {"tuned": "_".join(dict(pairs).get(group, "") for group in ("algo", "env")), **dict(pairs)}
+    chosen = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
+    chosen = {"tuned": "_".join(chosen.get(group, "") for group in ("algo", "env")), **chosen}
     return [pair for pair in chosen.items() if pair in presets()]
 
 
