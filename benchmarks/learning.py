@@ -154,7 +154,7 @@ PROOFS = {
     "rainbow_cartpole": Proof("experiment=rainbow_cartpole", 450),
     "dqn_masked_cartpole": Proof(DQN + "masked_cartpole", 450),
     "dqn_taxi": Proof(DQN + "taxi", 7),
-    "ddpg_her_fetchreach": Proof(DDPG + "fetchreach buffer=her", -2.5, blind=True, package="gymnasium-robotics"),
+    "sac_her_fetchreach": Proof(SAC + "fetchreach buffer=her", -2.5, blind=True, package="gymnasium-robotics"),
     **{
         f"dqn_{name}bitflip_{size}": Proof(
             f"{DQN}bitflip env.size={size}{words} total_steps={steps}", reach, blind=True, package="rlplug-bitflip"
