@@ -49,13 +49,13 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     # the age of segments, and its limit; rows that stay on a device; first priorities, and gradients, where rows are
     # played; what is written down of rows, and a recording's place among collectors; tracing and compiling ahead of
     # time, as torch.compile's own frames took longer than what it compiled; what transitions are worth for other goals,
-    # and what buffers need
-    "kernel": (KERNEL, 4510),
+    # what buffers need, and which episodes succeeded
+    "kernel": (KERNEL, 4520),
     # 7,400 before: the same; settings of pairs, peers' names, last words of processes; one process without Fabric;
     # how long learner and actors are idle; returns of the least exploring environments; ranks that are preempted;
     # recorded data: its settings and what they refuse, the recorder's part of a checkpoint, recorded evaluations;
     # off-policy estimates: their settings, of a checkpoint, and with the evaluations of a run; goals, as the kernel
-    "core": ((*CORE, "evaluation", "actors", "run"), 10190),
+    "core": ((*CORE, "evaluation", "actors", "run"), 10200),
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 250),
     "sac": (("plugins/algo/sac.py",), 255),  # 250 before: how likely an action was, for recordings
