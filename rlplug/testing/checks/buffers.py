@@ -153,7 +153,7 @@ class Variant:
         if self.stack:
             return replace(spec(spaces.Box(0, 255, (self.stack, 16, 16), np.uint8), 2), frame_stack=self.stack)
         vector = spec(3, 2).single_agent.obs
-        parts = dict.fromkeys(("observation", "achieved_goal", "desired_goal"), vector)
+        parts: dict[str, Any] = dict.fromkeys(("observation", "achieved_goal", "desired_goal"), vector)
         return spec(spaces.Dict(parts) if self.goals else vector, 2)
 
     def context(self) -> RunContext:
