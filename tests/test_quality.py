@@ -60,14 +60,14 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     # played; what is written down of rows, and a recording's place among collectors; tracing and compiling ahead of
     # time, as torch.compile's own frames took longer than what it compiled; the YAML files of packages, and which of
     # them are not used; what exploration reads; what is called on the first row, step and update to check them; what
-    # transitions are worth for other goals, and what buffers need
-    "kernel": (KERNEL, 4630),
+    # transitions are worth for other goals, and what buffers need, and which episodes succeeded
+    "kernel": (KERNEL, 4640),
     # 7,400 before: the same; settings of pairs, peers' names, last words of processes; one process without Fabric;
     # how long learner and actors are idle; returns of the least exploring environments; ranks that are preempted;
     # recorded data: its settings and what they refuse, the recorder's part of a checkpoint, recorded evaluations;
     # off-policy estimates: their settings, of a checkpoint, and with the evaluations of a run; contract.py, the checks
     # of what components return, and whose mistake a wrong setting is
-    "core": ((*CORE, "evaluation", "actors", "run"), 10880),
+    "core": ((*CORE, "evaluation", "actors", "run"), 10890),
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 256),  # 250 before: CQL's term
     "sac": (("plugins/algo/sac.py",), 255),  # 250 before: how likely an action was, for recordings

@@ -80,7 +80,7 @@ def test_the_settings_of_a_job_are_shown(capsys: pytest.CaptureFixture[str]):
 def test_help_lists_the_options_of_every_group(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    buffers = "buffer: circular, episodes, prioritized, queue, replay, rollout, sequence"
+    buffers = "buffer: circular, episodes, her, prioritized, queue, replay, rollout, sequence"
     for group in ("algo: ", buffers, "env: ", "exploration: ", "loop: ", "rlplug plugins"):
         assert group in text
 
