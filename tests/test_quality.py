@@ -60,7 +60,7 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     # played; what is written down of rows, and a recording's place among collectors; tracing and compiling ahead of
     # time, as torch.compile's own frames took longer than what it compiled; the YAML files of packages, and which of
     # them are not used; what exploration reads; what is called on the first row, step and update to check them; what
-    # transitions are worth for other goals, and what buffers need, and which episodes succeeded
+    # transitions are worth for other goals, what buffers need, and which episodes succeeded
     "kernel": (KERNEL, 4640),
     # 7,400 before: the same; settings of pairs, peers' names, last words of processes; one process without Fabric;
     # how long learner and actors are idle; returns of the least exploring environments; ranks that are preempted;
