@@ -88,6 +88,7 @@ def actor_of(rank: psutil.Process) -> psutil.Process:
     raise AssertionError("it has no actor")
 
 
+@pytest.mark.slow
 def test_the_first_ranks_actor_that_ends_a_run_of_two_ranks_is_named(tmp_path: Path):
     """The first rank has the cluster, and the other rank dies with it."""
     run = tmp_path / "run"

@@ -54,6 +54,7 @@ def test_two_actors_equal_one_process(words: tuple[str, ...], updates: int):
     assert distances(play(words, updates), play((*words, *TWO), updates)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_older_weights_are_the_loops_and_not_the_hardwares():
     """Rounds that are ordered ahead, with weights that are kept for three rounds: the same in one process."""

@@ -109,6 +109,7 @@ def test_raises_every_time(capfd: pytest.CaptureFixture[str]):
     assert capfd.readouterr().err.count("raised in step():") >= 3
 
 
+@pytest.mark.slow
 def test_fails_for_ever(capfd: pytest.CaptureFixture[str]):
     """An actor that fails now and again, and plays rounds in between, is not restarted without end."""
     words = (*FAULTY, *TWO, "+env.kwargs.raises=0.02", "hardware.actors.max_restarts=50")

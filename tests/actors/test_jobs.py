@@ -75,6 +75,7 @@ def test_a_job_whose_actor_is_killed_is_played_again(capfd: pytest.CaptureFixtur
     assert "its process died" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_the_actors_that_are_left_play_all_jobs():
     alone, left = played(PPO), played((*PPO, *TWO, "hardware.actors.on_failure=ignore"), kill=True)

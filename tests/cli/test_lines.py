@@ -26,6 +26,7 @@ def refused(printed: str) -> int:
     return int(found[1]) if found else 0
 
 
+@pytest.mark.slow
 def test_a_few_generated_lines():
     assert refused(ask("40", "7")) > 20
 

@@ -173,7 +173,7 @@ def wait_for(pattern: str, program: "subprocess.Popen[str]") -> Path:
     return found[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_six_jobs_stopped_in_the_middle_finish_once_each(number: int):
     names = [f"algo.lr={lr},seed={seed}" for lr in ("0.001", "0.0003") for seed in (1, 2, 3)]
     program = start("sweep")

@@ -11,10 +11,10 @@ from tests.installing import install, site  # noqa: F401  fixtures
 
 
 def long(check: conformance.Check) -> bool:
-    """Does it play every algorithm, as ICM's does, with another module, or trace another one than these?"""
+    """Does it play a module with every algorithm, as the matrix does, or trace another one than these?"""
     if check.what.startswith("compiled"):
         return check.name not in ("dqn", "sac")
-    return check.what == "on-algorithms" and check.name != "icm"
+    return check.what == "on-algorithms"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def play(fabric, raw, updates):
     ("words", "updates", "n"),
     [
         (SAC, 20, 2),
-        (SAC, 20, 4),
+        pytest.param(SAC, 20, 4, marks=pytest.mark.slow),
         ((*SAC, "buffer=prioritized"), 20, 2),
         ((*SAC, "algo.n_step=3", "exploration=[gaussian]", "preprocess.normalize_obs=true"), 20, 2),
         ((*SAC, "exploration=[parameter_noise]"), 20, 2),

@@ -282,6 +282,7 @@ def test_an_environment_that_breaks_the_contract_is_reported(monkeypatch, wrong)
         conformance.check_component("env", "carts")
 
 
+@pytest.mark.slow
 def test_actors_play_groups_as_one_process_does(tmp_path, monkeypatch, site):  # noqa: F811
     """Where the loop waits for all, actors change nothing."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()]))

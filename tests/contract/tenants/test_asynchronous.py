@@ -61,7 +61,7 @@ def column(run: Path, name: str) -> list[float]:
         return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
-@pytest.mark.parametrize("words", [REPLAY, SEGMENTS], ids=["replay", "segments"])
+@pytest.mark.parametrize("words", [pytest.param(REPLAY, marks=pytest.mark.slow), SEGMENTS], ids=["replay", "segments"])
 def test_age_and_idle_shares_are_measured_and_steps_are_exact(uneven, tmp_path, words):
     run = tmp_path / "run"
     assert main([*words, *ACTORS, "total_steps=1000", f"hydra.run.dir={run}"]) == 0
@@ -134,7 +134,9 @@ def test_ranks_update_together_although_one_leaves_out_more(uneven, tmp_path):
 
 @pytest.mark.parametrize("victim", ["run", "actor"])
 @pytest.mark.parametrize(
-    "words", [REPLAY, SEGMENTS, pytest.param(APEX, marks=pytest.mark.slow)], ids=["replay", "segments", "apex"]
+    "words",
+    [REPLAY, *(pytest.param(words, marks=pytest.mark.slow) for words in (SEGMENTS, APEX))],
+    ids=["replay", "segments", "apex"],
 )
 def test_killed_no_step_is_lost_or_doubled(uneven, tmp_path, victim, words):
     run = tmp_path / "run"

@@ -43,6 +43,7 @@ def test_a_step_of_adaptation_pays_after_meta_learning(tmp_path, seed):
     assert again["eval/return_before"] == before
 
 
+@pytest.mark.slow
 def test_two_actors_equal_one_process(tmp_path):
     small = ("total_steps=4000", "loop.episodes=5", "algo.tasks=3")
     alone, two = run(tmp_path / "1", "num_envs=2", *small), run(tmp_path / "2", *small, *TWO)
