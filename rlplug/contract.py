@@ -238,7 +238,7 @@ def learning(
         return None
 
     def bonus(returned: Any) -> str | None:
-        if returned is None or not sampled:
+        if returned is None or not sampled or "reward" not in sampled[-1]:
             return None
         shape = sampled[-1]["reward"].shape
         if not isinstance(returned, Tensor) or returned.shape != shape:
@@ -256,7 +256,8 @@ def learning(
 
 
 def _no_sample(batch: Batch, needs: Needs) -> str | None:
-    if missing := [key for key in ("reward", "valid") if key not in batch]:
+    groups = [part for part in batch.values() if isinstance(part, dict)]  # of agents have rewards of their own
+    if missing := [key for key in ("reward", "valid") if not any(key in part for part in (batch, *groups))]:
         return f"returned no {', '.join(missing)}; a sample has all that was added"
     if needs.data == "windows":
         if missing := [key for key in ("index", "sample_prob") if key not in batch]:

@@ -299,5 +299,5 @@ def test_terms_of_other_shapes_are_refused(valid):
             return Losses({"actor": row.sum(-1), "critic": row})
 
     batch = flat_batch() if valid else {k: v for k, v in flat_batch().items() if k != "valid"}
-    with pytest.raises(ValueError, match="Wrong"):
+    with pytest.raises(ConfigError, match=r"Wrong\.forward returned a term of shape"):
         RankLearner(fabric=one_rank(), ctx=context(), algorithm=Wrong(), buffer=None).minimize(batch, Wrong())  # type: ignore[arg-type]

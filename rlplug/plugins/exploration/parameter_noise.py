@@ -61,8 +61,8 @@ class ParameterNoise(Exploration):
         """Equation 2: a larger ``sigma`` while the distance, over all ranks that acted, is below its aim."""
         excess = learner.reduce(self.excess, "mean", ~self.excess.isnan())
         self.excess.fill_(torch.nan)
-        if not excess.isnan():
-            self.sigma *= self.cfg.adaptation if excess <= 0.0 else 1.0 / self.cfg.adaptation
+        if excess != 0.0:  # it is 0 where nothing was measured
+            self.sigma *= self.cfg.adaptation if excess < 0.0 else 1.0 / self.cfg.adaptation
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         return Losses({}, {"sigma": self.sigma.clone()})

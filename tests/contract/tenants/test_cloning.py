@@ -152,7 +152,7 @@ REFUSED = {
     ),
     "a loop that collects, and a buffer with its own rows": (
         ("algo=cloning", "loop=alternate"),
-        "loop: alternate collects, and experts holds its own rows alone; take buffer=prioritized or replay "
+        "loop: alternate collects, and experts holds its own rows alone; take buffer=her or prioritized or replay "
         "or loop=study",
     ),
     "a loop and an algorithm": (
