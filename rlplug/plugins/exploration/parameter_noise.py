@@ -59,10 +59,11 @@ class ParameterNoise(Exploration):
 
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Equation 2: a larger ``sigma`` while the distance, over all ranks that acted, is below its aim."""
-        excess = learner.reduce(self.excess, "mean", ~self.excess.isnan())
+        measured = ~self.excess.isnan()
+        if learner.reduce(measured.float(), "max"):
+            excess = learner.reduce(self.excess, "mean", measured)
+            self.sigma *= self.cfg.adaptation if excess <= 0.0 else 1.0 / self.cfg.adaptation
         self.excess.fill_(torch.nan)
-        if excess != 0.0:  # it is 0 where nothing was measured
-            self.sigma *= self.cfg.adaptation if excess < 0.0 else 1.0 / self.cfg.adaptation
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
         return Losses({}, {"sigma": self.sigma.clone()})
