@@ -157,7 +157,10 @@ PROOFS = {
     "sac_her_fetchreach": Proof(SAC + "fetchreach buffer=her", -2.5, blind=True, package="gymnasium-robotics"),
     **{
         f"dqn_{name}bitflip_{size}": Proof(
-            f"{DQN}bitflip env.size={size}{words} total_steps={steps}", reach, blind=True, package="rlplug-bitflip"
+            f"{DQN}bitflip env.size={size}{words} total_steps={steps}",
+            reach,
+            blind=size != 30,  # a run of seed 1 was seen before its settings were chosen
+            package="rlplug-bitflip",
         )
         for size, steps, best in ((10, "30_000", -5.0), (20, "80_000", -10.5), (30, "150_000", -16.0))
         for name, words, reach in (("her_", " buffer=her", best), ("", "", None))
