@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import importlib
 import inspect
 import re
 import shlex
@@ -46,6 +47,19 @@ by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 def test_the_tables_of_options_are_those_of_the_code():
     done = subprocess.run([sys.executable, DOCS / "tables.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_pages_of_the_api_are_those_of_the_code():
+    done = subprocess.run([sys.executable, DOCS / "api.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", ["functional", "nn", "buffer", "testing"])
+def test_everything_that_a_module_offers_is_explained_on_its_page(page: str):
+    text = TEXT[DOCS / "api" / f"{page}.md"]
+    rows = dict(re.findall(r"^\| \[?`(\w+)`\S* \| (.+) \|$", text, re.MULTILINE))
+    assert set(importlib.import_module(f"rlplug.{page}").__all__) <= set(rows)
+    assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == set(rows)
 
 
 def test_every_component_stands_in_a_table():
