@@ -2,11 +2,13 @@
 
 from rlplug import Component, hookimpl
 
+# What the conformance kit tries it on: Pendulum's episodes all end together, so that two processes can share them.
+TRIED_WITH = ("env=pendulum", "train_batch_size=8", "num_envs=8")
+
 
 @hookimpl
 def rlplug_components():
-    # The kit compares one process with two, and wants episodes that these can share: here they all end together.
-    return [Component("algo", "cem", "rlplug_cem.algo:Cem", ("env=pendulum", "train_batch_size=8", "num_envs=8"))]
+    return [Component("algo", "cem", "rlplug_cem.algo:Cem", TRIED_WITH)]
 
 
 @hookimpl

@@ -2,10 +2,13 @@
 
 from rlplug import Component, hookimpl
 
+# What the conformance kit tries it on: its default algorithm is on-policy, and refused.
+TRIED_WITH = ("algo=dqn", "env=cartpole", "loop.ramp_steps=500")
+
 
 @hookimpl
 def rlplug_components():
-    return [Component("loop", "ramp", "rlplug_ramp.loop:Ramp")]
+    return [Component("loop", "ramp", "rlplug_ramp.loop:Ramp", TRIED_WITH)]
 
 
 @hookimpl

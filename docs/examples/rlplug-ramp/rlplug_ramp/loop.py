@@ -1,6 +1,10 @@
-"""Ramp: collect, then update, in turn, to begin with."""
+"""Ramp: collect and update in turn, with a replay ratio that grows to its full size.
 
-from rlplug import Context, Loop, Run
+Many updates from few transitions fit networks to them, and networks that did keep part of that for good, the primacy
+bias of Nikishin et al. 2022 (arXiv:2205.07802). So the first transitions are learned from less often.
+"""
+
+from rlplug import Algorithm, ConfigError, Context, Loop, Needs, Run
 from rlplug.settings import PositiveInt, option, settings
 
 
@@ -10,13 +14,20 @@ class Ramp(Loop):
     # Every option: type, range, and what it does. The defaults stand in conf/loop/ramp.yaml.
     @settings
     class Config:
+        ramp_steps: PositiveInt = option("Environment steps in which the replay ratio grows from 0 to replay_ratio.")
         in_flight: PositiveInt = option("Rounds that are ordered at a time; above 1, actors play on during updates.")
 
     def __init__(self, cfg: Config, ctx: Context):
-        self.in_flight = cfg.in_flight
+        if ctx.replay_ratio is None:
+            raise ConfigError("replay_ratio", "loop=ramp lets it grow to a number, and null is none; take one")
+        self.ramp_steps, self.in_flight = cfg.ramp_steps, cfg.in_flight
         # the tempo of learning, which an algorithm's YAML sets
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
-        self.round_steps = ctx.rollout_length * ctx.num_envs
+
+    @classmethod
+    def refusal(cls, algorithm: type[Algorithm], needs: Needs):
+        """Why it cannot drive an algorithm; None: it can."""
+        return None if needs.off_policy else f"learns less often at first, and {algorithm.__name__} is on-policy"
 
     def run(self, run: Run):
         while not run.done:
@@ -26,6 +37,7 @@ class Ramp(Loop):
                 run.update()
 
     def updates(self, env_steps: int) -> int:
-        """How many updates there are after so many steps: `replay_ratio` of each, or one a round."""
-        per_step = 1.0 / self.round_steps if self.replay_ratio is None else self.replay_ratio
-        return int(max(0, env_steps - self.learning_starts) * per_step)
+        """How many updates there are after so many steps: the ratio added up since `learning_starts`."""
+        steps = max(0, env_steps - self.learning_starts)
+        on_ramp = min(steps, self.ramp_steps)
+        return int(self.replay_ratio * (on_ramp**2 / (2 * self.ramp_steps) + steps - on_ramp))
