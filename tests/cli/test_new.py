@@ -170,7 +170,7 @@ def test_their_own_tests_pass(kinds: tuple[str, ...], chosen: str, site: Path):
     folders = [new(kind) for kind in kinds]
     for folder in folders:
         install_project(site, folder)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-k", chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
     environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run([*command, *folders], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
