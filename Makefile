@@ -18,8 +18,9 @@ slow:  ## the tests that take minutes: published thresholds
 golden:  ## rewrite the golden curves; read the difference before you commit it
 	$(PYTHON) -m pytest tests/golden --update-golden
 
-docs:  ## rewrite what docs/*.md has from the code: tables of options, the drawing of the house, the matrix (minutes)
+docs:  ## rewrite what docs/*.md has from the code: options, the API, the drawing of the house, the matrix (minutes)
 	$(PYTHON) docs/tables.py
+	$(PYTHON) docs/api.py
 	$(PYTHON) docs/architecture.py
 	$(PYTHON) docs/matrix.py
 

@@ -68,6 +68,8 @@ class Plan:
 
 
 class Hardware(Protocol):
+    """Decides where a run computes."""
+
     def plan(self) -> Plan:
         """Look at the machine and return a plan.
 

@@ -40,9 +40,13 @@ def install_into(site: Path, distribution: str, module: str, files: Mapping[str,
     (info / "entry_points.txt").write_text(f"[rlplug]\n{module} = {module}\n")
 
 
-def install_project(site: Path, project: Path) -> None:
-    """Build the wheel of a project without a network, and unpack it into a folder on the path."""
-    (wheel,) = WheelBuilder(str(project)).build(directory=str(project / "dist"), versions=["standard"])
+def install_project(site: Path, project: Path, dist: Path | None = None) -> None:
+    """Build the wheel of a project without a network, and unpack it into a folder on the path.
+
+    Args:
+        dist: where the wheel is left; None: in the project.
+    """
+    (wheel,) = WheelBuilder(str(project)).build(directory=str(dist or project / "dist"), versions=["standard"])
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     registry.refresh()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from rlplug import registry
 from rlplug.testing import conformance
 from rlplug.types import ConfigError
 from tests.contract import toys
 from tests.installing import install, site  # noqa: F401  fixtures
+
+PLUGINS = Path(__file__).parent.parent.parent / "plugins"
 
 
 def long(check: conformance.Check) -> bool:
@@ -17,9 +22,18 @@ def long(check: conformance.Check) -> bool:
     return check.what == "on-algorithms"
 
 
+def tested_at_home(check: conformance.Check) -> bool:
+    """Is it of a package in plugins/, whose own tests, which run with these, have the kit?"""
+    return (PLUGINS / registry.owners()[check.kind, check.name][0].distribution).is_dir()
+
+
 @pytest.mark.parametrize(
     "check",
-    [pytest.param(check, marks=pytest.mark.slow if long(check) else ()) for check in conformance.checks()],
+    [
+        pytest.param(check, marks=pytest.mark.slow if long(check) else ())
+        for check in conformance.checks()
+        if not tested_at_home(check)
+    ],
     ids=str,
 )
 def test_conformance(check):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import importlib
 import inspect
 import re
 import shlex
@@ -46,6 +47,19 @@ by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 def test_the_tables_of_options_are_those_of_the_code():
     done = subprocess.run([sys.executable, DOCS / "tables.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_pages_of_the_api_are_those_of_the_code():
+    done = subprocess.run([sys.executable, DOCS / "api.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", ["functional", "nn", "buffer", "testing"])
+def test_everything_that_a_module_offers_is_explained_on_its_page(page: str):
+    text = TEXT[DOCS / "api" / f"{page}.md"]
+    rows = dict(re.findall(r"^\| \[?`(\w+)`\S* \| (.+) \|$", text, re.MULTILINE))
+    assert set(importlib.import_module(f"rlplug.{page}").__all__) <= set(rows)
+    assert set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) == set(rows)
 
 
 def test_every_component_stands_in_a_table():
@@ -179,6 +193,20 @@ def test_the_callback_in_the_docs_works(install: Install, tmp_path: Path):
     assert "best" in yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["logger"]
 
 
+def test_an_algorithm_ships_a_preset_as_the_docs_say(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "algo", "mine"]) == 0
+    package = files(TEXT[DOCS / "models.md"])
+    assert set(package) == {"rlplug_mine/conf/model/mine_mlp.yaml", "rlplug_mine/conf/algo/mine.yaml"}
+    for path, text in package.items():
+        (tmp_path / "rlplug-mine" / path).parent.mkdir(exist_ok=True)
+        (tmp_path / "rlplug-mine" / path).write_text(text)
+    install_project(site, tmp_path / "rlplug-mine")
+    assert rlplug.compose(["algo=mine"]).models["model"].cfg.hidden == [400, 300]
+    assert rlplug.compose(["algo=mine", "model=mlp"]).models["model"].cfg.hidden == [64, 64]
+    assert rlplug.compose(["algo=sac", "env=pendulum", "model=mine_mlp"]).models["model"].cfg.hidden == [400, 300]
+
+
 # ---- links -----------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +247,8 @@ MAY = {"resume": RESUMABLE, "evaluate": EVALUABLE, "estimate": ESTIMABLE}
 def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install("rlplug-best", "rlplug_best", files(TEXT[DOCS / "hooks.md"]))
     monkeypatch.chdir(tmp_path)
+    if page.is_relative_to(DOCS / "examples"):
+        install_project(site, page.parent, tmp_path)
     for arguments in commands(TEXT[page]):
         if arguments[:1] == ["new"]:
             assert main(arguments) == 0

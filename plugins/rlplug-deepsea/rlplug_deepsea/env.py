@@ -3,7 +3,6 @@
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
-
 from rlplug import Context, EnvSpec, Group
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, option, settings
 

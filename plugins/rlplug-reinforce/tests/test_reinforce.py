@@ -3,12 +3,12 @@ import json
 from pathlib import Path
 
 import pytest
+import rlplug
 import torch
 import yaml
-from rlplug_reinforce.algo import Reinforce
-
-import rlplug
 from rlplug import testing
+
+from rlplug_reinforce.algo import Reinforce
 
 PACKAGE = Path(__file__).parent.parent / "rlplug_reinforce"
 PUBLIC = {"rlplug", "rlplug.functional", "rlplug.nn", "rlplug.settings"}

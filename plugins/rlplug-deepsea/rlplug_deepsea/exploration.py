@@ -1,7 +1,6 @@
 """Exploration by counting, Strehl & Littman 2008; by hashed observations Tang et al. 2017 (arXiv:1611.04717)."""
 
 import torch
-
 from rlplug import Context, Exploration
 from rlplug.nn import Flatten
 from rlplug.settings import NonNegativeFloat, PositiveInt, Scheduled, option, settings

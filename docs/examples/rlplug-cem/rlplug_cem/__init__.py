@@ -1,0 +1,16 @@
+"""The manifest: names only. It is imported whenever rlplug starts, so it imports nothing heavy."""
+
+from rlplug import Component, hookimpl
+
+# What the conformance kit tries it on: Pendulum's episodes all end together, so that two processes can share them.
+TRIED_WITH = ("env=pendulum", "train_batch_size=8", "num_envs=8")
+
+
+@hookimpl
+def rlplug_components():
+    return [Component("algo", "cem", "rlplug_cem.algo:Cem", TRIED_WITH)]
+
+
+@hookimpl
+def rlplug_conf():
+    return "rlplug_cem.conf"  # the folder with the YAML files; one folder for each kind
