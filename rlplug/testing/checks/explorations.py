@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from rlplug.api import Exploration
 from rlplug.nn import choices_of, flatten
 from rlplug.registry import load
 from rlplug.testing.checks.algorithms import require_inside
+from rlplug.testing.checks.kept import Lent
+from rlplug.testing.checks.ranks import check_exploration_ranks
+from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import (
     COLUMNS,
     Case,
@@ -54,6 +58,30 @@ def accepts(case: Case, name: str) -> bool:
     return True
 
 
+def check_served(tried: Sequence[Case], name: str) -> None:
+    """One of the algorithms accepts it."""
+    require(any(accepts(case, name) for case in tried), f"{_on(tried)} refuses the exploration {name}")
+
+
+def check_on(case: Case, name: str) -> None:
+    """It works with an algorithm and resumes exactly, or is refused by a message about itself."""
+    if accepts(case, name):
+        check_exploration(case, name)
+        check_resumes(case, f"exploration=[{name}]")
+
+
+def check_ranks(tried: Sequence[Case], name: str) -> None:
+    """On the first algorithm that accepts it, two ranks do what one does."""
+    served = next((case for case in tried if accepts(case, name)), None)
+    require(served, f"{_on(tried)} refuses the exploration {name}")
+    check_exploration_ranks(served, name)
+
+
+def _on(tried: Sequence[Case]) -> str:
+    names = [f"{case.name} on {case.env}" for case in tried]
+    return names[0] if len(names) == 1 else f"every algorithm ({some(names)})"
+
+
 def check_exploration(case: Case, name: str) -> None:
     """A short run with it: it changes the data, actions stay inside the space, equal seeds give equal runs."""
     cls = load("exploration", name)
@@ -62,7 +90,10 @@ def check_exploration(case: Case, name: str) -> None:
     for word in (f"exploration=[{name}]", f"exploration=[{name}]", "exploration=[]"):
         trainer = case.build(word)
         watch(trainer)
-        record = play(trainer)
+        lent = Lent()
+        record = play(trainer, also=lent)
+        held = lent.held(trainer)
+        require(not held, f"{some(held)} is the memory of a segment, which the collector writes again: keep a .clone()")
         for losses in record.losses:
             wrong = [key for key, value in losses.items() if not torch.isfinite(value).all()]
             require(not wrong, f"{some(wrong)} is not finite with {name} on top of {case.name}")
