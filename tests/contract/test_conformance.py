@@ -61,19 +61,19 @@ BROKEN = {
         "state",
     ): r"loaded state_dict\(\) acts otherwise in mode 'greedy' \(action\); on self, and not "
     r"in state_dict\(\), is shift: keep what act\(\) reads in parameters and registered buffers",
-    ("algo", "deaf", "state"): r"^load_state_dict\(\) does not take over steps, policy.weight, .* of state_dict\(\)$",
+    ("algo", "deaf", "state"): r"^load_state_dict\(\) does not take over steps, policy.weight, .* of state_dict\(\)\n",
     (
         "algo",
         "hoarding",
         "learns",
     ): r"^Hoarding\.last is the memory of a segment, which the collector writes again: keep "
-    r"a \.clone\(\)$",
+    r"a \.clone\(\)\n",
     ("algo", "dropping", "pure"): r"^forward\(\) draws from the generator torch: policy\.0 \(Dropout\) drops values at "
-    "random, so that ranks, repeats and resumed runs differ: leave it out$",
+    "random, so that ranks, repeats and resumed runs differ: leave it out\n",
     ("algo", "normed", "pure"): r"^forward\(\) gives the term 'policy' of a row another value when other rows stand "
-    r"beside it: policy\.0 \(BatchNorm1d\) mixes the rows of a batch: take LayerNorm$",
+    r"beside it: policy\.0 \(BatchNorm1d\) mixes the rows of a batch: take LayerNorm\n",
     ("algo", "relative", "pure"): r"^forward\(\) gives the term 'policy' of a row another value when other rows stand "
-    "beside it: look for a mean, a maximum or a normalization over the batch$",
+    "beside it: look for a mean, a maximum or a normalization over the batch\n",
     (
         "algo",
         "herding",
@@ -106,13 +106,13 @@ BROKEN = {
     ("buffer", "wasteful", "saves"): r"appends \d+ rows, of which 12 are new",
     ("buffer", "amnesic", "saves"): "after load\\(\\) it samples other",
     ("buffer", "modest", "nbytes"): "count every array",
-    ("buffer", "blank", "saves"): r"^load\(\) does nothing: what is saved afterwards is what a new buffer saves$",
+    ("buffer", "blank", "saves"): r"^load\(\) does nothing: what is saved afterwards is what a new buffer saves\n",
     (
         "buffer",
         "borrowing",
         "streams",
     ): r"^add\(\) keeps the memory of a segment, which the collector writes again: keep "
-    r"a copy, \.clone\(\)$",
+    r"a copy, \.clone\(\)\n",
     (
         "exploration",
         "tally",
@@ -125,7 +125,7 @@ BROKEN = {
         "unhearing",
         "on-sound",
     ): r"^a resumed run is not the undisturbed one: exploration\.unhearing\.level "
-    r"of the checkpoint did not come back: does load\(\) or load_state_dict\(\) take over what it is given\?$",
+    r"of the checkpoint did not come back: does load\(\) or load_state_dict\(\) take over what it is given\?\n",
     ("model", "hazy", "shapes-hazy"): r"^a vector: called twice on the same rows it gives other features: drop "
     r"\(Dropout\) drops values at random",
     (
@@ -133,7 +133,7 @@ BROKEN = {
         "social",
         "shapes-social",
     ): r"^a vector: forward\(\) gives a row other features when other rows stand beside",
-    ("env", "rigid", "episodes-rigid"): r"^load\(\) does nothing: state\(\) is afterwards what it was before$",
+    ("env", "rigid", "episodes-rigid"): r"^load\(\) does nothing: state\(\) is afterwards what it was before\n",
     ("model", "sticky", "shapes-sticky"): "the carry is not cleared where is_first",
     ("env", "precise", "episodes-precise"): "'reward' as float64; wanted float32",
     ("loop", "stubborn", "resumes"): "resumed run is not the undisturbed one",
