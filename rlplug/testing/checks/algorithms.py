@@ -110,8 +110,8 @@ def _check_columns(trainer: Trainer, rows: Sequence[Batch], acted: Sequence[Batc
     for column in range(COLUMNS):
         alike = [tree.map(lambda leaf: leaf[[column] * COLUMNS], row) for row in rows]  # noqa: B023
         for one, other in zip(acted, answers(trainer.algorithm, trainer.ctx, alike, "greedy"), strict=True):
-            pair = (tree.map(lambda leaf: leaf[column], _actions(out)) for out in (one, other))  # noqa: B023
-            require_own_rows(*pair, "act() gives an environment another action", trainer.algorithm)
+            alone, among = (tree.map(lambda leaf: leaf[column], _actions(out)) for out in (one, other))  # noqa: B023
+            require_own_rows(alone, among, "act() gives an environment another action", trainer.algorithm)
 
 
 def _actions(out: Batch) -> Any:

@@ -160,15 +160,14 @@ def _check_saved(variant: Variant) -> None:
                 store = Counting(store.chunks, decode(encode(copy_to_host(store.state))))
                 buffer = variant.make(ctx)
                 buffer.load(store)
-            require(
-                buffer.ready() == twin.ready(),
-                _idle(variant, buffer) or "after load() it is ready when it was not, or the reverse",
-            )
+            if buffer.ready() != twin.ready():
+                said = "after load() it is ready when it was not, or the reverse"
+                raise AssertionError(_idle(variant, buffer) or said)
             if turn % 2 and twin.ready():
                 sample, again = twin.sample(), buffer.sample()
                 names = differences(sample, again)
                 said = f"after load() it samples other {some(names)}: save() what sample() reads"
-                require(not names, (names and _idle(variant, buffer)) or said)
+                require(not names, (_idle(variant, buffer) if names else "") or said)
                 if "index" in sample:
                     priority = 1.0 + sample["index"] % 7
                     twin.feedback(sample["index"], {"priority": priority})

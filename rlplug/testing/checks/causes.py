@@ -63,5 +63,5 @@ def check_rows(who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
         if term.ndim > axis:
             index = (slice(None),) * axis + (column,)
             counted = valid[: len(term), column] if axis else ...
-            pair = (x.detach()[index][counted] for x in (term, alone[name]))
-            require_own_rows(*pair, f"forward() gives the term {name!r} of a row another value", who)
+            one, other = (x.detach()[index][counted] for x in (term, alone[name]))
+            require_own_rows(one, other, f"forward() gives the term {name!r} of a row another value", who)

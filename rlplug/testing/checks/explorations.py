@@ -72,9 +72,11 @@ def check_on(case: Case, name: str) -> None:
 
 def check_ranks(tried: Sequence[Case], name: str) -> None:
     """On the first algorithm that accepts it, two ranks do what one does."""
-    served = next((case for case in tried if accepts(case, name)), None)
-    require(served, f"{_on(tried)} refuses the exploration {name}")
-    check_exploration_ranks(served, name)
+    for case in tried:
+        if accepts(case, name):
+            check_exploration_ranks(case, name)
+            return
+    raise AssertionError(f"{_on(tried)} refuses the exploration {name}")
 
 
 def _on(tried: Sequence[Case]) -> str:

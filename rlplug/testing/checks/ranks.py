@@ -128,7 +128,7 @@ def one_act(fabric: Any, question: dict[str, Any]) -> dict[str, Tensor]:
     """Perturb weights, and ``perturb.<key> [rows, B, ...]`` in this rank's share of ``COLUMNS`` environments."""
     ctx, algorithm, exploration = _restored(fabric, question)
     share = np.array_split(np.arange(COLUMNS), ctx.world_size)[ctx.rank].tolist()
-    weights, found = dict(algorithm.named_parameters()), list[Batch]()
+    weights, found = {name: p.detach() for name, p in algorithm.named_parameters()}, list[Batch]()
     with asking(ctx, env_ids=share):
         for extra in exploration.values():
             weights = extra.perturb_weights(weights)
@@ -138,7 +138,7 @@ def one_act(fabric: Any, question: dict[str, Any]) -> dict[str, Tensor]:
                 out, carry = extra.perturb(out, row, carry)
                 found.append(tree.map(torch.clone, out))
     acted = tree.map(lambda *leaves: torch.stack(leaves), *found)
-    return flat({"perturb": acted, "perturb_weights": {name: w.detach().clone() for name, w in weights.items()}})
+    return flat({"perturb": acted, "perturb_weights": {name: w.clone() for name, w in weights.items()}})
 
 
 def _restored(fabric: Any, question: dict[str, Any]) -> tuple[RunContext, Algorithm, dict[str, Exploration]]:
