@@ -23,9 +23,13 @@ IMPORTED = 97
 OURS = str(Path(__file__).parents[1])
 
 
+class _Alarm(BaseException):
+    """No ``Exception``, which what is interrupted might handle, and go on."""
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``TimeoutError`` inside what takes longer; its traceback and its message say where it was.
+    """Raise ``TimeoutError`` for what takes longer; its message, and the traceback of its cause, say where it was.
 
     An alarm does it, which interrupts Python code, and calls that wait; C code that computes is interrupted when it
     returns. There is no limit in other threads than the main one, and none where an earlier alarm is set.
@@ -37,12 +41,14 @@ def time_limit(seconds: float) -> Iterator[None]:
     start = time.monotonic()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"it was not done after {seconds:g} s, in {where(frame)}; a longer limit_s allows for more")
+        raise _Alarm(f"it was not done after {seconds:g} s, in {where(frame)}; a longer limit_s allows for more")
 
     handler = signal.signal(signal.SIGALRM, stop)
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except _Alarm as alarm:
+        raise TimeoutError(*alarm.args) from alarm
     finally:
         signal.setitimer(signal.ITIMER_REAL, max(left - time.monotonic() + start, 1e-3) if left else 0.0)
         signal.signal(signal.SIGALRM, handler)

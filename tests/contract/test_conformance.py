@@ -199,10 +199,11 @@ def test_what_is_looked_for_on_self():
 
 
 def test_a_check_that_never_ends_says_where_it_was(toy_package):
-    (check,) = [c for c in conformance.checks_of("algo", "endless", limit_s=0.5) if c.what == "act-cartpole"]
+    (check,) = [c for c in conformance.checks_of("algo", "endless", limit_s=3.0) if c.what == "act-cartpole"]
+    Case("endless", "cartpole").build().close()  # so that it is in act() when time is up, on a slow machine too
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(
-        TimeoutError, match=r"not done after 0\.5 s, in .*toys\.py:\d+ \(act\); a longer limit_s"
+        TimeoutError, match=r"not done after 3 s, in .*toys\.py:\d+ \(act\); a longer limit_s"
     ) as caught:
         check()
     assert caught.value.__notes__[-2:] == [
@@ -254,6 +255,7 @@ def test_a_script_without_a_guard(tmp_path):
 # ---- one component ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_buffer_a_model_and_an_environment_are_checked_in_one_call():
     conformance.check_buffer("rollout", overrides=["algo=a2c"])
     conformance.check_model("mlp", overrides=["algo=a2c", "model.hidden=[8]"])
@@ -298,7 +300,7 @@ def test_presets_of_a_package(install):  # noqa: F811
     install("rlplug-presets", "rlplug_presets", {"rlplug_presets/__init__.py": MANIFEST, **files})
     found = {str(check): check for check in conformance.checks("rlplug_presets")}
     assert len(found) == len(PRESETS)
-    for name in ("tuned-dqn_cartpole_torch", "experiment-good", "env-slowpole", "model-mlp8"):
+    for name in ("tuned-dqn_cartpole_torch", "experiment-good", "model-mlp8"):
         found[f"{name}-composes"]()
     with pytest.raises(ConfigError, match="no_such_option") as caught:
         found["tuned-a2c_pendulum_torch-composes"]()
@@ -314,9 +316,7 @@ def test_presets_of_a_package(install):  # noqa: F811
 
 
 def test_what_is_not_installed_has_no_checks(install):  # noqa: F811
-    with pytest.raises(
-        ConfigError, match=r"^no plugin of 'rlplug-tuys' is installed: pip install -e <its folder>; there are"
-    ):
+    with pytest.raises(ConfigError, match=r"^no plugin of 'rlplug-tuys' is installed: pip install -e <its folder>; "):
         conformance.checks("rlplug-tuys")
     install("rlplug-toys", "rlplug_toys", toys.FILES)
     with pytest.raises(ConfigError, match=r"'rlplug-tuys' is installed: pip install .*; did you mean rlplug-toys\?"):

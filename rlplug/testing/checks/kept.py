@@ -73,7 +73,7 @@ def _visit(thing: Any, path: str, registered: set[int], seen: set[int]) -> Itera
         yield path, state
         return
     for name, inner in _inside(thing):
-        yield from _visit(inner, f"{path}.{name}".lstrip("."), registered, seen)
+        yield from _visit(inner, f"{path}.{name}".strip("."), registered, seen)
 
 
 def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
