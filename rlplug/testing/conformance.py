@@ -294,7 +294,7 @@ def _on(check: Callable[..., None], case: Case, *args: str) -> None:
     """Make a check; what it raises names the run that it was tried with."""
     try:
         check(case, *args)
-    except Exception as error:
+    except BaseException as error:  # a time limit's too
         error.add_note(f"tried with {case}")
         raise
 

@@ -48,7 +48,9 @@ def time_limit(seconds: float) -> Iterator[None]:
     try:
         yield
     except _Alarm as alarm:
-        raise TimeoutError(*alarm.args) from alarm
+        error = TimeoutError(*alarm.args)
+        error.__notes__ = [*getattr(alarm, "__notes__", ())]
+        raise error from alarm
     finally:
         signal.setitimer(signal.ITIMER_REAL, max(left - time.monotonic() + start, 1e-3) if left else 0.0)
         signal.signal(signal.SIGALRM, handler)
