@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import yaml
+
 from rlplug import registry
 from rlplug.config import choose, compose, option_names
 from rlplug.registry import KINDS, Preset
@@ -25,8 +27,14 @@ def of(distribution: str | None) -> Iterator[Preset]:
     for (group, option), (file, *_) in registry.presets().items():
         if distribution not in (None, file.plugin.distribution):
             continue
-        if group in ("tuned", "experiment") or (group in KINDS and not _own(file, option)):
+        settings = group in ("tuned", "experiment") and not _empty(file)
+        if settings or (group in KINDS and not _own(file, option)):
             yield file
+
+
+def _empty(file: Preset) -> bool:
+    """Does it set nothing, as ``tuned=none``?"""
+    return not yaml.safe_load(file.path.read_text(encoding="utf-8"))
 
 
 def _own(file: Preset, option: str) -> bool:
