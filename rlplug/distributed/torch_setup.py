@@ -11,7 +11,6 @@ import torch
 
 from rlplug.plan import Plan
 
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 

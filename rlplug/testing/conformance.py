@@ -11,25 +11,31 @@ In the tests of a plugin, everything that the distribution registers, a test eac
 or one component, with what it needs to be tried quickly::
 
     conformance.check_algorithm("x", env="cartpole", overrides=["algo.warm_up=100"])
+    conformance.check_exploration("y", algorithm="sac", env="pendulum")
+    conformance.check_buffer("z", env="cartpole", overrides=["algo=dqn", "buffer.capacity=1000"])
 
 A component that needs a certain algorithm, environment, buffer or loop names it in its manifest, and is tried with it::
 
     Component("loop", "study", "rlplug_x:Study", tried_with=("algo=cloning", "buffer=experts"))
 
-Every check makes real, short runs. It raises AssertionError, and the message says what to change.
+Every check makes real, short runs. It raises AssertionError, and the message says what to change; notes behind it name
+the component, and the algorithm and the environment that it was tried with. A check that takes longer than ``limit_s``
+says where it was. In a script, call checks under ``if __name__ == "__main__":``, since some start processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from typing import Any
 
 from rlplug import registry
 from rlplug.config import typed
-from rlplug.registry import KINDS, Kind
+from rlplug.registry import Kind
+from rlplug.registry.discovery import unknown
 from rlplug.testing.checks import (
     algorithms,
     buffers,
@@ -37,6 +43,7 @@ from rlplug.testing.checks import (
     explorations,
     models,
     others,
+    presets,
     ranks,
     resume,
     settings,
@@ -44,6 +51,8 @@ from rlplug.testing.checks import (
     stored,
 )
 from rlplug.testing.checks.runs import Case, case_of, node_of, option_of, options, require
+from rlplug.testing.checks.words import changes_of, first_case
+from rlplug.testing.limits import LIMIT_S, refuse_import, time_limit
 from rlplug.types import ConfigError
 
 ENVS = ("cartpole", "pendulum")
@@ -65,87 +74,155 @@ OF_ALGORITHM: dict[str, Callable[[Case], None]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One property of one component; call it to see whether it holds.
+    """One property of one component, or of a package's preset; call it to see whether it holds.
+
+    Args:
+        kind: of the component; of a preset, its group, such as ``tuned``.
+        limit_s: seconds that it may take.
 
     Raises:
         AssertionError: it does not; the message says what to change.
+        TimeoutError: it takes longer; the message says where it was.
     """
 
-    kind: Kind
+    kind: str
     name: str
     what: str
     run: Callable[[], None]
+    limit_s: float = LIMIT_S
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.name}-{self.what}"
 
     def __call__(self) -> None:
+        refuse_import()
         try:
-            self.run()
+            with time_limit(self.limit_s):
+                self.run()
         except Exception as error:
             error.add_note(f"conformance of {self.kind} {self.name!r}: {self.what}")
             raise
 
 
-def checks(distribution: str | None = None, kinds: Sequence[Kind] = KINDS) -> list[Check]:
-    """What a distribution's components have to keep to; by default those of every installed plugin."""
-    return [
+def checks(
+    distribution: str | None = None, kinds: Sequence[str] | None = None, limit_s: float = LIMIT_S
+) -> list[Check]:
+    """What a distribution's components and presets have to keep to; by default those of every installed plugin.
+
+    Args:
+        kinds: only these; ``tuned`` and ``experiment`` are the presets that belong to no kind. None: everything.
+        limit_s: seconds that each check may take.
+
+    Raises:
+        ConfigError: no plugin of that distribution is installed, or it is broken.
+    """
+    if distribution is not None:
+        distribution = _installed(distribution)
+    found = [
         check
         for (kind, name), plugins in registry.owners().items()
-        if kind in kinds and distribution in (None, *(plugin.distribution for plugin in plugins))
-        for check in checks_of(kind, name)
+        if distribution in (None, *(plugin.distribution for plugin in plugins)) and (kinds is None or kind in kinds)
+        for check in checks_of(kind, name, limit_s=limit_s)
+    ]
+    return found + [
+        Check(file.group, file.option, "composes", partial(presets.check_preset, file), limit_s)
+        for file in presets.of(distribution)
+        if kinds is None or file.group in kinds
     ]
 
 
-def checks_of(kind: Kind, name: str) -> list[Check]:
-    """The checks of one component. Where they cannot even be listed, the last one says why."""
+def _installed(distribution: str) -> str:
+    """Return a distribution's name as its plugins bear it: ``rlplug_x`` is ``rlplug-x``."""
+    alike = distribution.lower().replace("_", "-").replace(".", "-")
+    plugins = {plugin.distribution.lower().replace("_", "-"): plugin for plugin in registry.plugins()}
+    if (plugin := plugins.get(alike)) is not None:
+        if plugin.cause:
+            raise ConfigError("", f"the plugin {plugin} is broken: {plugin.cause}")
+        return plugin.distribution
+    with suppress(metadata.PackageNotFoundError):
+        version = metadata.version(distribution)
+        entry = "[project.entry-points.rlplug], and pip install -e it again"
+        raise ConfigError("", f"{distribution} {version} is installed, but has no entry point: write {entry}")
+    names = unknown(distribution, [plugin.distribution for plugin in plugins.values()])
+    raise ConfigError("", f"no plugin of {distribution!r} is installed: pip install -e <its folder>; {names}")
+
+
+def checks_of(
+    kind: Kind, name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S
+) -> list[Check]:
+    """The checks of one component. Where they cannot even be listed, the last one says why. See ``check_component``."""
     found: list[Check] = []
     try:
-        for what, run in _properties(kind, name):
-            found.append(Check(kind, name, what, run))
+        for what, run in _properties(kind, name, env, tuple(overrides)):
+            found.append(Check(kind, name, what, run, limit_s))
     except Exception as error:
-        found.append(Check(kind, name, "can-be-tried", partial(_raise, error)))
+        found.append(Check(kind, name, "can-be-tried", partial(_raise, error), limit_s))
     return found
 
 
-def check_component(kind: Kind, name: str) -> None:
-    """Every check of one component."""
-    for check in checks_of(kind, name):
+def check_component(
+    kind: Kind, name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S
+) -> None:
+    """Every check of one component.
+
+    Args:
+        env: an option of the group ``env`` to try it on; None: its manifest's, or those of ``ENVS`` that fit.
+        overrides: further words of the command line, such as ``algo=dqn`` or a shorter warm-up.
+        limit_s: seconds that each check may take.
+    """
+    for check in checks_of(kind, name, env, overrides, limit_s):
         check()
 
 
-def check_algorithm(name: str, env: str | None = None, overrides: Sequence[str] = ()) -> None:
-    """Every check of an algorithm.
+def check_algorithm(name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
+    """Every check of an algorithm; see ``check_component``."""
+    check_component("algo", name, env, overrides, limit_s)
+
+
+def check_exploration(
+    name: str,
+    algorithm: str | None = None,
+    env: str | None = None,
+    overrides: Sequence[str] = (),
+    limit_s: float = LIMIT_S,
+) -> None:
+    """Every check of an exploration module, on top of an algorithm that has to allow it; None: of every one."""
+    chosen = [] if algorithm is None else [*registry.tried_with("algo", algorithm), f"algo={algorithm}"]
+    check_component("exploration", name, env, [*chosen, *overrides], limit_s)
+
+
+def check_buffer(name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
+    """Every check of a buffer, and a run of ``algo=`` that resumes exactly; without the word, of the first that fits.
+
+    See ``check_component``; words ``buffer.<option>=`` hold for the checks of the buffer alone as well.
+    """
+    check_component("buffer", name, env or ENVS[0], overrides, limit_s)
+
+
+def check_model(name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
+    """Every check of a model, on many spaces, and a run of ``algo=`` with it; see ``check_buffer``."""
+    check_component("model", name, env or ENVS[0], overrides, limit_s)
+
+
+def check_env(name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
+    """Every check of an environment, and a run of ``algo=`` on it; see ``check_buffer``.
 
     Args:
-        env: an option of the group ``env``; None: those of ``ENVS`` that it accepts.
-        overrides: further words of the command line, such as a shorter warm-up.
+        env: the option of the group ``env`` that selects it; None: each of them.
     """
-    settings.check_settings("algo", name)
-    for case in [_case(name, env)] if env else cases(name):
-        for check in OF_ALGORITHM.values():
-            check(replace(case, overrides=(*case.overrides, *overrides)))
+    for option in [env] if env else envs.complete(name):
+        check_component("env", name, option, overrides, limit_s)
 
 
-def check_exploration(name: str, algorithm: str, env: str, overrides: Sequence[str] = ()) -> None:
-    """An exploration module on top of an algorithm that allows it."""
-    settings.check_settings("exploration", name)
-    case = _case(algorithm, env)
-    case = replace(case, overrides=(*case.overrides, *overrides))
-    require(explorations.accepts(case, name), f"{algorithm} on {env} refuses the exploration {name}")
-    explorations.check_exploration(case, name)
-    resume.check_resumes(case, f"exploration=[{name}]")
-
-
-def cases(algorithm: str) -> list[Case]:
+def cases(algorithm: str, env: str | None = None, overrides: Sequence[str] = ()) -> list[Case]:
     """An algorithm on every environment that it is tried on, with the words of its manifest."""
-    return [_case(algorithm, env) for env in accepted(algorithm)]
+    words = registry.tried_with("algo", algorithm)
+    return [
+        case_of([*words, f"env={option}", *overrides], algorithm) for option in ([env] if env else accepted(algorithm))
+    ]
 
 
-def _case(algorithm: str, env: str) -> Case:
-    return case_of([*registry.tried_with("algo", algorithm), f"env={env}"], algorithm)
-
-
+@registry.until_refresh
 def accepted(algorithm: str) -> list[str]:
     """The environments that an algorithm accepts: of those that its manifest names, or else of ``ENVS``.
 
@@ -169,47 +246,75 @@ def accepted(algorithm: str) -> list[str]:
     return found
 
 
-def _properties(kind: Kind, name: str) -> Iterator[tuple[str, Callable[[], None]]]:
+Property = tuple[str, Callable[[], None]]
+
+
+def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ...]) -> Iterator[Property]:
     yield "settings", partial(settings.check_settings, kind, name)
+    if kind == "algo":
+        for case in cases(name, env, overrides):
+            for what, check in OF_ALGORITHM.items():
+                yield f"{what}-{case.env}", partial(_on, check, case)
+        return
+    words = (*registry.tried_with(kind, name), *([f"env={env}"] if env else []), *overrides)
+    changes = changes_of(kind, words)
     match kind:
-        case "algo":
-            for case in cases(name):
-                for what, check in OF_ALGORITHM.items():
-                    yield f"{what}-{case.env}", partial(check, case)
         case "exploration":
-            yield "on-algorithms", partial(_on_every_algorithm, name)
+            tried = _every_case(words)
+            yield "served", partial(explorations.check_served, tried, name)
+            for case in tried:
+                yield f"on-{case.name}-{case.env}", partial(_on, explorations.check_on, case, name)
+            yield "ranks", partial(explorations.check_ranks, tried, name)
         case "buffer" if stored.fills_itself(name):
-            yield "stored", partial(stored.check_stored, name)
-            yield "resumes", partial(stored.check_stored_resumes, name)
+            case = case_of(words)
+            yield "stored", partial(_on, stored.check_stored, case, name)
+            yield "resumes", partial(_on, resume.check_resumes, case, f"buffer={option_of('buffer', name)}")
         case "buffer":
-            yield "streams", partial(buffers.check_streams, name)
-            yield "nbytes", partial(buffers.check_nbytes, name)
-            yield "saves", partial(buffers.check_saves, name)
+            yield "streams", partial(buffers.check_streams, name, **changes)
+            yield "nbytes", partial(buffers.check_nbytes, name, **changes)
+            yield "saves", partial(buffers.check_saves, name, **changes)
         case "model":
             for option in options(kind, name):
-                yield f"shapes-{option}", partial(models.check_model, name, option)
+                yield f"shapes-{option}", partial(models.check_model, name, option, **changes)
         case "env":
-            for option in envs.complete(name):
-                yield f"episodes-{option}", partial(envs.check_env, name, option)
+            for option in [env] if env else envs.complete(name):
+                yield f"episodes-{option}", partial(envs.check_env, name, option, **changes)
         case "logger":
-            yield "run", partial(others.check_logger, name)
+            yield "run", partial(others.check_logger, name, *overrides)
         case "loop":
-            yield "run", partial(others.check_loop, name)
-            yield "resumes", partial(others.check_loop_resumes, name)
+            yield "run", partial(others.check_loop, name, *overrides)
+            yield "resumes", partial(others.check_loop_resumes, name, *overrides)
         case "hardware":
             yield "plan", partial(others.check_hardware, name)
+    if kind in ("buffer", "model", "env") and words and not (kind == "buffer" and stored.fills_itself(name)):
+        yield "in-a-run", partial(_in_a_run, kind, name, words)
 
 
-def _on_every_algorithm(name: str) -> None:
-    tried: list[Case] = [case_of(words)] if (words := registry.tried_with("exploration", name)) else []
-    for algorithm in () if words else registry.names("algo"):
+def _on(check: Callable[..., None], case: Case, *args: str) -> None:
+    """Make a check; what it raises names the run that it was tried with."""
+    try:
+        check(case, *args)
+    except BaseException as error:  # a time limit's too
+        error.add_note(f"tried with {case}")
+        raise
+
+
+def _every_case(words: Sequence[str]) -> list[Case]:
+    """The run that ``words`` choose; without ``algo=``, all algorithms with these words."""
+    if any(word.startswith("algo=") for word in words):
+        return [case_of(words)]
+    rest, found = [word for word in words if not word.startswith("env=")], list[Case]()
+    env = next((word[4:] for word in reversed(words) if word.startswith("env=")), None)
+    for algorithm in registry.names("algo"):
         with suppress(Exception):  # an algorithm that cannot be tried fails its own checks
-            tried += cases(algorithm)
-    served = [case for case in tried if explorations.accepts(case, name)]
-    require(served, f"is refused by every algorithm: {', '.join(f'{case.name} on {case.env}' for case in tried)}")
-    for case in served:
-        explorations.check_exploration(case, name)
-        resume.check_resumes(case, f"exploration=[{name}]")
+            found += cases(algorithm, env, rest)
+    return found
+
+
+def _in_a_run(kind: Kind, name: str, words: Sequence[str]) -> None:
+    """It goes through a run that resumes exactly, with the algorithm of ``words``, or the first that accepts it."""
+    more = [] if kind == "env" else [f"{kind}={option_of(kind, name)}"]
+    _on(resume.check_resumes, first_case(_every_case(words), *more), *more)
 
 
 def _raise(error: Any) -> None:

@@ -17,6 +17,7 @@ from torch import multiprocessing
 from rlplug import registry
 from rlplug.distributed.fabric import fabric_of, free_port, set_rank_env
 from rlplug.plan import Plan
+from rlplug.testing.limits import IMPORTED, UNGUARDED
 
 
 class Ranks:
@@ -48,28 +49,40 @@ class Ranks:
         Raises:
             RuntimeError: a rank raised (the traceback is in the message) or did not answer; all ranks are ended then.
         """
-        for end in self.ends:
-            end.send_bytes(pickle.dumps((list(sys.path), function, args)))
+        try:
+            return self._call(function, args)
+        except BaseException:  # a time limit's too: what they answer later would be taken for another call's answer
+            self.close()
+            raise
+
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+        for rank, end in enumerate(self.ends):
+            try:
+                end.send_bytes(pickle.dumps((list(sys.path), function, args)))
+            except OSError:
+                raise RuntimeError(f"rank {rank} of {len(self.ends)} failed:\n{self._end_of(rank)}") from None
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + self.patience
         while len(answers) < len(self.ends):
             for rank, end in enumerate(self.ends):
                 if rank not in answers and end.poll(0.01):
-                    succeeded, answer = self._receive(end)
+                    succeeded, answer = self._receive(rank)
                     if not succeeded:
-                        self.close()
                         raise RuntimeError(f"rank {rank} of {len(self.ends)} failed:\n{answer}")
                     answers[rank] = answer
             if time.monotonic() > deadline:
-                self.close()
                 raise RuntimeError(f"only the ranks {sorted(answers)} of {len(self.ends)} answered")
         return [answers[rank] for rank in range(len(self.ends))]
 
-    def _receive(self, end: Connection) -> tuple[bool, Any]:
+    def _receive(self, rank: int) -> tuple[bool, Any]:
         try:
-            return pickle.loads(end.recv_bytes())
+            return pickle.loads(self.ends[rank].recv_bytes())
         except (EOFError, OSError):
-            return False, "its process died"
+            return False, self._end_of(rank)
+
+    def _end_of(self, rank: int) -> str:
+        self.processes[rank].join(10.0)
+        return UNGUARDED if self.processes[rank].exitcode == IMPORTED else "its process died"
 
     def close(self) -> None:
         ranks.cache_clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -117,6 +119,75 @@ class Unresumable(Sound):
         return batch | {"weight": batch["weight"] * self.calls}
 
 
+class Patient(Sound):
+    """A counter that acts at every 50th update, which no short run reaches."""
+
+    calls = 0
+
+    def prepare(self, batch):
+        self.calls += 1
+        batch = super().prepare(batch)
+        return batch | {"weight": batch["weight"] * (2.0 if self.calls % 50 == 0 else 1.0)}
+
+
+class Deaf(Sound):
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        pass
+
+
+class Hoarding(Sound):
+    def observe(self, segment, learner):
+        self.last = segment.batch["obs"]
+
+
+class Dropping(Sound):
+    """Its policy drops inputs at random."""
+
+    def __init__(self, cfg, ctx):
+        super().__init__(cfg, ctx)
+        self.policy = nn.Sequential(nn.Dropout(0.5), self.policy)
+
+
+class Normed(Sound):
+    """Its policy is normalized over the batch."""
+
+    def __init__(self, cfg, ctx):
+        super().__init__(cfg, ctx)
+        self.policy = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), self.policy)
+
+    def act(self, step, carry, mode):
+        return {"action": step["is_first"].long()}, carry
+
+    def forward(self, batch, parts):
+        batch = batch | {"obs": batch["obs"].flatten(0, 1)}
+        scores = self.policy(batch["obs"]).unflatten(0, batch["action"].shape)
+        term = (
+            scores.square().sum(-1) + self.baseline(batch["obs"]).square().unflatten(0, batch["action"].shape)[..., 0]
+        )
+        return Losses(dict.fromkeys(parts, term))
+
+
+class Relative(Sound):
+    """Weighs a row by what the other rows of its batch have."""
+
+    def forward(self, batch, parts):
+        return super().forward(batch | {"weight": batch["obs"][..., 0] - batch["obs"][..., 0].mean()}, parts)
+
+
+class Herding(Sound):
+    """Acts by what it observes beside the mean of all environments."""
+
+    def act(self, step, carry, mode):
+        return super().act({"obs": step["obs"] - step["obs"].mean(0)}, carry, mode)
+
+
+class Endless(Sound):
+    def act(self, step, carry, mode):
+        while mode == "greedy":
+            time.sleep(1.0)
+        return super().act(step, carry, mode)
+
+
 class NotANumber(Sound):
     def forward(self, batch, parts):
         losses = super().forward(batch, parts)
@@ -225,6 +296,11 @@ class Amnesic(Replay):
             ring.ids = ring.ids * 0 + ring.ids.max()
 
 
+class Blank(Replay):
+    def load(self, store):
+        pass
+
+
 class Borrowing(Rollout):
     def add(self, segment):
         self._segments.append(segment.batch)
@@ -240,6 +316,64 @@ class Wild(Exploration):
 
     def perturb(self, out, step, carry):
         return out | {"action": out["action"] + 3.0}, carry
+
+
+class Tally(Exploration):
+    """Rewards states less, the more often it was asked; it counts by itself."""
+
+    Config = Wild.Config
+
+    def __init__(self, cfg, ctx):
+        super().__init__()
+        self.register_buffer("level", torch.ones(4))
+        self.calls = {"all": 0}
+
+    @classmethod
+    def needs(cls, cfg, spec):
+        return ("obs",)
+
+    def intrinsic_reward(self, batch):
+        begins = batch["valid"].clone()
+        begins[-1] = False
+        return (batch["obs"] * self.level).sum(-1) * begins
+
+    def observe(self, segment, learner):
+        self.calls["all"] += 1
+
+
+class Lopsided(Tally):
+    """Its statistics are those of its own rank."""
+
+    def observe(self, segment, learner):
+        self.level.copy_(1.0 + segment.batch["obs"].mean((0, 1)))
+
+
+class Unhearing(Lopsided):
+    def observe(self, segment, learner):
+        self.level.add_(learner.reduce(segment.batch["obs"].mean((0, 1)), "mean"))
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        pass
+
+
+class Hazy(Model):
+    @settings
+    class Config:
+        size: PositiveInt = option("Features.")
+
+    def __init__(self, cfg, ctx):
+        super().__init__()
+        if ctx.space.shape != (4,):
+            raise ConfigError("model", "reads vectors of 4")
+        self.out_dim, self.linear, self.drop = cfg.size, nn.Linear(4, cfg.size), nn.Dropout(0.5)
+
+    def forward(self, x, carry, is_first):
+        return self.drop(self.linear(x)), carry
+
+
+class Social(Hazy):
+    def forward(self, x, carry, is_first):
+        return self.linear(x - x.mean(-2, keepdim=True)), carry
 
 
 class Sticky(Model):
@@ -278,6 +412,17 @@ class Precise:
     def __new__(cls, cfg, ctx):
         env = make_list(find("CartPole-v1"), len(ctx.env_ids))
         env._reward = env._reward.astype(np.float64)
+        return env
+
+
+class Rigid:
+    """CartPole that does not go on where it was saved."""
+
+    Config = Precise.Config
+
+    def __new__(cls, cfg, ctx):
+        env = make_list(find("CartPole-v1"), len(ctx.env_ids))
+        env.load = lambda state: None
         return env
 
 
@@ -325,17 +470,20 @@ algo:
 
 REPLAY = "capacity: 1000\ndevice: cpu\ndeduplicate: true\ncompress: null\ncompressed_share: 0.5\n"
 ALGORITHMS = {cls.__name__.lower(): cls for cls in (Sound, *Sound.__subclasses__())}
+MODULES = ("wild", "tally", "lopsided", "unhearing")
 OTHERS = {
     ("buffer", "late"): "name: late\n" + REPLAY,
     ("buffer", "modest"): "name: modest\n" + REPLAY,
     ("buffer", "wasteful"): "name: wasteful\n" + REPLAY,
     ("buffer", "amnesic"): "name: amnesic\n" + REPLAY,
+    ("buffer", "blank"): "name: blank\n" + REPLAY,
     ("buffer", "borrowing"): "name: borrowing\n",
-    ("exploration", "wild"): "# @package exploration.wild\nname: wild\n",
-    ("model", "sticky"): "name: sticky\nsize: 8\n",
+    **{("exploration", name): f"# @package exploration.{name}\nname: {name}\n" for name in MODULES},
+    **{("model", name): f"name: {name}\nsize: 8\n" for name in ("sticky", "hazy", "social")},
     ("loop", "stubborn"): "name: stubborn\nin_flight: 1\nbroadcast_interval: 1\nmax_weight_sync_delay: null\n"
     "preemption_threshold: null\nmin_rollout_fraction: 0.25\n",
     ("env", "precise"): "name: precise\n",
+    ("env", "rigid"): "name: rigid\n",
     ("logger", "misspelt"): "# @package logger.misspelt\nname: misspelt\n",
 }
 CONF = {f"conf/algo/{name}.yaml": YAML.format(name=name) for name in ALGORITHMS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Algorithm, Losses, Needs
 from rlplug.registry import hookimpl, load
+from rlplug.testing.checks.causes import random_layers, require_own_rows
+from rlplug.testing.checks.kept import Lent, attributes
 from rlplug.testing.checks.runs import (
+    COLUMNS,
     UPDATES,
     Case,
     answers,
@@ -27,6 +31,7 @@ from rlplug.testing.checks.runs import (
     watch,
 )
 from rlplug.trainer.artifact import interpreted
+from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 
 COMPILED = 3
@@ -48,7 +53,10 @@ def check_learns(case: Case) -> None:
     }
     before = {name: [p.detach().clone() for p in part.params] for name, part in parts.items()}
     updates = max([UPDATES + 1, *(part.optim.every for part in parts.values())])
-    record = play(trainer, updates)
+    lent = Lent()
+    record = play(trainer, updates, also=lent)
+    held = lent.held(trainer)
+    require(not held, f"{some(held)} is the memory of a segment, which the collector writes again: keep a .clone()")
     for number, losses in enumerate(record.losses, 1):
         require(losses, f"update {number} returns no terms and no metrics: nothing would be logged")
         for name, value in losses.items():
@@ -91,8 +99,19 @@ def check_act(case: Case) -> None:
                 require_inside(action, group.action, who, bounded)
     said = [answers(trainer.algorithm, trainer.ctx, rows, "greedy", seed) for seed in (1, 2)]
     names = differences(*([_actions(out) for out in outs] for outs in said))
-    require(not names, "act() in mode 'greedy' depends on random numbers; an agent is judged by its best action")
+    why = random_layers(trainer.algorithm) or "an agent is judged by its best action"
+    require(not names, f"act() in mode 'greedy' depends on random numbers; {why}")
+    _check_columns(trainer, rows, said[0])
     trainer.close()
+
+
+def _check_columns(trainer: Trainer, rows: Sequence[Batch], acted: Sequence[Batch]) -> None:
+    """What is said to an environment depends on no other one that acts at the same time."""
+    for column in range(COLUMNS):
+        alike = [tree.map(lambda leaf: leaf[[column] * COLUMNS], row) for row in rows]  # noqa: B023
+        for one, other in zip(acted, answers(trainer.algorithm, trainer.ctx, alike, "greedy"), strict=True):
+            alone, among = (tree.map(lambda leaf: leaf[column], _actions(out)) for out in (one, other))  # noqa: B023
+            require_own_rows(alone, among, "act() gives an environment another action", trainer.algorithm)
 
 
 def _actions(out: Batch) -> Any:
@@ -195,15 +214,20 @@ def check_state(case: Case) -> None:
     ):
         fresh = case.build(seed=1)
         fresh.algorithm.load_state_dict({key: state[key] for key in keys}, strict=strict)
+        now = fresh.algorithm.state_dict()
+        names = differences({key: now.get(key) for key in keys}, {key: state[key] for key in keys})
+        require(not names, f"load_state_dict() does not take over {some(names)} of {what}")
         fresh.ctx.schedules.refresh(trained.steps)
         trained.ctx.schedules.refresh(trained.steps)
         for mode in ("greedy", "explore"):
             said = [answers(t.algorithm, t.ctx, rows, mode) for t in (trained, fresh)]
             names = sorted({name.partition(".")[2] for name in differences(*said)})
+            own = differences(*(dict(attributes(t.algorithm)) for t in (trained, fresh))) if names and strict else []
+            mine = f"; on self, and not in state_dict(), is {some(own)}" if own else ""
             require(
                 not names,
-                f"a fresh algorithm that loaded {what} acts otherwise in mode {mode!r} ({some(names)}): keep what act()"
-                " reads in parameters and registered buffers" + ("" if strict else ", and name it in actor_keys()"),
+                f"a fresh algorithm that loaded {what} acts otherwise in mode {mode!r} ({some(names)}){mine}: keep what"
+                " act() reads in parameters and registered buffers" + ("" if strict else ", named in actor_keys()"),
             )
         fresh.close()
     trained.close()

@@ -12,7 +12,8 @@ from rlplug import tree
 from rlplug.api import Buffer, Segment
 from rlplug.checkpointing.format import FileRowLog, Snapshot, folder_of, write
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
-from rlplug.testing.checks.memory import arrays_of
+from rlplug.testing.checks.memory import addresses
+from rlplug.testing.checks.resume import stored
 from rlplug.testing.checks.runs import differences, flat, require, some
 from rlplug.testing.checks.streams import CAPACITY, COLUMNS, ROWS, Stream, Variant, variants
 from rlplug.types import Batch
@@ -34,6 +35,10 @@ def _check_stream(name: str, variant: Variant) -> None:
     drawn, ids, added, was_ready = set[int](), dict[int, int](), list[int](), False
     for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
         buffer.add(Segment(variant.segment(stream, start)))
+        lent = addresses(buffer).keys() & addresses(stream.memory).keys()
+        require(
+            not lent, "add() keeps the memory of a segment, which the collector writes again: keep a copy, .clone()"
+        )
         added += _numbers(tree.map(lambda leaf: leaf[start : start + ROWS], stream.rows))  # noqa: B023
         require(buffer.ready() or not was_ready, f"{name} was ready, and no longer is after a further segment")
         was_ready = buffer.ready()
@@ -155,15 +160,27 @@ def _check_saved(variant: Variant) -> None:
                 store = Counting(store.chunks, decode(encode(copy_to_host(store.state))))
                 buffer = variant.make(ctx)
                 buffer.load(store)
-            require(buffer.ready() == twin.ready(), "after load() it is ready when it was not, or the reverse")
+            if buffer.ready() != twin.ready():
+                said = "after load() it is ready when it was not, or the reverse"
+                raise AssertionError(_idle(variant, buffer) or said)
             if turn % 2 and twin.ready():
                 sample, again = twin.sample(), buffer.sample()
                 names = differences(sample, again)
-                require(not names, f"after load() it samples other {some(names)}: save() what sample() reads")
+                said = f"after load() it samples other {some(names)}: save() what sample() reads"
+                require(not names, (_idle(variant, buffer) if names else "") or said)
                 if "index" in sample:
                     priority = 1.0 + sample["index"] % 7
                     twin.feedback(sample["index"], {"priority": priority})
                     buffer.feedback(again["index"], {"priority": priority})
+
+
+def _idle(variant: Variant, loaded: Buffer) -> str:
+    """Say so where a buffer that has loaded something saves what a new one does."""
+    logs = [FileRowLog(), FileRowLog()]
+    for log, buffer in zip(logs, (loaded, variant.make()), strict=True):
+        buffer.save(log)
+    same = not differences(*({"state": log.state, "rows": stored(log)} for log in logs))
+    return "load() does nothing: what is saved afterwards is what a new buffer saves" if same else ""
 
 
 class Counting(FileRowLog):
@@ -184,6 +201,6 @@ def check_nbytes(name: str, **changes: Any) -> None:
         for start in range(0, CAPACITY * 2 - ROWS - 1, ROWS):
             if variant.data != "rollout" or not buffer.ready():
                 buffer.add(Segment(variant.segment(stream, start)))
-        kept = sum(arrays_of(buffer).values())
+        kept = sum(addresses(buffer).values())
         require(kept <= said, f"nbytes() says {said}, but {kept} bytes are kept: count every array {variant}")
         require(said <= 1.1 * kept + 1024, f"nbytes() says {said}, but only {kept} bytes are kept {variant}")

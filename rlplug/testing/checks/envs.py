@@ -254,7 +254,10 @@ def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
         row = stepped(env, tree.map(np.copy, actions[-1]))
         went_on.append(row)
     list(walk(twin, 9, 13))
+    before = copy_to_host(twin.state())
     twin.load(decode(encode(state)))  # as it comes out of a checkpoint
+    idle = differences(before, state) and not differences(before, copy_to_host(twin.state()))
+    require(not idle, "load() does nothing: state() is afterwards what it was before")
     again = [stepped(twin, tree.map(np.copy, action)) for action in actions]
     names = differences(went_on, again)
     require(not names, f"another one that loads its state() does not continue as it did ({some(names)})")

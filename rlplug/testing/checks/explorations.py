@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from rlplug.api import Exploration
 from rlplug.nn import choices_of, flatten
 from rlplug.registry import load
 from rlplug.testing.checks.algorithms import require_inside
+from rlplug.testing.checks.kept import Lent
+from rlplug.testing.checks.ranks import check_exploration_ranks
+from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import (
     COLUMNS,
     Case,
@@ -54,15 +58,44 @@ def accepts(case: Case, name: str) -> bool:
     return True
 
 
+def check_served(tried: Sequence[Case], name: str) -> None:
+    """One of the algorithms accepts it."""
+    require(any(accepts(case, name) for case in tried), f"{_on(tried)} refuses the exploration {name}")
+
+
+def check_on(case: Case, name: str) -> None:
+    """It works with an algorithm and resumes exactly, or is refused by a message about itself."""
+    if accepts(case, name):
+        check_exploration(case, name)
+        check_resumes(case, f"exploration=[{name}]")
+
+
+def check_ranks(tried: Sequence[Case], name: str) -> None:
+    """On the first algorithm that accepts it, two ranks do what one does."""
+    for case in tried:
+        if accepts(case, name):
+            check_exploration_ranks(case, name)
+            return
+    raise AssertionError(f"{_on(tried)} refuses the exploration {name}")
+
+
+def _on(tried: Sequence[Case]) -> str:
+    names = [f"{case.name} on {case.env}" for case in tried]
+    return names[0] if len(names) == 1 else f"every algorithm ({some(names)})"
+
+
 def check_exploration(case: Case, name: str) -> None:
     """A short run with it: it changes the data, actions stay inside the space, equal seeds give equal runs."""
     cls = load("exploration", name)
     require(issubclass(cls, Exploration), f"{cls.__name__} is no rlplug.api.Exploration: derive it from that class")
-    runs = []
+    runs, shown = list[Any](), False
     for word in (f"exploration=[{name}]", f"exploration=[{name}]", "exploration=[]"):
         trainer = case.build(word)
         watch(trainer)
-        record = play(trainer)
+        lent = Lent()
+        record = play(trainer, also=lent)
+        held = lent.held(trainer)
+        require(not held, f"{some(held)} is the memory of a segment, which the collector writes again: keep a .clone()")
         for losses in record.losses:
             wrong = [key for key, value in losses.items() if not torch.isfinite(value).all()]
             require(not wrong, f"{some(wrong)} is not finite with {name} on top of {case.name}")
@@ -72,10 +105,12 @@ def check_exploration(case: Case, name: str) -> None:
         runs.append(({"weights": weights, "obs": trainer.collector.state()["open"]["obs"]}, record.losses))
         if word != "exploration=[]":
             _check_module(trainer, trainer.policy.exploration[name])
+            shown = _acts_otherwise(trainer, trainer.policy.exploration[name])
         trainer.close()
     names = differences(runs[0], runs[1])
     require(not names, f"two runs with seed 0 differ in {some(names)}: draw with ctx.randn, ctx.rand and ctx.randint")
-    require(differences(runs[0][0], runs[2][0]), f"a run of {case.name} is the same with and without it")
+    same = not differences(runs[0][0], runs[2][0]) and not shown
+    require(not same, f"a run of {case.name} is the same with and without it")
     if hasattr(trainer.config.algo.cfg, "n_step"):
         trainer = case.build(f"exploration=[{name}]", "algo.n_step=3")
         watch(trainer)
@@ -137,6 +172,23 @@ def _check_weights(trainer: Trainer, extra: Exploration) -> None:
     require(not wrong, f"weights() changes shape or dtype of {some(wrong)}")
     names = differences({name: p.detach() for name, p in trainer.algorithm.named_parameters()}, own)
     require(not names, f"weights() writes into {some(names)} of its argument: give new tensors")
+
+
+def _acts_otherwise(trainer: Trainer, extra: Exploration) -> bool:
+    """Do weights that it perturbs give other values or actions?
+
+    Values of an untrained policy may be so far apart that no noise makes it choose another action within a short run:
+    Ape-X's DQN has 0.26 and 0.56 on CartPole's first row, and 0.36 and 0.78 with the noise.
+    """
+    own = {name: p.detach().clone() for name, p in trainer.algorithm.named_parameters()}
+    rows = episodes(trainer, 4)
+    plain = answers(trainer.algorithm, trainer.ctx, rows, "greedy")
+    with asking(trainer.ctx):
+        noisy = extra.perturb_weights(own)
+    trainer.algorithm.load_state_dict(noisy, strict=False)
+    found = differences(plain, answers(trainer.algorithm, trainer.ctx, rows, "greedy"))
+    trainer.algorithm.load_state_dict(own, strict=False)
+    return bool(found)
 
 
 def _check_reward(trainer: Trainer, extra: Exploration) -> None:

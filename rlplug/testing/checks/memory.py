@@ -12,8 +12,8 @@ from torch import Tensor
 from rlplug.context import RunContext
 
 
-def arrays_of(root: Any) -> dict[int, int]:
-    """Bytes of every chunk of memory that an object's own tensors and arrays refer to, by address."""
+def addresses(root: Any) -> dict[int, int]:
+    """Return the bytes of every chunk of memory that an object's own tensors and arrays refer to, by address."""
     found: dict[int, int] = {}
     seen: set[int] = set()
 

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from rlplug import tree
 from rlplug.config import choose
 from rlplug.context import RunContext
+from rlplug.testing.checks.causes import random_layers, require_own_rows
 from rlplug.testing.checks.runs import flat, node_of, option_of, require
 from rlplug.testing.context import box
 from rlplug.types import Batch, ConfigError, EnvSpec
@@ -51,6 +52,7 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
         except ConfigError:
             continue
         served.append(what)
+        _check_rows(alone, space, what)
         _check_shapes(alone, (), space, what)
         _check_shapes(several, (3,), space, what)
         _check_members(several, space, what)
@@ -58,6 +60,19 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
         recurrent = getattr(chosen.cls, "recurrent", None)
         require(recurrent == bool(alone.initial_carry(B)), "the class says recurrent = True (it has a carry) or False")
     require(served, f"{name} accepts none of {', '.join(SPACES)}: tell it a space with check_model")
+
+
+def _check_rows(model: Any, space: spaces.Space[Any], what: str) -> None:
+    """Features follow from a row and its stream, and from nothing else."""
+    x, carry, is_first = inputs(space, T), model.initial_carry(B), _beginnings()
+    (first, _), (again, _) = model(x, carry, is_first), model(x, carry, is_first)
+    why = random_layers(model) or "draw nothing in forward()"
+    require(torch.equal(first, again), f"{what}: called twice on the same rows it gives other features: {why}")
+    for column in range(B):
+        copies = tree.map(lambda leaf: leaf[:, [column] * B], x)  # noqa: B023
+        alike, _ = model(copies, carry, is_first[:, [column] * B])
+        said = f"{what}: forward() gives a row other features"
+        require_own_rows(first[..., column, :], alike[..., column, :], said, model)
 
 
 def inputs(space: spaces.Space[Any], rows: int) -> Any:

@@ -67,9 +67,10 @@ def check_loop(name: str, *overrides: str) -> None:
     trainer.close()
 
 
-def check_loop_resumes(name: str) -> None:
+def check_loop_resumes(name: str, *overrides: str) -> None:
     """It keeps no state: a resumed run goes on in step."""
-    check_resumes(case_of(tried_with("loop", name)), f"loop={options('loop', name)[0]}", updates=3)
+    case = case_of((*tried_with("loop", name), *overrides))
+    check_resumes(case, f"loop={options('loop', name)[0]}", updates=3)
 
 
 def check_hardware(name: str) -> None:

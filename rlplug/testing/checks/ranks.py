@@ -10,11 +10,24 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Segment
+from rlplug.api import Algorithm, Exploration, Segment
 from rlplug.config import parse
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import one_rank
-from rlplug.testing.checks.runs import Case, again, differences, flat, play, require, some, watch
+from rlplug.testing.checks.runs import (
+    COLUMNS,
+    Case,
+    again,
+    answers,
+    asking,
+    differences,
+    episodes,
+    flat,
+    play,
+    require,
+    some,
+    watch,
+)
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch
@@ -39,30 +52,97 @@ def check_ranks(case: Case) -> None:
         )
 
 
-def ask(case: Case) -> dict[str, Any]:
-    """A trained algorithm's weights and the next sample of its buffer: what ``one_update`` starts from."""
-    trainer = case.build("num_envs=8")
+def check_exploration_ranks(case: Case, name: str) -> None:
+    """A module that observes, rewards, learns and perturbs on two ranks does what it does on one, to 1e-6."""
+    question = ask(case, f"exploration=[{name}]")
+    alone, acted = one_update(one_rank(), question), one_act(one_rank(), question)
+    answers = ranks(2)(one_update, question)
+    for rank, answer in enumerate(answers):
+        far = distances(alone, answer)
+        require(
+            not far,
+            f"one update gives something else on rank {rank} of two than on one rank, in {some(far)}: merge statistics"
+            " with learner.reduce in observe(), and draw what all ranks share with rows=False",
+        )
+    for rank, answer in enumerate(ranks(2)(one_act, question)):
+        mine = {key: leaf.chunk(2, 1)[rank] if key.startswith("perturb.") else leaf for key, leaf in acted.items()}
+        far = distances(mine, answer)
+        require(
+            not far,
+            f"what acts on rank {rank} of two is something else than on one rank, in {some(far)}: draw a number for"
+            " every row with ctx.rand or ctx.randn, what all environments share with rows=False, and go by ctx.env_ids",
+        )
+
+
+def ask(case: Case, *overrides: str) -> dict[str, Any]:
+    """Return a trained algorithm's weights and the next sample of its buffer, which ``one_update`` starts from.
+
+    Exploration modules are in it where ``overrides`` choose them.
+    """
+    trainer = case.build("num_envs=8", *overrides)
     learner = watch(trainer)
     play(trainer, 1)
     sample = {key: leaf for key, leaf in learner.sampled.items() if key != "gradients"}  # computed from the rows anew
+    if "reward_int" in sample:  # as the buffer gave it
+        sample["reward"] = sample["reward"] - sample.pop("reward_int")
     columns = sample["valid"].shape[1]
     require(columns % 4 == 0, f"a sample has {columns} columns; pass overrides that make it divisible by 4")
-    ctx = trainer.ctx
+    ctx, modules = trainer.ctx, trainer.policy.exploration if overrides else {}
     options = {"spec": ctx.spec, "needs": ctx.needs, "num_envs": 8, "total_steps": ctx.total_steps}
     options |= {"rollout_length": ctx.rollout_length, "batch_size": ctx.batch_size, "seed": ctx.seed}
+    rows = episodes(trainer) if modules else []
+    acted = answers(trainer.algorithm, ctx, rows, "explore")
     trainer.close()
     return {
         "raw": trainer.config.raw,
         "options": options,
         "state": trainer.algorithm.state_dict(),
+        "exploration": {name: extra.state_dict() for name, extra in modules.items()},
         "progress": dataclasses.replace(trainer.progress),
         "steps": trainer.steps,
         "sample": sample,
+        "acted": list(zip(acted, rows, strict=True)),
     }
 
 
 def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> dict[str, Tensor]:
     """Make the update on this rank's columns of the sample."""
+    ctx, algorithm, exploration = _restored(fabric, question)
+    share = columns_of(question["sample"], ctx.rank, ctx.world_size)
+    learner = RankLearner(
+        fabric=fabric,
+        ctx=ctx,
+        algorithm=algorithm,
+        buffer=again(share),
+        exploration=exploration,
+        progress=dataclasses.replace(question["progress"]),
+        microbatches=microbatches,
+    )
+    learner.observe(Segment(share))
+    losses = learner.update()
+    modules = {name: extra.state_dict() for name, extra in exploration.items()}
+    return flat({"weights": algorithm.state_dict(), "exploration": modules, "logged": losses.terms | losses.metrics})
+
+
+def one_act(fabric: Any, question: dict[str, Any]) -> dict[str, Tensor]:
+    """Perturb weights, and ``perturb.<key> [rows, B, ...]`` in this rank's share of ``COLUMNS`` environments."""
+    ctx, algorithm, exploration = _restored(fabric, question)
+    share = np.array_split(np.arange(COLUMNS), ctx.world_size)[ctx.rank].tolist()
+    weights, found = {name: p.detach() for name, p in algorithm.named_parameters()}, list[Batch]()
+    with asking(ctx, env_ids=share):
+        for extra in exploration.values():
+            weights = extra.perturb_weights(weights)
+            carry = extra.initial_carry(len(share))
+            for pair in question["acted"]:
+                out, row = (tree.map(lambda leaf: leaf[share], part) for part in pair)
+                out, carry = extra.perturb(out, row, carry)
+                found.append(tree.map(torch.clone, out))
+    acted = tree.map(lambda *leaves: torch.stack(leaves), *found)
+    return flat({"perturb": acted, "perturb_weights": {name: w.clone() for name, w in weights.items()}})
+
+
+def _restored(fabric: Any, question: dict[str, Any]) -> tuple[RunContext, Algorithm, dict[str, Exploration]]:
+    """Build on a rank what learns and acts, as it was when ``ask`` asked."""
     config = parse(question["raw"])
     rank, world = fabric.global_rank, fabric.world_size
     env_ids = np.array_split(np.arange(question["options"]["num_envs"]), world)[rank].tolist()
@@ -70,15 +150,13 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
     torch.manual_seed(ctx.seed)
     algorithm = config.algo.build(ctx)
     algorithm.load_state_dict(question["state"])
-    share = columns_of(question["sample"], rank, world)
-    progress = dataclasses.replace(question["progress"])
-    learner = RankLearner(
-        fabric=fabric, ctx=ctx, algorithm=algorithm, buffer=again(share), progress=progress, microbatches=microbatches
-    )
+    exploration = {
+        name: chosen.build(ctx) for name, chosen in config.exploration.items() if name in question["exploration"]
+    }
+    for name, extra in exploration.items():
+        extra.load_state_dict(question["exploration"][name])
     ctx.schedules.refresh(question["steps"])
-    algorithm.observe(Segment(share), learner)
-    losses = learner.update()
-    return flat({"weights": algorithm.state_dict(), "logged": losses.terms | losses.metrics})
+    return ctx, algorithm, exploration
 
 
 def columns_of(sample: Batch, rank: int, world: int) -> Batch:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.checkpointing.format import Checkpoint, FileRowLog, folder_of, write
 from rlplug.run.callbacks import capture, restore
+from rlplug.testing.checks.kept import lost
 from rlplug.testing.checks.runs import Case, differences, play, require, some
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Tree
@@ -24,21 +27,37 @@ ADVICE = (
 
 
 def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
-    """Two runs go the same way, one of them through a checkpoint on disk and a new trainer."""
+    """Two runs go the same way, one of them through a checkpoint on disk and a new trainer.
+
+    What their components keep on ``self`` is compared, too: a counter is noticed long before it acts.
+    """
     first = case.build(*overrides)
     play(first, updates)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = write(folder_of(Path(folder), 1), capture(first))
         first.close()
-        resumed = case.build(*overrides)
+        resumed, undisturbed = (stack.enter_context(closing(case.build(*overrides))) for _ in range(2))
         restore(resumed, Checkpoint(path))
         play(resumed, updates)
-        undisturbed = case.build(*overrides)
         play(undisturbed, resumed.progress.updates)
         names = differences(whole(undisturbed), whole(resumed))
-    resumed.close()
-    undisturbed.close()
+        if words := lost(undisturbed, resumed):
+            more = f"; after {resumed.progress.updates} updates the runs differ in {some(names)}" if names else ""
+            raise AssertionError(f"a resumed run is not the undisturbed one: {words}{more}. {ADVICE}")
+        if names and (dropped := _dropped(case, overrides, Checkpoint(path))):
+            raise AssertionError(
+                f"a resumed run is not the undisturbed one: {some(dropped)} of the checkpoint did not come back: does"
+                " load() or load_state_dict() take over what it is given?"
+            )
     require(not names, f"a resumed run is not the undisturbed one: {some(names)} differ. {ADVICE}")
+
+
+def _dropped(case: Case, overrides: Sequence[str], checkpoint: Checkpoint) -> list[str]:
+    """Return the names of what is not as it was saved right after a checkpoint has been restored."""
+    with closing(case.build(*overrides)) as trainer:
+        restore(trainer, checkpoint)
+        trees = capture(trainer).trees
+        return [name for key, now in trees.items() for name in differences(checkpoint.tree(key), now)]
 
 
 def whole(trainer: Trainer) -> Tree:

@@ -96,6 +96,9 @@ class Case:
     env: str
     overrides: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return " ".join((f"algo={option_of('algo', self.name)}", f"env={self.env}", *self.overrides))
+
     def build(self, *more: str, seed: int = 0) -> Trainer:
         """The run, with nothing collected yet."""
         algo = option_of("algo", self.name)
@@ -277,9 +280,9 @@ def sample_actions(spec: EnvSpec) -> Any:
 
 
 @contextmanager
-def asking(ctx: RunContext, seed: int = 0) -> Iterator[None]:
-    """Inside, ``act`` answers for ``COLUMNS`` environments, drawing from generators with that seed."""
-    with torch.inference_mode(), ctx.acting(EnvShard("eval", COLUMNS, range(COLUMNS))):
+def asking(ctx: RunContext, seed: int = 0, env_ids: Sequence[int] = range(COLUMNS)) -> Iterator[None]:
+    """Inside, ``act`` answers for some of ``COLUMNS`` environments, drawing from generators with that seed."""
+    with torch.inference_mode(), ctx.acting(EnvShard("eval", COLUMNS, env_ids)):
         for generator in ctx.generators.values():
             generator.manual_seed(seed)
         yield

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Losses, Trainable
+from rlplug.testing.checks.causes import check_rows, mixing_layers, random_layers
 from rlplug.testing.checks.runs import Case, Watching, differences, each_gradient_step, require, some, trainables, watch
 from rlplug.types import Batch
 
@@ -43,20 +44,23 @@ def check_terms(case: Case) -> None:
 
 
 def check_pure(case: Case) -> None:
-    """``forward`` twice on the same batch is the same, and leaves weights, generators and the batch as they were."""
+    """``forward`` is the same every time, row by row, and leaves weights, generators and batch as they were."""
 
     def look(learner: Watching, who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
         state, dice, rows = _copy(who.state_dict()), _dice(learner.ctx.generators), tree.map(torch.clone, batch)
         first = _detached(who.forward(batch, parts))
         second = _detached(who.forward(batch, parts))
         names = differences(dice, _dice(learner.ctx.generators))
-        require(not names, f"forward() draws from the generator {some(names)}: draw noise in prepare() with ctx.randn")
+        why = random_layers(who) or "draw noise in prepare() with ctx.randn"
+        require(not names, f"forward() draws from the generator {some(names)}: {why}")
         names = differences(state, who.state_dict())
-        require(not names, f"forward() changes {some(names)}: change state in after_step() or observe()")
+        why = mixing_layers(who) or "change state in after_step() or observe()"
+        require(not names, f"forward() changes {some(names)}: {why}")
         names = differences(rows, batch)
         require(not names, f"forward() changes {some(names)} of its batch: give new tensors other names")
         names = differences(first, second)
         require(not names, f"forward() called twice on one batch gives different {some(names)}: it must be pure")
+        check_rows(who, batch, parts)
 
     each_gradient_step(case, look)
 

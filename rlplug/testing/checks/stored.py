@@ -6,9 +6,8 @@ from contextlib import closing
 
 from rlplug import tree
 from rlplug.api import Buffer
-from rlplug.registry import load, tried_with
-from rlplug.testing.checks.resume import check_resumes
-from rlplug.testing.checks.runs import case_of, option_of, require, some
+from rlplug.registry import load
+from rlplug.testing.checks.runs import Case, option_of, require, some
 
 SAMPLES = 16
 
@@ -18,9 +17,9 @@ def fills_itself(name: str) -> bool:
     return "collected" not in getattr(load("buffer", name), "sources", Buffer.sources)
 
 
-def check_stored(name: str) -> None:
+def check_stored(case: Case, name: str) -> None:
     """A buffer that fills itself is ready at once, and gives windows of the keys that the algorithm needs."""
-    with closing(case_of(tried_with("buffer", name)).build(f"buffer={option_of('buffer', name)}")) as trainer:
+    with closing(case.build(f"buffer={option_of('buffer', name)}")) as trainer:
         buffer, needs = trainer.buffer, trainer.ctx.needs
         require(buffer.ready(), "nothing is collected for it, but ready() is False at the start")
         for _ in range(SAMPLES):
@@ -36,8 +35,3 @@ def check_stored(name: str) -> None:
             require(valid[needs.burn_in :].any(0).all(), "a sample has columns that carry no loss: no valid row")
         row = tree.map(lambda leaf: leaf[0], sample)
         require(buffer.nbytes(row) > 0, "nbytes() says that its rows take no memory")
-
-
-def check_stored_resumes(name: str) -> None:
-    """In a resumed run it samples what it would have sampled."""
-    check_resumes(case_of(tried_with("buffer", name)), f"buffer={option_of('buffer', name)}")

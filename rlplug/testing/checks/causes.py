@@ -1,0 +1,67 @@
+"""What makes rows depend on chance or on each other: it is named, and not the tensors that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from rlplug import tree
+from rlplug.api import Trainable
+from rlplug.testing.checks.runs import flat, require
+from rlplug.trainer.minibatches import column_axis
+from rlplug.types import Batch
+
+
+def layers(root: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> str:
+    """Name the submodules of a kind: ``policy.1 (Dropout)``; empty: there is none."""
+    return ", ".join(f"{name} ({type(m).__name__})" for name, m in root.named_modules() if isinstance(m, kind))
+
+
+def random_layers(root: nn.Module) -> str:
+    """Say what to do about layers that drop values at random; empty: there is none."""
+    found = layers(root, (_DropoutNd, nn.RReLU))
+    return found and f"{found} drops values at random, so that ranks, repeats and resumed runs differ: leave it out"
+
+
+def mixing_layers(root: nn.Module) -> str:
+    """Say what to do about layers that compute statistics over a batch; empty: there is none."""
+    found = layers(root, _BatchNorm)
+    return found and f"{found} mixes the rows of a batch: take LayerNorm"
+
+
+def require_own_rows(alone: Any, among: Any, what: str, root: nn.Module) -> None:
+    """Two results for the same rows, beside other rows each time, are the same to rounding.
+
+    Raises:
+        AssertionError: they are not; it begins with ``what``, and names a layer if one is known to do that.
+    """
+    one, two = flat(alone), flat(among)
+    same = one.keys() == two.keys() and all(
+        torch.allclose(one[key].double(), two[key].double(), rtol=1e-3, atol=1e-4, equal_nan=True) for key in one
+    )
+    why = mixing_layers(root) or "look for a mean, a maximum or a normalization over the batch"
+    require(same, f"{what} when other rows stand beside it: {why}")
+
+
+def check_rows(who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
+    """Terms of a column are the same when copies of it take the place of all other columns."""
+    axis, terms = column_axis(batch), who.forward(batch, parts).terms
+    rows = next((term for term in terms.values() if term.ndim > axis), None)
+    if rows is None or (columns := rows.shape[axis]) < 2:
+        return
+    valid = batch.get("valid", torch.ones(columns, dtype=torch.bool))
+    column = int((valid[:-1].any(0) if axis else valid).float().argmax())
+    where = [column] * columns
+    copies = tree.map(lambda x: x[:, where] if axis and x.ndim > 1 else x[where], batch)
+    alone = who.forward(copies, parts).terms
+    for name, term in terms.items():
+        if term.ndim > axis:
+            index = (slice(None),) * axis + (column,)
+            counted = valid[: len(term), column] if axis else ...
+            one, other = (x.detach()[index][counted] for x in (term, alone[name]))
+            require_own_rows(one, other, f"forward() gives the term {name!r} of a row another value", who)

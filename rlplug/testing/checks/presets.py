@@ -1,0 +1,95 @@
+"""The YAML files of a package: each composes, and passes what ``rlplug check`` looks at."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import yaml
+
+from rlplug import registry
+from rlplug.config import choose, compose, option_names
+from rlplug.registry import KINDS, Preset
+from rlplug.run.build import build
+from rlplug.testing.checks import envs, models
+from rlplug.testing.checks.runs import node_of, require
+from rlplug.testing.checks.settings import MISSING
+from rlplug.types import ConfigError
+
+HERE = ("hardware=cpu", "logger=[]", "compile=off")
+
+
+def of(distribution: str | None) -> Iterator[Preset]:
+    """Give the files that no check of a component of the same distribution reads: tuned settings, experiments, and
+    options that select another distribution's component; None: those of every distribution."""
+    for (group, option), (file, *_) in registry.presets().items():
+        if distribution not in (None, file.plugin.distribution):
+            continue
+        settings = group in ("tuned", "experiment") and not _empty(file)
+        if settings or (group in KINDS and not _own(file, option)):
+            yield file
+
+
+def _empty(file: Preset) -> bool:
+    """Does it set nothing, as ``tuned=none``?"""
+    return not yaml.safe_load(file.path.read_text(encoding="utf-8"))
+
+
+def _own(file: Preset, option: str) -> bool:
+    """Does a component of the same distribution bear this name, whose checks read the file?"""
+    group: registry.Kind = file.group  # type: ignore[assignment]
+    owners = registry.owners().get((group, str(node_of(group, option).get("name"))), ())
+    return file.plugin in owners and (group != "algo" or node_of(group, option)["name"] == option)
+
+
+def check_preset(file: Preset) -> None:
+    """Compose what it is for, and build it.
+
+    Warns where it is for a package that is not installed: it is not checked.
+    """
+    try:
+        _check(file)
+    except ConfigError as error:
+        if "pip install" not in error.message:
+            raise
+        warnings.warn(f"{file} is not checked: {error}", stacklevel=2)
+
+
+def _check(file: Preset) -> None:
+    group, option = file.group, file.option
+    match group:
+        case "tuned":
+            _build(_pair(option))
+        case "experiment":
+            _build([f"experiment={option}"])
+        case "algo":
+            words = registry.tried_with("algo", str(node_of("algo", option)["name"]))
+            _build([*words, f"algo={option}"])
+        case "env":
+            if MISSING not in node_of("env", option).values():
+                envs.check_env(str(node_of("env", option)["name"]), option)
+        case "model":
+            models.check_model(str(node_of("model", option)["name"]), option)
+        case _:
+            choose(group, group, node_of(group, option))  # type: ignore[arg-type]
+
+
+def _pair(option: str) -> list[str]:
+    """Return the words for the settings of a pair, ``<algo>_<env>``, and those of the algorithm's manifest."""
+    pairs = [(algo, option[len(algo) + 1 :]) for algo in option_names("algo") if option.startswith(f"{algo}_")]
+    pairs = [(algo, env) for algo, env in pairs if env in option_names("env")]
+    require(pairs, f"conf/tuned/{option}.yaml belongs to no pair: it is called <algo>_<env>, by options that exist")
+    algo, env = pairs[-1]
+    words = registry.tried_with("algo", str(node_of("algo", algo)["name"]))
+    return [*(word for word in words if not word.startswith("env=")), f"algo={algo}", f"env={env}"]
+
+
+def _build(words: Sequence[str]) -> None:
+    try:
+        with closing(build(compose([*words, *HERE]), Path())):
+            pass
+    except Exception as error:
+        error.add_note(f"tried with {' '.join(words)}")
+        raise
