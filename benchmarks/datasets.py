@@ -1,7 +1,7 @@
 """Make data sets to learn from: train behavior policies, and write down what they play.
 
     python benchmarks/datasets.py cartpole pendulum         # some minutes
-    python benchmarks/datasets.py halfcheetah               # an hour or two
+    python benchmarks/datasets.py halfcheetah               # an hour
     python benchmarks/datasets.py cartpole --folder data    # elsewhere than in runs/datasets
 
 For each environment there are four sets, as is usual since D4RL (Fu et al. 2020, arXiv:2004.07219): ``random``,
@@ -74,8 +74,8 @@ SETS = {
     "halfcheetah": sets(
         {
             "random": Behavior(f"algo=sac env=halfcheetah tuned=none {UNTRAINED}", "--random"),
-            "medium": Behavior("algo=sac env=halfcheetah total_steps=100_000"),
-            "expert": Behavior("algo=sac env=halfcheetah total_steps=500_000"),
+            "medium": Behavior("algo=sac env=halfcheetah total_steps=50_000 compile=max"),
+            "expert": Behavior("algo=sac env=halfcheetah compile=max"),
         },
         {"random": 300, "medium": 300, "expert": 300},
         {"random": 100, "medium": 100, "expert": 100},
