@@ -37,7 +37,14 @@ class Numbered(gymnasium.Env):
         return self.observe(), 1.0, self.count == 7, False, {}
 
 
-gymnasium.register("Numbered-v0", entry_point=f"{__name__}:Numbered")
+class NumberedBox(Numbered):
+    """The same with actions of one number."""
+
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+
+for world in (Numbered, NumberedBox):
+    gymnasium.register(f"{world.__name__}-v0", entry_point=f"{__name__}:{world.__name__}")
 
 
 class Uneven:
