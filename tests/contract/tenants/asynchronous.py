@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 
 import gymnasium
@@ -43,7 +44,15 @@ class NumberedBox(Numbered):
     action_space = Box(-1.0, 1.0, (1,), np.float32)
 
 
-for world in (Numbered, NumberedBox):
+class Jittery(Numbered):
+    """The same with steps that take a millisecond, more or less."""
+
+    def step(self, action):
+        time.sleep(random.expovariate(1000.0))
+        return super().step(action)
+
+
+for world in (Numbered, NumberedBox, Jittery):
     gymnasium.register(f"{world.__name__}-v0", entry_point=f"{__name__}:{world.__name__}")
 
 
