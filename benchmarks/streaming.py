@@ -1,14 +1,14 @@
 """Updates a second from a recording four times as large as a limit of memory, beside one that the buffer holds.
 
     python benchmarks/streaming.py
-    python benchmarks/streaming.py --rounds 5 --limit 768
+    python benchmarks/streaming.py --rounds 5 --updates 5000
 
-The kernel limits the data of each process (``RLIMIT_DATA``: heap and private mappings), also that of torch itself. Both
-recordings are of random numbers, which do not compress, in the spaces of Humanoid: the small one is read into the
-replay before the first update (``loop.stream=false``), and of the large one the same replay is a window that moves once
-over all of it (``loop.stream=true``), a batch further for every update. IQL, one thread; the two take turns; medians. As
-a control the large one is read with ``loop.stream=false``, which the limit has to end. Results go to
-``results/streaming.json``.
+The kernel limits the data of each process (``RLIMIT_DATA``: heap and private mappings), also that of torch itself.
+Both recordings are of random numbers, which do not compress, in the spaces of Humanoid. The small one is read into the
+replay before the first update (``loop.stream=false``); of the large one the same replay is a window that moves over it,
+a batch further for every update (``loop.stream=true``). IQL, one thread; the two take turns; medians. Then the window
+moves over all of the large one once. As a control that is read with ``loop.stream=false``, which the limit has to end.
+Results go to ``results/streaming.json``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ HERE = Path(__file__).parent
 OBS, ACTION, STEPS = 348, 17, 1000  # Humanoid-v5
 ROW = 4 * (OBS + ACTION + 1) + 4  # bytes: and the four flags
 MIB = 2**20
-TIMES = 4  # the limit
-WINDOW = 0.2  # of the limit: what the replay holds, and the small recording has
+TIMES, BATCH = 4, 256  # the limit; samples of an update
+WINDOW = 0.1  # of the limit: what the replay holds, and the small recording has
 FILE = 32 * MIB
 
 
@@ -69,14 +69,15 @@ def episode(rng: np.random.Generator) -> dict[str, np.ndarray]:
     }
 
 
-def measure(data: Path, updates: int, capacity: int, stream: bool, limit: int) -> dict[str, Any]:
-    """Train under a limit of memory, in this process."""
+def measure(data: Path, updates: int, capacity: int, fragment: int, limit: int) -> dict[str, Any]:
+    """Train under a limit of memory, in this process; ``fragment``: steps read for an update, or 0: all before them."""
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     from rlplug.cli.train import train
 
     with tempfile.TemporaryDirectory() as folder:
         words = ["algo=iql", "env=recorded", f"env.path={data}", f"data.path={data}", "hardware=cpu", "logger=[]"]
-        words += [f"loop.stream={str(stream).lower()}", "rollout_fragment_length=256", f"buffer.capacity={capacity}"]
+        words += [f"loop.stream={str(fragment > 0).lower()}", f"rollout_fragment_length={fragment or 1000}"]
+        words += [f"buffer.capacity={capacity}"]
         words += [f"num_steps_sampled_before_learning_starts={capacity // 2}", "checkpoint.every=0"]
         train([*words, f"total_steps={updates}", f"log.every={updates}", f"hydra.run.dir={folder}/run"])
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
@@ -100,38 +101,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=512, help="MiB of data a process may have (default: 512)")
+    parser.add_argument("--updates", type=int, default=1000, help="of a turn (default: 1000)")
     parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         data, *numbers = args.measure
-        updates, capacity, stream, limit = map(int, numbers)
-        print(json.dumps(measure(Path(data), updates, capacity, bool(stream), limit)))
+        print(json.dumps(measure(Path(data), *map(int, numbers))))
         return
     limit = args.limit * MIB
     with tempfile.TemporaryDirectory() as folder:
         small, large = Path(folder, "small"), Path(folder, "large")
         capacity, steps = write(small, int(WINDOW * limit)), write(large, TIMES * limit)
-        updates, most = steps // 256, capacity + STEPS  # rows: the final ones of episodes count
-        control = turn(large, updates, steps + steps // STEPS + 1, 0, limit)
+        most = capacity + STEPS  # rows: the final ones of episodes count
+        control = turn(large, args.updates, steps + steps // STEPS + 1, 0, limit)
         if control.returncode == 0:
             raise SystemExit("the limit limits nothing: the whole recording was read into memory")
-        print(f"control: {control.stderr.strip().splitlines()[-1]}", flush=True)
-        seen: dict[str, list[dict[str, Any]]] = {"fits": [], "streamed": []}
-        for _ in range(args.rounds):
-            for name, turns in seen.items():
-                which = (small, updates, most, 0) if name == "fits" else (large, updates, most, 1)
-                done = turn(*which, limit)
-                if done.returncode:
-                    raise SystemExit(done.stderr)
-                turns.append(json.loads(done.stdout.splitlines()[-1]))
-                print(f"{name:10s}" + "".join(f"  {key} {value:,.1f}" for key, value in turns[-1].items()), flush=True)
+        refusal = next(line for line in control.stderr.splitlines()[::-1] if "Error" in line)
+        print(f"control: {refusal}", flush=True)
+        turns = {"fits": (small, 0), "streamed": (large, BATCH)}
+        order = [*turns] * args.rounds + ["all of it"]
+        turns["all of it"] = large, steps // args.updates + 1
+        seen: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
+        for name in order:
+            data, fragment = turns[name]
+            done = turn(data, args.updates, most, fragment, limit)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            seen[name].append(json.loads(done.stdout.splitlines()[-1]))
+            print(f"{name:10s}" + "".join(f"  {key} {x:,.1f}" for key, x in seen[name][-1].items()), flush=True)
         on_disk = {
-            name: sum(f.stat().st_size for f in (small, large)[i].iterdir()) // MIB for i, name in enumerate(seen)
+            name: sum(file.stat().st_size for file in data.iterdir()) // MIB for name, (data, _) in turns.items()
         }
     medians = {
         name: {"on_disk_mib": on_disk[name]}
-        | {key: round(statistics.median(said[key] for said in turns), 1) for key in turns[0]}
-        for name, turns in seen.items()
+        | {key: round(statistics.median(one[key] for one in said), 1) for key in said[0]}
+        for name, said in seen.items()
     }
     share = medians["streamed"]["updates_per_s"] / medians["fits"]["updates_per_s"]
     print(f"streamed at {100 * share:.0f} % of the speed")
