@@ -106,7 +106,7 @@ class ParquetSource:
         group = self._groups[chunk]
         leaves = [leaf for leaf in self._leaves if keys is None or leaf["path"][0] in keys]
         try:
-            table = self._file.read_row_group(group, [".".join(leaf["path"]) for leaf in leaves])
+            table = self._file.read_row_group(group, [".".join(leaf["path"]) for leaf in leaves], use_threads=False)
         except (OSError, ValueError, self._pa.ArrowException) as error:
             said = f"{self.path}, row group {group}, cannot be read any more: {_first_line(error)}"
             raise RunError(f"data.path: {said}") from None
@@ -123,7 +123,7 @@ class ParquetSource:
     def _is_whole(self, group: int) -> bool:
         """Read a row group once, so that a damaged one is found before anything is learned."""
         try:
-            self._file.read_row_group(group)
+            self._file.read_row_group(group, use_threads=False)  # so small that threads cost more than they save
         except (OSError, ValueError, self._pa.ArrowException) as error:
             self.reading.lost(f"{self.path}, row group {group}", _first_line(error))
             return False
