@@ -124,6 +124,8 @@ class ParquetSource:
         """Read a row group once, so that a damaged one is found before anything is learned."""
         try:
             self._file.read_row_group(group, use_threads=False)  # so small that threads cost more than they save
+        except MemoryError:  # of Arrow, whose errors it is one of
+            raise
         except (OSError, ValueError, self._pa.ArrowException) as error:
             self.reading.lost(f"{self.path}, row group {group}", _first_line(error))
             return False
