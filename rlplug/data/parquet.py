@@ -69,10 +69,13 @@ def parquet_source(path: Path, reading: Reading) -> ParquetSource | FlatSource:
     """
     pa, pq = needs_package("pyarrow", str(path)), needs_package("pyarrow.parquet", str(path))
     try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
+        # buffered ahead, each open file would keep a row group
+        file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
         if META in (file.schema_arrow.metadata or {}):
             return ParquetSource(path, reading, file, json.loads(file.schema_arrow.metadata[META]))
         return table_source(path, reading, file.read())
+    except MemoryError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise refused(path, f"cannot be read: {_first_line(error)}") from None
 
