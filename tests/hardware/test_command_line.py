@@ -103,7 +103,7 @@ def test_killed_while_ranks_preempt_each_other(victim: str, tmp_path: Path):
     counted = json.loads((run / "summary.json").read_text())["env_steps"]
     assert counted - 4 * 7 < recording.steps() <= counted <= 6000
     with (run / "metrics.csv").open() as file:
-        assert any(float(row["train/preempted"] or 0) for row in csv.DictReader(file))
+        assert any(float(row["time/preempted"] or 0) for row in csv.DictReader(file))
 
 
 @pytest.mark.slow
