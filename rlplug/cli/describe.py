@@ -21,7 +21,8 @@ def describe(trainer: Trainer) -> str:
     table = [("env", f"{config.raw['env'].get('id', config.env.name)}, {config.num_envs} at a time, {limit}")]
     for name, group in spec.groups.items():
         agents = f"{name} x {len(group.agents)}: " if group.agents else ""
-        table += [("  obs", f"{agents}{group.obs}"), ("  action", f"{agents}{group.action}")]
+        obs, action = (" ".join(str(space).split()) for space in (group.obs, group.action))
+        table += [("  obs", agents + obs), ("  action", agents + action)]
     explorations = [("exploration", name, extra) for name, extra in policy.exploration.items()]
     for kind, name, module in (("algo", config.algo.name, policy.algorithm), *explorations):
         table.append((kind, f"{name}, {_count(module):,} parameters"))
@@ -37,7 +38,8 @@ def describe(trainer: Trainer) -> str:
         ("  products", f"float32 at {plan.float32_matmul_precision} precision"),
         ("logger", ", ".join(config.logger)),
     ]
-    return "\n".join(f"{key:<14} {value}" for key, value in table)
+    width = max(len(key) for key, _ in table)
+    return "\n".join(f"{key:<{width}} {value}" for key, value in table)
 
 
 def _loop(trainer: Trainer) -> list[tuple[str, str]]:

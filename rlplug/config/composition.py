@@ -273,8 +273,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if isinstance(error, OverrideParseException):
         line = error.override
         reason = " ".join(text.removeprefix(f"Error parsing override '{line}'").partition("See http")[0].split())
-        advice = "should be key=value, with quotes around special characters"
-        return ConfigError(line.partition("=")[0], f"cannot read {line!r}: {advice} ({reason})")
+        special = f", with quotes around special characters ({reason})" if "=" in line else ""
+        return ConfigError(line.partition("=")[0], f"cannot read {line!r}: should be key=value{special}")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         found = _unknown_option(error.missing_cfg_file, overrides)
         group, _, option = error.missing_cfg_file.partition("/")

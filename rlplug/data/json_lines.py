@@ -101,7 +101,7 @@ class JsonSource:
                 try:
                     columns = self._decode(raw)
                 except (ValueError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-                    reading.lost(f"{path}, line {i + 1}", str(error).partition("\n")[0] or type(error).__name__)
+                    reading.lost(f"{path}, line {i + 1}", _why(error))
                     open_parts.clear()
                     total.clear()
                     continue
@@ -199,3 +199,9 @@ class _Arrays(pickle.Unpickler):
         if (module, name) not in ARRAYS:
             raise pickle.UnpicklingError(f"it holds {module}.{name}, and only arrays are read")
         return super().find_class(module, name)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):  # its own text counts lines within the line
+        return f"{error.msg} at character {error.pos + 1}"
+    return str(error).partition("\n")[0] or type(error).__name__

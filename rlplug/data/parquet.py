@@ -69,10 +69,13 @@ def parquet_source(path: Path, reading: Reading) -> ParquetSource | FlatSource:
     """
     pa, pq = needs_package("pyarrow", str(path)), needs_package("pyarrow.parquet", str(path))
     try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
+        # buffered ahead, each open file would keep a row group
+        file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
         if META in (file.schema_arrow.metadata or {}):
             return ParquetSource(path, reading, file, json.loads(file.schema_arrow.metadata[META]))
         return table_source(path, reading, file.read())
+    except MemoryError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise refused(path, f"cannot be read: {_first_line(error)}") from None
 
@@ -106,7 +109,7 @@ class ParquetSource:
         group = self._groups[chunk]
         leaves = [leaf for leaf in self._leaves if keys is None or leaf["path"][0] in keys]
         try:
-            table = self._file.read_row_group(group, [".".join(leaf["path"]) for leaf in leaves])
+            table = self._file.read_row_group(group, [".".join(leaf["path"]) for leaf in leaves], use_threads=False)
         except (OSError, ValueError, self._pa.ArrowException) as error:
             said = f"{self.path}, row group {group}, cannot be read any more: {_first_line(error)}"
             raise RunError(f"data.path: {said}") from None
@@ -123,7 +126,9 @@ class ParquetSource:
     def _is_whole(self, group: int) -> bool:
         """Read a row group once, so that a damaged one is found before anything is learned."""
         try:
-            self._file.read_row_group(group)
+            self._file.read_row_group(group, use_threads=False)  # so small that threads cost more than they save
+        except MemoryError:  # of Arrow, whose errors it is one of
+            raise
         except (OSError, ValueError, self._pa.ArrowException) as error:
             self.reading.lost(f"{self.path}, row group {group}", _first_line(error))
             return False

@@ -60,8 +60,8 @@ def find(env_id: str) -> EnvSpec:
     versions = [registered for registered in gymnasium.registry if _base(registered) == base]
     if versions:
         raise ConfigError("env.id", f"there is no {name!r}; its versions are {', '.join(versions)}")
-    lower = {registered.lower(): registered for registered in gymnasium.registry}
-    near = [lower[match] for match in difflib.get_close_matches(name.lower(), lower)]
+    lower = {_base(registered).lower(): registered for registered in gymnasium.registry}  # of the newest version
+    near = [lower[match] for match in difflib.get_close_matches(base.lower(), lower)]
     hint = f"did you mean {' or '.join(near)}?" if near else "nothing registered has a similar name."
     raise ConfigError(
         "env.id",

@@ -212,7 +212,7 @@ def test_a_damaged_line_is_named_or_left_out(tmp_path):
     path = write_json(tmp_path / "a-000000.json", EPISODES)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[1][:50], lines[2]]) + "\n")
-    with pytest.raises(ConfigError, match=r"a-000000.json, line 2 cannot be read"):
+    with pytest.raises(ConfigError, match=r"json, line 2 cannot be read: .* at character \d+; data.damaged=skip"):
         read(path)
     found = read(path, damaged="skip")
     assert found.lengths.tolist() == [3, 7]

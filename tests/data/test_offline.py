@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -115,6 +118,49 @@ def test_what_is_larger_than_memory_is_streamed(tmp_path, monkeypatch):
     assert len(recording.sources[0].chunks) >= 20
     assert trainer.progress.env_steps > 190
     assert len(recording._kept) == 2
+
+
+LIMITED = """
+import re, resource, sys
+from pathlib import Path
+import pyarrow.parquet
+from rlplug.config import compose
+from rlplug.run.build import build
+
+config = compose(sys.argv[2:])
+held = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (held + int(sys.argv[1]),) * 2)
+trainer = build(config, Path())
+trainer.reports.report = lambda trainer: None
+trainer.loop.run(trainer)
+print(trainer.progress.env_steps)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels limit no mappings")
+def test_four_times_what_the_kernel_lets_a_run_take_is_streamed(tmp_path):
+    """All of it is read; into memory it does not go, which shows that the limit is one."""
+    limit, width, length, rng = 40 * 2**20, 512, 500, np.random.default_rng(0)
+    spec = single_agent(gymnasium.spaces.Box(-np.inf, np.inf, (width,)), ENV.action_space, length)
+    files = 4 * limit // (4 * width * length) // 2 + 1
+    for number in range(files):
+        some = [plain(length, i) | {"obs": rng.standard_normal((length + 1, width), np.float32)} for i in range(2)]
+        write_parquet(tmp_path / f"{number}.parquet", some, spec)
+    steps = files * 2 * length
+
+    def under_the_limit(*words: str) -> subprocess.CompletedProcess[str]:
+        own = [word for word in DQN if not word.startswith(("data.", "env="))]
+        own += ["env=recorded", f"env.path={tmp_path}", f"data.path={tmp_path}", "total_steps=100", *words]
+        command = [sys.executable, "-c", LIMITED, str(limit), *own]
+        env = os.environ | {"MIMALLOC_ARENA_RESERVE": "0"}  # Arrow maps a GiB before it needs it, which counts
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    streamed = under_the_limit("loop.stream=true", "buffer.capacity=2000", f"replay_ratio={99 / steps}")
+    assert streamed.returncode == 0, streamed.stderr
+    assert int(streamed.stdout) >= steps
+    held = under_the_limit("loop.stream=false", f"buffer.capacity={2 * steps}")
+    assert "allocate memory" in held.stderr or "MemoryError" in held.stderr
 
 
 def test_recorded_columns_beside_played_ones():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,14 @@ import pytest
 
 from rlplug import tree
 from rlplug.agent import evaluate
+from rlplug.checkpointing.atomic import PARTIAL
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.run.launch import resume, train
 from rlplug.types import Batch
+from tests.tools.kill import Process, warm_up
 
 QUIET = ("hardware=cpu", "logger=[]", "tuned=none", "model.hidden=[8]", "eval.every=0", "eval.episodes=1")
 PPO = ("algo=ppo", *QUIET, "num_envs=3", "rollout_fragment_length=16", "algo.sgd_minibatch_size=16")
@@ -114,23 +116,32 @@ def test_a_longer_run_appends(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_while_it_writes(tmp_path):
-    """SIGKILL at any moment leaves whole files; resumed, the run has written what an undisturbed one writes."""
-    words = ["env=cartpole", "checkpoint.every=96", "record.max_file_size=2000"]
-    start(tmp_path / "whole", *words, steps=4800)
-    for number in range(5):
-        folder = tmp_path / str(number)
-        child = os.fork()
-        if not child:
-            signal.setitimer(signal.ITIMER_REAL, 0.4 + 0.4 * number)
-            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            start(folder, *words, steps=4800)
-            os._exit(0)
-        os.waitpid(child, 0)
-        if (folder / "run" / "manifest.json").exists():
-            episodes(folder / "data") if [*(folder / "data").glob("*.parquet")] else None
-            resume(folder / "run", tell=lambda line: None)
-            assert fingerprints(folder / "data") == fingerprints(tmp_path / "whole" / "data")
+@pytest.mark.parametrize(
+    "words", [(), ("hardware=2cpu", "num_envs=4", "algo.sgd_minibatch_size=32")], ids=["one process", "two ranks"]
+)
+def test_killed_while_it_writes(words, tmp_path):
+    """SIGKILL in the middle of files leaves whole ones; resumed, the run has written what an undisturbed one writes."""
+    words = [*PPO, "env=cartpole", "checkpoint.every=96", "record.max_file_size=2000", "total_steps=4800", *words]
+    warm_up(words)
+    data, kills = tmp_path / "data", 0
+
+    def written_since(when: float) -> bool:
+        """Return whether a file is being written, and not left by an earlier kill."""
+        with suppress(FileNotFoundError):
+            return any(path.stat().st_mtime > when for path in data.glob(f"*{PARTIAL}"))
+        return False
+
+    Process(tmp_path / "whole", [*words, f"record.path={tmp_path / 'undisturbed'}"]).wait()
+    overrides = [*words, f"record.path={data}"]
+    while kills < 5:
+        began, process = time.time(), Process(tmp_path / "broken", overrides)
+        assert process.wait(lambda: len([*data.glob("*.parquet")]) >= 12 * kills and written_since(began))  # noqa: B023
+        process.kill()
+        kills, overrides = kills + written_since(began), None
+        if [*data.glob("*.parquet")]:
+            episodes(data)
+    Process(tmp_path / "broken").wait()
+    assert fingerprints(data) == fingerprints(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("mode", ["greedy", "explore", "random"])

@@ -68,6 +68,7 @@ def register():
         ("CartPole-v7", "its versions are CartPole-v0, CartPole-v1"),
         ("Pendulum", "its versions are Pendulum-v1"),
         ("Xyzzyx/Qwq-v0", "env.id=package:Xyzzyx/Qwq-v0"),
+        ("Foo-v1", "nothing registered has a similar name"),  # the version alone is no likeness
         ("not an id", "there is no environment 'not an id'"),
         ("absent_package:Some-v0", "the module 'absent_package' cannot be imported"),
         ("HalfCheetah-v2", "gymnasium-robotics"),

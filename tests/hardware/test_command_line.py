@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ import pytest
 
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
 from rlplug.distributed.fabric import launched_elsewhere
 from rlplug.run.build import build
 from rlplug.testing.comparing import compare_runs
@@ -77,6 +80,30 @@ def test_a_killed_rank_ends_the_run_which_resumes_exactly(undisturbed: Path, tmp
     assert printed.splitlines()[-1].endswith(f"continue with: python -m rlplug resume {run}")
     subprocess.run([sys.executable, "-m", "rlplug", "resume", run], check=True, capture_output=True)
     require_equal(undisturbed, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["run", "rank"])
+def test_killed_while_ranks_preempt_each_other(victim: str, tmp_path: Path):
+    """No step is lost or doubled: episodes of seven steps are whole, and as many as the run has counted."""
+    run, data = tmp_path / "run", tmp_path / "data"
+    words = (
+        *("algo=ddppo", "env=gymnasium", "env.id=tests.contract.tenants.asynchronous:Jittery-v0", "num_envs=4"),
+        *("env.vectorization=list", "tuned=none", "hardware=2cpu", "model.hidden=[8]", "rollout_fragment_length=64"),
+        *("algo.sgd_minibatch_size=64", "algo.num_sgd_iter=2", "total_steps=6000", "checkpoint.every=500"),
+        *("log.every=100", "eval.every=0", "eval.episodes=1", "logger=[]", f"record.path={data}"),
+    )
+    code, _ = disturb(run, words, lambda program: program.kill() if victim == "run" else rank(program, 1).kill())
+    assert code == (-signal.SIGKILL if victim == "run" else 1)
+    time.sleep(1.0)  # ranks of a run that is killed end by themselves
+    subprocess.run([sys.executable, "-m", "rlplug", "resume", run], check=True, capture_output=True)
+    recording = Recording([str(data)], Reading())
+    for number in range(len(recording.lengths)):
+        assert recording.episode(number, None, 1)["obs"].tolist() == [[n] for n in range(8)]
+    counted = json.loads((run / "summary.json").read_text())["env_steps"]
+    assert counted - 4 * 7 < recording.steps() <= counted <= 6000
+    with (run / "metrics.csv").open() as file:
+        assert any(float(row["time/preempted"] or 0) for row in csv.DictReader(file))
 
 
 @pytest.mark.slow

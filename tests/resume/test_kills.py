@@ -63,7 +63,16 @@ CONFIGS = {
         *("algo=apex_dqn", "env=cartpole", "tuned=none", "num_envs=4", "rollout_fragment_length=8"),
         *("replay_ratio=0.06", "algo.hiddens=[8]", "buffer.num_shards=2", *REPLAY),
     ),
+    "apex-ddpg": (
+        *("algo=apex_ddpg", "env=pendulum", "tuned=none", "num_envs=4", "rollout_fragment_length=8"),
+        *("replay_ratio=0.06", "buffer.num_shards=2", *REPLAY),
+    ),
     "a2c": ("algo=a2c", "env=cartpole", *ROUNDS),
+    "a3c": ("algo=a3c", "env=cartpole", "tuned=none", "loop.in_flight=3", "train_batch_size=16", *ROUNDS),
+    "ddppo-two-ranks": (  # each waits for the other: whom it does not wait for, time decides
+        *("algo=ddppo", "tuned=none", "hardware=2cpu", "loop.preemption_threshold=null", *PPO[1:], "env=cartpole"),
+        *("env.vectorization=list", "num_envs=4"),
+    ),
     "impala": (
         *("algo=impala", "env=cartpole", "loop.in_flight=3", "buffer.replay_proportion=0.5", *SEGMENTS),
         "algo.opt_type=rmsprop",
@@ -78,6 +87,14 @@ CONFIGS = {
     ),
     "td3": ("algo=td3", "env=pendulum", *REPLAY),
     "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
+}
+OFFLINE = ("env=pendulum", "tuned=none", "train_batch_size=16", *SMALL)
+RECORDED = {
+    "cql": ("algo=cql", "algo.bc_iters=1500", *OFFLINE),
+    "iql-streamed": (
+        *("algo=iql", "loop.stream=true", "rollout_fragment_length=2", "buffer.capacity=300", *OFFLINE),
+        "num_steps_sampled_before_learning_starts=50",
+    ),
 }
 
 
@@ -105,6 +122,15 @@ def test_killed_twice(name: str, tmp_path: Path):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_killed_five_times(name: str, tmp_path: Path):
     prove(tmp_path, [*CONFIGS[name], *length(4000, 250)], kills=5, while_writing=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECORDED)
+def test_killed_five_times_while_it_learns_from_a_recording(name: str, tmp_path: Path):
+    data = f"{tmp_path / 'data'}"
+    played = [*CONFIGS["sac"], "hardware=cpu", "logger=[]", "num_envs=5", "total_steps=2000", "eval.every=0"]
+    assert main([*played, f"record.path={data}", f"hydra.run.dir={tmp_path / 'played'}"]) == 0
+    prove(tmp_path, [*RECORDED[name], f"data.path={data}", *length(4000, 250)], kills=5, while_writing=2)
 
 
 @pytest.mark.slow

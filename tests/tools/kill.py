@@ -25,8 +25,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from rlplug.checkpointing.atomic import PARTIAL
 from rlplug.checkpointing.format import FOLDER, Checkpoint, checkpoints
@@ -38,6 +41,7 @@ from rlplug.types import CheckpointError, ConfigError, RunError
 DEFAULTS = {"hardware": "cpu", "logger": "[]"}
 LIFETIME = (0.05, 1.5)  # seconds that a process of `continuous` lives
 TRIES = 100  # to hit a checkpoint that is being written
+RANKS_END_S = 60  # also those that are still importing torch
 LATEST = 0.95  # of the run: a later kill may come after its end
 Tell = Callable[[str], None]
 
@@ -138,14 +142,18 @@ class Process:
         return True
 
     def kill(self) -> Kill:
-        """Send SIGKILL and look at what is left.
+        """Send SIGKILL and look at what is left, once its ranks have ended by themselves.
 
         Raises:
-            RunError: a checkpoint that was there is gone, or one is incomplete.
+            RunError: a checkpoint that was there is gone, or one is incomplete; or a rank goes on.
         """
-        before = _newest(self.folder)
+        before, ranks = _newest(self.folder), list[psutil.Process]()
+        with suppress(psutil.NoSuchProcess):  # it may have ended
+            ranks = psutil.Process(self.pid).children(recursive=True)
         self._process.kill()
         self._process.join()
+        if psutil.wait_procs(ranks, timeout=RANKS_END_S)[1]:
+            raise RunError(f"{self.folder}: its ranks live {RANKS_END_S} s after it was killed")
         newest = _newest(self.folder)
         if newest < before:
             raise RunError(f"{self.folder}: {before} was there before the kill, and {newest or 'nothing'} after it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 
 import gymnasium
@@ -37,7 +38,22 @@ class Numbered(gymnasium.Env):
         return self.observe(), 1.0, self.count == 7, False, {}
 
 
-gymnasium.register("Numbered-v0", entry_point=f"{__name__}:Numbered")
+class NumberedBox(Numbered):
+    """The same with actions of one number."""
+
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+
+class Jittery(Numbered):
+    """The same with steps that take a millisecond, more or less."""
+
+    def step(self, action):
+        time.sleep(random.expovariate(1000.0))
+        return super().step(action)
+
+
+for world in (Numbered, NumberedBox, Jittery):
+    gymnasium.register(f"{world.__name__}-v0", entry_point=f"{__name__}:{world.__name__}")
 
 
 class Uneven:

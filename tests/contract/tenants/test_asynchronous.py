@@ -28,6 +28,12 @@ APEX = (
     *("algo=apex_dqn", "tuned=none", "replay_ratio=0.05", *COMMON, "algo.hiddens=[16]", "buffer.num_shards=2"),
     *("loop.in_flight=2", "loop.max_weight_sync_delay=40"),
 )
+APPO = ("algo=appo", *SEGMENTS[1:])
+A3C = ("algo=a3c", *SEGMENTS[1:], "train_batch_size=10")
+APEX_DDPG = (
+    *("algo=apex_ddpg", *(word for word in APEX[1:] if not word.startswith("algo."))),
+    "env.id=tests.contract.tenants.asynchronous:NumberedBox-v0",
+)
 ACTORS = ("hardware.actors.count=2",)
 
 
@@ -135,12 +141,12 @@ def test_ranks_update_together_although_one_leaves_out_more(uneven, tmp_path):
 @pytest.mark.parametrize("victim", ["run", "actor"])
 @pytest.mark.parametrize(
     "words",
-    [REPLAY, *(pytest.param(words, marks=pytest.mark.slow) for words in (SEGMENTS, APEX))],
-    ids=["replay", "segments", "apex"],
+    [REPLAY, *(pytest.param(words, marks=pytest.mark.slow) for words in (SEGMENTS, APPO, A3C, APEX, APEX_DDPG))],
+    ids=["replay", "segments", "appo", "a3c", "apex", "apex-ddpg"],
 )
 def test_killed_no_step_is_lost_or_doubled(uneven, tmp_path, victim, words):
     run = tmp_path / "run"
-    words = (*words, *ACTORS, "env.id=tests.contract.tenants.asynchronous:Numbered-v0", "logger=[diary]")
+    words = ("env.id=tests.contract.tenants.asynchronous:Numbered-v0", *words, *ACTORS, "logger=[diary]")
     words = (*words, "total_steps=1000", "checkpoint.every=100", f"hydra.run.dir={run}")
     said = (tmp_path / "stderr").open("w+")  # no pipe: processes of Ray would keep it open for a while
     program = subprocess.Popen([sys.executable, "-m", "rlplug", *words], env=uneven, stderr=said)
