@@ -32,8 +32,7 @@ def _keep_freed_memory() -> None:
     faults for an update of SAC with networks of 256, 7 % of its time, and 50,000 for one of IMPALA with images, nearly
     a third. What a process takes at most stays the same. Where the C library is another one, nothing changes.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_MMAP_THRESHOLD, 32 << 20)
         mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
