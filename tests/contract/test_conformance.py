@@ -56,7 +56,6 @@ def toy_package(install):  # noqa: F811
 
 def test_a_sound_algorithm_of_another_package_passes(toy_package):
     assert conformance.accepted("sound") == ["cartpole"]
-    conformance.check_component("algo", "sound")
     conformance.check_algorithm("sound", env="mountaincar", overrides=["algo.lr=0.02"])
 
 

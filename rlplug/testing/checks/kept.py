@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from rlplug.api import Segment
@@ -20,7 +21,7 @@ from rlplug.testing.checks.runs import differences, some
 from rlplug.trainer.trainer import Trainer
 
 OTHERS = (
-    *(RunContext, EnvShard, torch.optim.Optimizer, type, ModuleType),
+    *(RunContext, EnvShard, Space, torch.optim.Optimizer, type, ModuleType),
     *(FunctionType, MethodType, BuiltinFunctionType),
 )
 """whose state is another's, or none"""
