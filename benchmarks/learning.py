@@ -144,7 +144,9 @@ PROOFS = {
     "discrete_cql_cartpole": Proof(DISCRETE_CQL, 76.1, "discrete_cql_cartpole_without", blind=True, data="cartpole"),
     **{
         f"{algo}_halfcheetah_medium": Proof(
-            f"algo={algo} env=halfcheetah data.path={DATA}/halfcheetah/medium", blind=True, data="halfcheetah"
+            f"algo={algo} env=halfcheetah data.path={DATA}/halfcheetah/medium",
+            blind=algo in ("bc", "td3_bc"),  # runs of seed 1 were seen before the settings of the others were chosen
+            data="halfcheetah",
         )
         for algo in ("bc", "cql", "iql", "td3_bc")
     },
