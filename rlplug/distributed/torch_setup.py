@@ -30,7 +30,7 @@ def _keep_freed_memory() -> None:
 
     By default it gives the tensors of an update back to the system, and the next update touches every page anew: 300
     faults for an update of SAC with networks of 256, 7 % of its time, and 50,000 for one of IMPALA with images, nearly
-    a third. What a process takes at most stays the same. Where the C library is another one, nothing changes.
+    a third. What a process takes at most grows by 1 or 2 %. Where the C library is another one, nothing changes.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_MMAP_THRESHOLD, 32 << 20)
