@@ -62,7 +62,8 @@ class Pixels:
             return x.to(torch.float32, memory_format=torch.channels_last)
         device = x.device.type
         seen = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-        return x.to(seen, memory_format=torch.channels_last) * self.scale
+        x = x.contiguous(memory_format=torch.channels_last)  # moving bytes, not floats
+        return x.to(seen).mul_(self.scale)
 
 
 class CNN(Module):
