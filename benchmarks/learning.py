@@ -196,7 +196,7 @@ PROOFS = {
     "ppo_halfcheetah": Proof(PPO + "halfcheetah"),
     "sac_halfcheetah": Proof(SAC + "halfcheetah"),
     "td3_halfcheetah": Proof(TD3 + "halfcheetah", blind=True),
-    "ddpg_halfcheetah": Proof(DDPG + "halfcheetah", blind=True),
+    "ddpg_halfcheetah": Proof(DDPG + "halfcheetah"),
     **{name: Proof(f"experiment={name}") for name in ("ppo_pong", "dqn_pong")},
 }
 

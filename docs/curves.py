@@ -72,11 +72,13 @@ def draw(
     published: Mapping[str, float],
     beside: Mapping[str, np.ndarray],
     series: Mapping[str, tuple[str, str]] = SERIES,
+    axis: str = "environment steps",
 ) -> str:
     """The picture as SVG, with the returns that others have published, and curves ``[2, P]`` of theirs.
 
     Args:
         series: color and label of each of ``curves``.
+        axis: what stands below.
     """
     steps = np.concatenate([x for x, _ in curves.values()] + [x for x, _ in beside.values()])
     theirs = [list(published.values()), *(y for _, y in beside.values())]
@@ -127,7 +129,7 @@ def draw(
             *lines(),
             *others(),
             _text(LEFT, 18, title),
-            _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, "environment steps", "middle"),
+            _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, axis, "middle"),
             "</svg>\n",
         ]
     )

@@ -86,6 +86,9 @@ CONFIGS = {
         *("buffer.num_batches=3", "buffer.num_uses=4"),
     ),
     "td3": ("algo=td3", "env=pendulum", *REPLAY),
+    "sac-compiled": ("algo=sac", "env=pendulum", "compile=max", *REPLAY),
+    "dqn-compiled": ("algo=dqn", "env=cartpole", "tuned=none", "compile=max", *REPLAY),
+    "ppo-compiled": (*PPO, "env=cartpole", "compile=max"),
     "reinforce": ("algo=reinforce", "env=cartpole", *ROUNDS),
 }
 OFFLINE = ("env=pendulum", "tuned=none", "train_batch_size=16", *SMALL)
