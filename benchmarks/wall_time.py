@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -71,10 +72,10 @@ def main() -> None:
         summaries = {key: json.loads((one / "summary.json").read_text()) for key, one in folders.items()}
     minutes = np.linspace(max(x[0] for x, _ in found.values()), min(x[-1] for x, _ in found.values()), curves.POINTS)
     drawn = {name: (minutes, np.stack([np.interp(minutes, *found[name, seed]) for seed in seeds])) for name in LINES}
-    marks = np.arange(1, minutes[-1] + 0.5)
+    marks = [*range(1, math.ceil(minutes[-1])), float(minutes[-1])]
     results = {
         name: {
-            "return": {f"{mark:.0f}": float(np.interp(mark, minutes, y.mean(0))) for mark in marks},
+            "return": {f"{mark:.3g}": float(np.interp(mark, minutes, y.mean(0))) for mark in marks},
             "env_steps": int(statistics.mean(summaries[name, seed]["env_steps"] for seed in seeds)),
             "minutes": statistics.mean(float(found[name, seed][0, -1]) for seed in seeds),
             "scores": {seed: summaries[name, seed]["eval/return_mean"] for seed in seeds},
@@ -82,7 +83,7 @@ def main() -> None:
         for name, (_, y) in drawn.items()
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    lines = ["| | " + " | ".join(f"{mark:.0f} min" for mark in marks) + " | steps in all | evaluation at the end |"]
+    lines = ["| | " + " | ".join(f"{mark:.3g} min" for mark in marks) + " | steps in all | evaluation at the end |"]
     lines += ["|---" * (len(marks) + 3) + "|"]
     for name, result in results.items():
         each = " | ".join(f"{score:,.0f}" for score in result["return"].values())
