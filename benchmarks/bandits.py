@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -30,9 +28,9 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 sys.path.insert(0, str(DOCS))
 import curves  # noqa: E402
+from shared import trained, write_table  # noqa: E402
 
 RESULTS, PAGE, PICTURE = HERE / "results" / "bandits.json", DOCS / "bandits.md", DOCS / "img" / "bandits.svg"
-TABLE = re.compile(r"(<!-- regret -->\n).*?(<!-- end -->)", re.DOTALL)
 COLORS = {"linucb": "#0b62d6", "lints": "#1a8a4f", "lingreedy": "#b3541e"}
 EVERY = 100  # rounds between two points
 MARKS = (1_000, 5_000, 10_000)  # rounds
@@ -40,15 +38,9 @@ LAST = 1_000  # rounds over which the regret a round is averaged at the end
 
 
 def run(folder: Path, algo: str, seed: str) -> Path:
-    """Make one run in a process of its own; return its folder."""
-    target = folder / f"{algo}-s{seed}"
-    if not (target / "summary.json").exists():
-        words = [f"algo={algo}", "env=linear_bandit", f"seed={seed}", f"log.every={EVERY}", "logger=[]", "eval.every=0"]
-        command = [sys.executable, "-m", "rlplug", *words, f"hydra.run.dir={target}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr}")
-    return target
+    """Make one run; return its folder."""
+    words = [f"algo={algo}", "env=linear_bandit", f"seed={seed}", f"log.every={EVERY}", "logger=[]", "eval.every=0"]
+    return trained(folder / f"{algo}-s{seed}", words)
 
 
 def regret(folder: Path) -> np.ndarray:
@@ -70,7 +62,7 @@ def world(rounds: int = 200_000) -> dict[str, float]:
     return {"best": float(expected.max(1).mean()), "uniform": float(expected.mean())}
 
 
-def table(results: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> list[str]:
     """Return the regret at ``MARKS``, and a round at the end."""
     heads = [f"after {mark:,}" for mark in MARKS]
     lines = [f"| | {' | '.join(heads)} | a round of the last {LAST:,} | greedily, at the end |", "|---" * 6 + "|"]
@@ -83,7 +75,7 @@ def table(results: dict[str, Any]) -> str:
     lost = of["best"] - of["uniform"]
     cells = [f"{mark * lost:,.0f}" for mark in MARKS]
     lines.append(f"| arms drawn uniformly | {' | '.join(cells)} | {lost:.4f} | |")
-    return "\n".join(lines)
+    return lines
 
 
 def _span(values: list[float], digits: int) -> str:
@@ -111,8 +103,7 @@ def main() -> None:
             print(f"{algo}: {results[algo]}", flush=True)
             drawn[algo] = next(iter(found.values()))[0], np.stack([total for _, total in found.values()])
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(TABLE.sub(lambda at: f"{at[1]}\n{table(results)}\n\n{at[2]}", page), encoding="utf-8")
+    write_table(PAGE, "regret", table(results))
     series = {algo: (color, algo) for algo, color in COLORS.items()}
     PICTURE.write_text(curves.draw("linear_bandit: regret", drawn, {}, {}, series), encoding="utf-8")
 

@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared import rlplug, trained, write_table
+
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 
 HERE = Path(__file__).parent
 RESULTS, FOLDER = HERE / "results" / "datasets.json", HERE.parent / "runs" / "datasets"
-PAGE, TABLE = HERE.parent / "docs" / "data.md", re.compile(r"(<!-- datasets -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGE = HERE.parent / "docs" / "data.md"
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,6 @@ SETS = {
 }
 
 
-def rlplug(*words: str) -> None:
-    """Run one command line.
-
-    Raises:
-        SystemExit: it failed.
-    """
-    done = subprocess.run([sys.executable, "-m", "rlplug", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"python -m rlplug {' '.join(words)} failed:\n{done.stderr}")
-
-
 def make(env: str, folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
     """Train the policies of an environment and write its sets, unless they are there; return what is in them.
 
@@ -105,10 +94,8 @@ def make(env: str, folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
         target = folder / env / name
         if not (done := folder / env / f"{name}.json").exists():
             for behavior, episodes in shares.items():
-                run, how = folder / env / "behaviors" / behavior, SETS[env].behaviors[behavior]
-                if not (run / "summary.json").exists():
-                    quiet = ("logger=[]", "eval.every=0", "hardware=cpu", "seed=100", f"hydra.run.dir={run}")
-                    rlplug(*how.line.split(), *quiet)
+                how, quiet = SETS[env].behaviors[behavior], ("logger=[]", "eval.every=0", "hardware=cpu", "seed=100")
+                run = trained(folder / env / "behaviors" / behavior, [*how.line.split(), *quiet])
                 rlplug("evaluate", str(run), how.mode, f"eval.episodes={episodes}", "seed=100", f"record.path={target}")
             data = Recording([str(target)], Reading())
             about = {"episodes": len(data.lengths), "steps": data.steps(), "return_mean": float(data.returns.mean())}
@@ -132,7 +119,6 @@ def main() -> int:
             print(f"{env:<12} {name:<7} {size}  {mean}", flush=True)
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     rows = [
-        "",
         "| environment | set | episodes | steps | mean return | deviation | MiB |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -141,8 +127,7 @@ def main() -> int:
             size = f"{about['episodes']:,} | {about['steps']:,}"
             spread = f"{about['return_mean']:,.1f} | {about['return_std']:,.1f}"
             rows.append(f"| {env} | `{name}` | {size} | {spread} | {about['bytes'] / 2**20:.1f} |")
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(TABLE.sub(lambda found: found[1] + "\n".join(rows) + "\n\n" + found[2], text), encoding="utf-8")
+    write_table(PAGE, "datasets", rows)
     return 0
 
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared import write_table
 
 import rlplug
 from rlplug.agent import estimate, evaluate
@@ -28,7 +28,7 @@ from rlplug.config.estimate import ESTIMATE
 
 HERE = Path(__file__).parent
 RESULTS, FOLDER = HERE / "results" / "estimators.json", HERE.parent / "runs" / "estimators"
-PAGE, TABLE = HERE.parent / "docs" / "estimates.md", re.compile(r"(<!-- estimators -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGE = HERE.parent / "docs" / "estimates.md"
 
 TRAIN = ("algo=ppo", "env=cartpole", "tuned=none", "algo.lr=2.5e-4", "total_steps=10_240", "seed=100")
 EVERY = 1024  # steps of training between two checkpoints
@@ -83,7 +83,7 @@ def summary(truth: dict[str, Any], estimates: list[dict[str, Any]]) -> dict[str,
 def rows(results: dict[str, Any]) -> list[str]:
     """Return the table of the page."""
     sets = f"{results['repeats']} repeats of {results['episodes']} episodes; behavior: {results['behavior']:.1f}"
-    out = ["", sets, "", f"| policy | truth | effective episodes | {' | '.join(f'`{method}`' for method in METHODS)} |"]
+    out = [sets, "", f"| policy | truth | effective episodes | {' | '.join(f'`{method}`' for method in METHODS)} |"]
     out.append("|---" * (3 + len(METHODS)) + "|")
     for name, one in results["policies"].items():
         best = min(one["methods"].values(), key=lambda found: found["rmse"])
@@ -98,7 +98,7 @@ def rows(results: dict[str, Any]) -> list[str]:
     held = {m: sum(found["held"] for found in every) for m, every in pooled.items()}
     best = min(rmse, key=lambda m: rmse[m])
     cells = [f"**{rmse[m]:.2f}** ({held[m]})" if m == best else f"{rmse[m]:.2f} ({held[m]})" for m in METHODS]
-    return [*out, f"| all | | | {' | '.join(cells)} |", ""]
+    return [*out, f"| all | | | {' | '.join(cells)} |"]
 
 
 def main() -> int:
@@ -137,8 +137,7 @@ def main() -> int:
             held = f"{found['held']} of {args.repeats} intervals hold it, {found['width']:.2f} wide"
             print(f"  {method:<11} {found['mean']:8.2f}, RMSE {found['rmse']:7.2f}; {held}", flush=True)
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(TABLE.sub(lambda found: found[1] + "\n".join(rows(results)) + "\n" + found[2], text), "utf-8")
+    write_table(PAGE, "estimators", rows(results))
     return 0
 
 

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +25,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from shared import trained, write_table
+
 import rlplug
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-TABLE = re.compile(r"(<!-- learning -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -234,19 +233,13 @@ def run(name: str, seed: str, folder: Path, overrides: list[str]) -> dict[str, A
     Returns:
         Its ``summary.json``.
     """
-    target, proof = folder / f"{name}-s{seed}", PROOFS[name]
-    summary = target / "summary.json"
-    if not summary.exists():
-        command = [sys.executable, "-m", "rlplug", *proof.line.split(), f"seed={seed}"]
-        done = subprocess.run([*command, f"hydra.run.dir={target}", *overrides], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    return json.loads(summary.read_text())
+    words = [*PROOFS[name].line.split(), f"seed={seed}", *overrides]
+    return json.loads((trained(folder / f"{name}-s{seed}", words) / "summary.json").read_text())
 
 
 def show(results: dict[str, Any]) -> None:
     """Write the table of ``docs/results.md``: every proof of which more than one seed is known."""
-    lines = ["", "| `python -m rlplug` | steps | mean | seeds | to reach |", "|---|---|---|---|---|"]
+    lines = ["| `python -m rlplug` | steps | mean | seeds | to reach |", "|---|---|---|---|---|"]
     for name, proof in PROOFS.items():
         if len(scores := results.get(name, {}).get("scores", {})) > 1:
             mean, above = results[name]["mean"], proof.above and results[proof.above]["mean"]
@@ -254,8 +247,7 @@ def show(results: dict[str, Any]) -> None:
             seeds = " ".join(f"{seed}: {_number(score)}" for seed, score in scores.items())
             steps = f"{results[name]['env_steps']:,}"
             lines.append(f"| `{proof.line}`{' °' * proof.blind} | {steps} | **{_number(mean)}** | {seeds} | {goal} |")
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(TABLE.sub(lambda found: found[1] + "\n".join(lines) + "\n\n" + found[2], text), encoding="utf-8")
+    write_table(PAGE, "learning", lines)
 
 
 def _number(score: float) -> str:

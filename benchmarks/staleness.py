@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,9 +23,9 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 sys.path.insert(0, str(DOCS))
 import curves  # noqa: E402
+from shared import trained, write_table  # noqa: E402
 
 RESULTS, PAGE, PICTURE = HERE / "results" / "staleness.json", DOCS / "impala.md", DOCS / "img" / "staleness.svg"
-TABLE = re.compile(r"(<!-- staleness -->\n).*?(<!-- end -->)", re.DOTALL)
 LAG = 8
 STEPS = 150_000
 LINE = (
@@ -40,31 +38,25 @@ COLORS = {"V-trace": "#0b62d6", "uncorrected": "#b3541e"}
 
 
 def run(folder: Path, name: str, lag: int, seed: str) -> Path:
-    """Make one run in a process of its own; return its folder."""
-    target = folder / f"{name}-lag{lag}-s{seed}"
-    if not (target / "summary.json").exists():
-        words = [*LINE, CORRECTED[name], f"loop.in_flight={lag + 1}", f"seed={seed}", f"hydra.run.dir={target}"]
-        done = subprocess.run([sys.executable, "-m", "rlplug", *words], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr}")
-    return target
+    """Make one run; return its folder."""
+    words = [*LINE, CORRECTED[name], f"loop.in_flight={lag + 1}", f"seed={seed}"]
+    return trained(folder / f"{name}-lag{lag}-s{seed}", words)
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
     """Return the final evaluations as a table."""
     lines = ["| | lag | mean | seeds |", "|---|---|---|---|"]
     for result in sorted(results.values(), key=lambda result: result["lag"]):
         scores = result["scores"]
         each = " ".join(f"{seed}: {score:.1f}" for seed, score in scores.items())
         lines.append(f"| {result['name']} | {result['lag']} | **{statistics.mean(scores.values()):.1f}** | {each} |")
-    return "\n".join(lines)
+    return lines
 
 
 def show(results: dict[str, dict[str, Any]], drawn: dict[str, Any]) -> None:
     """Write what is known: the results, the table, and the picture of the runs with a lag."""
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(TABLE.sub(lambda found: f"{found[1]}\n{table(results)}\n\n{found[2]}", page), encoding="utf-8")
+    write_table(PAGE, "staleness", table(results))
     series = {name: (color, name) for name, color in COLORS.items()}
     picture = curves.draw(f"CartPole-v1 with a lag of {LAG} updates: return", drawn, {}, {}, series)
     PICTURE.write_text(picture, encoding="utf-8")

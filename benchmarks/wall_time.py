@@ -14,9 +14,7 @@ import argparse
 import csv
 import json
 import math
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,36 +25,30 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 sys.path.insert(0, str(DOCS))
 import curves  # noqa: E402
+from shared import trained, write_table  # noqa: E402
 
 RESULTS, PAGE, PICTURE = HERE / "results" / "wall_time.json", DOCS / "appo.md", DOCS / "img" / "appo_halfcheetah.svg"
-TABLE = re.compile(r"(<!-- wall time -->\n).*?(<!-- end -->)", re.DOTALL)
 LINES = {
     "PPO": ("algo=ppo", "hardware=cpu"),
     "APPO": ("algo=appo", "hardware=cpu", "hardware.actors.count=2", "hardware.actors.num_cpus=0.5"),
 }
-ALL = ("env=halfcheetah", "logger=[csv]", "eval.every=100_000", "log.every=10_000")
+ALL = ("env=halfcheetah", "logger=[]", "eval.every=100_000", "log.every=10_000")
 COLORS = {"PPO": "#0b62d6", "APPO": "#b3541e"}
-EPISODES = 20  # rows of metrics of which returns are means
+WINDOW = 0.5  # minutes over which returns are averaged
 
 
 def run(folder: Path, name: str, seed: str) -> Path:
-    """Make one run in a process of its own; return its folder."""
-    target = folder / f"{name}-s{seed}"
-    if not (target / "summary.json").exists():
-        words = [*LINES[name], *ALL, f"seed={seed}", f"hydra.run.dir={target}"]
-        done = subprocess.run([sys.executable, "-m", "rlplug", *words], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr}")
-    return target
+    """Make one run; return its folder."""
+    return trained(folder / f"{name}-s{seed}", [*LINES[name], *ALL, f"seed={seed}"])
 
 
 def curve(folder: Path) -> np.ndarray:
-    """Return minutes without evaluations, and the mean return of the last training episodes, ``[2, P]``."""
+    """Return minutes without evaluations, and the mean return of training episodes over ``WINDOW``, ``[2, P]``."""
     with (folder / "metrics.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["episode/return"] and row["time/wall_s"]]
-    minutes = [(float(row["time/wall_s"]) - float(row["time/evaluate"] or 0.0)) / 60 for row in rows]
-    returns = [float(row["episode/return"]) for row in rows]
-    return np.array([minutes, [statistics.mean(returns[max(0, i - EPISODES) : i + 1]) for i in range(len(rows))]])
+        rows = [row for row in csv.DictReader(file) if row["episode/return"]]
+    minutes = np.array([(float(row["time/wall_s"]) - float(row["time/evaluate"] or 0.0)) / 60 for row in rows])
+    returns = np.array([float(row["episode/return"]) for row in rows])
+    return np.stack([minutes, [returns[(minutes > m - WINDOW) & (minutes <= m)].mean() for m in minutes]])
 
 
 def main() -> None:
@@ -72,7 +64,8 @@ def main() -> None:
         summaries = {key: json.loads((one / "summary.json").read_text()) for key, one in folders.items()}
     minutes = np.linspace(max(x[0] for x, _ in found.values()), min(x[-1] for x, _ in found.values()), curves.POINTS)
     drawn = {name: (minutes, np.stack([np.interp(minutes, *found[name, seed]) for seed in seeds])) for name in LINES}
-    marks = [*range(1, math.ceil(minutes[-1])), float(minutes[-1])]
+    end = float(minutes[-1])
+    marks = [*(mark for mark in range(1, math.ceil(end)) if end - mark > 0.1), end]
     results = {
         name: {
             "return": {f"{mark:.3g}": float(np.interp(mark, minutes, y.mean(0))) for mark in marks},
@@ -89,12 +82,11 @@ def main() -> None:
         each = " | ".join(f"{score:,.0f}" for score in result["return"].values())
         end = ", ".join(f"{score:,.0f}" for score in result["scores"].values())
         lines += [f"| {name} | {each} | {result['env_steps']:,} in {result['minutes']:.1f} min | {end} |"]
-    page, table = PAGE.read_text(encoding="utf-8"), "\n".join(lines)
-    PAGE.write_text(TABLE.sub(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", page), encoding="utf-8")
+    write_table(PAGE, "wall time", lines)
     series = {name: (color, name) for name, color in COLORS.items()}
     picture = curves.draw("HalfCheetah-v5: return while training", drawn, {}, {}, series, axis="minutes of training")
     PICTURE.write_text(picture, encoding="utf-8")
-    print(table)
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

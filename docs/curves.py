@@ -97,7 +97,7 @@ def draw(
             yield f'<polyline points="{place([0, last], [y, y])}" stroke="#e3e6ea"/>'
             yield _text(LEFT - 6, float(place([0], [y]).split(",")[1]) + 4, f"{y:,g}", "end")
         for x in ticks(0, last):
-            yield _text(float(place([x], [low]).split(",")[0]), HEIGHT - BOTTOM + 16, f"{x:,.0f}", "middle")
+            yield _text(float(place([x], [low]).split(",")[0]), HEIGHT - BOTTOM + 16, f"{x:,.10g}", "middle")
 
     def lines() -> Iterator[str]:
         for i, (name, (x, y)) in enumerate(curves.items()):

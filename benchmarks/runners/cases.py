@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo_pong": PONG | {"env": "PongNoFrameskip-v4", "envs": 8, "steps": 6 * 1024, "learns": None},
     "impala_cartpole": IMPALA | {"env": "CartPole-v1", "steps": 30_000, "learns": None},
     "impala_pong": IMPALA
-    | {"env": "PongNoFrameskip-v4", "envs": 8, "hidden": (512,), "steps": 4_000, "learns": None, "start": 800},
+    | {"env": "PongNoFrameskip-v4", "envs": 8, "hidden": (512,), "steps": 12_000, "learns": None, "start": 800},
 }
 """``steps``: of the environment in one measurement; ``learns``: what its last episodes have to return, None where that
 takes longer; ``start``: after how many steps start-up ends, 2,048 where it is not said; ``actors``: processes that

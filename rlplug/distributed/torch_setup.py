@@ -28,9 +28,9 @@ def set_up_torch(plan: Plan, deterministic: bool) -> None:
 def _keep_freed_memory() -> None:
     """Let glibc keep up to 1 GiB that was freed, and map only blocks of 32 MiB and more by themselves.
 
-    By default it gives the tensors of an update back to the system, and the next update touches every page anew: 300
-    faults for an update of SAC with networks of 256, 7 % of its time, and 50,000 for one of IMPALA with images, nearly
-    a third. What a process takes at most grows by 1 or 2 %. Where the C library is another one, nothing changes.
+    By default it gives the tensors of an update back to the system, and the next update touches every page anew: 350
+    page faults for an update of SAC with networks of 256, 6 % of its time, and 50,000 for one of IMPALA with images,
+    nearly a third. Peak memory grows by 1 to 2 %. Where the C library is another one, nothing changes.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_MMAP_THRESHOLD, 32 << 20)

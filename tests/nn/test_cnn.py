@@ -51,6 +51,14 @@ def test_pixels_become_what_autocast_computes_in():
     assert_close(seen, pixels(x).bfloat16(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("channels", [1, 4])
+def test_channels_lie_next_to_one_another_even_if_there_is_one(channels: int):
+    x = torch.randint(256, (2, channels, 84, 84), dtype=torch.uint8)
+    seen = Pixels(image(channels, 84, 84))(x)
+    assert seen.stride() == (channels * 84 * 84, 1, channels * 84, channels)
+    assert CNN((channels, 84, 84), [(8, 8, 4)], []).convs[0](seen).stride(1) == 1
+
+
 @pytest.mark.parametrize("space", [Box(-1, 1, (4,)), Discrete(3), image(84, 84), image(2, 3, 84, 84)], ids=str)
 def test_what_is_no_image_is_refused_with_ways_out(space):
     with pytest.raises(ConfigError, match=r"model: .*\[C, H, W\].*model=mlp.*model=multi_input"):
