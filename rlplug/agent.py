@@ -98,6 +98,8 @@ class Agent:
             step["prev_reward"] = np.broadcast_to(np.asarray(0 if reward is None else reward, np.float32), columns)
         if "action_mask" in self.spec.extras:
             step["action_mask"] = self._mask(action_mask, columns)
+        elif action_mask is not None:
+            raise ValueError("this policy was trained without masks of the allowed actions")
         with torch.inference_mode(), self._ctx.acting(EnvShard("eval", columns, range(columns))):
             # copied, so that the caller may go on to use the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self._ctx.device), step)

@@ -20,6 +20,7 @@ from rlplug.agent import Agent, evaluate, load
 from rlplug.api import Algorithm, Losses, Needs, Optim
 from rlplug.checkpointing.format import Checkpoint, Snapshot, checkpoints, write
 from rlplug.envs import EnvList
+from rlplug.envs.spaces import batched
 from rlplug.evaluation.evaluator import EVALUATION
 from rlplug.plugins.buffer.rollout import Rollout
 from rlplug.plugins.env.gymnasium import Gymnasium
@@ -140,9 +141,15 @@ def test_what_it_knows_of_its_training(sac: Path, ppo: Path):
         (np.zeros((2, 4)), r"has shape \[2, 4\]"),
         (np.zeros((1, 2, 3)), r"has shape \[1, 2, 3\]"),
         (1.0, r"has shape \[\]"),
-        ("left", r"has shape \[\]"),
-        (["a", "b", "c"], "is of type <U1; the observation space is Box"),
-        ({"obs": np.zeros(3)}, r"has shape \[\]|is of type object"),
+        ("left", "the observation is a str; the observation space is Box"),
+        (["a", "b", "c"], "the observation is a list; the observation space is Box"),
+        (
+            (np.zeros(3), {}),
+            r"the observation is a tuple: reset\(\) returns it and an info; the observation space is Box",
+        ),
+        (None, "the observation is a NoneType; the observation space is Box"),
+        (np.array([0.0, np.nan, 0.0]), "the observation holds NaN"),
+        ({"obs": np.zeros(3)}, "the observation is a dict; the observation space is Box"),
     ],
 )
 def test_other_observations_are_refused(sac: Path, obs, said: str):
@@ -153,6 +160,19 @@ def test_other_observations_are_refused(sac: Path, obs, said: str):
 def test_other_modes_are_refused(sac: Path):
     with pytest.raises(ValueError, match="mode should be one of explore, greedy, random, and is 'best'"):
         load(sac).act(np.zeros(3), "best")  # type: ignore[arg-type]
+
+
+def test_a_policy_that_was_trained_without_masks_is_given_none(sac: Path):
+    with pytest.raises(ValueError, match="trained without masks"):
+        load(sac).act(np.zeros(3), action_mask=np.ones(7, bool))
+
+
+def test_bounds_that_numpy_aligns_are_told_in_one_line():
+    limits = np.array([4.8, np.inf, 0.42, np.inf], np.float32)
+    with pytest.raises(
+        ValueError, match=r"space is Box\(\[-4.8 -inf -0.42 -inf\], \[4.8 inf 0.42 inf\], \(4,\), float32\)"
+    ):
+        batched(Box(-limits, limits), np.zeros(3))
 
 
 def test_a_policy_that_was_trained_with_masks_is_given_them(tmp_path: Path):

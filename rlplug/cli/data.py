@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlplug.cli import tell
 from rlplug.types import ConfigError
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     paths = [argument for argument in arguments if argument != "--json"]
     if flags := [path for path in paths if path.startswith("-")]:
         raise ConfigError("", f"data takes no flag {flags[0]}; see rlplug data --help")
+    if settings := [path for path in paths if "=" in path and not Path(path).exists()]:
+        raise ConfigError("", f"data takes paths and no settings: {settings[0].partition('=')[2]}, not {settings[0]}")
     if not paths:
         raise ConfigError("", "data takes files, folders or patterns of recorded episodes; see rlplug data --help")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.nn import Module
 
+from rlplug.envs.spaces import in_words
 from rlplug.nn import ActorCritic
 from rlplug.run.checks import size
 from rlplug.trainer.trainer import Trainer
@@ -21,18 +22,18 @@ def describe(trainer: Trainer) -> str:
     table = [("env", f"{config.raw['env'].get('id', config.env.name)}, {config.num_envs} at a time, {limit}")]
     for name, group in spec.groups.items():
         agents = f"{name} x {len(group.agents)}: " if group.agents else ""
-        obs, action = (" ".join(str(space).split()) for space in (group.obs, group.action))
+        obs, action = (in_words(space) for space in (group.obs, group.action))
         table += [("  obs", agents + obs), ("  action", agents + action)]
     explorations = [("exploration", name, extra) for name, extra in policy.exploration.items()]
     for kind, name, module in (("algo", config.algo.name, policy.algorithm), *explorations):
         table.append((kind, f"{name}, {_count(module):,} parameters"))
         table += [line for part, inner in module.named_children() for line in _parts(f"  {part}", inner)]
-    row = trainer.collector.spec.row
+    row, threads = trainer.collector.spec.row, _many(plan.threads, "thread")
     table += [
         ("buffer", f"{config.buffer.name}, {size(trainer.buffer.nbytes(row))}"),
         ("  a row", ", ".join(f"{key} {_shape(leaf)}" for key, leaf in row.items())),
         *_loop(trainer),
-        ("hardware", f"{plan.world_size} x {plan.accelerator}, {plan.precision}, {plan.threads} thread(s) of torch"),
+        ("hardware", f"{plan.world_size} x {plan.accelerator}, {plan.precision}, {threads} of torch"),
         *_ranks(trainer),
         *_actors(trainer),
         ("  products", f"float32 at {plan.float32_matmul_precision} precision"),
@@ -40,6 +41,10 @@ def describe(trainer: Trainer) -> str:
     ]
     width = max(len(key) for key, _ in table)
     return "\n".join(f"{key:<{width}} {value}" for key, value in table)
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _loop(trainer: Trainer) -> list[tuple[str, str]]:
@@ -50,7 +55,7 @@ def _loop(trainer: Trainer) -> list[tuple[str, str]]:
     round_steps = config.rollout_fragment_length * config.num_envs
     rounds = config.total_steps // round_steps
     return [
-        ("loop", f"{config.loop.name}, {rounds:,} rounds of {round_steps:,} steps"),
+        ("loop", f"{config.loop.name}, {rounds:,} rounds of {_many(round_steps, 'step')}"),
         ("  steps", f"{rounds * round_steps:,} of total_steps={config.total_steps:,}"),
         ("  updates", f"about {loop.updates(rounds * round_steps):,}"),
     ]

@@ -159,7 +159,8 @@ def report(folder: Path) -> int:
         return FAILED if missing else 0
     print("\n".join(["", *table((*swept, "score", "status", ""), cells), f"as a table: {folder / TABLE}"]), flush=True)
     if missing:
-        tell(f"{missing} of {len(rows)} jobs did not finish; the same command with hydra.sweep.dir={folder} goes on")
+        again = f"the same command with hydra.sweep.dir={folder} tries them again"
+        tell(f"{missing} of {len(rows)} jobs did not finish; {again}")
     return FAILED if missing else 0
 
 

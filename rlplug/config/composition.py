@@ -76,6 +76,8 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigError: Hydra refuses the overrides.
     """
+    if isinstance(overrides, str):
+        raise ConfigError("", f"takes a list of words: {overrides.split()}")
     with session(), explained(overrides):
         return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
 
@@ -274,13 +276,15 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         line = error.override
         reason = " ".join(text.removeprefix(f"Error parsing override '{line}'").partition("See http")[0].split())
         special = f", with quotes around special characters ({reason})" if "=" in line else ""
-        return ConfigError(line.partition("=")[0], f"cannot read {line!r}: should be key=value{special}")
+        key = line.partition("=")[0] if special else ""
+        return ConfigError(key, f"cannot read {line!r}: should be key=value{special}")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         found = _unknown_option(error.missing_cfg_file, overrides)
         group, _, option = error.missing_cfg_file.partition("/")
         return ConfigError(found.key, found.message + asked_by(group, option, overrides))
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and (
-        found := re.match(r"Could not override '(.+)'", text)
+    if (found := re.match(r"Could not delete from config\. '(.+?)' does not exist", text)) or (
+        isinstance(cause, ConfigAttributeError | ConfigKeyError)
+        and (found := re.match(r"Could not override '(.+)'", text))
     ):
         return no_such_key_of(_base(overrides), found[1])
     if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
@@ -288,8 +292,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
         return ConfigError(found[1], f"should be exactly one option of {', '.join(option_names(found[1], overrides))}")
     if "${algo}_${env}" in text:  # of the defaults list
-        chosen = {override.partition("=")[0].lstrip("~"): override for override in overrides}
-        group = "algo" if "algo" in chosen else "env"
+        group = "env" if any(word.startswith(("~env", "env=[")) for word in overrides) else "algo"
         return ConfigError(group, f"should be exactly one option of {', '.join(option_names(group, ['~tuned']))}")
     if "Config group override must be a string" in text:
         for override in OverridesParser.create().parse_overrides(overrides):

@@ -78,6 +78,8 @@ def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
     if not isinstance(node, Mapping):
         return ConfigError(key, f"unknown key: {parent} is a single value and has no keys")
     siblings = [str(name) for name in node if name != "hydra"]
+    if not siblings:
+        return ConfigError(key, f"unknown key; there are none yet, and a new one is written with +: +{key}=<value>")
     if not get_close_matches(last, siblings, cutoff=0.85) and (others := elsewhere(tree, key)):
         return ConfigError(key, f"unknown key; did you mean {' or '.join(others)}?")
     return unknown_key(key, siblings)

@@ -243,7 +243,9 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
         ConfigError: there is no such component, it cannot be imported, or its settings are wrong.
     """
     if node is None:
-        raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(registry.names(kind))}")
+        from rlplug.config.composition import option_names  # here: it imports this module
+
+        raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(option_names(kind))}")
     if not isinstance(node, dict):
         hint = f"; a file of conf/model is chosen by model@{key}={node}" if kind == "model" else ""
         raise ConfigError(key, f"{show(node)} has the wrong type: should be a mapping with 'name' and settings{hint}")

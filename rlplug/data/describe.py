@@ -9,6 +9,7 @@ import numpy as np
 
 from rlplug import tree
 from rlplug.data.recording import Recording
+from rlplug.envs.spaces import in_words
 from rlplug.types import Batch, EnvSpec, groups_of
 
 WISHED = {"logp": "behavior log-probabilities, which off-policy estimates need"}
@@ -64,8 +65,8 @@ def table(about: dict[str, Any]) -> str:
 
 def _spaces(spec: EnvSpec | None) -> Iterator[tuple[str, str]]:
     for name, group in () if spec is None else (spec.native_spaces or spec.groups).items():
-        yield f"obs of {name}" if len(spec.groups) > 1 else "obs", " ".join(str(group.obs).split())  # type: ignore[union-attr]
-        yield f"action of {name}" if len(spec.groups) > 1 else "action", " ".join(str(group.action).split())  # type: ignore[union-attr]
+        yield f"obs of {name}" if len(spec.groups) > 1 else "obs", in_words(group.obs)  # type: ignore[union-attr]
+        yield f"action of {name}" if len(spec.groups) > 1 else "action", in_words(group.action)  # type: ignore[union-attr]
 
 
 def _spread(values: np.ndarray) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
 from rlplug import tree
-from rlplug.envs.spaces import inside_obs
+from rlplug.envs.spaces import in_words, inside_obs
 
 ROUNDING = 1e-5
 """so far, relative to a bound, an observation may lie beyond it"""
@@ -87,7 +87,7 @@ def leaf_reader(name: str, space: Space[Any], n: int | None = None) -> Callable[
         try:
             x = obs if type(obs) is np.ndarray else np.asarray(obs)
         except ValueError:
-            raise MisfitError(f"{name} is no array; its space is {_line(space)}") from None
+            raise MisfitError(f"{name} is no array; its space is {in_words(space)}") from None
         if x.shape != shape:
             raise MisfitError(f"{name} has shape {[*x.shape]}; its space says {[*shape]}")
         if x.dtype.kind not in kinds:
@@ -99,7 +99,7 @@ def leaf_reader(name: str, space: Space[Any], n: int | None = None) -> Callable[
         if shifted:
             x = x - start
         if indices and ((x < indices[0]) | (x > indices[1])).any():
-            raise MisfitError(f"{name} is {(x + start).tolist()}; its space is {_line(space)}")
+            raise MisfitError(f"{name} is {(x + start).tolist()}; its space is {in_words(space)}")
         return x
 
     return read
@@ -237,11 +237,7 @@ def _describe(path: tuple[str, ...], space: Space[Any], x: np.ndarray, place: tu
     holds = f"{name} is {x[place]!s}" if not place else f"{name} holds {x[place]!s} at {[*place]}"
     if isinstance(space, Box):
         return f"{holds}, beyond the bounds of its space, {space.low[place]!s} to {space.high[place]!s}"
-    return f"{holds}, outside of its space, {_line(space)}"
-
-
-def _line(space: Space[Any]) -> str:
-    return " ".join(str(space).split())
+    return f"{holds}, outside of its space, {in_words(space)}"
 
 
 def _kind(x: Any) -> str:

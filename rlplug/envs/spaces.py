@@ -105,6 +105,11 @@ def observe(space: Space[Any]) -> Callable[[Any], Any]:
     return lambda obs: np.asarray(obs, dtype)
 
 
+def in_words(space: Space[Any]) -> str:
+    """Return a space as one line: NumPy breaks the bounds of a Box into several."""
+    return " ".join(str(space).split())
+
+
 def batched(space: Space[Any], obs: Any) -> tuple[Any, int | None]:
     """Give observations of an environment's space a leading axis, if they have none.
 
@@ -124,25 +129,33 @@ def batched(space: Space[Any], obs: Any) -> tuple[Any, int | None]:
         if not isinstance(given, Mapping) or given.keys() != spaces.keys():
             got = f"a {type(obs).__name__}"
             got += f" of {', '.join(map(str, given))}" if isinstance(given, Mapping) else ""
-            raise ValueError(f"the observation is {got}; the observation space is {space}")
+            raise ValueError(f"the observation is {got}; the observation space is {in_words(space)}")
         parts = {key: batched(sub, given[key]) for key, sub in spaces.items()}
         counts = {n for _, n in parts.values()}
         if len(counts) != 1:
-            raise ValueError(f"the parts of the observation differ in their leading axis; the space is {space}")
+            differ = "the parts of the observation differ in their leading axis"
+            raise ValueError(f"{differ}; the space is {in_words(space)}")
         return {key: part for key, (part, _) in parts.items()}, counts.pop()
-    x, shape = np.asarray(obs), space.shape or ()
+    try:
+        x, shape = np.asarray(obs), space.shape or ()
+    except ValueError:  # parts of different shapes
+        x, shape = np.asarray(None), ()
+    if x.dtype.kind not in ("iubf" if np.issubdtype(space.dtype, np.floating) else "iub"):
+        got = f"of type {x.dtype}" if x.dtype.kind in "iubf" else f"a {type(obs).__name__}"
+        pair = ": reset() returns it and an info" if isinstance(obs, tuple) else ""
+        raise ValueError(f"the observation is {got}{pair}; the observation space is {in_words(space)}")
     lead = x.ndim - len(shape)
     if lead not in (0, 1) or x.shape[lead:] != shape:
         raise ValueError(
-            f"the observation has shape {[*x.shape]}; the observation space is {space}: {[*shape]}, or"
+            f"the observation has shape {[*x.shape]}; the observation space is {in_words(space)}: {[*shape]}, or"
             f" [{', '.join(map(str, ('n', *shape)))}] for n of them"
         )
-    if x.dtype.kind not in ("iubf" if np.issubdtype(space.dtype, np.floating) else "iub"):
-        raise ValueError(f"the observation is of type {x.dtype}; the observation space is {space}")
+    if x.dtype.kind == "f" and np.isnan(x).any():
+        raise ValueError("the observation holds NaN")
     if isinstance(space, Discrete | MultiDiscrete):
         n = space.n if isinstance(space, Discrete) else space.nvec
         if np.any(x < space.start) or np.any(x >= space.start + n):
-            raise ValueError(f"the observation {x.tolist()} is outside of the observation space, {space}")
+            raise ValueError(f"the observation {x.tolist()} is outside of the observation space, {in_words(space)}")
     return (x, len(x)) if lead else (x[None], None)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
+from rlplug.envs.spaces import in_words
 from rlplug.types import CheckpointError, ConfigError, EnvSpec, Group
 
 
@@ -78,7 +79,7 @@ def _facts(spec: EnvSpec) -> Iterator[tuple[str, tuple[str, Any]]]:
 
 
 def _shown(space: Space[Any]) -> tuple[str, Any]:
-    return " ".join(str(space).split()), space_to_json(space)
+    return in_words(space), space_to_json(space)
 
 
 def _groups_to_json(groups: Mapping[str, Group]) -> list[Any]:

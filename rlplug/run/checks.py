@@ -222,7 +222,8 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         if trains and made == 0 != more:  # a loop that cannot say says 0 of all
             tempo = ("num_steps_sampled_before_learning_starts", "replay_ratio")
             why = ", ".join([f"{key}={show(getattr(config, key))}" for key in tempo])
-            raise ConfigError("total_steps", f"{total} leave no time for one update: {why}, rounds of {each}; raise it")
+            short = f"{total} leaves no time for one update"
+            raise ConfigError("total_steps", f"{short}: {why}, rounds of {each}; raise it")
     if elsewhere and plan.accelerator == "cuda":
         return  # the processes that have the devices check their memory
     if buffer.device.type == "cuda":

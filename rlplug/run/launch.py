@@ -6,10 +6,14 @@ import itertools
 import math
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import psutil
 
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, checkpoints, find, tidy
@@ -32,6 +36,7 @@ from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
 Tell: TypeAlias = Callable[[str], None]  # is given, line by line, what a person should know
+_driven = itertools.count()  # runs of this process
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
 
 
@@ -190,12 +195,13 @@ def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
 
 def _drive(trainer: Trainer) -> float:
     """Run the loop to its end, evaluate, and write a checkpoint of where that was; return and raise as ``train``."""
-    callbacks, folder, status = callbacks_of(trainer), trainer.run_dir, "failed"
+    callbacks, folder, status, startup = callbacks_of(trainer), trainer.run_dir, "failed", 0.0
     manager = callbacks.open(trainer)
     try:
         with _disk_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
+            startup = _age() or trainer.clock.startup_s
             with suppress(Stopped):
                 trainer.loop.run(trainer)
             callbacks.finish(trainer)
@@ -220,14 +226,25 @@ def _drive(trainer: Trainer) -> float:
         raise RunError(_with_way_back(reason, folder)) from error.__cause__
     finally:
         if trainer.ctx.rank == 0:
-            _end(trainer, status)
+            _end(trainer, status, startup)
     return callbacks.evaluation.latest.get("eval/return_mean", math.nan)
 
 
-def _end(trainer: Trainer, status: str) -> None:
-    """Write ``summary.json``, and end the loggers."""
+def _age() -> float:
+    """Return how many seconds ago this process began; 0 if this is not its first run, or it is no command line."""
+    if next(_driven) or "rlplug" not in Path(sys.argv[0]).parts[-2:]:
+        return 0.0
+    created = psutil.Process().create_time()
+    if sys.platform == "linux":  # there it counts from the boot, which psutil knows to a second only
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
+    return time.time() - created
+
+
+def _end(trainer: Trainer, status: str, startup: float) -> None:
+    """Write ``summary.json``, and end the loggers. ``startup``: seconds before the loop began."""
     evaluation, progress, folder = callbacks_of(trainer).evaluation, trainer.progress, trainer.run_dir
-    wall, startup = trainer.clock.wall(), trainer.clock.startup_s
+    wall = trainer.clock.wall()
+    loop_s = wall - trainer.clock.startup_s
     summary = {
         "status": status,
         **callbacks_of(trainer).estimation.latest,
@@ -237,8 +254,8 @@ def _end(trainer: Trainer, status: str) -> None:
         "updates": progress.updates,
         "episodes": progress.episodes,
         "wall_s": round(wall, 3),
-        "env_steps_per_s": round(progress.env_steps / (wall - startup), 1),
-        "updates_per_s": round(progress.updates / (wall - startup), 1),
+        "env_steps_per_s": round(progress.env_steps / loop_s, 1),
+        "updates_per_s": round(progress.updates / loop_s, 1),
         "startup_s": round(startup, 3),
         "checkpoint": next((path.name for path in checkpoints(folder)), None),
     }

@@ -51,7 +51,7 @@ def test_a_bad_job_does_not_keep_the_others_from_running(capsys: pytest.CaptureF
     assert second.split()[:2] == ["1e+30", "failed"]
     assert last == "as a table: sweep/sweep.csv"
     assert err.splitlines()[-1].endswith(
-        " 1 of 2 jobs did not finish; the same command with hydra.sweep.dir=sweep goes on"
+        " 1 of 2 jobs did not finish; the same command with hydra.sweep.dir=sweep tries them again"
     )
 
 

@@ -76,11 +76,12 @@ def test_they_can_be_taken_for_another_environment(capsys):
         ("tuned=null", "tuned: unknown option 'null'"),
         ("algo=[dqn]", "algo: should be exactly one option of a2c"),
         ("~env", "env: should be exactly one option of acrobot"),
+        ("~env algo=sac", "env: should be exactly one option of acrobot"),
     ],
 )
 def test_mistakes(word, message):
     with pytest.raises(ConfigError) as error:
-        compose([word])
+        compose(word.split())
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 

@@ -80,11 +80,19 @@ def test_a_file_gets_a_line_per_evaluation_and_a_table_at_the_end(run, logger, c
 
 
 @pytest.mark.parametrize(
-    ("status", "verb"), [("finished", "evaluate"), ("interrupted", "resume"), ("failed", None)], ids=str
+    ("status", "checkpoint", "verb"),
+    [
+        ("finished", "step_000000001000", "evaluate"),
+        ("finished", None, None),
+        ("interrupted", "step_000000001000", "resume"),
+        ("interrupted", None, "resume"),
+        ("failed", "step_000000001000", None),
+    ],
+    ids=str,
 )
-def test_the_table_says_what_can_be_done_next(run, logger, capsys, status, verb):
+def test_the_table_says_what_can_be_done_next(run, logger, capsys, status, checkpoint, verb):
     run.start(logger("progress"))
-    run.end(status, checkpoint="step_000000001000")
+    run.end(status, checkpoint=checkpoint)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next")]
     assert said == ([f"next        python -m rlplug {verb} {run.run_dir}"] if verb else [])
 
@@ -100,6 +108,19 @@ def test_a_file_hears_of_a_run_that_neither_evaluates_nor_ends(run, logger, caps
     run.end("interrupted")
     assert seen.count("  0% · 0/1,000 steps · 0 steps/s · -:--:-- left") >= 2
     assert "evaluation  none" in capsys.readouterr().err
+
+
+def test_an_evaluation_is_told_once(run, logger, capsys):
+    run.start(logger("progress", every=0.01))
+    run.evaluate(3.0, 0.5)
+    seen = ""
+    for _ in range(1000):
+        seen += capsys.readouterr().err
+        if seen.partition("eval 3.0 ± 0.5")[2].count("steps/s") >= 2:
+            break
+        time.sleep(0.01)
+    run.end("interrupted")
+    assert seen.count("eval 3.0 ± 0.5") == 1
 
 
 def test_a_terminal_is_redrawn_in_place(run, logger):

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from threading import Event, Lock, Thread
 from typing import Any
@@ -27,7 +27,7 @@ WINDOW_S = 30.0  # steps per second are measured over the last so many seconds
 
 
 class ProgressLine:
-    """A bar on a terminal; elsewhere a line every ``every`` seconds and after each evaluation.
+    """A bar on a terminal; elsewhere a line every ``every`` seconds, and after each evaluation one that tells of it.
 
     Both are drawn by a thread that reads the run's counters: the training loop does nothing for it.
     """
@@ -92,14 +92,13 @@ class State:
         left = f"{_clock(max(total - steps, 0) / rate)} left" if rate else "-:--:-- left"
         return [f"{steps:,}/{total:,} {self.unit}", f"{rate:,.0f} {self.unit}/s", left]
 
+    def training(self) -> list[str]:
+        """Mean return of training's last episodes."""
+        return [f"return {self.metrics['episode/return']:,.1f}"] if "episode/return" in self.metrics else []
+
     def scores(self) -> list[str]:
         """Mean return of training's last episodes, and the last evaluation."""
-        words = []
-        if "episode/return" in self.metrics:
-            words.append(f"return {self.metrics['episode/return']:,.1f}")
-        if evaluation := _evaluation(self.metrics):
-            words.append(f"eval {evaluation}")
-        return words
+        return [*self.training(), *(f"eval {evaluation}" for evaluation in [_evaluation(self.metrics)] if evaluation)]
 
 
 class _Live:
@@ -138,12 +137,16 @@ class _Plain:
 
     def _tick(self) -> None:
         while not self._over.wait(self._every):
-            self.evaluated()
+            self._print(self.state.training())
 
     def evaluated(self) -> None:
+        self._print(self.state.scores())
+
+    def _print(self, scores: Sequence[str]) -> None:
         with self._lock:
-            words = [f"{self.state.fraction:4.0%}", *self.state.speed(), *self.state.scores()]
-            self.console.print(" · ".join(words), soft_wrap=True)
+            self.console.print(
+                " · ".join([f"{self.state.fraction:4.0%}", *self.state.speed(), *scores]), soft_wrap=True
+            )
 
     def close(self) -> None:
         self._over.set()
@@ -160,7 +163,8 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
         "wall time": f"{_clock(wall)}",
         "run folder": str(run.run_dir),
     }
-    if summary.get("checkpoint") and (verb := NEXT.get(summary["status"])):
+    verb = NEXT.get(summary["status"])
+    if verb and (summary.get("checkpoint") or verb == "resume"):
         rows["next"] = f"python -m rlplug {verb} {run.run_dir}"
     return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
