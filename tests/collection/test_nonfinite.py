@@ -458,7 +458,7 @@ def words_beyond(*more):
     return [*BEYOND, *small, "total_steps=512", "eval.every=128", "eval.episodes=2", "logger=[]", *more]
 
 
-@pytest.mark.parametrize("hardware", ["cpu", "2cpu"])
+@pytest.mark.parametrize("hardware", ["cpu", pytest.param("2cpu", marks=pytest.mark.slow)])
 def test_an_observation_out_of_bounds_is_told_once_and_the_run_goes_on(hardware, tmp_path, capfd):
     train(compose(words_beyond("algo=ppo", f"hardware={hardware}")), tmp_path / "run")
     said = capfd.readouterr().err

@@ -42,7 +42,7 @@ def make(vectorization, workers=2, columns=5, **options):
     return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(columns), num_envs=columns, render=False))
 
 
-@pytest.fixture(params=WORLDS)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "pong")) for name in WORLDS])
 def options(request):
     if request.param == "pong" and not (find_spec("ale_py") and find_spec("cv2")):
         pytest.skip("needs ale_py and cv2")

@@ -98,7 +98,8 @@ class State:
 
     def scores(self) -> list[str]:
         """Mean return of training's last episodes, and the last evaluation."""
-        return [*self.training(), *(f"eval {evaluation}" for evaluation in [_evaluation(self.metrics)] if evaluation)]
+        evaluation = _evaluation(self.metrics)
+        return self.training() + ([f"eval {evaluation}"] if evaluation else [])
 
 
 class _Live:
@@ -144,9 +145,8 @@ class _Plain:
 
     def _print(self, scores: Sequence[str]) -> None:
         with self._lock:
-            self.console.print(
-                " · ".join([f"{self.state.fraction:4.0%}", *self.state.speed(), *scores]), soft_wrap=True
-            )
+            words = [f"{self.state.fraction:4.0%}", *self.state.speed(), *scores]
+            self.console.print(" · ".join(words), soft_wrap=True)
 
     def close(self) -> None:
         self._over.set()
