@@ -127,7 +127,7 @@ BAD = {
     "evaluate run/config.yaml": "run/config.yaml is not a run or checkpoint of rlplug: ",
     "evaluate empty": "empty holds no checkpoint yet",
     "evaluate run -m": "evaluate takes no flag -m; see rlplug evaluate --help",
-    "evaluate run run": "run: cannot read 'run': should be key=value",
+    "evaluate run run": "cannot read 'run': should be key=value",
     "evaluate run eval.episodes=0": "eval.episodes: 0 is out of range: should be greater than 0",
     "evaluate run eval.episodes=many": "eval.episodes: 'many' has the wrong type: should be a valid integer",
     "evaluate run eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: ",
