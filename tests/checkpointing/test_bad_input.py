@@ -295,7 +295,7 @@ FORBIDDEN = {
     "total_steps=300,400": "total_steps: 300,400 is several values",
     "~algo": "algo: cannot be taken out of a run",
     "--multirun": "no flag --multirun is known here",
-    "300": "300: cannot read '300': should be key=value",
+    "300": "cannot read '300': should be key=value",
     "total_steps=[1": "total_steps: cannot read 'total_steps=[1': should be key=value",
     "hydra.run.dir=elsewhere": "hydra.run.dir: belongs to the start of a run and cannot be changed",
 }
