@@ -64,25 +64,35 @@ class Artifact:
             graph, self._others, self._template, inputs = _traced(function, batch, varies)
             self._run = _interpreter(graph) if _interprets else _compiled(graph, inputs)
         self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
+        self._skip, self._like = int(varies), tree.map(lambda x: (x.dtype, x.shape[varies:]), batch)
 
     def __call__(self, batch: Batch) -> Any:
+        """Return what the function returns; None: the batch has other keys, shapes or dtypes than the example."""
+        inputs = list[Tensor]()
+        if not _matches(batch, self._like, self._skip, inputs):
+            return None
         others = self._others
         if self._draws:
             others = others.copy()
             for i, draw in self._draws:
                 others[i] = draw()
-        inputs = [x if x.is_contiguous() else x.contiguous() for x in tree.leaves(batch)]
         return _with(self._template, inputs, iter(self._run(inputs + others)))
 
 
-def signature(batch: Batch, varies: bool) -> tuple[Any, ...]:
-    """Return what of a batch decides which artifact serves it: equal for batches that the same one serves."""
-    skip = 1 if varies else 0
-    return tuple((key, *_kind(x, skip)) for key, x in batch.items())
-
-
-def _kind(x: Any, skip: int) -> tuple[Any, ...]:
-    return signature(x, bool(skip)) if isinstance(x, dict) else (x.dtype, x.shape[skip:])
+def _matches(batch: Any, like: Batch, skip: int, inputs: list[Tensor]) -> bool:
+    """Return whether a batch is like ``like``, and add its leaves to ``inputs``, in that order."""
+    if not isinstance(batch, dict) or batch.keys() != like.keys():
+        return False
+    for key, kind in like.items():
+        x = batch[key]
+        if isinstance(kind, dict):
+            if not _matches(x, kind, skip, inputs):
+                return False
+        elif isinstance(x, dict) or (x.dtype, x.shape[skip:]) != kind:
+            return False
+        else:
+            inputs.append(x.contiguous())
+    return True
 
 
 def _traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[Any], Any, list[Any]]:
@@ -213,8 +223,8 @@ def _with(value: Any, inputs: Sequence[Tensor], outputs: Iterator[Tensor]) -> An
     """Return ``value`` with the next of ``outputs`` in place of every ``...``, and inputs where they were."""
     if value is ...:
         return next(outputs)
-    if isinstance(value, dict):
-        return {key: _with(part, inputs, outputs) for key, part in value.items()}
+    if isinstance(value, dict):  # most of what it holds are tensors
+        return {key: next(outputs) if x is ... else _with(x, inputs, outputs) for key, x in value.items()}
     if isinstance(value, list):
         return [_with(part, inputs, outputs) for part in value]
     return inputs[value.stop] if isinstance(value, slice) else value

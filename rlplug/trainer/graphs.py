@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlplug.api import Trainable
 from rlplug.nn import Adam
-from rlplug.trainer.artifact import Artifact, signature
+from rlplug.trainer.artifact import Artifact
 from rlplug.trainer.minibatches import Total
 from rlplug.trainer.optimizer import OptimizerState
 from rlplug.types import Batch, Tree
@@ -58,7 +58,7 @@ class Graphs:
         """None: not decided yet"""
         self.works = True
         self._steps, self._since = 0, -1.0  # that were counted to decide, since this share of the run
-        self._artifacts: dict[Any, Artifact] = {}
+        self._artifacts: dict[Any, list[Artifact]] = {}  # of a function, one for each kind of batch
         self._failed, self._collected = set[Any](), set[Any]()
 
     def decide(self, done: float) -> None:
@@ -105,13 +105,15 @@ class Graphs:
         """Call a function as machine code, which is made if there is none; None: that does not work."""
         if of in self._failed:
             return None
-        key = of, signature(batch, varies)
+        known = self._artifacts.setdefault(of, [])
         try:
-            if key not in self._artifacts:
-                if len(self._artifacts) >= MOST_ARTIFACTS:
-                    raise RuntimeError(f"more than {MOST_ARTIFACTS} graphs would be needed: shapes are ever new")
-                self._artifacts[key] = Artifact(function, batch, varies)
-            return self._artifacts[key](batch)
+            for artifact in known:
+                if (found := artifact(batch)) is not None:
+                    return found
+            if sum(map(len, self._artifacts.values())) >= MOST_ARTIFACTS:
+                raise RuntimeError(f"more than {MOST_ARTIFACTS} graphs would be needed: shapes are ever new")
+            known.append(artifact := Artifact(function, batch, varies))
+            return artifact(batch)
         except Exception as error:  # of many kinds; one that is not the compiler's comes again without it
             self._failed.add(of)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

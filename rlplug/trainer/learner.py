@@ -28,6 +28,7 @@ from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, ba
 from rlplug.types import Batch, Compile, Progress, RunError, Tree, Weights
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+NO_LOSS = torch.zeros(())  # of a graph, which gives gradients
 MOST_UNREAD = 1000  # gradient steps, after which their numbers are read if nobody asked whether they were finite
 
 
@@ -103,12 +104,9 @@ class RankLearner:
         try:
             batch, bonuses = self.sample() if batch is None else self._received(batch)
             with torch.no_grad():
-                if "gradients" in batch:
-                    prepared = batch
-                elif self.ctx.needs.data == "windows":  # there is a gradient step or two for each
-                    prepared = self.call(self.algorithm.prepare, batch)
-                else:
-                    prepared = self.algorithm.prepare(batch)
+                windows = self.ctx.needs.data == "windows"  # there is a gradient step or two for each
+                prepare = partial(self.call, self.algorithm.prepare) if windows else self.algorithm.prepare
+                prepared = batch if "gradients" in batch else prepare(batch)
             losses = self.algorithm.update(prepared, self)
             losses.metrics.update(bonuses)
             for name, extra in self.exploration.items():
@@ -196,8 +194,7 @@ class RankLearner:
         for p in every:
             p.grad = None
         params = [p for name in due for p in own[name].params]
-        totals: list[Total] = []
-        norms: dict[str, Sequence[Tensor]] = {}
+        totals, norms = list[Total](), dict[str, Sequence[Tensor]]()
         for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
             graph = self.graphs.run(micro, who, due, own, step) if self.graphs else None
             if graph is None:
@@ -205,7 +202,7 @@ class RankLearner:
                 backward(totals[-1].loss)
                 continue
             losses = Losses(graph.terms, graph.metrics, graph.feedback)
-            totals.append(Total(losses, graph.count, torch.zeros(())))
+            totals.append(Total(losses, graph.count, NO_LOSS))
             norms |= graph.norms
             for p, grad in zip(params, graph.grads, strict=not norms):
                 if grad is not None:
@@ -222,7 +219,7 @@ class RankLearner:
             p.grad = sums["parameters"].get(name)
         params = [p for name in due for p in self.parts(who)[name].params]
         losses, count = Losses(sums["terms"], sums["metrics"]), batch["valid"].sum().float()
-        return self._all_reduce([Total(losses, count, torch.zeros(()))], 1, params)
+        return self._all_reduce([Total(losses, count, NO_LOSS)], 1, params)
 
     def _forward(self, batch: Batch, who: Trainable, due: Sequence[str], diagnostics: bool = True) -> Total:
         with nullcontext() if self.dtype is None else torch.autocast(self.ctx.device.type, self.dtype):

@@ -45,7 +45,8 @@ class Normalizer(nn.Module):
         if cfg.normalize_obs and not vectors:
             said = f"there is no vector of numbers in the observations, {group.obs}"
             raise ConfigError("preprocess.normalize_obs", said)
-        self.obs = nn.ModuleDict(vectors)
+        self.obs, self._vectors = nn.ModuleDict(vectors), [*vectors.values()]
+        self._changes = bool(vectors) or cfg.normalize_reward or cfg.scale_reward != 1.0 or cfg.clip_reward is not None
         self.reward = Moments() if cfg.normalize_reward else None
         self.register_buffer("returns", torch.zeros(num_envs) if cfg.normalize_reward else None)
 
@@ -60,6 +61,8 @@ class Normalizer(nn.Module):
 
     def normalized(self, batch: Batch) -> Batch:
         """Return a sample, leaves ``[T+1, B, ...]``, as the learner sees it."""
+        if not self._changes:
+            return {**batch}
         views = {"obs": self, "reward": self._reward}
         parts = groups_of(batch)
         seen = {
@@ -86,8 +89,8 @@ class Normalizer(nn.Module):
 
     def commit(self) -> None:
         """Let the observations until now count; called before a round is collected."""
-        for moments in self.obs.values():
-            moments.commit()  # type: ignore[operator]
+        for moments in self._vectors:
+            moments.commit()
 
     def env_state(self) -> Tree:
         """Return what belongs to this process's environments; the rest is the same on all ranks."""

@@ -17,6 +17,7 @@ from rlplug.collection.nonfinite import kind
 from rlplug.types import Tree
 
 LARGEST = 2.0**24  # the largest scale of losses
+ROUNDING = 1e-5  # of a norm in float32, amply
 
 
 class OptimizerState:
@@ -33,7 +34,7 @@ class OptimizerState:
         return self.calls % self.optim.every == 0
 
     def clip(self, grads: list[Tensor] | None = None) -> Sequence[Tensor]:
-        """Clip, faster than ``torch.nn.utils``; return norms from before, 0-d: one of every tensor, or one of all.
+        """Clip, faster than ``torch.nn.utils``; return norms from before, 0-d, of every tensor or one of all.
 
         Args:
             grads: what is clipped; None: every ``.grad`` that there is.
@@ -50,11 +51,11 @@ class OptimizerState:
             torch._foreach_clamp_min_(grads, -limit)
             torch._foreach_clamp_max_(grads, limit)
             return norms
+        if grads[0].is_cpu and not is_compiling():  # reading them costs nothing there
+            largest = (max if by == "norm" else math.hypot)(*(norm.item() for norm in norms), 0.0)
+            if largest < (1.0 - ROUNDING) * limit:
+                return norms
         size = torch.stack(norms) if by == "norm" else torch.stack(norms).norm()
-        if size.is_cpu and not is_compiling():  # reading it costs nothing there
-            largest = max(size.tolist()) if by == "norm" else size.item()
-            if largest + 1e-6 <= limit:
-                return norms if by == "norm" else (size,)
         factor = (limit / (size + 1e-6)).clamp_(max=1.0)
         torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)
         return norms if by == "norm" else (size,)

@@ -47,6 +47,7 @@ def kill(*rounds: int) -> Callable[[int, Trainer], None]:
     return disturb
 
 
+@pytest.mark.slow
 def test_killed_hung_and_raising(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """Actors are killed; an environment hangs once; others raise and are restarted alone. A restarted actor continues
     at the very row, and the run equals that of one process in which nothing hung or was killed."""

@@ -34,7 +34,7 @@ def test_forward_backward_and_optimizer_are_one_artifact_that_reads_schedules():
     learner.minimize(batch, algorithm)
     assert all(torch.equal(p, q) for p, q in zip(before, actor, strict=True)), "the step size reached zero"
     assert learner.compile
-    assert len(learner.graphs._artifacts) == 1
+    assert [*map(len, learner.graphs._artifacts.values())] == [1]
 
 
 def test_compiled_learner_equals_the_eager_one():
@@ -152,7 +152,7 @@ def test_one_graph_serves_minibatches_of_every_size():
             sizes.add((ends[-1] - ends[-2]) % 12)
         assert trainer.learner.compile
         assert len(sizes) > 1
-        assert len(trainer.learner.graphs._artifacts) == 2  # acting, and gradient steps
+        assert [*map(len, trainer.learner.graphs._artifacts.values())] == [1, 1]  # acting, and gradient steps
 
 
 @pytest.mark.slow

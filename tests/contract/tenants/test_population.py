@@ -37,6 +37,7 @@ def test_two_actors_learn_to_balance_a_pole(tmp_path):
     assert summary["episodes"] == 32 * summary["updates"]
 
 
+@pytest.mark.slow
 def test_two_actors_equal_one_process(tmp_path):
     (alone, weights), (two, same) = (
         run(tmp_path / "1", "num_envs=2", "total_steps=3000"),
