@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -198,6 +198,9 @@ PROOFS = {
     "ddpg_halfcheetah": Proof(DDPG + "halfcheetah"),
     **{name: Proof(f"experiment={name}") for name in ("ppo_pong", "dqn_pong")},
 }
+COMPILED = ("ppo_cartpole", "ddppo_cartpole_2cpu", "dqn_cartpole", "dqn_masked_cartpole", "sac_pendulum")
+COMPILED += ("ppo_lstm_stateless_cartpole", "sac_icm_frozenlake")
+PROOFS |= {f"{name}_compiled": replace(PROOFS[name], line=f"{PROOFS[name].line} compile=max") for name in COMPILED}
 
 
 def with_seed(

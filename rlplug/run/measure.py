@@ -144,7 +144,7 @@ class Evaluation:
             own, shares = self._play_share(trainer, job, weights), list[Batch]()
             for batch, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
                 if batch is None:
-                    trainer.agree_to_stop(stop_signal)
+                    trainer.agreed_stop = stop_signal  # which all ranks know
                     raise Stopped
                 shares.append(batch)
             yield job, side_by_side(shares)

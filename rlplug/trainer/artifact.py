@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -197,6 +198,7 @@ def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Te
     key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
     known = Path(cache_dir()) / "rlplug" / key
     if not known.exists() or not Path(known.read_text()).exists():
+        print("rlplug: compiling; later runs take this from the compiler's cache", file=sys.stderr, flush=True)
         known.parent.mkdir(parents=True, exist_ok=True)
         (own := known.with_suffix(f".{os.getpid()}")).write_text(str(aot_compile(graph, tuple(inputs))))
         own.replace(known)

@@ -86,10 +86,6 @@ class Trainer(Run):
         if self.learner.collectives.world_size == 1:
             self.agreed_stop = signal_number
 
-    def agree_to_stop(self, signal_number: int) -> None:
-        """End the run, as all ranks know that one of them was asked to."""
-        self.agreed_stop = signal_number
-
     @property
     def _steps_left(self) -> int:
         """Steps of every environment of a round until ``total_steps``, which is never exceeded if it counts steps."""
