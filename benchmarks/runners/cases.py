@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dqn_prioritized": DQN | {"train_every": 1, "steps": 10_000, "learns": 60, "alpha": 0.6, "beta": 0.4},
     "sac_pendulum": SAC | {"env": "Pendulum-v1", "steps": 3_000, "learns": -1000, "start": 500},
     "sac_halfcheetah": SAC | {"env": "HalfCheetah-v5", "steps": 3_000, "learns": None, "start": 500},
-    "ppo_cartpole_64": PPO | {"env": "CartPole-v1", "envs": 64, "steps": 20 * 8192, "learns": 60},
+    "ppo_cartpole_64": PPO | {"env": "CartPole-v1", "envs": 64, "steps": 20 * 8192, "learns": 60, "start": 8192},
     "ppo_pong": PONG | {"env": "PongNoFrameskip-v4", "envs": 8, "steps": 6 * 1024, "learns": None},
     "impala_cartpole": IMPALA | {"env": "CartPole-v1", "steps": 30_000, "learns": None},
     "impala_pong": IMPALA
