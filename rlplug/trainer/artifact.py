@@ -65,7 +65,8 @@ class Artifact:
             graph, self._others, self._template, inputs = _traced(function, batch, varies)
             self._run = _interpreter(graph) if _interprets else _compiled(graph, inputs)
         self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
-        self._skip, self._like = int(varies), tree.map(lambda x: (x.dtype, x.shape[varies:]), batch)
+        self._skip = skip = int(varies)  # axes that may have any length
+        self._like = tree.map(lambda x: (x.dtype, x.shape[skip:]), batch)
 
     def __call__(self, batch: Batch) -> Any:
         """Return what the function returns; None: the batch has other keys, shapes or dtypes than the example."""
@@ -81,7 +82,7 @@ class Artifact:
 
 
 def _matches(batch: Any, like: Batch, skip: int, inputs: list[Tensor]) -> bool:
-    """Return whether a batch is like ``like``, and add its leaves to ``inputs``, in that order."""
+    """Return whether a batch has keys, dtypes and shapes of ``like``; add its leaves to ``inputs``, in that order."""
     if not isinstance(batch, dict) or batch.keys() != like.keys():
         return False
     for key, kind in like.items():

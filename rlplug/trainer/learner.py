@@ -28,7 +28,7 @@ from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, ba
 from rlplug.types import Batch, Compile, Progress, RunError, Tree, Weights
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-NO_LOSS = torch.zeros(())  # of a graph, which gives gradients
+NO_LOSS = torch.zeros(())  # where gradients are given
 MOST_UNREAD = 1000  # gradient steps, after which their numbers are read if nobody asked whether they were finite
 
 

@@ -13,6 +13,7 @@ from rlplug.distributed.fabric import one_rank
 from rlplug.run.build import build
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer import graphs
+from rlplug.trainer.artifact import Artifact, interpreted
 from rlplug.trainer.learner import RankLearner
 from tests.plugins import test_sac
 from tests.trainer.test_learner import close, three_steps
@@ -192,3 +193,33 @@ def test_auto_compiles_a_long_run_and_not_a_short_one(monkeypatch):
     update, state = decided(monkeypatch, 1600)
     assert update
     assert decided(monkeypatch, 400, state)[0] == update + 1  # a resumed run does what it did
+
+
+@pytest.mark.slow
+def test_a_run_says_when_it_compiles(monkeypatch, tmp_path, capsys):
+    """Not when the machine code lies in the cache."""
+    monkeypatch.setattr("torch._inductor.codecache.cache_dir", lambda: str(tmp_path))
+    said = []
+    for _ in range(2):
+        assert (
+            Artifact(lambda batch: {"y": batch["x"] + 1.0}, {"x": torch.ones(3)})({"x": torch.zeros(3)})["y"].sum() == 3
+        )
+        said.append("compiling" in capsys.readouterr().err)
+    assert said == [True, False]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": torch.ones(2, 4)},
+        {"x": torch.ones(2, 3).double()},
+        {"y": torch.ones(2, 3)},
+        {"x": {"x": torch.ones(2, 3)}},
+    ],
+    ids=["shape", "dtype", "key", "nesting"],
+)
+def test_an_artifact_serves_batches_like_its_example_alone(other):
+    with interpreted():
+        twice = Artifact(lambda batch: {"y": 2.0 * batch["x"]}, {"x": torch.ones(5, 3)}, varies=True)
+    assert torch.equal(twice({"x": torch.ones(2, 3)})["y"], torch.full((2, 3), 2.0))
+    assert twice(other) is None
