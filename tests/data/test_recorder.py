@@ -121,7 +121,7 @@ def test_a_longer_run_appends(tmp_path):
 )
 def test_killed_while_it_writes(words, tmp_path):
     """SIGKILL in the middle of files leaves whole ones; resumed, the run has written what an undisturbed one writes."""
-    words = [*PPO, "env=cartpole", "checkpoint.every=96", "record.max_file_size=2000", "total_steps=4800", *words]
+    words = [*PPO, "env=cartpole", "checkpoint.every=96", "record.max_file_size=2000", "total_steps=9600", *words]
     warm_up(words)
     data, kills = tmp_path / "data", 0
 

@@ -138,7 +138,7 @@ def test_ranks_update_together_although_one_leaves_out_more(uneven, tmp_path):
     assert summary(run)["updates"] > 10
 
 
-@pytest.mark.parametrize("victim", ["run", "actor"])
+@pytest.mark.parametrize("victim", [pytest.param("run", marks=pytest.mark.slow), "actor"])
 @pytest.mark.parametrize(
     "words",
     [REPLAY, *(pytest.param(words, marks=pytest.mark.slow) for words in (SEGMENTS, APPO, A3C, APEX, APEX_DDPG))],
