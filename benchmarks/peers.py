@@ -38,7 +38,7 @@ from cases import CASES  # noqa: E402
 
 RESULTS, PAGE, PICTURE = HERE / "results" / "peers.json", HERE.parent / "docs" / "results.md", "img/peers.svg"
 WARM_UP, START = 0.3, 2048
-SHARED = ("torch", "gymnasium", "mujoco", "imageio", "ale-py", "opencv-python-headless")
+SHARED = ("torch", "gymnasium", "mujoco", "imageio", "packaging", "ale-py", "opencv-python-headless")
 TITLES = {
     "ppo_cartpole": "PPO, CartPole-v1: 8 environments x 128, 4 epochs x 4 minibatches, two 64x64 tanh networks",
     "ppo_acrobot": "PPO, Acrobot-v1: 16 environments x 128, else the same",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 
@@ -78,6 +79,7 @@ def build(
     for chosen, who in ((config.algo, policy.algorithm), *modules):
         following = policy.ctx.schedules.following
         contract.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
+    identity = identity or learner.collectives.broadcast(uuid4().hex)  # the same on all ranks
     estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
     trainer = Trainer(
         resolved=resolved,

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
-from uuid import uuid4
 
 from rlplug.checkpointing.format import Checkpoint, FileRowLog, Snapshot
 from rlplug.checkpointing.manager import CheckpointManager
@@ -34,7 +33,7 @@ class Callbacks:
     """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
 
     def __init__(self, policy: Policy, is_async: bool, estimation: Estimation, identity: str) -> None:
-        self.identity = identity or uuid4().hex  # of the run, to which alone its checkpoints belong
+        self.identity = identity  # of the run, to which alone its checkpoints and its recorded files belong
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation

@@ -120,3 +120,17 @@ def test_every_rank_goes_on_with_the_returns_of_its_own_environments(tmp_path):
     answers = ranks(2)(through_a_checkpoint, compose([*words, *SMALL[4:]]).raw, str(tmp_path))
     assert all(torch.equal(before, after) for before, after in answers)
     assert not torch.equal(answers[0][0], answers[1][0])
+
+
+def names_of(fabric, raw, folder):
+    """The name of the run, and of the files that this rank writes down."""
+    with closing(build(parse(raw), Path(folder), fabric, Plan("cpu", fabric.world_size))) as trainer:
+        return trainer.reports.identity, trainer.reports.recorder.files.name
+
+
+def test_the_ranks_of_a_run_write_files_of_one_name(tmp_path):
+    """So that a run that is continued by the name in its checkpoint deletes what each rank wrote after it."""
+    words = [*SMALL, f"record.path={tmp_path / 'data'}"]
+    (first, one), (second, other) = ranks(2)(names_of, compose(words).raw, str(tmp_path))
+    assert first == second
+    assert (one, other) == (f"{first[:12]}-0", f"{first[:12]}-1")
