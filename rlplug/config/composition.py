@@ -65,7 +65,11 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
     check_choices(choices, overrides)
     pair = tuned(hydra)
     try:
-        return parse(plain(config, overrides, pair)), pair
+        run = parse(plain(config, overrides, pair))
+        if "rollout" in run.buffer.cls.gives and any(word.startswith("train_batch_size=") for word in overrides):
+            said = "is for buffers that are sampled, and a rollout is learned from whole"
+            raise ConfigError("train_batch_size", f"{said}; set num_envs or rollout_fragment_length")
+        return run, pair
     except ConfigError as error:
         raise blamed(error, choices, command(hydra)) from None
 
