@@ -41,13 +41,13 @@ WARM_UP, START = 0.3, 2048
 SHARED = ("torch", "gymnasium", "mujoco", "imageio", "packaging", "ale-py", "opencv-python-headless")
 TITLES = {
     "ppo_cartpole": "PPO, CartPole-v1: 8 environments x 128, 4 epochs x 4 minibatches, two 64x64 tanh networks",
-    "ppo_acrobot": "PPO, Acrobot-v1: 16 environments x 128, else the same",
+    "ppo_acrobot": "PPO, Acrobot-v1: 16 environments x 128, else as on CartPole",
     "dqn_cartpole": "DQN, CartPole-v1: batch 32, 64x64, one update a step",
-    "dqn_cartpole_4": "DQN, CartPole-v1: the same, one update in four steps",
+    "dqn_cartpole_4": "DQN, CartPole-v1: batch 32, 64x64, one update in four steps",
     "dqn_prioritized": "DQN, CartPole-v1: one update a step, prioritized replay (alpha 0.6, beta 0.4)",
     "sac_pendulum": "SAC, Pendulum-v1: batch 256, 256x256, one update a step",
-    "sac_halfcheetah": "SAC, HalfCheetah-v5: the same",
-    "ppo_cartpole_64": "PPO, CartPole-v1: 64 environments x 128, else as above",
+    "sac_halfcheetah": "SAC, HalfCheetah-v5: batch 256, 256x256, one update a step",
+    "ppo_cartpole_64": "PPO, CartPole-v1: 64 environments x 128, else as with 8",
     "ppo_pong": "PPO, Pong: 8 environments x 128, 4 epochs x 4 minibatches, the network of Mnih et al. 2015",
     "impala_cartpole": "IMPALA, CartPole-v1: 2 actors x 8 environments x 50, batch 400, two 64x64 tanh networks",
     "impala_pong": "IMPALA, Pong: 2 actors x 4 environments x 50, batch 400, the network of Mnih et al. 2015",
@@ -236,7 +236,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         high = [max(seen["steps_per_s"]) - m for m, (_, seen) in zip(middles, peers, strict=True)]
         colors = ["#2a6fb0" if name.startswith("rlplug") else "#b0b0b0" for name, _ in peers]
         axis.barh(names, middles, xerr=[low, high], color=colors, ecolor="#606060", height=0.7)
-        axis.set_title(TITLES[case].partition(":")[0], fontsize=9, loc="left")
+        axis.set_title(TITLES[case], fontsize=8, loc="left")
         axis.tick_params(labelsize=7)
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1, 0].set_xlabel("environment steps per second", fontsize=8)
