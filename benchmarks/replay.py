@@ -5,8 +5,8 @@
 
 A replay of 1,000,000 transitions of 17 numbers and 6 actions, as HalfCheetah's, one thread. Prioritized: drawing a
 batch and taking back its priorities; beside it, the same by the binary tree of NumPy that many libraries have, without
-rows. Stable-Baselines3 runs in the environment that ``benchmarks/peers.py`` makes. The two take turns; medians. Results
-go to ``results/replay.json``.
+rows. Stable-Baselines3 runs in the environment that ``benchmarks/peers.py`` makes. All take turns; medians. Results go
+to ``results/replay.json`` and ``docs/results.md``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared import write_table
 
 HERE = Path(__file__).parent
 ROWS, BATCH, SIZES = 1_000_000, 256, {"obs": 17, "action": 6}
@@ -134,6 +135,15 @@ def turn(name: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def table(medians: dict[str, dict[str, float]]) -> list[str]:
+    """Return the rows of ``docs/results.md``."""
+    lines = ["| | batches of 256 a second | a row is added in |", "|---|---|---|"]
+    for name, seen in medians.items():
+        added = f"{seen['add_us']:.1f} us" if "add_us" in seen else ""
+        lines.append(f"| {name} | {seen['batches_per_s']:,.0f} | {added} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -157,6 +167,7 @@ def main() -> None:
         print(f"{name:24s}" + "".join(f"  {key} {value:,.1f}" for key, value in medians.items()))
     text = json.dumps({"rounds": args.rounds, "load": round(os.getloadavg()[0], 2), "medians": found}, indent=1)
     (HERE / "results" / "replay.json").write_text(text + "\n")
+    write_table(HERE.parent / "docs" / "results.md", "replay", table(found))
 
 
 if __name__ == "__main__":
