@@ -39,7 +39,7 @@ def refusal(*words: str) -> str:
 
 
 def test_an_algorithm_that_corrects_for_no_older_policy_is_refused():
-    said = refusal("algo=ppo", "loop=async")
+    said = refusal("algo=ppo", "buffer=rollout", "loop=async")
     assert said == "loop: async lets older weights play, and PPO does not correct for that; take loop=alternate"
 
 

@@ -99,7 +99,10 @@ class Cell:
             words.append("preprocess.normalize_reward=true")
         if self.normalization == "all":
             words.append("preprocess.normalize_obs=true")
-        return words + _small(_raw(words))
+        raw = _raw(words)
+        if raw["buffer"]["name"] == "rollout":
+            del raw["train_batch_size"]  # a rollout is learned from whole
+        return words + _small(raw)
 
     def config(self) -> RunConfig:
         """What ``compose(words)`` gives, in a hundredth of the time.
