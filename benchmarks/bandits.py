@@ -97,7 +97,7 @@ def main() -> None:
             results[algo] = {}
             for seed, (steps, total) in found.items():
                 at = {f"after {mark:,}": float(np.interp(mark, steps, total)) for mark in MARKS}
-                last = (total[-1] - float(np.interp(steps[-1] - LAST, steps, total))) / LAST
+                last = float(total[-1] - np.interp(steps[-1] - LAST, steps, total)) / LAST
                 summary = json.loads((folders[seed] / "summary.json").read_text())
                 results[algo][seed] = at | {"last": last, "greedy": summary["eval/regret"]}
             print(f"{algo}: {results[algo]}", flush=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, NoReturn
 
 from rlplug.cli import refuse, sweep, tell
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     warn_broken()
     Plugins.instance().register(PluginConfigs)
     flags = _flags(arguments)
+    if flags.help:
+        print(_help(flags.overrides))
+        return 0
     if flags.package and not flags.cfg:
         raise ConfigError("", "--package chooses a part of what --cfg shows: --cfg job --package algo")
     try:
@@ -49,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             _remove_empty(folder)
         return sweep.report(folder)
-    except SystemExit as end:  # after --help, or from `job`
+    except SystemExit as end:  # after what a flag of Hydra's asks for, or from `job`
         return int(end.code or 0)
 
 
@@ -114,6 +118,21 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     parser = get_args_parser()
     parser.error = refuse
     return parser.parse_args(list(arguments))
+
+
+def _help(overrides: Sequence[str]) -> str:
+    """Return the text of ``conf/config.yaml`` with every group's options.
+
+    Hydra's own ``--help`` reads the search path anew for each folder in it, also for its own, which takes a second.
+    """
+    from rlplug.config.composition import session
+
+    folders = [word for word in overrides if word.startswith("hydra.searchpath=")]
+    template = Template(composed(folders).hydra.help.template)
+    with session() as loader:
+        groups = {name: loader.get_group_options(name, overrides=folders) for name in sorted(loader.list_groups(""))}
+    lines = [f"{name}: {', '.join(options)}\n" for name, options in groups.items() if options and name != "hydra"]
+    return template.substitute(APP_CONFIG_GROUPS="".join(lines))
 
 
 def _command(overrides: Sequence[str]) -> list[str]:

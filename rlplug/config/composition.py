@@ -66,7 +66,7 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
     pair = tuned(hydra)
     try:
         run = parse(plain(config, overrides, pair))
-        typed = [word.partition("=")[0] for word in overrides]
+        typed = [word.lstrip("+").partition("=")[0] for word in overrides]
         if "rollout" in run.buffer.cls.gives and "train_batch_size" in typed and "buffer" not in typed:
             said = "is for buffers that are sampled, and a rollout is learned from whole"
             raise ConfigError("train_batch_size", f"{said}; set num_envs or rollout_fragment_length")

@@ -119,6 +119,7 @@ BAD = {
     "algo=ppo buffer=replay": "buffer: replay gives windows of older data, but ppo learns from the last round",
     # sizes
     "train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
+    "++train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
     "tuned=none total_steps=100": "total_steps: 100 is less than one round of collection, 1024 steps",
     "tuned=none algo.sgd_minibatch_size=2000": "algo.sgd_minibatch_size: 2000 is more than a rollout's 1024 rows",
     "algo=sac env=pendulum buffer.capacity=1e12": "buffer.capacity: the buffer would need ",

@@ -85,6 +85,13 @@ def test_help_lists_the_options_of_every_group(capsys: pytest.CaptureFixture[str
         assert group in text
 
 
+def test_help_lists_what_a_folder_of_ones_own_adds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("name: mlp\n")
+    assert main(["--help", f"hydra.searchpath=[file://{tmp_path}]"]) == 0
+    assert "mine, mlp, mlp256" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("verb", ["check", "new", "plugins"])
 def test_verbs_explain_themselves(verb: str, capsys: pytest.CaptureFixture[str]):
     assert main([verb, "--help"]) == 0
