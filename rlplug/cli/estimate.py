@@ -68,8 +68,13 @@ def table(result: Mapping[str, Any]) -> str:
     lines = [f"{name:<11} {value}" for name, value in rows.items()]
     level = f"{100 * result['confidence']:g} % interval"
     estimates = [
-        (name, f"{value:,.2f}", f"{result[f'estimate/{name}_low']:,.2f} to {result[f'estimate/{name}_high']:,.2f}")
+        (name, _number(value), " to ".join(_number(result[f"estimate/{name}_{end}"]) for end in ("low", "high")))
         for key, value in result.items()
         if f"{key}_low" in result and (name := key.removeprefix("estimate/"))
     ]
     return "\n".join([*lines, "", *cli.table(("method", "estimate", level), estimates)])
+
+
+def _number(value: float) -> str:
+    """Weights can make an estimate longer than a line."""
+    return f"{value:,.2f}" if abs(value) < 1e9 else f"{value:.4g}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlplug import tree
 from rlplug.data.source import Reading, needs_package, refused
-from rlplug.data.transitions import cut, ends, length_of, named, stream
+from rlplug.data.transitions import CALLED, check_rows, cut, ends, length_of, named, stream
 from rlplug.types import Batch, EnvSpec
 
 CHUNK = 2**20  # bytes that are read together, about
@@ -32,9 +32,10 @@ class FlatSource:
     def __init__(self, path: Path, reading: Reading, columns: Mapping[str, Any]) -> None:
         self.path, self.reading, self.columns = path, reading, named(columns, path)
         n = len(self.columns["reward"])
-        for key, leaf in tree.items(self.columns):
-            if len(leaf) != n:
-                raise refused(path, f"has {len(leaf)} rows of {'.'.join(key)!r}, and {n} of 'reward'")
+        try:
+            check_rows(self.columns, n)
+        except ValueError as error:
+            raise refused(path, str(error)) from None
         over, number = ends(self.columns, n), self.columns.get("episode")
         terminated = np.asarray(
             self.columns["terminated"][:n] if "terminated" in self.columns else np.zeros(n)
@@ -71,7 +72,8 @@ def npz_source(path: Path, reading: Reading) -> FlatSource:
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            return FlatSource(path, reading, dict(file))
+            read = {name for name in file.files if name.replace("/", ".").split(".")[0] in CALLED}
+            return FlatSource(path, reading, {name: file[name] if name in read else () for name in file.files})
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise refused(path, f"cannot be read: {str(error).partition(chr(10))[0]}") from None
 
@@ -114,8 +116,9 @@ class MinariSource:
             try:
                 group = named(_leaves(file[name]), path)
                 n, reward = len(group["reward"]), np.asarray(group["reward"], np.float64)
+                check_rows(group, n, final=1)
                 over = ends(group, n)
-            except (OSError, KeyError, RuntimeError) as error:
+            except (OSError, KeyError, RuntimeError, ValueError) as error:
                 reading.lost(where, str(error).partition("\n")[0])
                 continue
             if n and length_of(n, bool(over[-1]), True, True, reading, where):

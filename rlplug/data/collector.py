@@ -74,7 +74,12 @@ class Column:
         """Return pass and place of the next episode; None: there is no more."""
         if place + self.count < len(self.recording.order(number)):
             return number, place + self.count
-        return None if self.once else (number + 1, self.number)
+        if self.once:
+            return None
+        number += 1
+        while self.number >= len(self.recording.order(number)):  # by weights, passes have more or fewer episodes
+            number += 1
+        return number, self.number
 
 
 class MixedCollector(Collector):

@@ -19,7 +19,7 @@ import numpy as np
 from rlplug import tree
 from rlplug.checkpointing import atomic
 from rlplug.data.source import Reading, needs_package, refused
-from rlplug.data.transitions import CALLED, cut, ends, length_of, named, stream
+from rlplug.data.transitions import CALLED, check_rows, cut, ends, length_of, named, stream
 from rlplug.envs.spec_json import from_json
 from rlplug.types import Batch, CheckpointError, EnvSpec
 
@@ -88,7 +88,11 @@ class JsonSource:
         self.path, self.reading = path, reading
         self._offsets = [0]
         beside = path.with_name(path.name + SPACES)
-        self._about: dict[str, Any] = json.loads(beside.read_bytes()) if beside.exists() else {}
+        try:
+            self._about: dict[str, Any] = json.loads(beside.read_bytes()) if beside.exists() else {}
+        except (OSError, ValueError) as error:
+            said = f"cannot be read: {_why(error)}; it says what the columns of {path.name} are"
+            raise refused(beside, said) from None
         self._line = lru_cache(8)(self._parsed)
         open_parts: dict[Any, list[tuple[int, int, int]]] = {}
         done: list[tuple[list[tuple[int, int, int]], int]] = []
@@ -100,13 +104,13 @@ class JsonSource:
                     continue
                 try:
                     columns = self._decode(raw)
+                    check_rows(columns, n := len(columns["reward"]))
                 except (ValueError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
                     reading.lost(f"{path}, line {i + 1}", _why(error))
                     open_parts.clear()
                     total.clear()
                     continue
                 keys = {*columns} if keys is None else keys & {*columns}
-                n = len(columns["reward"])
                 over, number = ends(columns, n), columns.get("episode")
                 for low, high in cut(over, number):
                     key = None if number is None else number[low].item()

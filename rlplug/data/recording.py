@@ -90,7 +90,8 @@ class Recording:
             while len(self._kept) > keep:
                 self._kept.popitem(last=False)
         self._kept.move_to_end((i, chunk))
-        return self._kept[i, chunk][inside - source.chunks[chunk].start]
+        rows = self._kept[i, chunk][inside - source.chunks[chunk].start]
+        return rows if keys is None else {key: rows[key] for key in keys}  # other files may have fewer
 
     def _drawn(self, number: int) -> np.ndarray:
         """Return an order: files' chunks are shuffled, and the episodes within each, so that each is read once."""

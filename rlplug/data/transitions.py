@@ -19,7 +19,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "next_obs": ("next_obs", "new_obs", "next_observations"),
     "action": ("action", "actions"),
     "reward": ("reward", "rewards"),
-    "terminated": ("terminated", "terminateds", "terminations", "terminals", "dones", "done"),
+    "terminated": ("terminated", "terminateds", "terminations", "terminals"),
+    "done": ("dones", "done"),  # by a terminal state or a limit, where another column tells limits
     "truncated": ("truncated", "truncateds", "truncations", "timeouts"),
     "logp": ("logp", "action_logp", "action_log_probs"),
     "action_mask": ("action_mask",),
@@ -53,10 +54,30 @@ def named(columns: Mapping[str, Any], path: Path) -> Batch:
     for key in NEEDED:
         if key not in found:
             raise refused(path, f"has no column for {key!r} ({', '.join(NAMES[key])}); it has {have}")
+    done, truncated = found.pop("done", None), found.get("truncated")
+    if done is not None and "terminated" not in found:
+        found["terminated"] = done if truncated is None else _flags(done) & ~_flags(truncated)
     if not {"terminated", "truncated", "episode"} & found.keys():
-        ends = ", ".join(NAMES["terminated"] + NAMES["truncated"])
+        ends = ", ".join(NAMES["terminated"] + NAMES["truncated"] + NAMES["done"])
         raise refused(path, f"does not say where episodes end ({ends}); it has {have}")
     return found
+
+
+def check_rows(columns: Batch, n: int, final: int = 0) -> None:
+    """Check that columns go together.
+
+    Args:
+        n: transitions.
+        final: observations behind the last of them.
+
+    Raises:
+        ValueError: one is of another length, or a reward is not a finite number.
+    """
+    for key, leaf in tree.items(columns):
+        if len(leaf) != n + (final if key[0] == "obs" else 0):
+            raise ValueError(f"has {len(leaf)} rows of {'.'.join(key)!r}, and {n} of 'reward'")
+    if not np.isfinite(np.asarray(columns["reward"][:n], np.float64)).all():
+        raise ValueError("has a reward that is not a finite number")
 
 
 def cut(ended: np.ndarray, episode: np.ndarray | None = None) -> Iterator[tuple[int, int]]:
@@ -75,8 +96,12 @@ def ends(columns: Batch, n: int) -> np.ndarray:
     over = np.zeros(n, np.bool_)
     for key in ("terminated", "truncated"):
         if key in columns:
-            over |= np.asarray(columns[key][:n]).astype(np.bool_).reshape(n)
+            over |= _flags(columns[key][:n])
     return over
+
+
+def _flags(column: Any) -> np.ndarray:
+    return np.asarray(column[:]).astype(np.bool_).reshape(-1)
 
 
 def length_of(steps: int, ended: bool, terminated: bool, has_next: bool, reading: Reading, where: str) -> int:
@@ -159,6 +184,8 @@ def inside(rows: Batch, reading: Reading, path: Path) -> Batch:
         action = action[:, 0]
     _check("actions", action, space, path)
     rows["action"] = own_actions(action, space, reading.normalized_actions)
+    if "logp" in rows and isinstance(space, spaces.Box) and space.is_bounded() and not reading.normalized_actions:
+        rows["logp"] = rows["logp"] + np.log(_half_range(space)).sum(dtype=np.float32)  # the density inside [-1, 1]
     return rows
 
 
@@ -169,8 +196,12 @@ def own_actions(action: np.ndarray, space: spaces.Space[Any], normalized: bool) 
         if normalized or not space.is_bounded():
             return action.astype(dtype)
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        return ((action - (high + low) / 2) / np.maximum((high - low) / 2, 1e-12)).astype(dtype)
+        return ((action - (high + low) / 2) / _half_range(space)).astype(dtype)
     return (action - getattr(space, "start", 0)).astype(dtype)
+
+
+def _half_range(space: spaces.Box) -> np.ndarray:
+    return np.maximum((space.high.astype(np.float64) - space.low.astype(np.float64)) / 2, 1e-12)
 
 
 def _ordered(obs: Any, space: spaces.Space[Any]) -> Any:

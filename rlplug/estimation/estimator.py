@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from rlplug import tree
@@ -160,11 +160,29 @@ class Estimator:
             choices = self._choices(seen) if self.modeled else {}
         if not bool(torch.isfinite(target[batch["valid"]]).all()):
             raise RunError("the policy's log-probability of a recorded action is not a finite number")
+        self._check_support(seen, target)
         rows = {key: batch[key] for key in ("action", "reward", "valid")} | choices
         rows |= {"obs": seen["obs"], "target": target, "behavior": behavior}
         rows |= {"truncated": batch["truncated"], "time": t / self.lengths.max()}
         rows["end"] = batch["terminated"] | batch["truncated"]
         return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # one episode behind the other
+
+    def _check_support(self, seen: Batch, target: Tensor) -> None:
+        """Check that a policy that keeps within bounds, as a squashed Gaussian, is not judged by actions beyond them.
+
+        Raises:
+            ConfigError: it is; its density there is that at the bounds, and means nothing.
+        """
+        space, action = self.ctx.spec.single_agent.action, seen["action"]
+        if "logp" not in self.keys or not isinstance(space, Box) or not space.is_bounded():
+            return
+        beyond = seen["valid"] & (action.abs() > 1.0).reshape(*seen["valid"].shape, -1).any(-1)
+        if bool(beyond.any()):
+            with torch.no_grad():
+                within = self.algorithm.logp(seen | {"action": action.clamp(-1.0, 1.0)}).double()
+            if torch.equal(within[beyond], target[beyond]):
+                said = f"{self._name} has actions beyond the bounds, as of a Gaussian, which this policy never takes"
+                raise ConfigError("data.path", f"{said}; estimate.methods=[dm] takes them as they were executed")
 
     def _choices(self, seen: Batch) -> Batch:
         """Return actions of the policy, ``choices [T+1, B, K, ...]``, and their ``probs [T+1, B, K]``.

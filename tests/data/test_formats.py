@@ -154,6 +154,50 @@ def test_without_next_observations_an_episode_that_timed_out_ends_a_step_earlier
     assert rows["truncated"].tolist() == [False, True, False]
 
 
+ENDS = np.array([False, True, False, False, True])
+DONE = {
+    "beside both": ({"terminals": ENDS & False, "dones": ENDS}, [False, False]),
+    "before both": ({"dones": ENDS, "terminals": ENDS & False}, [False, False]),
+    "beside a limit of time": ({"terminals": None, "done": ENDS}, [True, False]),
+    "alone": ({"terminals": None, "timeouts": None, "dones": ENDS}, [True, True]),
+}
+
+
+@pytest.mark.parametrize("write", [as_npz, as_hdf5, as_table])
+@pytest.mark.parametrize(("change", "terminated"), DONE.values(), ids=DONE)
+def test_what_is_done_need_not_have_terminated(write, change, terminated, tmp_path):
+    """Gym's ``done`` was of both; columns that tell them apart count more, wherever they stand."""
+    columns = {"timeouts": ENDS & (np.arange(5) == 4)} if change["terminals"] is None else {"timeouts": ENDS}
+    columns |= {key: leaf for key, leaf in transitions().items() if key not in ("terminals", "timeouts")} | change
+    found = read(write(tmp_path / "a", {key: leaf for key, leaf in columns.items() if leaf is not None}), spec=ARM)
+    assert found.lengths.tolist() == [2, 3]
+    assert [bool(found.episode(i, None, 1)["terminated"].any()) for i in range(2)] == terminated
+
+
+def test_log_probabilities_are_of_the_actions_that_algorithms_see(tmp_path):
+    """A density is the greater, the narrower its space: (4, 10) wide outside, (2, 2) inside."""
+    columns = transitions() | {"logp": np.full(5, -1.0)}
+    rows = read(as_npz(tmp_path / "a", columns), spec=ARM).episode(0, None, 1)
+    np.testing.assert_allclose(rows["logp"][:2], -1.0 + np.log(2.0 * 5.0), rtol=1e-6)
+    rows = read(as_npz(tmp_path / "a", columns), spec=ARM, normalized_actions=True).episode(0, None, 1)
+    np.testing.assert_array_equal(rows["logp"][:2], -1.0)
+
+
+def test_files_of_other_columns_are_read_together(tmp_path):
+    """What all of them have: one policy's log-probabilities are there, another's not."""
+    rows = [plain(3, 0) | {"logp": np.zeros(4, np.float32)}, plain(2, 1)]
+    spec = testing.spec(2, 2)
+    paths = [write_json(tmp_path / f"a-{i:06}.json", [one], spec) for i, one in enumerate(rows)]
+    found = Recording([str(path) for path in paths], Reading(spec))
+    assert "logp" not in found.keys
+    assert {*found.episode(0, sorted(found.keys), 2)} == {*found.episode(1, sorted(found.keys), 2)} == found.keys
+
+
+def test_columns_that_nobody_reads_may_be_of_any_kind(tmp_path):
+    path = as_npz(tmp_path / "a", transitions() | {"infos": np.array([{}] * 5, dtype=object)})
+    assert read(path, spec=ARM).lengths.tolist() == [2, 3]
+
+
 def test_normalized_actions(tmp_path):
     found = read(
         as_npz(tmp_path / "a", transitions() | {"actions": np.full((5, 2), 0.5)}), spec=ARM, normalized_actions=True
@@ -219,6 +263,52 @@ def test_a_damaged_line_is_named_or_left_out(tmp_path):
     same(found.episode(1, None, 1), EPISODES[2])
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    {
+        "rows": ({"obs": [[0.0, 0.0]] * 2}, "has 2 rows of 'obs', and 3 of 'reward'"),
+        "ends": ({"terminateds": [True]}, "has 1 rows of 'terminated', and 3 of 'reward'"),
+        "reward": ({"rewards": [1.0, float("nan"), 1.0]}, "has a reward that is not a finite number"),
+    }.values(),
+    ids=["rows", "ends", "reward"],
+)
+def test_a_line_whose_columns_do_not_go_together(change, said, tmp_path):
+    path = write_json(tmp_path / "a-000000.json", [plain(2, 0), plain(3, 1)], testing.spec(2, 2))
+    first, second = path.read_text().splitlines()
+    path.write_text(first + "\n" + json.dumps(json.loads(second) | change) + "\n")
+    with pytest.raises(ConfigError, match=f"json, line 2 cannot be read: {said}"):
+        read(path)
+    assert read(path, damaged="skip").lengths.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("key", "column", "said"),
+    [
+        ("observations", np.zeros((3, 4), np.float32), "has 3 rows of 'obs', and 3 of 'reward'"),
+        ("rewards", np.array([0.0, np.nan, 0.0]), "has a reward that is not a finite number"),
+    ],
+)
+def test_an_episode_of_minari_whose_columns_do_not_go_together(key, column, said, tmp_path):
+    path = tmp_path / "main_data.hdf5"
+    columns = {"observations": np.zeros((4, 4), np.float32), "actions": np.zeros(3, int), "rewards": np.zeros(3)}
+    columns |= {"terminations": np.arange(3) == 2, "truncations": np.zeros(3, bool)}
+    with h5py.File(path, "w") as file:
+        for number in range(2):
+            for name, leaf in (columns | ({key: column} if number else {})).items():
+                file[f"episode_{number}/{name}"] = leaf
+    with pytest.raises(ConfigError, match=f"episode_1, cannot be read: {said}"):
+        read(path, spec=CARTPOLE_SPEC)
+    assert read(path, spec=CARTPOLE_SPEC, damaged="skip").lengths.tolist() == [3]
+
+
+def test_what_says_the_spaces_of_lines_is_damaged(tmp_path):
+    path = write_json(tmp_path / "a-000000.json", EPISODES)
+    beside = path.with_name(path.name + ".spaces")
+    beside.write_bytes(beside.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match=r"json.spaces cannot be read: .*; it says what the columns of a-000000.json"):
+        read(path)
+
+
 def test_a_file_that_was_cut_off(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", EPISODES)
     path.write_bytes(path.read_bytes()[:-20])
@@ -248,6 +338,7 @@ WRONG = {
     "the ends": (lambda c: (c.pop("terminals"), c.pop("timeouts")), "does not say where episodes end"),
     "other observations": (lambda c: c.update(observations=np.zeros((5, 3))), "has observations of shape [3]"),
     "other actions": (lambda c: c.update(actions=np.zeros(5)), "has actions of shape [], and those of env are Box"),
+    "reward": (lambda c: c.update(rewards=np.full(5, np.nan)), "has a reward that is not a finite number"),
     "rows": (lambda c: c.update(rewards=np.zeros(4)), "has 5 rows of 'obs', and 4 of 'reward'"),
     "everything": (lambda c: c.update({key: leaf[:0] for key, leaf in c.items()}), "holds no episode"),
 }

@@ -13,7 +13,7 @@ from rlplug.api import Algorithm, Needs, Rollout
 from rlplug.collection.episodes import Episodes
 from rlplug.context import EnvShard
 from rlplug.data import parquet
-from rlplug.data.collector import RecordingCollector
+from rlplug.data.collector import Column, RecordingCollector
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.types import ConfigError
@@ -101,6 +101,21 @@ def test_weights_are_shares_of_steps(tmp_path):
 
 
 # ---- segments -------------------------------------------------------------------------------------------------------
+
+
+def test_a_column_waits_for_a_pass_that_has_an_episode_for_it(tmp_path):
+    """By weights, passes have more or fewer episodes, where these are of other lengths."""
+    for name, lengths in (("a", [10] * 4), ("b", [1, 2, 30, 2, 1, 25, 3, 2, 20, 1])):
+        write_parquet(tmp_path / f"{name}.parquet", [plain(n, i) for i, n in enumerate(lengths)], SPEC)
+    paths = [str(tmp_path / f"{name}.parquet") for name in "ab"]
+    recording = Recording(paths, Reading(SPEC), [1.0, 1.0], seed=0)
+    counts = [len(recording.order(number)) for number in range(40)]
+    most = max(counts)
+    assert min(counts) < most
+    column = Column(recording, most - 1, most, once=False)
+    column.at = (counts.index(most), most - 1, 0)
+    taken = column.take(200, ["obs", "reward", "valid", "is_first"], ())
+    assert len(taken["valid"]) == 200
 
 
 @pytest.mark.parametrize("steps", [1, 3, 50])

@@ -129,6 +129,23 @@ def test_continuous_actions_are_sampled(tmp_path):
     assert out["estimate/dr_high"] - out["estimate/dr_low"] < 0.05
 
 
+class Gaussian(Biased):
+    def logp(self, batch: Batch) -> torch.Tensor:
+        return -batch["action"].square().squeeze(-1)
+
+
+def test_actions_beyond_the_bounds(tmp_path):
+    """A Gaussian policy takes them, and one that keeps within bounds would judge them by its density at these."""
+    spec = testing.spec(2, spaces.Box(-1.0, 1.0, (1,), np.float32))
+    action = np.array([[1.5], [0.0]], np.float32)
+    rows = [episode([1]) | {"action": action, "logp": np.zeros(2, np.float32)} for _ in range(3)]
+    made = estimator(tmp_path, rows, spec, algorithm=Gaussian, methods=["step_is"])
+    assert made.estimate()["estimate/step_is"] == pytest.approx(np.exp(-(1.5**2)))
+    with pytest.raises(ConfigError, match=r"data.path: .*a.parquet has actions beyond the bounds.*methods=\[dm\]"):
+        estimator(tmp_path, rows, spec, methods=["step_is"]).estimate()
+    estimator(tmp_path, rows, spec, methods=["dm"], iterations=1).estimate()
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 

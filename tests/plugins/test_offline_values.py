@@ -365,3 +365,19 @@ def test_td3_bc_acts_and_learns():
 def test_what_cannot_be_served(name, action, changes, said):
     with pytest.raises(ConfigError, match=said):
         make(name, action, **changes)
+
+
+@pytest.mark.parametrize("name", ["cql", "iql", "td3_bc", "sac"])
+def test_values_are_of_what_was_executed(name):
+    """A Gaussian policy's recorded actions reach beyond the bounds, where the environment clips them."""
+    algorithm = make(name)
+    batch = sample(algorithm)
+    batch["action"] = 3.0 * batch["action"]
+    clipped = batch | {"action": batch["action"].clamp(-1.0, 1.0)}
+    assert not torch.equal(batch["action"], clipped["action"])
+
+    def critic(batch):
+        algorithm.ctx.generators["learner"].manual_seed(0)
+        return algorithm.forward(algorithm.prepare(batch), ("critic",)).terms["critic"]
+
+    assert_close(critic(batch), critic(clipped), rtol=0.0, atol=0.0)

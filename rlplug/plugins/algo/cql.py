@@ -132,7 +132,8 @@ class CQL(Algorithm):
     def prepare(self, batch: Batch) -> Batch:
         """Sum ``n_step`` rewards, and draw actions, or the noise that makes them."""
         out, n, draw = n_step_transitions(batch, self.cfg.gamma), self.cfg.num_actions, self.ctx.randn
-        out["action"] = out["action"].flatten(1) if self.shape else out["action"].unsqueeze(-1)
+        action = out["action"].flatten(1) if self.shape else out["action"].unsqueeze(-1)
+        out["action"] = action.clamp(-1.0, 1.0)  # what was executed: a Gaussian policy's reach beyond
         rows = len(out["returns"])
         out |= {name: draw(rows, self.size) for name in ("noise", "next_noise")}
         if self.cfg.min_q_weight:

@@ -150,7 +150,7 @@ class DDPG(Algorithm):
             out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
         else:
             out = n_step_transitions(batch, self.cfg.gamma)
-        out["action"] = out["action"].reshape(*out["returns"].shape, self.size)
+        out["action"] = out["action"].reshape(*out["returns"].shape, self.size).clamp(-1.0, 1.0)  # as executed
         if self.cfg.target_noise:
             *lead, columns = out["returns"].shape  # a rank's share of the noise is that of its columns
             out["next_noise"] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))

@@ -63,6 +63,7 @@ class IQL(Algorithm):
         super().__init__()
         self.cfg, self.ctx = cfg, ctx
         group = ctx.spec.single_agent
+        self.clips = isinstance(group.action, spaces.Box) and group.action.is_bounded()
         self.net, self.value = Policy(ctx.build("model", group.obs), group.action, cfg.initial_log_std), Value(ctx)
         build = partial(critic_for, partial(ctx.build, "critic_model"), group.obs, group.action)
         self.critic, self.target = (build(ensemble_size=2) for _ in range(2))
@@ -98,6 +99,8 @@ class IQL(Algorithm):
         """Compute all three losses in one graph; every parameter gets the gradient of its own loss alone."""
         cfg, losses, action = self.cfg, Losses({}), batch["action"]
         factors = action.flatten(1) if action.ndim > 1 else action.unsqueeze(-1)
+        if self.clips:  # what was executed: a Gaussian policy's reach beyond
+            factors = factors.clamp(-1.0, 1.0)
         if "critic" in parts:  # equation 6
             code, _ = self.critic.encode(batch["obs"], {}, None)
             with torch.no_grad():

@@ -166,6 +166,7 @@ class SAC(Algorithm):
             *lead, columns = out["returns"].shape  # a rank's share of the noise is that of its columns
             for name in ("noise", "next_noise"):
                 out[name] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
+            out["action"] = out["action"].clamp(-1.0, 1.0)  # as executed, where others recorded them
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
