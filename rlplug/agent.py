@@ -20,7 +20,7 @@ from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.schema import CORE, OLDER, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
-from rlplug.data.recorder import EpisodeFiles
+from rlplug.data.recorder import EpisodeFiles, digest
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.distributed.torch_setup import set_up_torch
@@ -206,7 +206,7 @@ def evaluate(
     if core.record.path is not None:
         about = {"spec": to_json(ctx.spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
         about |= {"seed": core.seed, "checkpoint": str(checkpoint.path), "mode": mode}
-        name = f"{manifest['run'][:12]}-eval-{checkpoint.steps}-{core.seed}-{mode}"
+        name = f"{manifest['run'][:12]}-eval-{checkpoint.steps}-{core.seed}-{mode}-{core.eval.episodes}-{digest(raw)}"
         files = EpisodeFiles(core.record, name, about)
         ctx.needs = replace(ctx.needs, recorded=recorded_keys(ctx.spec, ctx.needs))
         keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
@@ -255,16 +255,15 @@ def estimate(
     manifest, why = checkpoint.manifest, f"an estimate may change {', '.join(ESTIMABLE)} alone"
     raw = change(migrate(manifest["config"], ("hardware",)), overrides, ESTIMABLE, why)
     core = _core(raw)
-    asked = any(re.match(r"\+*data\.path=", override) for override in overrides)
-    if (paths := core.data.path if asked else core.estimate.path or core.data.path) is None:
+    asked = core.estimate.path is None or any(re.match(r"\+*data\.path=", override) for override in overrides)
+    if (paths := core.data.path if asked else core.estimate.path) is None:
         raise ConfigError("data.path", "is missing: an estimate is made from recorded episodes, data.path=<folder>")
     plan = _machine(raw, overrides, tell, "estimating")
     set_up_torch(plan, core.deterministic)
     algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
     if (node := raw.get("estimate_model")) is not None:
         ctx.slots = {**ctx.slots, "estimate_model": choose("model", "estimate_model", node)}
-    options = {key: getattr(core.data, key) for key in ("damaged", "unfinished", "normalized_actions")}
-    recording = Recording(paths, reading := Reading(ctx.spec, **options))
+    recording = Recording(paths, reading := Reading.by(core.data, ctx.spec, "data.path" if asked else "estimate.path"))
     for note in reading.notes:
         tell(note)
     normalize = normalizer if normalizer.obs else None

@@ -20,7 +20,7 @@ Path = tuple[str | int, ...]
 RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "too_short", "too_long")
 RANGES = (*RANGES, "finite_number")
 WRONG = dict.fromkeys(RANGES, "is out of range") | {"literal_error": "is none of the options"}
-SURPLUS = "^Input (should be )?|(, unable|, got| or an instance of) .*"
+SURPLUS = r"^Input (should be )?|^\w+ should (?=have )|(, unable|, got| or an instance of| after) .*"
 
 
 class UnknownKeyError(ConfigError):
@@ -172,4 +172,5 @@ def _mistake(key: str, path: Path, items: list[Any], config: Any) -> ConfigError
             config = config.__pydantic_fields__[part].annotation
         return unknown_key(key, getattr(config, "__pydantic_fields__", ()))
     text = " or ".join(re.sub(SURPLUS, "", item["msg"]) for item in items).replace("dictionary", "mapping")
-    return ConfigError(key, f"{value} {WRONG.get(kind, 'has the wrong type')}: should be {text}")
+    text = text if text.startswith("have ") else f"be {text}"
+    return ConfigError(key, f"{value} {WRONG.get(kind, 'has the wrong type')}: should {text}")

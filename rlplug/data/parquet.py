@@ -112,7 +112,7 @@ class ParquetSource:
             table = self._file.read_row_group(group, [".".join(leaf["path"]) for leaf in leaves], use_threads=False)
         except (OSError, ValueError, self._pa.ArrowException) as error:
             said = f"{self.path}, row group {group}, cannot be read any more: {_first_line(error)}"
-            raise RunError(f"data.path: {said}") from None
+            raise RunError(f"{self.reading.key}: {said}") from None
         rows: Batch = {}
         for leaf, column in zip(leaves, table.columns, strict=True):
             *parents, name = leaf["path"]

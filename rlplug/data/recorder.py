@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ FORMATS: Mapping[str, tuple[str, Write]] = {
 }
 LEFT_OUT = ("gradients", "priority", "version")
 ENDLESS = 2**62
+
+
+def digest(raw: Mapping[str, Any]) -> str:
+    """Return what tells a command from others whose settings differ, in more than ``record.path``: 8 hex digits."""
+    return sha256(repr({**raw, "record": {**raw["record"], "path": None}}).encode()).hexdigest()[:8]
 
 
 class EpisodeFiles:
@@ -62,12 +68,18 @@ class EpisodeFiles:
             self.flush()
 
     def add_all(self, played: Batch) -> None:
-        """Write the episodes of a job, leaves ``[L + 1, episodes, ...]``; see ``api.Play``."""
-        self.begin()
+        """Write the episodes of a job, leaves ``[L + 1, episodes, ...]``; see ``api.Play``.
+
+        Files of an earlier job of that name are replaced one by one; those that are left are deleted at the end.
+
+        Raises:
+            RunError: the disk refuses.
+        """
         rows = tree.map(np.asarray, {key: x for key, x in played.items() if key not in OF_EPISODE})
         for b, length in enumerate(played["length"].tolist()):
             self.add(tree.map(np.ascontiguousarray, tree.take(rows, (slice(0, length + 1), b))))
         self.flush()
+        self.begin()
 
     def flush(self) -> None:
         """Write what waits.
@@ -79,13 +91,14 @@ class EpisodeFiles:
             return
         path = self.folder / f"{self.name}-{self.number:06}{self.suffix}"
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             self.write(path, self._waiting, self.about)
         except OSError as error:
             raise RunError(f"record.path: {path} cannot be written: {error.strerror or error}") from None
         self.number, self._waiting, self._bytes = self.number + 1, [], 0
 
     def begin(self) -> None:
-        """Delete the files that are written again.
+        """Make the folder, and delete the files from the next number on: they are written again, or of an earlier job.
 
         Raises:
             RunError: the folder cannot be written.

@@ -50,18 +50,18 @@ class Recording:
         if weights is not None and len(weights) != len(paths):
             said = f"{len(weights)} weights for {len(paths)} paths; give each path of data.path one"
             raise ConfigError("data.weights", said)
-        self.weights, self.seed = weights, seed
+        self.weights, self.seed, self.reading = weights, seed, reading
         self.sources: list[Source] = []
         self._share: list[int] = []  # which of the paths a source belongs to
         for i, path in enumerate(paths):
-            for file in files_of(path):
+            for file in files_of(path, reading.key):
                 self.sources.append(open_file(file, reading))
                 self._share.append(i)
         self.lengths = np.concatenate([source.lengths for source in self.sources])
         self.returns = np.concatenate([source.returns for source in self.sources])
         for i, path in enumerate(paths):
             if not sum(len(s.lengths) for s, of in zip(self.sources, self._share, strict=True) if of == i):
-                raise ConfigError("data.path", f"{path} holds no episode")
+                raise ConfigError(reading.key, f"{path} holds no episode")
         self.keys = frozenset.intersection(*(source.keys for source in self.sources))
         self._begin = np.cumsum([0, *(len(source.lengths) for source in self.sources)])
         self._starts = [np.array([part.start for part in source.chunks]) for source in self.sources]
@@ -86,7 +86,8 @@ class Recording:
         source, inside = self.sources[i], number - int(self._begin[i])
         chunk = int(np.searchsorted(self._starts[i], inside, "right")) - 1
         if (i, chunk) not in self._kept:
-            self._kept[i, chunk] = source.read(chunk, keys)
+            with self.reading.named():
+                self._kept[i, chunk] = source.read(chunk, keys)
             while len(self._kept) > keep:
                 self._kept.popitem(last=False)
         self._kept.move_to_end((i, chunk))
@@ -127,8 +128,8 @@ class Recording:
         return np.concatenate(kept)[np.argsort(np.concatenate(when), kind="stable")]
 
 
-def files_of(path: str) -> list[Path]:
-    """Return the files that a path, folder or pattern means, in order of their names.
+def files_of(path: str, key: str) -> list[Path]:
+    """Return the files that a path, folder or pattern means, in order of their names; errors name the setting ``key``.
 
     Raises:
         ConfigError: there is none.
@@ -143,7 +144,7 @@ def files_of(path: str) -> list[Path]:
     found = sorted(file for file in found if file.is_file())
     if not found:
         what = f"holds no file of episodes ({', '.join(FORMATS)})" if whole.is_dir() else "does not exist"
-        raise ConfigError("data.path", f"{path} {what}")
+        raise ConfigError(key, f"{path} {what}")
     return found
 
 
@@ -153,12 +154,13 @@ def open_file(path: Path, reading: Reading) -> Source:
     Raises:
         ConfigError: its name says no known format, it cannot be read, or it is of other spaces.
     """
-    if path.suffix not in FORMATS:
-        raise refused(path, f"is of no known format: {', '.join(FORMATS)}")
-    source: Source = FORMATS[path.suffix](path, reading)
-    if reading.spec is not None and source.spec is not None:
-        check_spaces(path, source.spec, reading.spec)
-    return source
+    with reading.named():
+        if path.suffix not in FORMATS:
+            raise refused(path, f"is of no known format: {', '.join(FORMATS)}")
+        source: Source = FORMATS[path.suffix](path, reading)
+        if reading.spec is not None and source.spec is not None:
+            check_spaces(path, source.spec, reading.spec)
+        return source
 
 
 def check_spaces(path: Path, own: EnvSpec, spec: EnvSpec) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -26,6 +27,7 @@ class Reading:
             a truncated episode; or it is left out.
         normalized_actions: bounded actions of files that are not rlplug's own lie in [-1, 1], and not in their space.
         notes: lines for a person, about what was left out.
+        key: the setting that names the files, for errors.
     """
 
     spec: EnvSpec | None = None
@@ -33,6 +35,20 @@ class Reading:
     unfinished: Unfinished = "refuse"
     normalized_actions: bool = False
     notes: list[str] = field(default_factory=list[str])
+    key: str = "data.path"
+
+    @classmethod
+    def by(cls, data: Any, spec: EnvSpec, key: str = "data.path") -> Reading:
+        """Return how the settings ``data`` say that files are read."""
+        return cls(spec, data.damaged, data.unfinished, data.normalized_actions, key=key)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name ``key`` in errors of the body, which blame ``data.path``."""
+        try:
+            yield
+        except ConfigError as error:
+            raise ConfigError(self.key if error.key == "data.path" else error.key, error.message) from None
 
     def lost(self, where: str, why: str) -> None:
         """Note a damaged part of a file that is left out.

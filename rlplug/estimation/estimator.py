@@ -75,10 +75,10 @@ class Estimator:
                 if key == "logp":
                     what = f"the behavior's log-probabilities, which {', '.join(weighted)} need"
                     way = "; estimate.methods=[dm] does without"
-                raise ConfigError("data.path", f"{lacking.path} has no column {key!r}, {what}; {has}{way}")
+                raise ConfigError(recording.reading.key, f"{lacking.path} has no column {key!r}, {what}; {has}{way}")
         self.lengths = torch.as_tensor(recording.lengths)
         if (n := len(self.lengths)) < 2:
-            raise ConfigError("data.path", f"holds {n} episode; an interval needs 2 or more")
+            raise ConfigError(recording.reading.key, f"holds {n} episode; an interval needs 2 or more")
         self.modeled = any(method in MODELED for method in cfg.methods)
         self.slot = "estimate_model" if "estimate_model" in ctx.slots else "critic_model"
         if self.modeled and ctx.slots[self.slot].cls.recurrent:
@@ -147,7 +147,8 @@ class Estimator:
         behavior = batch.pop("logp", torch.zeros(kept.shape, device=device)).double()
         if not bool(torch.isfinite(behavior[batch["valid"]]).all()):
             said = f"in episodes {episodes.start} to {episodes.stop - 1} of {self._name}"
-            raise ConfigError("data.path", f"logp, the behavior's log-probability, is not a finite number {said}")
+            said = f"logp, the behavior's log-probability, is not a finite number {said}"
+            raise ConfigError(self.recording.reading.key, said)
         seen = batch | {"obs": batch["obs"] if self.normalize is None else self.normalize(batch["obs"])}
         for key in ("prev_action", "prev_reward"):
             if key in self.ctx.needs.keys:
@@ -182,7 +183,7 @@ class Estimator:
                 within = self.algorithm.logp(seen | {"action": action.clamp(-1.0, 1.0)}).double()
             if torch.equal(within[beyond], target[beyond]):
                 said = f"{self._name} has actions beyond the bounds, as of a Gaussian, which this policy never takes"
-                raise ConfigError("data.path", f"{said}; estimate.methods=[dm] takes them as they were executed")
+                raise ConfigError(self.recording.reading.key, f"{said}; estimate.methods=[dm] takes them as they were executed")
 
     def _choices(self, seen: Batch) -> Batch:
         """Return actions of the policy, ``choices [T+1, B, K, ...]``, and their ``probs [T+1, B, K]``.

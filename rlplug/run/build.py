@@ -144,11 +144,10 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
 
 def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> RecordingCollector:
     """Open the files that ``data.path`` names, for some of the run's columns."""
-    data, seed = resolved.config.data, resolved.config.seed
-    options = {key: getattr(data, key) for key in ("damaged", "unfinished", "normalized_actions")}
-    reading = Reading(resolved.spec, **options)
-    recording = Recording(data.path or [], reading, data.weights, seed if data.shuffle else None)
-    for note in reading.notes:
+    data = resolved.config.data
+    order = resolved.config.seed if data.shuffle else None
+    recording = Recording(data.path or [], Reading.by(data, resolved.spec), data.weights, order)
+    for note in recording.reading.notes:
         print(f"rlplug: {note}", file=sys.stderr, flush=True)
     shard, seen = EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids), policy.normalizer.normalized
     return RecordingCollector(recording, policy.algorithm, policy.ctx, shard, resolved.loop.once, seen)

@@ -51,11 +51,10 @@ def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
     if policy.ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and playable):
         return None
     if (paths := cfg.path or config.data.path) is None:
-        said = "true needs recorded episodes that the run is judged by: estimate.path=<folder>"
-        raise ConfigError("estimate.with_eval", said)
-    options = {key: getattr(config.data, key) for key in ("damaged", "unfinished", "normalized_actions")}
+        raise ConfigError("estimate.with_eval", "true needs recorded episodes to judge by: estimate.path=<folder>")
+    key = "estimate.path" if cfg.path else "data.path"
     try:
-        recording = Recording(paths, reading := Reading(resolved.spec, **options))
+        recording = Recording(paths, reading := Reading.by(config.data, resolved.spec, key))
         for note in reading.notes if cfg.path else ():  # of data.path they are told already
             print(f"rlplug: {note}", file=sys.stderr, flush=True)
         return Estimator(cfg, recording, policy.algorithm, policy.ctx, policy.normalize)

@@ -6,6 +6,7 @@ from rlplug.api import Plan, VecEnv
 from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun, RunContext
 from rlplug.contract import check_env
+from rlplug.data.advice import of_recordings
 from rlplug.run import checks
 from rlplug.types import EnvSpec
 
@@ -20,6 +21,7 @@ def resolve(config: RunConfig, plan: Plan | None = None) -> ResolvedRun:
     env: VecEnv = config.env.build(RunContext(spec=EnvSpec({}), seed=config.seed))
     spec = check_env(env)
     env.close()
-    resolved = ResolvedRun(config, chosen, spec)
+    with of_recordings(config, spec):
+        resolved = ResolvedRun(config, chosen, spec)
     checks.check(resolved)
     return resolved

@@ -1,6 +1,7 @@
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 from rlplug import ConfigError
 from rlplug.config import typed
@@ -18,7 +19,7 @@ class Config:
     lr: Scheduled[PositiveFloat] = option("Step size.")
     alpha: PositiveFloat | Literal["auto"] = option("Temperature.")
     activation: Literal["relu", "tanh"] = option("Nonlinearity.")
-    hidden: list[PositiveInt] = option("Sizes of the layers.")
+    hidden: Annotated[list[PositiveInt], Field(min_length=1, max_length=3)] = option("Sizes of the layers.")
     n_step: int | None = option("Rewards before the bootstrap.")
     every: Every = option("How often.")
 
@@ -55,6 +56,8 @@ GOOD: dict[str, Any] = {
         ({"activation": "rellu"}, "algo.activation: 'rellu' is none of the options: should be 'relu' or 'tanh'"),
         ({"hidden": 64}, "algo.hidden: 64 has the wrong type: should be a valid list"),
         ({"hidden": [64, 0]}, "algo.hidden[1]: 0 is out of range: should be greater than 0"),
+        ({"hidden": []}, "algo.hidden: [] is out of range: should have at least 1 item"),
+        ({"hidden": [1] * 4}, "algo.hidden: [1, 1, 1, 1] is out of range: should have at most 3 items"),
         ({"n_step": 1.5}, "algo.n_step: 1.5 has the wrong type: should be a valid integer"),
         ({"every": 3}, "algo.every: 3 has the wrong type: should be a mapping"),
         ({"every": {"steps": -1}}, "algo.every.steps: -1 is out of range: should be greater than or equal to 0"),

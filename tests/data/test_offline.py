@@ -248,6 +248,14 @@ REFUSED = {
     "to play offline": ((*DQN, "num_envs=2", "data.envs=1"), "data.envs: loop=offline reads alone; take null"),
     "no data": (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: name files"),
     "on-policy": (("algo=ppo", *QUIET, f"data.path={SMALL}"), "data.path: ppo learns from what it does itself alone"),
+    "other actions": (
+        ("algo=td3_bc", *QUIET, f"data.path={SMALL}"),
+        "Discrete(2); of those that learn from recordings, algo=bc or discrete_cql or iql or marwil serves them",
+    ),
+    "other actions, which the advice knows": (
+        ("algo=dqn", *QUIET, "env=pendulum", f"data.path={SMALL}"),
+        "of those that learn from recordings, algo=bc or cql or iql or marwil or td3_bc serves them",
+    ),
     "on-policy, offline": (
         ("algo=ppo", *QUIET, "loop=offline", f"data.path={SMALL}"),
         "loop: offline learns from what others",

@@ -157,6 +157,37 @@ def test_evaluations_are_recorded(mode, tmp_path):
     assert fingerprints(tmp_path / "eval") == again  # the same episodes, once
 
 
+@pytest.mark.parametrize("word", ["eval.episodes=2", "record.format=json", "env.max_episode_steps=9"])
+def test_evaluations_of_other_settings_are_recorded_beside_each_other(word, tmp_path):
+    run = start(tmp_path, "env=cartpole")
+    words, more = ["eval.episodes=5", f"record.path={tmp_path / 'eval'}"], 2 if word == "eval.episodes=2" else 5
+    evaluate(run, words, tell=print)
+    first = fingerprints(tmp_path / "eval")
+    for _ in range(2):  # the second time its own file alone is replaced
+        evaluate(run, [*words, word], tell=print)
+        both = fingerprints(tmp_path / "eval")
+        assert len(both) == 5 + more
+        assert {*first} <= {*both}
+
+
+def test_an_evaluation_that_is_killed_leaves_what_was_recorded_before(tmp_path, monkeypatch):
+    run = start(tmp_path, "env=cartpole")
+    words = ["eval.episodes=5", f"record.path={tmp_path / 'eval'}", "record.max_file_size=1000"]
+    evaluate(run, words, tell=print)
+    first, names = fingerprints(tmp_path / "eval"), sorted((tmp_path / "eval").iterdir())
+    assert len(names) > 1
+    left = names[0].with_name(names[0].name.replace("000000", "000009"))
+    left.write_bytes(names[0].read_bytes())  # of an evaluation that wrote more files
+    with monkeypatch.context() as patch:
+        patch.setattr("pyarrow.parquet.ParquetWriter.write_table", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            evaluate(run, words, tell=print)
+    assert sorted((tmp_path / "eval").iterdir()) == [*names, left]
+    evaluate(run, words, tell=print)
+    assert sorted((tmp_path / "eval").iterdir()) == names
+    assert fingerprints(tmp_path / "eval") == first
+
+
 def test_data_of_soft_actor_critic_says_how_likely_its_actions_were(tmp_path):
     """Random ones, too, which it plays first; with noise on top nobody knows."""
     words = ["algo=sac", "env=pendulum", *QUIET, "total_steps=420", "num_steps_sampled_before_learning_starts=210"]

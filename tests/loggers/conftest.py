@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pluggy
@@ -19,6 +20,10 @@ from rlplug.types import Progress
 @dataclass
 class Config:
     total_steps: int = 1000
+    algo: Any = None
+    env: Any = field(default_factory=lambda: SimpleNamespace(cls=object))
+    data: Any = None
+    estimate: Any = None
     raw: dict[str, Any] = field(
         default_factory=lambda: {
             "algo": {"name": "sac", "gamma": 0.99, "hiddens": [256, 256], "grad_clip": None},

@@ -9,9 +9,14 @@ import pty
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.text import Text
+
+from rlplug.plugins.algo.dqn import DQN
+from rlplug.plugins.algo.marwil import BC
+from rlplug.plugins.env.recorded import Recorded
 
 
 def play(run, logger, **options) -> None:
@@ -95,6 +100,24 @@ def test_the_table_says_what_can_be_done_next(run, logger, capsys, status, check
     run.end(status, checkpoint=checkpoint)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next")]
     assert said == ([f"next        python -m rlplug {verb} {run.run_dir}"] if verb else [])
+
+
+@pytest.mark.parametrize(
+    ("algo", "files", "judged_by", "words"),
+    [
+        (BC, ["data"], None, "data.path=data"),
+        (BC, ["a", "b c"], None, "'data.path=[a,b c]'"),
+        (BC, ["data"], ["held"], "data.path=held"),
+        (DQN, ["data"], None, None),
+    ],
+)
+def test_without_an_environment_estimates_come_next(run, logger, capsys, algo, files, judged_by, words):
+    run.config.algo, run.config.env = SimpleNamespace(cls=algo), SimpleNamespace(cls=Recorded)
+    run.config.data, run.config.estimate = SimpleNamespace(path=files), SimpleNamespace(path=judged_by)
+    run.start(logger("progress"))
+    run.end("finished", checkpoint="step_000000001000")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next")]
+    assert said == ([f"next        python -m rlplug estimate {run.run_dir} {words}"] if words else [])
 
 
 def test_a_file_hears_of_a_run_that_neither_evaluates_nor_ends(run, logger, capsys):

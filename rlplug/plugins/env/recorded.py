@@ -12,6 +12,9 @@ from rlplug.data.source import Reading
 from rlplug.settings import option, settings
 from rlplug.types import ConfigError, EnvSpec, RunError
 
+WAY = "python -m rlplug estimate <run> judges its policy by recorded episodes"
+UNPLAYABLE = f"env=recorded has recorded episodes alone, and nothing that can be played; {WAY}"
+
 
 class Recorded:
     """Says what the files say of their environment, and plays nothing; so nothing is evaluated.
@@ -28,16 +31,17 @@ class Recorded:
         path: str = option("Files, a folder or a pattern, written by rlplug.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        source = open_file(files_of(cfg.path)[0], Reading(damaged="skip", unfinished="skip"))
+        reading = Reading(damaged="skip", unfinished="skip", key="env.path")
+        source = open_file(files_of(cfg.path, reading.key)[0], reading)
         if source.spec is None:
             raise ConfigError("env.path", f"{source.path} does not say its spaces; choose its environment with env=")
         self.spec: EnvSpec = source.spec
 
     def reset(self, seeds: Any, tasks: Any = None) -> Any:
-        raise RunError("env=recorded has recorded episodes alone, and nothing that can be played")
+        raise RunError(UNPLAYABLE)
 
     def step(self, action: Any) -> Any:
-        raise RunError("env=recorded has recorded episodes alone, and nothing that can be played")
+        raise RunError(UNPLAYABLE)
 
     def state(self) -> Any:
         return None

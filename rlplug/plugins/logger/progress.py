@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlplug import hookimpl
-from rlplug.api import Context, Run
+from rlplug.api import Algorithm, Context, Run
 from rlplug.settings import PositiveFloat, option, settings
 from rlplug.types import STEP
 
@@ -165,7 +166,12 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
     }
     verb = NEXT.get(summary["status"])
     if verb and (summary.get("checkpoint") or verb == "resume"):
-        rows["next"] = f"python -m rlplug {verb} {run.run_dir}"
+        words = [verb, str(run.run_dir)]
+        if verb == "evaluate" and not getattr(run.config.env.cls, "playable", True):
+            files = run.config.estimate.path or run.config.data.path
+            words = ["estimate", words[1], f"data.path={files[0] if len(files) == 1 else '[' + ','.join(files) + ']'}"]
+        if words[0] != "estimate" or run.config.algo.cls.logp is not Algorithm.logp:  # which estimates need
+            rows["next"] = f"python -m rlplug {shlex.join(words)}"
     return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
 
