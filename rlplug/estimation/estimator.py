@@ -183,7 +183,8 @@ class Estimator:
                 within = self.algorithm.logp(seen | {"action": action.clamp(-1.0, 1.0)}).double()
             if torch.equal(within[beyond], target[beyond]):
                 said = f"{self._name} has actions beyond the bounds, as of a Gaussian, which this policy never takes"
-                raise ConfigError(self.recording.reading.key, f"{said}; estimate.methods=[dm] takes them as they were executed")
+                way = "estimate.methods=[dm] takes them as they were executed"
+                raise ConfigError(self.recording.reading.key, f"{said}; {way}")
 
     def _choices(self, seen: Batch) -> Batch:
         """Return actions of the policy, ``choices [T+1, B, K, ...]``, and their ``probs [T+1, B, K]``.
