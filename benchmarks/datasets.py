@@ -83,25 +83,23 @@ SETS = {
 }
 
 
-def make(env: str, folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """Train the policies of an environment and write its sets, unless they are there; return what is in them.
+def make(env: str, name: str, folder: Path = FOLDER) -> dict[str, Any]:
+    """Train the policies of a set and write it, unless it is there; return what is in it.
 
     Args:
-        folder: ``<folder>/<env>/<set>`` is what ``data.path`` names.
+        folder: ``<folder>/<env>/<name>`` is what ``data.path`` names.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for name, shares in SETS[env].episodes.items():
-        target = folder / env / name
-        if not (done := folder / env / f"{name}.json").exists():
-            for behavior, episodes in shares.items():
-                how, quiet = SETS[env].behaviors[behavior], ("logger=[]", "eval.every=0", "hardware=cpu", "seed=100")
-                run = trained(folder / env / "behaviors" / behavior, [*how.line.split(), *quiet])
-                rlplug("evaluate", str(run), how.mode, f"eval.episodes={episodes}", "seed=100", f"record.path={target}")
-            data = Recording([str(target)], Reading())
-            about = {"episodes": len(data.lengths), "steps": data.steps(), "return_mean": float(data.returns.mean())}
-            about |= {"return_std": float(data.returns.std()), "bytes": sum(p.stat().st_size for p in target.iterdir())}
-            done.write_text(json.dumps(about) + "\n")
-        found[name] = json.loads(done.read_text())
+    target = folder / env / name
+    if not (done := folder / env / f"{name}.json").exists():
+        for behavior, episodes in SETS[env].episodes[name].items():
+            how, quiet = SETS[env].behaviors[behavior], ("logger=[]", "eval.every=0", "hardware=cpu", "seed=100")
+            run = trained(folder / env / "behaviors" / behavior, [*how.line.split(), *quiet])
+            rlplug("evaluate", str(run), how.mode, f"eval.episodes={episodes}", "seed=100", f"record.path={target}")
+        data = Recording([str(target)], Reading())
+        about = {"episodes": len(data.lengths), "steps": data.steps(), "return_mean": float(data.returns.mean())}
+        about |= {"return_std": float(data.returns.std()), "bytes": sum(p.stat().st_size for p in target.iterdir())}
+        done.write_text(json.dumps(about) + "\n")
+    found: dict[str, Any] = json.loads(done.read_text())
     return found
 
 
@@ -112,12 +110,12 @@ def main() -> int:
     args = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for env in args.envs:
-        results[env] = make(env, args.folder.absolute())
-        for name, about in results[env].items():
+        for name in SETS[env].episodes:
+            about = results.setdefault(env, {})[name] = make(env, name, args.folder.absolute())
             mean = f"return {about['return_mean']:10,.1f} ± {about['return_std']:,.1f}"
             size = f"{about['episodes']:5,} episodes, {about['steps']:9,} steps, {about['bytes'] / 2**20:6.1f} MiB"
             print(f"{env:<12} {name:<7} {size}  {mean}", flush=True)
-        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+            RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     rows = [
         "| environment | set | episodes | steps | mean return | deviation | MiB |",
         "|---|---|---|---|---|---|---|",
