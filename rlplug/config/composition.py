@@ -123,12 +123,12 @@ def tuned(hydra: Any) -> Tuned | None:
         if name != f"{algo}_{env}":
             raise _unknown_option(f"tuned/{name}", folders)
         return None
+    words = [override for override in command(hydra) if not override.startswith("tuned=")]
+    if not any(re.match("[+~]*(model|buffer|loop|exploration|experiment)([=@]|$)", word) for word in words):
+        return Tuned(choices, {}, None)
     own = composed([*folders, f"algo={algo}", f"env={env}"]).hydra.runtime.choices
     others = [group for group in ("model", "buffer", "loop") if choices.get(group) != own[group]]
-    words = [override for override in command(hydra) if not override.startswith("tuned=")]
     chooses = any(word.startswith("exploration=") for word in words)
-    if not others and not chooses:
-        return Tuned(choices, {}, None)
     without = composed([*folders, *words, "tuned=none"])
     replaced = {group: without[group] for group in others if group in without}
     return Tuned(choices, replaced, [*without.exploration] if chooses else None)

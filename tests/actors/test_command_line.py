@@ -103,6 +103,7 @@ def test_the_first_ranks_actor_that_ends_a_run_of_two_ranks_is_named(tmp_path: P
     assert re.fullmatch(message, printed.splitlines()[-1]), printed
 
 
+@pytest.mark.slow
 def test_a_run_whose_raylet_dies_says_so(tmp_path: Path):
     program = rlplug(*PPO, "total_steps=100_000", f"hydra.run.dir={tmp_path / 'run'}")
     while program.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():

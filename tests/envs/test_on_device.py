@@ -88,6 +88,7 @@ def test_it_does_what_gymnasium_does(name, env_id, policy, scale):
                 continue
             wanted, reward, terminated, truncated, _ = one.step((action * scale)[i])
             np.testing.assert_allclose(states[:, i], one.unwrapped.state, rtol=1e-12, atol=1e-13)
+            one.unwrapped.state = states[:, i].copy()  # a pole on its tip makes more of a rounding with every step
             np.testing.assert_allclose(obs[i], wanted, rtol=2e-7, atol=1e-7)
             np.testing.assert_allclose(row["reward"][i], reward, rtol=1e-6)
             assert (row["terminated"][i], row["truncated"][i]) == (terminated, truncated)

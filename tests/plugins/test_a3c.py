@@ -71,7 +71,7 @@ def test_what_was_computed_elsewhere_makes_the_step_of_the_rows(words, count):
         losses = algorithm.update(batch, learner_of(algorithm))
         found.append((weights(algorithm), losses.terms | losses.metrics))
     (one, said), (other, expected) = found
-    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-4)  # steps are of 0.1, by gradients near 0 as well
     torch.testing.assert_close(said, expected)
     assert said.keys() == {"policy", "value", "entropy", "mean_entropy", "advantage"}
 

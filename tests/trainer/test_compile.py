@@ -163,6 +163,7 @@ def test_every_job_of_a_sweep_is_compiled():
     assert all(weights((*words, f"seed={seed}"), True)[1] for seed in range(10))
 
 
+@pytest.mark.slow
 def test_ranks_and_microbatches_are_compiled():
     eager = three_steps(one_rank(), "team")
     close(eager, three_steps(one_rank(), "team", microbatches=4, compile="max"), atol=1e-5)

@@ -40,7 +40,9 @@ def moved(folder, words, **plan):
     return nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach() - before
 
 
-@pytest.mark.parametrize("words", [PPO, [*PPO, "compile=max"], SAC], ids=["ppo", "compiled", "sac"])
+@pytest.mark.parametrize(
+    "words", [PPO, pytest.param([*PPO, "compile=max"], marks=pytest.mark.slow), SAC], ids=["ppo", "compiled", "sac"]
+)
 def test_half_precision_moves_the_weights_as_float32_does(tmp_path, words):
     whole, half = (moved(tmp_path / name, words, precision=name) for name in ("32-true", "16-mixed"))
     assert 0 < (half - whole).norm() < 0.02 * whole.norm()
