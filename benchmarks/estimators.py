@@ -1,12 +1,11 @@
 """Off-policy estimates against what the policies really return, on CartPole.
 
     python benchmarks/estimators.py                      # half an hour on one core
-    python benchmarks/estimators.py --repeats 3          # a look
-    python benchmarks/estimators.py --folder runs/x      # elsewhere than in runs/estimators
+    python benchmarks/estimators.py --repeats 3 --episodes 200 --folder runs/x      # a look
 
 One PPO run is trained, and checkpoints of it are taken. One of them is the behavior: it plays episodes by drawn
 actions, whose log-probabilities are written down, another set for each repeat. Three others are judged by these sets,
-and each plays 10,000 episodes of its own, whose mean return is the truth. ``results/estimators.json`` gets for each
+and each plays 100,000 episodes of its own, whose mean return is the truth. ``results/estimators.json`` gets for each
 policy and method the root mean squared error over the repeats and how many intervals held the truth, and the table of
 ``docs/estimates.md`` shows them. What is there is not made again.
 """
@@ -33,7 +32,7 @@ PAGE = HERE.parent / "docs" / "estimates.md"
 TRAIN = ("algo=ppo", "env=cartpole", "tuned=none", "algo.lr=2.5e-4", "total_steps=10_240", "seed=100")
 EVERY = 1024  # steps of training between two checkpoints
 BEHAVIOR, TARGETS = 7, {"worst": 5, "worse": 6, "better": 8}  # numbers of checkpoints
-TRUTH = 10_000  # episodes
+TRUTH = 100_000  # episodes
 METHODS = ESTIMATE["methods"]
 
 
@@ -91,7 +90,7 @@ def rows(results: dict[str, Any]) -> list[str]:
         for found in one["methods"].values():
             mark = "**" if found is best else ""
             cells.append(f"{mark}{found['rmse']:.2f}{mark} ({found['held']})")
-        truth = f"{one['truth']:.1f} ± {one['truth_error']:.1f}"
+        truth = f"{one['truth']:.2f} ± {one['truth_error']:.2f}"
         out.append(f"| {name} | {truth} | {one['effective_sample_size']:.0f} | {' | '.join(cells)} |")
     pooled = {m: [one["methods"][m] for one in results["policies"].values()] for m in METHODS}
     rmse = {m: float(np.sqrt(np.mean([found["rmse"] ** 2 for found in every]))) for m, every in pooled.items()}
@@ -104,7 +103,7 @@ def rows(results: dict[str, Any]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--episodes", type=int, default=200, help="of a set")
+    parser.add_argument("--episodes", type=int, default=2000, help="of a set")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     args = parser.parse_args()
     folder = args.folder.absolute()
