@@ -1,11 +1,11 @@
 """Off-policy estimates against what the policies really return, on CartPole.
 
-    python benchmarks/estimators.py                      # half an hour on one core
+    python benchmarks/estimators.py                      # an hour on one core
     python benchmarks/estimators.py --repeats 3 --episodes 200 --folder runs/x      # a look
 
 One PPO run is trained, and checkpoints of it are taken. One of them is the behavior: it plays episodes by drawn
 actions, whose log-probabilities are written down, another set for each repeat. Three others are judged by these sets,
-and each plays 100,000 episodes of its own, whose mean return is the truth. ``results/estimators.json`` gets for each
+and each plays 400,000 episodes of its own, whose mean return is the truth. ``results/estimators.json`` gets for each
 policy and method the root mean squared error over the repeats and how many intervals held the truth, and the table of
 ``docs/estimates.md`` shows them. What is there is not made again.
 """
@@ -32,7 +32,7 @@ PAGE = HERE.parent / "docs" / "estimates.md"
 TRAIN = ("algo=ppo", "env=cartpole", "tuned=none", "algo.lr=2.5e-4", "total_steps=10_240", "seed=100")
 EVERY = 1024  # steps of training between two checkpoints
 BEHAVIOR, TARGETS = 7, {"worst": 5, "worse": 6, "better": 8}  # numbers of checkpoints
-TRUTH = 100_000  # episodes
+TRUTH, PLAYED = 100_000, (7, 8, 9, 10)  # episodes of each of these seeds
 METHODS = ESTIMATE["methods"]
 
 
@@ -58,9 +58,10 @@ def played(checkpoint: Path, episodes: int, seed: int, record: Path | None = Non
     return evaluate(checkpoint, words + ([] if record is None else [f"record.path={record}"]), print, "explore")
 
 
-def summary(truth: dict[str, Any], estimates: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(truths: list[dict[str, Any]], estimates: list[dict[str, Any]]) -> dict[str, Any]:
     """Compare the estimates of every repeat with the truth."""
-    mean, methods = truth["eval/return_mean"], {}
+    mean, methods = float(np.mean([truth["eval/return_mean"] for truth in truths])), dict[str, Any]()
+    deviation = np.mean([truth["eval/return_std"] for truth in truths])
     for method in METHODS:
         values, low, high = (
             np.array([one[f"estimate/{method}{end}"] for one in estimates]) for end in ("", "_low", "_high")
@@ -73,7 +74,7 @@ def summary(truth: dict[str, Any], estimates: list[dict[str, Any]]) -> dict[str,
         }
     return {
         "truth": mean,
-        "truth_error": truth["eval/return_std"] / TRUTH**0.5,
+        "truth_error": float(deviation / (TRUTH * len(truths)) ** 0.5),
         "effective_sample_size": float(np.mean([one["estimate/effective_sample_size"] for one in estimates])),
         "methods": methods,
     }
@@ -129,8 +130,10 @@ def main() -> int:
             path = folder / f"{name}-{k}.json"
             estimates[name].append(kept(path, lambda t=target, w=words: estimate(t, w, print)))
     for name, target in targets.items():
-        truth = kept(folder / f"{name}.json", lambda t=target: played(t, TRUTH, 7))
-        results["policies"][name] = one = summary(truth, estimates[name])
+        truths = [
+            kept(folder / f"{name}-truth-{seed}.json", lambda t=target, s=seed: played(t, TRUTH, s)) for seed in PLAYED
+        ]
+        results["policies"][name] = one = summary(truths, estimates[name])
         print(f"{name}: {one['truth']:.2f} ± {one['truth_error']:.2f}, behavior {results['behavior']:.2f}")
         for method, found in one["methods"].items():
             held = f"{found['held']} of {args.repeats} intervals hold it, {found['width']:.2f} wide"
