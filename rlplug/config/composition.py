@@ -124,11 +124,12 @@ def tuned(hydra: Any) -> Tuned | None:
             raise _unknown_option(f"tuned/{name}", folders)
         return None
     words = [override for override in command(hydra) if not override.startswith("tuned=")]
-    if not any(re.match("[+~]*(model|buffer|loop|exploration|experiment)([=@]|$)", word) for word in words):
-        return Tuned(choices, {}, None)
-    own = composed([*folders, f"algo={algo}", f"env={env}"]).hydra.runtime.choices
-    others = [group for group in ("model", "buffer", "loop") if choices.get(group) != own[group]]
+    changed = any(re.match("[+~]*(model|buffer|loop|experiment)([=@]|$)", word) for word in words)
+    own = composed([*folders, f"algo={algo}", f"env={env}"]).hydra.runtime.choices if changed else choices
+    others = [group for group in ("model", "buffer", "loop") if choices.get(group) != own.get(group)]
     chooses = any(word.startswith("exploration=") for word in words)
+    if not others and not chooses:
+        return Tuned(choices, {}, None)
     without = composed([*folders, *words, "tuned=none"])
     replaced = {group: without[group] for group in others if group in without}
     return Tuned(choices, replaced, [*without.exploration] if chooses else None)
@@ -168,10 +169,9 @@ def check_choices(choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: there are two options for one, an experiment for another algorithm, or a name without its settings.
     """
-    single = (*SINGLE, "model", "experiment")
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         group, value = override.key_or_group, None if override.is_delete() else override.value()
-        if group in single and isinstance(value, list):
+        if group in (*SINGLE, "model", "experiment") and isinstance(value, list):
             raise ConfigError(group, f"should be exactly one option of {', '.join(option_names(group))}")
         if group == "algo" and isinstance(tuned := choices.get("experiment"), str):
             folders = [word for word in overrides if word.startswith("hydra.searchpath=")]
