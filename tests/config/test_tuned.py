@@ -67,7 +67,7 @@ def test_a_component_that_is_chosen_by_its_own_name_changes_nothing():
     words = ["algo=sac", "env=mountaincar_continuous", "exploration.ornstein_uhlenbeck.sigma=0.3"]
     plain = compose(words)
     assert plain.exploration["ornstein_uhlenbeck"].cfg.sigma == 0.3
-    assert compose([*words, "model=mlp"]).raw == plain.raw
+    assert compose([*words, "model=mlp256"]).raw == plain.raw
 
 
 def test_they_can_be_taken_for_another_environment(capsys):
