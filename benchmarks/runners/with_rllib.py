@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import ale_py
@@ -59,7 +60,7 @@ def measure(config: AlgorithmConfig, case: dict[str, Any], steps: int, stamps: S
     while stamps.steps < steps:
         seen = algorithm.train()["env_runners"]
         stamps.count(int(seen.get("num_env_steps_sampled_lifetime", 0)) - stamps.steps)
-        if (episodes := seen.get("episode_return_mean")) is not None:
+        if not math.isnan(episodes := seen.get("episode_return_mean", math.nan)):  # NaN until one has ended
             stamps.returns = [float(episodes)]
     algorithm.stop()
     ray.shutdown()

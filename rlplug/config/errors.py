@@ -80,8 +80,11 @@ def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
     siblings = [str(name) for name in node if name != "hydra"]
     if not siblings:
         return ConfigError(key, f"unknown key; there are none yet, and a new one is written with +: +{key}=<value>")
-    if not get_close_matches(last, siblings, cutoff=0.85) and (others := elsewhere(tree, key)):
-        return ConfigError(key, f"unknown key; did you mean {' or '.join(others)}?")
+    if not get_close_matches(last, siblings, cutoff=0.85):
+        known = {*peers("keys"), *(path.rpartition(".")[2] for path in _leaves(tree) if path.count("."))}
+        for name in (key, *get_close_matches(last, known, n=1, cutoff=0.85)):
+            if others := elsewhere(tree, name):
+                return ConfigError(key, f"unknown key; did you mean {' or '.join(others)}?")
     return unknown_key(key, siblings)
 
 

@@ -40,6 +40,8 @@ BAD = {
     "algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
     "+algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
     "gamma=0.9": "gamma: unknown key; did you mean algo.gamma or estimate.gamma?",
+    "gama=0.9": "gama: unknown key; did you mean algo.gamma or estimate.gamma?",
+    "lerning_rate=0.1": "lerning_rate: unknown key; did you mean algo.lr?",
     "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "+totl_steps=3": "totl_steps: unknown key; did you mean total_steps? There are: ",
     "hardware.device=2": "hardware.device: unknown key; did you mean hardware.devices? There are: ",
@@ -119,6 +121,8 @@ BAD = {
     "algo=ppo buffer=replay": "buffer: replay gives windows of older data, but ppo learns from the last round",
     # sizes
     "train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
+    "algo=ppo replay_ratio=1": "replay_ratio: 1.0 asks for more than one update a rollout, which is learned from ",
+    "algo=impala replay_ratio=1": "replay_ratio: 1.0 asks for more updates than there are samples, 0.015625 a step; ",
     "++train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
     "tuned=none total_steps=100": "total_steps: 100 is less than one round of collection, 1024 steps",
     "tuned=none algo.sgd_minibatch_size=2000": "algo.sgd_minibatch_size: 2000 is more than a rollout's 1024 rows",

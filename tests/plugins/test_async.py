@@ -58,7 +58,7 @@ def test_an_algorithm_on_segments_that_corrects_for_nothing_is_refused_everywher
     ("words", "least"),
     [
         (["loop.in_flight=3"], 2),
-        (["loop.in_flight=2", "replay_ratio=0.0625"], 4),
+        (["loop.in_flight=5", "replay_ratio=0.0078125"], 2),
         (["loop.in_flight=2", "train_batch_size=16"], 4),
         (["loop.in_flight=2", "buffer=circular", "buffer.num_uses=3"], 3),
     ],

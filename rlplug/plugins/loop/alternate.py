@@ -31,6 +31,9 @@ class Alternate(Loop):
         self.max_weight_sync_delay = cfg.max_weight_sync_delay
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
         self.round_steps = ctx.rollout_length * ctx.num_envs
+        if ctx.needs.data == "rollout" and (ctx.replay_ratio or 0) * self.round_steps > 1:
+            said = f"{ctx.replay_ratio} asks for more than one update a rollout, which is learned from once; take null"
+            raise ConfigError("replay_ratio", said)
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:

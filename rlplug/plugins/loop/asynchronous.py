@@ -35,6 +35,9 @@ class Async(Loop):
         self.once = ctx.needs.data == "segments"  # a sample is given away, so there are not always more
         self.per_step = ctx.sample_uses / ctx.batch_size if self.once else 1.0 / self.round_steps
         if ctx.replay_ratio is not None:
+            if self.once and ctx.replay_ratio > self.per_step:
+                said = f"{ctx.replay_ratio} asks for more updates than there are samples, {self.per_step:g} a step"
+                raise ConfigError("replay_ratio", f"{said}; take null")
             self.per_step = ctx.replay_ratio
         if cfg.max_staleness is not None and not self.once:
             said = "leaves segments out, which a replay's windows would reach over; take null"
