@@ -23,6 +23,7 @@ from rlplug.run.launch import train
 from rlplug.settings import NonNegativeInt, PositiveFloat, option, settings
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
+from rlplug.trainer.artifact import interpreted
 from rlplug.trainer.learner import MOST_UNREAD, RankLearner
 from rlplug.trainer.metrics import Means
 from rlplug.types import RunError
@@ -238,7 +239,7 @@ def poisoned(fabric, on_nan, microbatches=1, compile="off"):
 HOW = {
     "whole": lambda on_nan: [poisoned(one_rank(), on_nan)],
     "microbatches": lambda on_nan: [poisoned(one_rank(), on_nan, 4)],
-    "compiled": lambda on_nan: [poisoned(one_rank(), on_nan, 1, "max")],
+    "compiled": lambda on_nan: [interpreted()(poisoned)(one_rank(), on_nan, 1, "max")],
     "ranks": lambda on_nan: ranks(2)(poisoned, on_nan),
 }
 

@@ -144,7 +144,7 @@ def test_one_compiled_step_is_the_eager_one(algo, model):
 def test_one_graph_serves_minibatches_of_every_size():
     """A rollout of 32 rows has one valid row less for every episode that began in it."""
     words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["mlp"], "+env.kwargs.action=discrete", "algo.sgd_minibatch_size=12")
-    with closing(build(compose([*words, "compile=max"]), Path())) as trainer:
+    with interpreted(), closing(build(compose([*words, "compile=max"]), Path())) as trainer:
         ends, sizes = [0], set()
         for _ in range(4):
             trainer.collect()
@@ -176,7 +176,8 @@ def decided(monkeypatch, total_steps, state=None):
     monkeypatch.setattr(graphs, "DECIDES_AFTER", 16)
     monkeypatch.setattr(graphs, "PAYS", 100)
     words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["mlp"], "+env.kwargs.action=discrete", "algo.sgd_minibatch_size=8")
-    with closing(build(compose([*words, "compile=auto", f"total_steps={total_steps}"]), Path())) as trainer:
+    line = compose([*words, "compile=auto", f"total_steps={total_steps}"])
+    with interpreted(), closing(build(line, Path())) as trainer:
         if state:
             trainer.learner.load(state["learner"])
             vars(trainer.progress).update(state["progress"])
