@@ -47,6 +47,7 @@ class Needs:
     noise: str = ""  # exploration module to take where no one changes its actions, which never vary by themselves
     keys: tuple[str, ...] = ()  # what is stored, and reaches ``prepare`` and ``forward``, after ``postprocess``
     recorded: tuple[str, ...] = ()  # what the run stores as well where anyone gives it, to write it down
+    lookahead: int = 0  # transitions at the end of a recurrent window that returns and values reach, and no gradient
 
     @cached_property
     def stored(self) -> frozenset[str]:
@@ -98,7 +99,7 @@ class Context(Protocol):
     batch_size: int  # transitions per sample, of the whole run
     sample_uses: int  # times that the buffer gives a sample of segments: so many updates follow from it
     replay_ratio: float | None  # updates per environment step; None: one a round
-    learning_starts: int  # environment steps with random actions before the first update
+    learning_starts: int  # environment steps before the first update, played with mode "random"
     rank: int
     world_size: int
     seed: int

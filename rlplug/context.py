@@ -60,7 +60,18 @@ class ResolvedRun:
         self.config, self.plan, self.spec = config, plan, spec
         others = [*config.exploration.values(), *([config.buffer] if hasattr(config.buffer.cls, "needs") else [])]
         self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None, others)
-        self.loop: Loop = config.loop.build(self.context(torch.device("cpu"), range(config.num_envs)))
+        ctx = self.context(torch.device("cpu"), range(config.num_envs))
+        self.loop: Loop = config.loop.build(ctx.derive(batch_size=self._sample()))
+
+    def _sample(self) -> int:
+        """Return the transitions of a sample: those of whole segments, where these are learned from."""
+        config, plan, size = self.config, self.plan, self.config.train_batch_size
+        if self.needs.data != "segments" or self.needs.gradients:
+            return size
+        ranks = 1 if config.num_envs % plan.world_size else plan.world_size  # each has all where they are not shared
+        shards = plan.actors.count if plan.actors else ranks
+        least = config.rollout_fragment_length * (config.num_envs // shards) * ranks
+        return -(-size // least) * least
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return what the run's components are built with in one process."""

@@ -140,7 +140,7 @@ class Core:
     train_batch_size: PositiveInt = option("Samples per update from a replay; a rollout is drained whole.")
     replay_ratio: PositiveFloat | None = option("Updates per environment step; null: one update a round.")
     num_steps_sampled_before_learning_starts: NonNegativeInt = option(
-        "Environment steps with random actions before the first update."
+        "Environment steps before the first update; off-policy algorithms act at random in them."
     )
     eval: Eval = option("Evaluation during and after training.")
     checkpoint: Checkpoint = option("What the run can be continued from.")

@@ -167,11 +167,15 @@ class Trainer(Run):
             in_flight = {shard: n for shard, n in enumerate(self.collector.in_flight) if n is not None}
             idle = [shard for shard, n in in_flight.items() if n < ahead][: max(0, most - sum(in_flight.values()))]
             if idle:
-                version = self._version(length * per_shard)
+                version = self._version(length * per_shard * len(idle) / total)
                 self.collector.submit(Rollout(length, mode, version, self._version_steps), idle)
 
-    def _version(self, steps: int) -> int:
-        """Return the version of the weights for the next rollouts: the newest, or the last one while it may serve."""
+    def _version(self, steps: float) -> int:
+        """Return the version of the weights for the next rollouts: the newest, or the last one while it may serve.
+
+        Args:
+            steps: that these are for an actor, on average.
+        """
         loop, self._rounds, self._shard_steps = self.loop, self._rounds + 1, self._shard_steps + steps
         due = self._rounds >= loop.broadcast_interval or self._shard_steps >= (loop.max_weight_sync_delay or math.inf)
         if due and self.progress.version != self.progress.updates:
@@ -187,7 +191,8 @@ class Trainer(Run):
             self.ctx.beyond += beyond(segment.batch, steps, env_ids, spec.bounds)
         self.learner.observe(segment)
         fresh = not self._is_async or self._is_fresh(segment)
-        if fresh and (len(segment.batch["valid"]) > self.ctx.rollout_length or self.ctx.needs.data != "rollout"):
+        whole = len(segment.batch["valid"]) > self.ctx.rollout_length
+        if fresh and (whole or self.ctx.needs.data not in ("rollout", "segments")):
             # the few rows of a last, short rollout would make a poor gradient
             if self.ctx.needs.data != "rollout":
                 segment.batch = on_cpu(segment.batch)  # buffers keep their books on the host

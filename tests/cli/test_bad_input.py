@@ -121,7 +121,7 @@ BAD = {
     "algo=ppo buffer=replay": "buffer: replay gives windows of older data, but ppo learns from the last round",
     # sizes
     "train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
-    "algo=ppo replay_ratio=1": "replay_ratio: 1.0 asks for more than one update a rollout, which is learned from ",
+    "algo=ppo replay_ratio=1": "replay_ratio: 1.0 asks for more updates than there are samples, 0.00",
     "algo=impala replay_ratio=1": "replay_ratio: 1.0 asks for more updates than there are samples, 0.015625 a step; ",
     "++train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
     "tuned=none total_steps=100": "total_steps: 100 is less than one round of collection, 1024 steps",

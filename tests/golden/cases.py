@@ -314,7 +314,10 @@ APPO = {
     "algo.tau": 1.0,
     "algo.kl_coeff": 0.2,
     "algo.kl_target": 0.01,
-    "algo.adam_epsilon": 1e-5,
+    "algo.epsilon": 1e-5,
+    "algo.opt_type": "adam",
+    "algo.decay": 0.99,
+    "algo.momentum": 0.0,
     "algo.normalize_advantage": True,
 }
 A3C = {

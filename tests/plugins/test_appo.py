@@ -230,7 +230,11 @@ def test_a_ring_of_no_batch_is_refused():
         build(compose(["algo=appo", "env=cartpole", "buffer.num_batches=0"]), Path())
 
 
-@pytest.mark.parametrize("words", [(), ("buffer=queue",), ("model=lstm", "model.hidden=8"), ("algo.kl_coeff=0.2",)])
+LSTM = ("model=lstm", "model.hidden=8")
+RMSPROP = ("algo.opt_type=rmsprop", "algo.momentum=0.5")
+
+
+@pytest.mark.parametrize("words", [(), ("buffer=queue",), LSTM, ("algo.kl_coeff=0.2",), RMSPROP])
 def test_it_resumes_bit_for_bit(words):
     common = ("rollout_fragment_length=8", "train_batch_size=64", "algo.target_network_update_freq=3")
     check_resumes(Case("appo", "cartpole", (*common, *words)), updates=5)

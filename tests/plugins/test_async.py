@@ -6,7 +6,10 @@ With actors: tests/contract/tenants/test_asynchronous.py.
 from __future__ import annotations
 
 import csv
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,7 +62,8 @@ def test_an_algorithm_on_segments_that_corrects_for_nothing_is_refused_everywher
     [
         (["loop.in_flight=3"], 2),
         (["loop.in_flight=5", "replay_ratio=0.0078125"], 2),
-        (["loop.in_flight=2", "train_batch_size=16"], 4),
+        (["loop.in_flight=2", "train_batch_size=16"], 1),  # a sample is whole segments, here of 64
+        (["loop.in_flight=5", "train_batch_size=100"], 2),
         (["loop.in_flight=2", "buffer=circular", "buffer.num_uses=3"], 3),
     ],
 )
@@ -126,8 +130,10 @@ def test_every_sample_of_the_queue_is_used_and_a_replay_gets_an_update_a_round()
         ("algo=appo", "buffer.num_batches=2", "buffer.num_uses=8"),
         ("algo=appo", "buffer.num_uses=1"),
         ("algo=appo", "replay_ratio=0.03125", "buffer.num_uses=8"),
+        ("algo=appo", "loop=alternate", "buffer.num_uses=8"),
+        ("algo=impala", "train_batch_size=100"),
     ],
-    ids=["queue", "ring", "ring of one use", "ratio"],
+    ids=["queue", "ring", "ring of one use", "ratio", "alternate", "whole segments"],
 )
 def test_the_updates_that_are_announced_are_made(words, tmp_path):
     trainer = build(compose([*RUN, *words]), tmp_path)
@@ -135,6 +141,19 @@ def test_the_updates_that_are_announced_are_made(words, tmp_path):
     announced = trainer.loop.updates(trainer.progress.env_steps)
     trainer.close()
     assert announced == pytest.approx(trainer.progress.updates, rel=0.25)  # a ring begins when it is full
+
+
+def test_the_weight_delay_counts_the_steps_of_an_actor(tmp_path):
+    """Of four actors, each of which has 16 steps of a rollout: twice as many are two rollouts of each."""
+    words = ["loop.in_flight=1", "loop.broadcast_interval=100", "loop.max_weight_sync_delay=32"]
+    ordered, actors = [], SimpleNamespace(spec=SimpleNamespace(shards=range(4)), in_flight=[0, 1, 1, 1])
+    actors.submit = lambda rollout, shards: ordered.append(rollout.version)
+    with closing(build(compose([*RUN, *words, "total_steps=100_000"]), tmp_path)) as trainer:
+        trainer.collector = actors
+        for _ in range(32):
+            trainer.progress.updates += 1
+            trainer._order("explore", 1)
+    assert [*Counter(ordered).values()][1:-1] == [8, 8, 8]
 
 
 # ---- in one process it is exact --------------------------------------------------------------------------------------

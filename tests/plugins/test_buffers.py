@@ -159,16 +159,17 @@ def test_the_first_priority_is_that_of_the_row_where_a_window_begins():
         buffer.add(segment(6, 3, 1, priority=torch.full((4, 1), torch.nan)))
 
 
-def test_the_first_priority_of_a_sequence_is_the_largest_of_the_rows_that_it_learns_from():
+@pytest.mark.parametrize(("lookahead", "wanted"), [(0, {0: 5 / 17, 2: 9 / 17, 4: 3 / 17}), (1, {0: 5 / 14, 2: 9 / 14})])
+def test_the_first_priority_of_a_sequence_is_the_largest_of_the_rows_that_it_learns_from(lookahead, wanted):
     keys = ("obs", "action", "priority")
-    needs = Needs(window=3, burn_in=2, carry_stride=2, data="windows", off_policy=True, keys=(*keys, "carry"))
+    needs = Needs(window=3 + lookahead, burn_in=2, carry_stride=2, data="windows", off_policy=True)
+    needs = replace(needs, lookahead=lookahead, keys=(*keys, "carry"))
     buffer = make("sequence", needs, 1, 1024, alpha=1.0, epsilon=1e-12, rows=3)
-    priority = torch.tensor([1e6, 1e6, 1.0, 5.0, 2.0, 4.0, 3.0, 1.0, 0.0, 0.0])[:, None]
+    priority = torch.tensor([1e6, 1e6, 1.0, 5.0, 2.0, 9.0, 3.0, 1.0, 0.0, 0.0])[:, None]
     for start in range(0, 9, 3):  # windows learn from rows 2 to 4, 4 to 6 and 6 to 8
         own = priority[start : start + 4]
         buffer.add(segment(start, 3, 1, priority=own, carry={"h": torch.zeros(4, 1, 2)}))
     sample = buffer.sample()
-    wanted = {0: 5 / 12, 2: 4 / 12, 4: 3 / 12}
     assert {i: round(p, 5) for i, p in zip(sample["index"].tolist(), sample["sample_prob"].tolist(), strict=True)} == {
         i: round(p, 5) for i, p in wanted.items()
     }

@@ -87,14 +87,6 @@ def test_a_segment_is_stored_once_by_however_many_checkpoints():
     assert [chunk.start for chunk in store.chunks] == [1, 2, 3]
 
 
-def test_a_short_segment_is_padded_with_rows_that_are_not_valid():
-    queue = make("queue")
-    queue.add(Segment(numbered(0, length=2)))
-    sample = queue.sample()
-    assert sample["action"][:, 0].tolist() == [0, 1, 2, 2, 2]
-    assert sample["valid"][:, 0].tolist() == [True, True, False, False, False]
-
-
 def test_a_queue_that_holds_no_sample_is_refused():
     with pytest.raises(ConfigError, match=r"buffer\.capacity: 2 segments of 2 environments hold 16.*at least 4 is"):
         make("queue", batch=32, capacity=2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
 from rlplug.functional.targets import polyak_
 from rlplug.functional.vtrace import vtrace
-from rlplug.nn import ActorCritic, Adam
+from rlplug.nn import ActorCritic, adam_or_rmsprop
 from rlplug.settings import (
     NonNegativeFloat,
     PositiveFloat,
@@ -53,8 +54,11 @@ class APPO(Algorithm):
         tau: UnitFloat = option("Step of the target towards the learned weights; 1: a copy.")
         kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty, which adapts to kl_target; 0: off.")
         kl_target: PositiveFloat = option("KL divergence from the target policy that kl_coeff aims at.")
-        lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
-        adam_epsilon: PositiveFloat = option("Adam's epsilon.")
+        lr: Scheduled[NonNegativeFloat] = option("Step size.")
+        opt_type: Literal["adam", "rmsprop"] = option("The optimizer.")
+        epsilon: PositiveFloat = option("The optimizer's epsilon, outside of the root.")
+        decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
+        momentum: UnitFloat = option("RMSProp: momentum.")
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
         vf_share_layers: bool = option("One torso for policy and value.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
@@ -86,8 +90,9 @@ class APPO(Algorithm):
         self.register_buffer("kl_coeff", torch.tensor(cfg.kl_coeff))
 
     def optimizers(self) -> dict[str, Optim]:
-        adam = Adam(self.net.parameters(), lr=self.lr, eps=self.cfg.adam_epsilon)
-        return {"policy": Optim(adam, self.cfg.grad_clip, self.cfg.grad_clip_by, lr=self.lr)}
+        cfg, params = self.cfg, self.net.parameters()
+        optimizer = adam_or_rmsprop(cfg.opt_type, params, self.lr, cfg.epsilon, cfg.decay, cfg.momentum)
+        return {"policy": Optim(optimizer, cfg.grad_clip, cfg.grad_clip_by, lr=self.lr)}
 
     def actor_keys(self) -> tuple[str, ...]:
         return tuple(name for name in self.state_dict() if name.startswith("net."))

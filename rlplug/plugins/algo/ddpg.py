@@ -90,8 +90,8 @@ class DDPG(Algorithm):
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        window, keys = cfg.sequence_length + cfg.n_step - 1, (*needs.keys, "is_first", "carry")
-        return replace(needs, window=window, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
+        window, ahead, keys = cfg.sequence_length + cfg.n_step - 1, cfg.n_step - 1, (*needs.keys, "is_first", "carry")
+        return replace(needs, window=window, lookahead=ahead, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

@@ -14,8 +14,6 @@ from rlplug.types import Batch
 class Segments:
     """Copies of segments, numbered in the order in which they came; whoever owns them forgets them one by one.
 
-    A short segment, which ends a run, is padded with ``valid=False``.
-
     Attributes:
         size: transitions of a sample, on this rank.
         width: of the segments that hold all environments of this rank.
@@ -30,11 +28,7 @@ class Segments:
 
     def add(self, segment: Segment) -> int:
         """Keep a copy; return its number."""
-        batch = tree.map(torch.clone, segment.batch)
-        if (missing := self.rows + 1 - len(batch["valid"])) > 0:
-            rows = {key: leaf for key, leaf in batch.items() if key != "gradients"}
-            batch |= tree.map(lambda x: torch.cat([x, x[-1:].expand(missing, *x.shape[1:])]), rows)
-        self._kept[self._end] = batch, segment.version
+        self._kept[self._end] = tree.map(torch.clone, segment.batch), segment.version
         self._end += 1
         return self._end - 1
 

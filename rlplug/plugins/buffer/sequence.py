@@ -31,8 +31,8 @@ class Sequence(Prioritized):
         )
 
     def _learned(self, window: Any) -> Any:
-        """Return the rows behind the burn-in of windows ``[n]``, ``[n, window]``."""
-        return window[:, None] * self.stride + np.arange(self.ctx.needs.burn_in, self.window)
+        """Return the rows of windows ``[n]`` that are learned from, ``[n, length]``: neither burn-in nor look-ahead."""
+        return window[:, None] * self.stride + np.arange(self.ctx.needs.burn_in, self.window - self.ctx.needs.lookahead)
 
     def _drawable(self, ring: Ring, window: Any) -> Any:
         return ring.valid[self._learned(window) % ring.rows].any(1)

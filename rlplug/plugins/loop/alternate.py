@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlplug.api import Algorithm, Context, Loop, Needs, Run
+from rlplug.plugins.loop.tempo import GIVEN_AWAY, updates_per_step
 from rlplug.settings import PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
 
@@ -30,10 +31,7 @@ class Alternate(Loop):
         self.in_flight, self.broadcast_interval = cfg.in_flight, cfg.broadcast_interval
         self.max_weight_sync_delay = cfg.max_weight_sync_delay
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
-        self.round_steps = ctx.rollout_length * ctx.num_envs
-        if ctx.needs.data == "rollout" and (ctx.replay_ratio or 0) * self.round_steps > 1:
-            said = f"{ctx.replay_ratio} asks for more than one update a rollout, which is learned from once; take null"
-            raise ConfigError("replay_ratio", said)
+        self.once, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
@@ -44,14 +42,17 @@ class Alternate(Loop):
         while not run.done:
             run.report()
             run.collect("explore" if run.progress.env_steps >= self.learning_starts else "random")
-            if self.replay_ratio is None:
-                if run.ready() and run.progress.env_steps > self.learning_starts:
-                    run.update()
-            else:
+            if run.progress.env_steps <= self.learning_starts:
+                continue
+            if self.replay_ratio is not None:
                 while run.ready() and run.progress.updates < self.updates(run.progress.env_steps):
                     run.update()
+            elif self.once:
+                while run.ready():
+                    run.update()
+            elif run.ready():
+                run.update()
 
     def updates(self, env_steps: int) -> int:
         """Counted from the beginning of the run, so that a fraction of an update is never lost."""
-        per_step = 1.0 / self.round_steps if self.replay_ratio is None else self.replay_ratio
-        return int(max(0, env_steps - self.learning_starts) * per_step)
+        return int(max(0, env_steps - self.learning_starts) * self.per_step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlplug.api import Algorithm, Context, Loop, Needs, Run
+from rlplug.plugins.loop.tempo import GIVEN_AWAY, updates_per_step
 from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
 from rlplug.types import ConfigError
 
@@ -11,7 +12,8 @@ class Async(Loop):
     """Takes a few segments, then makes the updates that they allow, while the actors play on.
 
     With ``replay_ratio`` null every sample of a queue is learned from as soon as it is complete, and a replay gets an
-    update a round. A number is updates per environment step, as in every loop.
+    update for every ``num_envs x rollout_fragment_length`` steps. A number is updates per environment step, as in every
+    loop.
     """
 
     @settings
@@ -31,19 +33,12 @@ class Async(Loop):
         self.shards, self.in_flight, self.broadcast_interval = cfg.shards, cfg.in_flight, cfg.broadcast_interval
         self.max_weight_sync_delay, self.max_staleness = cfg.max_weight_sync_delay, cfg.max_staleness
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
-        self.round_steps = ctx.rollout_length * ctx.num_envs
-        self.once = ctx.needs.data == "segments"  # a sample is given away, so there are not always more
-        self.per_step = ctx.sample_uses / ctx.batch_size if self.once else 1.0 / self.round_steps
-        if ctx.replay_ratio is not None:
-            if self.once and ctx.replay_ratio > self.per_step:
-                said = f"{ctx.replay_ratio} asks for more updates than there are samples, {self.per_step:g} a step"
-                raise ConfigError("replay_ratio", f"{said}; take null")
-            self.per_step = ctx.replay_ratio
+        self.once, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
         if cfg.max_staleness is not None and not self.once:
             said = "leaves segments out, which a replay's windows would reach over; take null"
             raise ConfigError("loop.max_staleness", said)
         # Little's law: so old they are on average, however many actors share what is under way
-        least = self.updates(self.learning_starts + (cfg.in_flight - 1) * self.round_steps)
+        least = self.updates(self.learning_starts + (cfg.in_flight - 1) * ctx.rollout_length * ctx.num_envs)
         if cfg.max_staleness is not None and cfg.max_staleness < least:
             said = f"{cfg.max_staleness} can never be met: with in_flight={cfg.in_flight} the average age of segments"
             raise ConfigError("loop.max_staleness", f"{said} that arrive is {least}; take {least} or more")

@@ -1,0 +1,23 @@
+"""How many updates there are for an environment step."""
+
+from __future__ import annotations
+
+from rlplug.api import Context
+from rlplug.types import ConfigError
+
+GIVEN_AWAY = ("rollout", "segments")
+"""data whose samples a buffer gives a number of times, so that there are not always more"""
+
+
+def updates_per_step(ctx: Context) -> float:
+    """Return ``replay_ratio``, or what it is where it is null: as many as there are samples, or else one a round.
+
+    Raises:
+        ConfigError: there are not so many samples.
+    """
+    round_steps, segments = ctx.rollout_length * ctx.num_envs, ctx.needs.data == "segments"
+    most = ctx.sample_uses / ctx.batch_size if segments else 1.0 / round_steps
+    if ctx.replay_ratio is not None and ctx.needs.data in GIVEN_AWAY and ctx.replay_ratio > most:
+        said = f"{ctx.replay_ratio} asks for more updates than there are samples, {most:g} a step; take null"
+        raise ConfigError("replay_ratio", said)
+    return most if ctx.replay_ratio is None else ctx.replay_ratio
