@@ -37,6 +37,7 @@ AlgoNode: TypeAlias = Annotated[Any, Nested("algo")]
 """An algorithm inside a component: ``cfg.<option>.build(ctx.child(spec))``, and ``cfg.<option>.needs(spec)``."""
 
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
+AtLeastOne = Annotated[float, Field(ge=1.0)]
 
 
 def _in_order(points: list[tuple[int, Any]]) -> list[tuple[int, Any]]:

@@ -68,8 +68,9 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     # recorded data: its settings and what they refuse, the recorder's part of a checkpoint, recorded evaluations;
     # off-policy estimates: their settings, of a checkpoint, and with the evaluations of a run; contract.py, the checks
     # of what components return, and whose mistake a wrong setting is; start-up from the start of the process; a batch
-    # size that a rollout would not have read; misspelled keys whose group was left out
-    "core": ((*CORE, "evaluation", "actors", "run"), 10956),
+    # size that a rollout would not have read; misspelled keys whose group was left out;
+    # what has no effect on gradients of actors
+    "core": ((*CORE, "evaluation", "actors", "run"), 10967),
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 256),  # 250 before: CQL's term
     "sac": (("plugins/algo/sac.py",), 255),  # 250 before: how likely an action was, for recordings

@@ -19,6 +19,7 @@ from rlplug.collection.segment import copied
 from rlplug.collection.shard import CORE
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Played, shares_of
+from rlplug.trainer.gradients import SegmentGradients
 from rlplug.trainer.policy import Policy
 from rlplug.types import Batch, Progress, RunError, Tree, Weights, groups_of
 
@@ -41,6 +42,8 @@ class RayCollector:
         self._last_row: Tree = None
         self._since, self._waited = time.monotonic(), 0.0  # seconds that the learner waited since then
         columns = [slice(i, i + share) for i in range(0, len(self.env_ids), share)]
+        if policy.ctx.needs.gradients:
+            SegmentGradients(policy.algorithm, policy.normalizer, policy.ctx, share)  # which checks what actors have
         with closing(policy.shard(self.env_ids[:1])) as probe:
             row = tree.cat([probe.example()] * len(self.env_ids))
             self.spec = SegmentSpec(row, probe.autoreset, columns, probe.bounds)

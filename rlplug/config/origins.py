@@ -23,8 +23,10 @@ def blamed(error: ConfigError, choices: Mapping[str, Any], words: Sequence[str])
         choices: slot -> chosen option, as Hydra has them.
         words: the command line.
     """
-    files = [*_chosen(choices)]
-    return joined([_blamed(one, files, words) for one in single(error)])
+    files, errors = [*_chosen(choices)], single(error)
+    totals = [one.message.split()[0] for one in errors if one.key == "total_steps"]  # schedules repeat it
+    errors = [one for one in errors if one.key == "total_steps" or one.message.split()[0] not in totals]
+    return joined([_blamed(one, files, words) for one in errors])
 
 
 def _blamed(error: ConfigError, files: Sequence[tuple[str, Preset]], words: Sequence[str]) -> ConfigError:

@@ -61,6 +61,10 @@ def check(resolved: ResolvedRun) -> None:
             raise ConfigError("exploration", f"{key} replaces the action of {perturb[0]}; {way}")
     if needs.data != "rollout":  # which is given whole
         check_shares(resolved.config.train_batch_size, resolved.plan)
+    for option, plain in (("microbatches", 1), ("precision", "32-true")):
+        if needs.gradients and getattr(resolved.plan, option) != plain:
+            said = f"is for gradients that the learner computes, and {algo}'s are computed where it plays; take {plain}"
+            raise ConfigError(f"hardware.{option}", said)
     for option in ("in_flight", "broadcast_interval"):
         if getattr(resolved.loop, option) > 1 and not needs.off_policy and not needs.gradients:
             raise ConfigError(f"loop.{option}", f"lets older weights play, which {algo} cannot learn from; take 1")

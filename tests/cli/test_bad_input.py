@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rlplug.cli import main
 
+ACTORS = "hardware.actors.count=2 hardware.actors.num_cpus=0.5"
 BAD = {
     # names and options
     "algo=sacc": "algo: unknown option 'sacc'; did you mean sac? There are: ",
@@ -65,6 +66,11 @@ BAD = {
     "algo.gamma=": "algo.gamma: '' has the wrong type: should be a valid number",
     "seed=-1": "seed: -1 is out of range: should be greater than or equal to 0",
     "seed=1.5": "seed: 1.5 has the wrong type: should be a valid integer",
+    "algo=impala env=cartpole total_steps=-5": "total_steps: -5 is out of range: should be greater than 0",
+    "algo=td3 env=pendulum exploration=[parameter_noise] exploration.parameter_noise.adaptation=0.5": "exploration."
+    "parameter_noise.adaptation: 0.5 is out of range: should be greater than or equal to 1",
+    f"algo=a3c tuned=none train_batch_size=30 {ACTORS}": "train_batch_size: 30 transitions are no whole rollouts of 10 "
+    "steps that divide the 4 environments of a process; take 10 or 20 or 40",
     "total_steps=0": "total_steps: 0 is out of range: should be greater than 0",
     "num_envs=true": "num_envs: true has the wrong type: should be a number",
     "compile=maybe": "compile: 'maybe' is none of the options: should be 'off', 'auto' or 'max'",

@@ -288,8 +288,12 @@ REFUSED = {
     "nothing there": ((*DQN, "data.path=nowhere.parquet"), "data.path: nowhere.parquet does not exist"),
     "another environment": ((*DQN, "env=acrobot"), "has observations of shape [4], and those of env are"),
     "no log-probabilities": (
-        ("algo=appo", *QUIET, "loop=offline", f"data.path={SMALL}"),
+        ("algo=appo", *QUIET, "loop=offline", "loop.stream=true", f"data.path={SMALL}"),
         "has no column 'logp', which the algorithm learns from; it has action, is_first, obs",
+    ),
+    "segments in one pass": (
+        ("algo=appo", *QUIET, "loop=offline", f"data.path={SMALL}"),
+        "loop.stream: false reads once and then learns, and segments are learned from in order, as they come; ",
     ),
     "weights": ((*DQN, "data.weights=[1,2]"), "data.weights: 2 weights for 1 paths"),
     "no weight": ((*DQN, "data.weights=[0]"), "data.weights[0]: 0 is out of range"),

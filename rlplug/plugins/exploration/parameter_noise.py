@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from rlplug.api import Context, Exploration, Learner, Losses, Segment
-from rlplug.settings import PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
+from rlplug.settings import AtLeastOne, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, Weights
 
 
@@ -30,7 +30,7 @@ class ParameterNoise(Exploration):
             "Distance to the plain policy to aim at: standard deviation of continuous actions, in [-1, 1]; epsilon of "
             "the epsilon-greedy policy as far off by its values; else the share of actions that differ."
         )
-        adaptation: PositiveFloat = option("Factor by which sigma is moved after every round, alpha of the paper.")
+        adaptation: AtLeastOne = option("Factor by which sigma is moved after every round, alpha of the paper.")
         resample_every: PositiveInt = option("Rounds of collection between two draws of the noise.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:

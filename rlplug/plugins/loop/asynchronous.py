@@ -19,7 +19,9 @@ class Async(Loop):
     @settings
     class Config:
         shards: PositiveInt = option("Segments of a round: the first that are ready, of whichever actors.")
-        in_flight: PositiveInt = option("Rollouts of an actor that are ordered at a time; above 1 it never waits.")
+        in_flight: PositiveInt = option(
+            "Rollouts of an actor that are ordered at a time; above 1 it plays during updates."
+        )
         broadcast_interval: PositiveInt = option("Rounds that are played with the same weights.")
         max_weight_sync_delay: PositiveInt | None = option(
             "Steps of an actor after which weights are broadcast in any case; null: the interval alone decides."
@@ -38,10 +40,12 @@ class Async(Loop):
             said = "leaves segments out, which a replay's windows would reach over; take null"
             raise ConfigError("loop.max_staleness", said)
         # Little's law: so old they are on average, however many actors share what is under way
-        least = self.updates(self.learning_starts + (cfg.in_flight - 1) * ctx.rollout_length * ctx.num_envs)
+        rounds = cfg.in_flight - 1 + (cfg.broadcast_interval - 1) // 2
+        least = self.updates(self.learning_starts + rounds * ctx.rollout_length * ctx.num_envs)
         if cfg.max_staleness is not None and cfg.max_staleness < least:
-            said = f"{cfg.max_staleness} can never be met: with in_flight={cfg.in_flight} the average age of segments"
-            raise ConfigError("loop.max_staleness", f"{said} that arrive is {least}; take {least} or more")
+            why = f"in_flight={cfg.in_flight} and broadcast_interval={cfg.broadcast_interval}"
+            said = f"{cfg.max_staleness} cannot be met: with {why} the average age of segments that arrive is {least}"
+            raise ConfigError("loop.max_staleness", f"{said}; take {least} or more")
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:

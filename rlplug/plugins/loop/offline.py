@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rlplug.api import Algorithm, Context, Loop, Needs, Run
 from rlplug.settings import option, settings
-from rlplug.types import RunError, Unit
+from rlplug.types import ConfigError, RunError, Unit
 
 
 class Offline(Loop):
@@ -26,6 +26,9 @@ class Offline(Loop):
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.stream, self.once, self.learning_starts = cfg.stream, not cfg.stream, max(1, ctx.learning_starts)
+        if ctx.needs.data == "segments" and not cfg.stream:
+            said = "false reads once and then learns, and segments are learned from in order, as they come; take true"
+            raise ConfigError("loop.stream", said)
         self.per_update = ctx.rollout_length * ctx.num_envs if ctx.replay_ratio is None else 1.0 / ctx.replay_ratio
 
     @classmethod
