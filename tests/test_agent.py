@@ -280,7 +280,8 @@ GONE = {
     "rlplug_gone/conf/hardware/gone.yaml": "defaults: [cpu]\nname: gone\n",
     "rlplug_gone/conf/logger/gone.yaml": "# @package logger.gone\nname: gone\n",
     "rlplug_gone/conf/algo/counting.yaml": "# @package _global_\n"
-    "total_steps: 40\nrollout_fragment_length: 20\ntrain_batch_size: 20\nalgo: {name: counting, parts: 1}\n",
+    "total_steps: 40\nrollout_fragment_length: 20\ntrain_batch_size: 20\nreplay_ratio: null\n"
+    "algo: {name: counting, parts: 1}\n",
 }
 
 
