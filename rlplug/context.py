@@ -70,7 +70,7 @@ class ResolvedRun:
             return size
         ranks = 1 if config.num_envs % plan.world_size else plan.world_size  # each has all where they are not shared
         shards = plan.actors.count if plan.actors else ranks
-        least = config.rollout_fragment_length * (config.num_envs // shards) * ranks
+        least = config.rollout_fragment_length * max(1, config.num_envs // shards) * ranks
         return -(-size // least) * least
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:

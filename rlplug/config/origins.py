@@ -24,8 +24,8 @@ def blamed(error: ConfigError, choices: Mapping[str, Any], words: Sequence[str])
         words: the command line.
     """
     files, errors = [*_chosen(choices)], single(error)
-    totals = [one.message.split()[0] for one in errors if one.key == "total_steps"]  # schedules repeat it
-    errors = [one for one in errors if one.key == "total_steps" or one.message.split()[0] not in totals]
+    totals = [one.message.split()[0] for one in errors if one.key == "total_steps"]  # points of schedules repeat it
+    errors = [one for one in errors if not one.key.endswith("][0]") or one.message.split()[0] not in totals]
     return joined([_blamed(one, files, words) for one in errors])
 
 
