@@ -69,7 +69,7 @@ BAD = {
     "algo=impala env=cartpole total_steps=-5": "total_steps: -5 is out of range: should be greater than 0",
     "algo=td3 env=pendulum exploration=[parameter_noise] exploration.parameter_noise.adaptation=0.5": "exploration."
     "parameter_noise.adaptation: 0.5 is out of range: should be greater than or equal to 1",
-    f"algo=impala tuned=none num_envs=1 {ACTORS}": "hardware.actors.count: num_envs=1 cannot be shared equally among 2 ",
+    f"algo=impala tuned=none num_envs=1 {ACTORS}": "hardware.actors.count: num_envs=1 cannot be shared equally among ",
     f"algo=a3c tuned=none train_batch_size=30 {ACTORS}": "train_batch_size: 30 transitions are no whole rollouts of 10 "
     "steps that divide the 4 environments of a process; take 10 or 20 or 40",
     "total_steps=0": "total_steps: 0 is out of range: should be greater than 0",

@@ -18,7 +18,11 @@ from rlplug.api import Needs, Segment
 from rlplug.checkpointing.format import Checkpoint, FileRowLog, folder_of, write
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose, default_node
+from rlplug.plugins.algo.ddpg import DDPG
+from rlplug.plugins.algo.dqn import DQN
+from rlplug.plugins.algo.sac import SAC
 from rlplug.testing.checks.runs import differences
+from rlplug.testing.configs import config
 from rlplug.testing.context import context, spec
 from rlplug.types import ConfigError, RunError
 from tests.checkpointing.test_format import snapshot
@@ -157,6 +161,12 @@ def test_the_first_priority_is_that_of_the_row_where_a_window_begins():
     torch.testing.assert_close(sample["sample_prob"], (sample["index"] + 1).float() / 15)
     with pytest.raises(RunError, match=r"a first priority.*NaN"):
         buffer.add(segment(6, 3, 1, priority=torch.full((4, 1), torch.nan)))
+
+
+@pytest.mark.parametrize("algorithm", [DQN, DDPG, SAC])
+def test_sequences_end_with_the_rows_that_only_returns_reach(algorithm):
+    needs = algorithm.recurrent(config(f"algo/{algorithm.__name__.lower()}", n_step=3, sequence_length=5), Needs())
+    assert (needs.window, needs.lookahead) == (7, 2)
 
 
 @pytest.mark.parametrize(("lookahead", "wanted"), [(0, {0: 5 / 17, 2: 9 / 17, 4: 3 / 17}), (1, {0: 5 / 14, 2: 9 / 14})])
