@@ -100,6 +100,7 @@ class Context(Protocol):
     sample_uses: int  # times that the buffer gives a sample of segments: so many updates follow from it
     replay_ratio: float | None  # updates per environment step; None: one a round
     learning_starts: int  # environment steps before the first update, played with mode "random"
+    num_shards: int  # that the environments of this process come in, each with as many
     rank: int
     world_size: int
     seed: int
@@ -474,6 +475,7 @@ class Buffer(Protocol):
         ""  # its option that says how often it gives a segment, to algorithms that are ``off_policy``
     )
     sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any is collected
+    prioritizes: ClassVar[bool] = False  # draws by the ``priority`` of rows
     size_key: ClassVar[str]  # the config key that says how much it keeps: ``buffer.capacity``
     relabels: ClassVar[frozenset[str]] = frozenset()  # keys of a sample that need not be as added; ``obs.<part>``
 
@@ -495,6 +497,8 @@ class Buffer(Protocol):
         """Store a segment. Its row 0 is row T of the one before of its shard. Reads ``priority [T+1, b]``, if given."""
 
     def ready(self) -> bool: ...  # whether there is enough for a sample
+    @property
+    def warm_up(self) -> int: ...  # environment steps of this process before that; a buffer may lack this
 
     def sample(self) -> Batch:
         """Return rows ``[burn_in + window + 1, B]`` with ``index`` and ``sample_prob``; a rollout all it has, once.
@@ -718,6 +722,7 @@ class Loop(Protocol):
     collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
     reads: ClassVar[bool] = False  # what it collects comes from a recording, and cannot come from an environment
     once: bool = False  # of a recording it reads one pass, which the buffer has to hold
+    shards: int | None = None  # segments of a round, those that are ready first; None: one of every shard
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights
     max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case

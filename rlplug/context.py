@@ -65,13 +65,21 @@ class ResolvedRun:
 
     def _sample(self) -> int:
         """Return the transitions of a sample: those of whole segments, where these are learned from."""
-        config, plan, size = self.config, self.plan, self.config.train_batch_size
+        config, size = self.config, self.config.train_batch_size
         if self.needs.data != "segments" or self.needs.gradients:
             return size
-        ranks = 1 if config.num_envs % plan.world_size else plan.world_size  # each has all where they are not shared
-        shards = plan.actors.count if plan.actors else ranks
-        least = config.rollout_fragment_length * max(1, config.num_envs // shards) * ranks
+        least = config.rollout_fragment_length * max(1, config.num_envs // (self._shards * self._ranks)) * self._ranks
         return -(-size // least) * least
+
+    @property
+    def _ranks(self) -> int:
+        """Parts of the environments; where they are not shared out, each rank has all."""
+        return 1 if self.config.num_envs % self.plan.world_size else self.plan.world_size
+
+    @property
+    def _shards(self) -> int:
+        """Shards of a part: each actor has one."""
+        return max(1, self.plan.actors.count // self._ranks) if self.plan.actors else 1
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return what the run's components are built with in one process."""
@@ -83,6 +91,7 @@ class ResolvedRun:
             "sample_uses": getattr(config.buffer.cfg, repeats) if repeats else 1,
             "replay_ratio": config.replay_ratio,
             "learning_starts": config.num_steps_sampled_before_learning_starts,
+            "num_shards": self._shards,
         }
         place = {"device": device, "env_ids": env_ids, "rank": rank, "world_size": world_size}
         place["make_env"] = config.env.build
@@ -144,6 +153,7 @@ class RunContext(Context):
         sample_uses: int = 1,
         replay_ratio: float | None = None,
         learning_starts: int = 0,
+        num_shards: int = 1,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -153,11 +163,13 @@ class RunContext(Context):
         self.make_env = make_env
         self.beyond: list[str] = []  # where observations were out of bounds, which the run tells once
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
+        self.built = set[str]()  # slots that someone asked for
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
         self.sample_uses, self.replay_ratio, self.learning_starts = sample_uses, replay_ratio, learning_starts
-        self.seed, self.rank, self.world_size, self.deterministic = seed, rank, world_size, deterministic
+        self.num_shards, self.rank, self.world_size = num_shards, rank, world_size
+        self.seed, self.deterministic = seed, deterministic
         self.schedules = Schedules(self.device)
         self.generators: dict[str, torch.Generator] = {}
         for i, role in enumerate(get_args(Role)):
@@ -189,6 +201,7 @@ class RunContext(Context):
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
         chosen = self.slots[slot] if isinstance(slot, str) else slot
+        self.built.add(slot if isinstance(slot, str) else "")
         members = ensemble_size if chosen.cls.batched else 1
         models = [
             chosen.build(self.derive(space=space, ensemble_size=members)) for _ in range(ensemble_size // members)

@@ -140,8 +140,6 @@ def _require_answer(address: str) -> None:
     words = [word.encode() for header in (CALL | token).items() for word in header]
     call = b"".join(b"\0" * (i % 2 == 0) + _length(word) + word for i, word in enumerate(words))
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError("hardware.ray.address", f"{address!r} is not host:port, as ray start --head prints it")
     try:
         with socket.create_connection((host, int(port)), CONNECT_S) as connection:
             answer = connection.makefile("rb")

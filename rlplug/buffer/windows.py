@@ -89,6 +89,11 @@ class Windows(Generic[R]):
     def ready(self) -> bool:
         return len(self) > 0
 
+    @property
+    def warm_up(self) -> int:
+        """Return the environment steps before the first window is whole, in every column."""
+        return self.window * self.columns
+
     def draw(self) -> tuple[Any, Any, Batch]:
         """Return what a sample's windows begin with: ``row`` and ``column``, arrays ``[B]`` of integers, and the rest.
 

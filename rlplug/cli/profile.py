@@ -52,6 +52,7 @@ OWN = {  # file and function in this package
     ("trainer/optimizer.py", "backward"): (LEARN, "backward"),
     ("trainer/graphs.py", "run"): (LEARN, "compiled gradient steps"),
     ("trainer/learner.py", "_step"): (LEARN, "clipping and optimizer"),
+    ("trainer/gradients.py", "__call__"): (LEARN, "gradients of segments"),  # where they are played
 }
 CALLED = {  # a function in this package, and what it calls in a plugin or a library
     ("_play", "step"): (COLLECT, "environments"),

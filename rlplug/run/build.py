@@ -81,6 +81,10 @@ def build(
         contract.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
     identity = identity or learner.collectives.broadcast(uuid4().hex)  # the same on all ranks
     estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
+    given = {slot for slot in config.models if slot != "model" and config.raw[slot] is not None}
+    for slot in given - policy.ctx.built if rank == 0 and estimation.estimator is None else ():
+        said = f"{config.algo.name}, as it is set up, builds no network from this slot; leave it out"
+        raise ConfigError(slot, said)
     trainer = Trainer(
         resolved=resolved,
         run_dir=run_dir,

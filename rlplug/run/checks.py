@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -65,13 +66,17 @@ def check(resolved: ResolvedRun) -> None:
         if needs.gradients and getattr(resolved.plan, option) != plain:
             said = f"is for gradients that the learner computes, and {algo}'s are computed where it plays; take {plain}"
             raise ConfigError(f"hardware.{option}", said)
+    if "priority" in needs.keys:
+        _check_priorities(config, needs)
     for option in ("in_flight", "broadcast_interval"):
         if getattr(resolved.loop, option) > 1 and not needs.off_policy and not needs.gradients:
             raise ConfigError(f"loop.{option}", f"lets older weights play, which {algo} cannot learn from; take 1")
     if resolved.plan.actors is not None:
         _check_actors(resolved)
-    if (plan := resolved.plan).ray is not None and plan.ray.address is None:
+    if (plan := resolved.plan).ray is not None and (address := plan.ray.address) is None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
+    elif plan.ray is not None and not re.fullmatch(".+:[0-9]+", address):
+        raise ConfigError("hardware.ray.address", f"{address!r} is not host:port, as ray start --head prints it")
 
 
 def _gives(buffer: type[Buffer], needs: Needs) -> bool:
@@ -128,6 +133,18 @@ def _check_buffer(config: RunConfig, needs: Needs) -> None:
     raise ConfigError("buffer", f"{name} {why}; take {ways}")
 
 
+def _check_priorities(config: RunConfig, needs: Needs) -> None:
+    """Check that first priorities, which actors compute, are of use, and come from weights that are what they seem."""
+    buffer, algo = config.buffer, config.algo.name
+    if not getattr(buffer.cls, "prioritizes", False):
+        fits = _options("buffer", lambda cls: getattr(cls, "prioritizes", False) and _gives(cls, needs))
+        raise ConfigError("buffer", f"{buffer.name} draws by no priority, and {algo}'s actors compute it; take {fits}")
+    for key, chosen in config.exploration.items():
+        if chosen.cls.perturb_weights is not Exploration.perturb_weights:
+            said = f"changes the weights by which {algo}'s actors compute first priorities; leave it out"
+            raise ConfigError(f"exploration.{key}", said)
+
+
 def _check_data(resolved: ResolvedRun) -> None:
     """Check that nothing is asked of a recording that only an environment can do, and that a loop for one has one."""
     config, algo = resolved.config, resolved.config.algo.name
@@ -160,7 +177,8 @@ def _check_data(resolved: ResolvedRun) -> None:
         raise ConfigError("record.path", f"writes down what is played, {why}; take null")
     for option in ("in_flight", "broadcast_interval"):
         if getattr(resolved.loop, option) > 1:
-            raise ConfigError(f"loop.{option}", f"is for who plays, {why}; take loop=offline")
+            way = "offline" if config.data.envs is None else "alternate"
+            raise ConfigError(f"loop.{option}", f"is for who plays, {why}; take loop={way}")
 
 
 def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
@@ -196,6 +214,9 @@ def _check_actors(resolved: ResolvedRun) -> None:
     if resolved.loop.preemption_threshold is not None and ranks > 1:
         said = "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null"
         raise ConfigError("loop.preemption_threshold", said)
+    if cfg.num_aggregation_workers and resolved.loop.shards is not None:
+        said = "is for rounds of all actors, and this loop takes segments one by one; take 0"
+        raise ConfigError("hardware.actors.num_aggregation_workers", said)
     if plan.ray is not None and plan.ray.address is None and plan.num_nodes > 1:
         said = f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
         raise ConfigError("hardware.ray.address", said)
@@ -224,10 +245,16 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         trains = any(p.requires_grad for p in trainer.algorithm.parameters())
         made, more = (trainer.loop.updates(n) for n in (total // steps * steps, FOR_EVER))
         if trains and made == 0 != more:  # a loop that cannot say says 0 of all
-            tempo = ("num_steps_sampled_before_learning_starts", "replay_ratio")
+            tempo = ["num_steps_sampled_before_learning_starts", "replay_ratio"]
+            tempo += ["train_batch_size"] if needs.data == "segments" else []
             why = ", ".join([f"{key}={show(getattr(config, key))}" for key in tempo])
-            short = f"{total} leaves no time for one update"
-            raise ConfigError("total_steps", f"{short}: {why}, rounds of {each}; raise it")
+            raise ConfigError(
+                "total_steps", f"{total} leaves no time for one update: {why}, rounds of {each}; raise it"
+            )
+        first = getattr(buffer, "warm_up", 0) * config.num_envs // len(trainer.ctx.env_ids)
+        if trains and total < first:
+            said = f"{total} leaves no time for one update: a first sample of buffer={config.buffer.name} takes {first}"
+            raise ConfigError("total_steps", f"{said} steps; raise it")
     if elsewhere and plan.accelerator == "cuda":
         return  # the processes that have the devices check their memory
     if buffer.device.type == "cuda":

@@ -64,7 +64,7 @@ class Trainer(Run):
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
         self._round_envs = self.config.num_envs  # of all ranks
-        self._rounds, self._shard_steps = 0, 0  # that were ordered since the weights' version changed
+        self._rounds, self._shard_steps = 0, 0  # that were ordered of the weights' version
         self._version_steps = 0  # environment steps of the run when it changed
         self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
         self.agreed_stop = 0  # the signal that ends the run, once all ranks know
@@ -176,11 +176,12 @@ class Trainer(Run):
         Args:
             steps: that these are for an actor, on average.
         """
-        loop, self._rounds, self._shard_steps = self.loop, self._rounds + 1, self._shard_steps + steps
-        due = self._rounds >= loop.broadcast_interval or self._shard_steps >= (loop.max_weight_sync_delay or math.inf)
+        limit = self.loop.max_weight_sync_delay or math.inf
+        due = self._rounds >= self.loop.broadcast_interval or self._shard_steps >= limit
         if due and self.progress.version != self.progress.updates:
             self.progress.version, self._rounds, self._shard_steps = self.progress.updates, 0, 0
             self._version_steps = self.progress.env_steps
+        self._rounds, self._shard_steps = self._rounds + 1, self._shard_steps + steps
         return self.progress.version
 
     def _receive(self, segment: Segment) -> int:

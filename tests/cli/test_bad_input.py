@@ -126,12 +126,28 @@ BAD = {
     "algo=bc loop=alternate exploration=[icm]": "exploration.icm: rewards what the learner samples, and bc ",
     "algo=sac env=pendulum buffer=rollout": "buffer: rollout gives the last round, but sac learns from windows",
     "algo=ppo buffer=replay": "buffer: replay gives windows of older data, but ppo learns from the last round",
+    "algo=dqn model@critic_model=mlp": "critic_model: dqn, as it is set up, builds no network from this slot",
+    "algo.vf_share_layers=true model@critic_model=mlp": "critic_model: ppo, as it is set up, builds no network from ",
+    "algo=apex_dqn buffer=replay": "buffer: replay draws by no priority, and apex_dqn's actors compute it; take "
+    "buffer=prioritized",
+    "algo=apex_dqn exploration=[parameter_noise]": "exploration.parameter_noise: changes the weights by which "
+    "apex_dqn's actors compute first priorities; leave it out",
+    f"algo=impala hardware.actors.num_aggregation_workers=1 {ACTORS}": "hardware.actors.num_aggregation_workers: is "
+    "for rounds of all actors, and this loop takes segments one by one; take 0",
+    f"hardware.ray.address=there {ACTORS}": "hardware.ray.address: 'there' is not host:port, as ray start ",
     # sizes
     "train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
     "algo=ppo replay_ratio=1": "replay_ratio: 1.0 asks for more updates than there are samples, 0.00",
     "algo=impala replay_ratio=1": "replay_ratio: 1.0 asks for more updates than there are samples, 0.015625 a step; ",
     "++train_batch_size=512": "train_batch_size: is for buffers that are sampled, and a rollout is learned from whole",
     "tuned=none total_steps=100": "total_steps: 100 is less than one round of collection, 1024 steps",
+    "algo=impala total_steps=500 train_batch_size=2000": "total_steps: 500 leaves no time for one update: "
+    "num_steps_sampled_before_learning_starts=0, replay_ratio=null, train_batch_size=2000, rounds of ",
+    "algo=impala buffer=circular buffer.num_batches=50 total_steps=3000": "total_steps: 3000 leaves no time for one "
+    "update: a first sample of buffer=circular takes 3200 steps; raise it",
+    "algo=dqn tuned=none algo.n_step=6000 total_steps=5000": "total_steps: 5000 leaves no time for one update: "
+    "a first sample of buffer=replay takes 6000 steps; raise it",
+    f"algo=impala tuned=none buffer.capacity=1 {ACTORS}": "buffer.capacity: 1 segments of 4 environments hold 200 ",
     "tuned=none algo.sgd_minibatch_size=2000": "algo.sgd_minibatch_size: 2000 is more than a rollout's 1024 rows",
     "algo=sac env=pendulum buffer.capacity=1e12": "buffer.capacity: the buffer would need ",
     "algo=sac env=pendulum buffer.capacity=1": "buffer.capacity: 1 keeps 1 rows of each of the 1 environments",

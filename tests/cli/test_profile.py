@@ -74,6 +74,11 @@ def test_off_policy_learning_is_the_bottleneck_and_what_it_asks_for_is_told(caps
     assert re.search(r"^bottleneck: learning takes \d+% .*replay_ratio", out, re.M)
 
 
+def test_gradients_that_are_computed_where_they_are_played_are_learning(capsys: pytest.CaptureFixture[str]):
+    assert main(["profile", "--seconds=2", "algo=a3c", "env=cartpole", "hardware=cpu"]) == 0
+    assert shares(capsys.readouterr().out)["  gradients of segments"] > 10
+
+
 @pytest.mark.slow
 def test_with_actors_the_learner_waits_for_them(capsys: pytest.CaptureFixture[str]):
     actors = ["hardware.actors.count=2", "hardware.actors.num_cpus=0.5"]

@@ -16,6 +16,7 @@ import pytest
 from rlplug.api import Needs
 from rlplug.config import compose
 from rlplug.plugins.algo.impala import IMPALA
+from rlplug.plugins.loop.tempo import updates_of
 from rlplug.run.build import build
 from rlplug.run.launch import train
 from rlplug.testing.checks.resume import check_resumes
@@ -154,7 +155,25 @@ def test_the_weight_delay_counts_the_steps_of_an_actor(tmp_path):
         for _ in range(32):
             trainer.progress.updates += 1
             trainer._order("explore", 1)
-    assert [*Counter(ordered).values()][1:-1] == [8, 8, 8]
+    assert [*Counter(ordered).values()] == [8, 8, 8, 8]
+
+
+def test_the_first_weights_serve_as_long_as_later_ones(tmp_path):
+    words = ["loop.in_flight=1", "loop.broadcast_interval=3", "total_steps=100_000"]
+    ordered, actors = [], SimpleNamespace(spec=SimpleNamespace(shards=range(1)), in_flight=[0])
+    actors.submit = lambda rollout, shards: ordered.append(rollout.version)
+    with closing(build(compose([*RUN, *words]), tmp_path)) as trainer:
+        trainer.collector = actors
+        for _ in range(9):
+            trainer._order("explore", 1)
+            trainer.progress.updates += 1
+    assert ordered == [0, 0, 0, 3, 3, 3, 6, 6, 6]
+
+
+def test_a_whole_update_is_not_lost_to_rounding():
+    assert [updates_of(49 * n, 1.0 / 49) for n in range(1000)] == [*range(1000)]
+    assert updates_of(100, 0.29) == 29
+    assert updates_of(10**9 - 1, 1e-9) == 0  # what is short of a whole one by more than rounding stays so
 
 
 # ---- in one process it is exact --------------------------------------------------------------------------------------

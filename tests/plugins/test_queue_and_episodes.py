@@ -16,7 +16,7 @@ from rlplug.testing.context import context, spec
 from rlplug.types import ConfigError, RunError
 
 
-def make(name, columns=2, batch=8, rows=4, off_policy=False, of=None, **changes):
+def make(name, columns=2, batch=8, rows=4, off_policy=False, of=None, shards=1, **changes):
     data = "segments" if name == "queue" else "episodes"
     ctx = context(
         of,
@@ -24,6 +24,7 @@ def make(name, columns=2, batch=8, rows=4, off_policy=False, of=None, **changes)
         num_envs=columns,
         rollout_length=rows,
         batch_size=batch,
+        num_shards=shards,
     )
     return choose("buffer", "buffer", default_node("buffer", name) | changes).build(ctx)
 
@@ -90,10 +91,13 @@ def test_a_segment_is_stored_once_by_however_many_checkpoints():
 def test_a_queue_that_holds_no_sample_is_refused():
     with pytest.raises(ConfigError, match=r"buffer\.capacity: 2 segments of 2 environments hold 16.*at least 4 is"):
         make("queue", batch=32, capacity=2)
-    queue = make("queue", batch=16, capacity=2)
-    queue.add(Segment(numbered(0, 1), slice(0, 1), 0))
-    with pytest.raises(ConfigError, match=r"buffer\.capacity: 2 segments hold less than the 16 transitions"):
-        queue.add(Segment(numbered(0, 1), slice(1, 2), 1))
+    with pytest.raises(ConfigError, match=r"buffer\.capacity: 2 segments of 1 environments hold 8.*at least 4 is"):
+        make("queue", batch=16, capacity=2, shards=2)
+
+
+def test_segments_of_shards_take_their_share_of_memory():
+    row = {"obs": torch.zeros(2, 4)}
+    assert make("queue", capacity=6).nbytes(row) == 2 * make("queue", capacity=6, shards=2).nbytes(row)
 
 
 @pytest.mark.parametrize(("proportion", "replayed"), [(0.5, [0, 1, 0, 1]), (1.0, [1, 1, 1, 1]), (2.0, [2, 2, 2, 2])])

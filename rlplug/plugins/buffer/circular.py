@@ -58,6 +58,11 @@ class Circular:
     def ready(self) -> bool:
         return len(self._ring) == self.cfg.num_batches
 
+    @property
+    def warm_up(self) -> int:
+        each = -(-self.segments.size // self.segments.width) * self.segments.width
+        return self.cfg.num_batches * each
+
     def sample(self) -> Batch:
         """``[T+1, B]`` with ``version [B]``; at least ``train_batch_size`` transitions, valid or not."""
         numbers, uses = self._ring.popleft()

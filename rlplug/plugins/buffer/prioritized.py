@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class Prioritized(Windows[Ring]):
     """
 
     Config = Priorities
+    prioritizes: ClassVar[bool] = True
 
     def __init__(self, cfg: Priorities, ctx: Context) -> None:
         self.cfg, self.stride = cfg, self._stride(ctx)

@@ -37,11 +37,11 @@ class Queue:
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg, self.ctx, self.device = cfg, ctx, torch.device("cpu")
         self.segments = Segments(ctx)
-        size, width = self.segments.size, self.segments.width
+        size, width, columns = self.segments.size, self.segments.width, len(ctx.env_ids) // ctx.num_shards
         if (most := cfg.capacity * width) < size:
             raise ConfigError(
                 "buffer.capacity",
-                f"{cfg.capacity} segments of {len(ctx.env_ids)} environments hold {most} transitions, and a sample has"
+                f"{cfg.capacity} segments of {columns} environments hold {most} transitions, and a sample has"
                 f" {size}; at least {-(-size // width)} is needed",
             )
         if cfg.replay_proportion and not ctx.needs.off_policy:
@@ -53,21 +53,11 @@ class Queue:
         self._dropped = 0
 
     def add(self, segment: Segment) -> None:
-        """Keep a copy.
-
-        Raises:
-            ConfigError: segments of a shard are so small that the queue never holds a sample.
-        """
+        """Keep a copy."""
         self._waiting.append(self.segments.add(segment))
         if len(self._waiting) > self.cfg.capacity:
             self.segments.forget([self._waiting.popleft()])
             self._dropped += 1
-        if len(self._waiting) == self.cfg.capacity and not self.ready():
-            raise ConfigError(
-                "buffer.capacity",
-                f"{self.cfg.capacity} segments hold less than the {self.segments.size} transitions of a sample;"
-                " raise it",
-            )
 
     def ready(self) -> bool:
         return self.segments.enough(self._waiting) is not None

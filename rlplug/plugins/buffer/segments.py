@@ -16,13 +16,13 @@ class Segments:
 
     Attributes:
         size: transitions of a sample, on this rank.
-        width: of the segments that hold all environments of this rank.
+        width: of one segment, which holds the environments of a shard.
     """
 
     def __init__(self, ctx: Context) -> None:
         self.rows, columns = ctx.rollout_length, len(ctx.env_ids)
         self.size = ctx.batch_size if columns == ctx.num_envs else ctx.batch_size // ctx.world_size
-        self.width = self.rows * columns
+        self.num_shards, self.width = ctx.num_shards, self.rows * (columns // ctx.num_shards)
         self._kept: dict[int, tuple[Batch, int]] = {}  # number -> rows, and the version of the weights
         self._end = 0  # number of the next segment
 
@@ -52,8 +52,8 @@ class Segments:
             del self._kept[number]
 
     def nbytes(self, row: Batch, count: int) -> int:
-        """Return what ``count`` segments of all environments take, whose rows look like ``row``."""
-        return count * (self.rows + 1) * sum(leaf.nbytes for leaf in tree.leaves(row))
+        """Return what ``count`` segments take, where a row of all environments looks like ``row``."""
+        return count * (self.rows + 1) * sum(leaf.nbytes for leaf in tree.leaves(row)) // self.num_shards
 
     def save(self, log: RowLog) -> None:
         """Write each segment once, as a row of the log; the owner adds what it knows to ``log.state``."""

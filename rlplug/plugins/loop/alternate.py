@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplug.api import Algorithm, Context, Loop, Needs, Run
-from rlplug.plugins.loop.tempo import GIVEN_AWAY, updates_per_step
+from rlplug.plugins.loop.tempo import GIVEN_AWAY, updates_of, updates_per_step
 from rlplug.settings import PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
 
@@ -55,4 +55,4 @@ class Alternate(Loop):
 
     def updates(self, env_steps: int) -> int:
         """Counted from the beginning of the run, so that a fraction of an update is never lost."""
-        return int(max(0, env_steps - self.learning_starts) * self.per_step)
+        return updates_of(env_steps - self.learning_starts, self.per_step)

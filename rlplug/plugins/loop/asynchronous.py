@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplug.api import Algorithm, Context, Loop, Needs, Run
-from rlplug.plugins.loop.tempo import GIVEN_AWAY, updates_per_step
+from rlplug.plugins.loop.tempo import GIVEN_AWAY, updates_of, updates_per_step
 from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
 from rlplug.types import ConfigError
 
@@ -55,7 +55,7 @@ class Async(Loop):
 
     def updates(self, env_steps: int) -> int:
         """Counted from the beginning of the run, as if the buffer dropped nothing."""
-        return int(max(0, env_steps - self.learning_starts) * self.per_step)
+        return updates_of(env_steps - self.learning_starts, self.per_step)
 
     def run(self, run: Run) -> None:
         while not run.done:

@@ -9,6 +9,11 @@ GIVEN_AWAY = ("rollout", "segments")
 """data whose samples a buffer gives a number of times, so that there are not always more"""
 
 
+def updates_of(steps: int, per_step: float) -> int:
+    """Return the whole updates that ``steps`` environment steps give; what is a product but for rounding counts."""
+    return int(max(0, steps) * per_step * (1.0 + 1e-14))
+
+
 def updates_per_step(ctx: Context) -> float:
     """Return ``replay_ratio``, or what it is where it is null: as many as there are samples, or else one a round.
 
