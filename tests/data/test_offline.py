@@ -280,7 +280,14 @@ REFUSED = {
         (*DQN, "record.path=here"),
         "record.path: writes down what is played, and data.path plays nothing",
     ),
-    "rollouts ahead": ((*DQN, "loop=async"), "loop.in_flight: is for who plays, and data.path plays nothing"),
+    "rollouts ahead": (
+        (*DQN, "loop=async"),
+        "loop.in_flight: is for who plays, and data.path plays nothing; take loop=offline",
+    ),
+    "rollouts ahead of some that are recorded": (
+        (*DQN, "loop=async", "num_envs=2", "data.envs=1"),
+        "loop.in_flight: is for who plays, and data.path is recorded; take loop=alternate",
+    ),
     "a small replay": (
         (*DQN, "buffer.capacity=100"),
         "buffer.capacity: 100 rows do not hold the recording, which has 218",
