@@ -231,6 +231,9 @@ class Trainable(nn.Module):
     """Whatever learns: an algorithm, its children, exploration, a normalizer."""
 
     Config: ClassVar[type[Any]]
+    traceable: ClassVar[bool] = False
+    """``act``, ``perturb``, ``prepare`` and ``forward`` read nothing of ``self`` that changes, but tensors that are
+    moved in place: ``compile=auto`` may compile them. A subclass says it for itself: it is not inherited."""
 
     def observe(self, segment: Segment, learner: Learner) -> None:
         """See each collected row once, in time order: running statistics.
@@ -646,6 +649,7 @@ class Model(Module):
 
     batched: ClassVar[bool] = False  # computes ``ctx.ensemble_size`` members itself; otherwise ``nn.Ensemble`` does
     recurrent: ClassVar[bool] = False  # has a carry
+    traceable: ClassVar[bool] = False  # see ``Trainable``; not inherited
     out_dim: int
 
     def initial_carry(self, n: int) -> Batch:

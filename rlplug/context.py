@@ -163,7 +163,7 @@ class RunContext(Context):
         self.make_env = make_env
         self.beyond: list[str] = []  # where observations were out of bounds, which the run tells once
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
-        self.built = set[str]()  # slots that someone asked for
+        self.built = set[tuple[str, type]]()  # slots that someone asked for, and the classes that were built
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
@@ -201,7 +201,7 @@ class RunContext(Context):
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
         chosen = self.slots[slot] if isinstance(slot, str) else slot
-        self.built.add(slot if isinstance(slot, str) else "")
+        self.built.add((slot if isinstance(slot, str) else "", chosen.cls))
         members = ensemble_size if chosen.cls.batched else 1
         models = [
             chosen.build(self.derive(space=space, ensemble_size=members)) for _ in range(ensemble_size // members)

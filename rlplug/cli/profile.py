@@ -215,7 +215,7 @@ def bottleneck(profile: Profile, trainer: Trainer) -> str:
     largest = max(collect, key=lambda part: collect[part], default=REST)
     if learning >= collect.get(largest, 0.0):
         part = max(learn, key=lambda part: learn[part])
-        compiled = "compile=max may help; " if config.compile == "off" else ""
+        compiled = "compile=max may help; " if config.compile != "max" else ""
         fewer = "a smaller replay_ratio is fewer updates, and another experiment; " if config.replay_ratio else ""
         gpu = "hardware=1gpu pays with large networks" if trainer.ctx.device.type == "cpu" else ""
         most = f"learning takes {learning:.0%} of the time, most of it {part} ({learn[part]:.0%})"

@@ -151,7 +151,7 @@ class Core:
     log: Log = option("Rows of metrics.")
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile)] = option(
-        "Gradient steps and acting as machine code: off, auto (where many are ahead) or max (all); true: max."
+        "Gradient steps and acting as machine code: off, auto (on a processor, where many are ahead) or max; true: max."
     )
     deterministic: bool = option("Use deterministic kernels only.")
 

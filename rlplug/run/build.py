@@ -33,7 +33,7 @@ from rlplug.run.resolve import resolve
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import ConfigError
+from rlplug.types import Compile, ConfigError
 
 
 def build(
@@ -69,7 +69,7 @@ def build(
         exploration=policy.exploration,
         normalizer=policy.normalizer,
         microbatches=plan.microbatches,
-        compile=config.compile,
+        compile=_compile(config, policy),
         on_nan=config.on_nan,
         precision=plan.precision,
         replicated=replicated,
@@ -82,7 +82,7 @@ def build(
     identity = identity or learner.collectives.broadcast(uuid4().hex)  # the same on all ranks
     estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
     given = {slot for slot in config.models if slot != "model" and config.raw[slot] is not None}
-    for slot in given - policy.ctx.built if rank == 0 and estimation.estimator is None else ():
+    for slot in given - {slot for slot, _ in policy.ctx.built} if rank == 0 and estimation.estimator is None else ():
         said = f"{config.algo.name}, as it is set up, builds no network from this slot; leave it out"
         raise ConfigError(slot, said)
     trainer = Trainer(
@@ -103,6 +103,13 @@ def build(
         trainer.close()
         raise
     return trainer
+
+
+def _compile(config: RunConfig, policy: Policy) -> Compile:
+    """Return ``compile``; ``auto`` is for processors, and for what says of itself that it can be traced."""
+    traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for _, cls in policy.ctx.built)}
+    trusted = policy.ctx.device.type == "cpu" and all(vars(cls).get("traceable", False) for cls in traced)
+    return config.compile if trusted or config.compile == "max" else "off"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def test_nothing_changes_without_a_command_line():
         ("eval={episodes:3}", [("eval.episodes", 20, 3)]),
         ("checkpoint.every=10min", [("checkpoint.every", "5min", "10min")]),
         ("checkpoint.every='10min'", [("checkpoint.every", "5min", "10min")]),
-        ("compile=true", [("compile", "off", True)]),
+        ("compile=true", [("compile", "auto", True)]),
         ("on_nan=skip on_nan=stop on_nan=skip", [("on_nan", "stop", "skip")]),
         ("log.every=${total_steps} total_steps=30000", [("total_steps", 20_000, 30_000), ("log.every", 1_000, 30_000)]),
         ("++log.every=3", [("log.every", 1_000, 3)]),

@@ -10,6 +10,9 @@ import torch
 
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
+from rlplug.plugins.algo.ppo import PPO
+from rlplug.plugins.exploration.icm import ICM
+from rlplug.plugins.model.mlp import MLP
 from rlplug.run.build import build
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer import graphs
@@ -195,6 +198,17 @@ def test_auto_compiles_a_long_run_and_not_a_short_one(monkeypatch):
     update, state = decided(monkeypatch, 1600)
     assert update
     assert decided(monkeypatch, 400, state)[0] == update + 1  # a resumed run does what it did
+
+
+@pytest.mark.parametrize("who", [None, PPO, MLP, ICM], ids=["all say so", "algorithm", "model", "exploration"])
+def test_auto_leaves_alone_what_does_not_say_itself_that_it_can_be_traced(monkeypatch, who):
+    if who is not None:
+        monkeypatch.delattr(who, "traceable")
+        monkeypatch.setattr(who.__base__, "traceable", True)  # inherited, which does not count
+    words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["icm"], "+env.kwargs.action=discrete")
+    for compile in ("auto", "max"):
+        with closing(build(compose([*words, f"compile={compile}"]), Path())) as trainer:
+            assert (trainer.learner.graphs is None) is (compile == "auto" and who is not None)
 
 
 @pytest.mark.slow

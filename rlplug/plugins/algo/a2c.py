@@ -22,6 +22,8 @@ from rlplug.types import Batch, EnvSpec, Mode
 
 
 class A2C(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")

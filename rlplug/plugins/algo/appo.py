@@ -34,6 +34,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class APPO(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")

@@ -35,6 +35,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class CQL(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")

@@ -51,6 +51,8 @@ class Actor(nn.Module):
 
 
 class DDPG(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")

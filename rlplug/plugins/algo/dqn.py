@@ -69,6 +69,8 @@ class QNetwork(Module):
 
 
 class DQN(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")

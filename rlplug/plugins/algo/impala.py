@@ -29,6 +29,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class IMPALA(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")

@@ -36,6 +36,8 @@ class Value(nn.Module):
 
 
 class IQL(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")

@@ -23,6 +23,8 @@ from rlplug.types import Batch, EnvSpec, Mode
 
 
 class BC(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
@@ -87,6 +89,8 @@ class BC(Algorithm):
 
 
 class MARWIL(BC):
+    traceable = True
+
     @settings
     class Config(BC.Config):
         gamma: UnitFloat = option("Discount factor.")

@@ -26,6 +26,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class PPO(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")

@@ -39,6 +39,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 
 class SAC(Algorithm):
+    traceable = True
+
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")

@@ -32,6 +32,8 @@ class EpsilonGreedy(Exploration):
     (Horgan et al. 2018, arXiv:1803.00933, section 4).
     """
 
+    traceable = True
+
     @settings
     class Config:
         epsilon: Scheduled[UnitFloat] = option("Probability of a random action.")
@@ -75,6 +77,7 @@ class Boltzmann(Exploration):
     For algorithms whose ``act`` gives ``q [B, A]``, as ``action_mask`` is laid out.
     """
 
+    traceable = True
     overrides_action = True
 
     @settings

@@ -21,6 +21,8 @@ from rlplug.types import Batch
 class ICM(Curiosity):
     """Rewards transitions whose outcome a forward model predicts badly, in features that an inverse model shapes."""
 
+    traceable = True
+
     @settings
     class Config:
         eta: Scheduled[NonNegativeFloat] = option("Factor of the intrinsic reward.")

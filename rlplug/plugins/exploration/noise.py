@@ -36,6 +36,8 @@ def _action_size(ctx: Context, name: str) -> tuple[int, ...]:
 class Gaussian(Exploration):
     """Independent noise, ``a + std * N(0, 1)``, in units of actions in [-1, 1]."""
 
+    traceable = True
+
     @settings
     class Config:
         std: Scheduled[PositiveFloat] = option("Standard deviation; actions lie in [-1, 1].")
@@ -63,6 +65,8 @@ class OrnsteinUhlenbeck(Exploration):
     ``x <- x + theta * (0 - x) + sigma * N(0, 1)``, started anew with every episode
     (Uhlenbeck & Ornstein 1930; Lillicrap et al. 2016, arXiv:1509.02971, section 7).
     """
+
+    traceable = True
 
     @settings
     class Config:

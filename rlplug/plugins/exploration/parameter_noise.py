@@ -18,6 +18,7 @@ class ParameterNoise(Exploration):
     noise acts in all environments of a run.
     """
 
+    traceable = True
     sigma: Tensor
     seed: Tensor
     rounds: Tensor

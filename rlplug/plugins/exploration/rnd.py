@@ -68,6 +68,7 @@ class Whitened(tnn.Module):
 class RND(Curiosity):
     """Rewards observations in which a network has not yet learned to predict another one's random features."""
 
+    traceable = True
     returns: Tensor
 
     @settings

@@ -38,6 +38,7 @@ class Convolutional(Model):
 class NatureCNN(Convolutional):
     """Three convolutions and a layer of 512, Mnih et al. 2015 (Nature 518), methods; or any other such network."""
 
+    traceable = True
     batched: ClassVar[bool] = False
 
     @settings
@@ -71,6 +72,7 @@ class NatureCNN(Convolutional):
 class ImpalaCNN(Convolutional):
     """The deep residual network of IMPALA, Espeholt et al. 2018 (arXiv:1802.01561), figure 3. Serves any size."""
 
+    traceable = True
     batched: ClassVar[bool] = False
 
     @settings

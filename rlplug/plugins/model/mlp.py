@@ -16,6 +16,7 @@ from rlplug.types import Batch, ConfigError
 class MLP(Model):
     """Hidden layers only: heads are the algorithm's. Computes its ``ctx.ensemble_size`` in one batched product."""
 
+    traceable = True
     batched: ClassVar[bool] = True
 
     @settings

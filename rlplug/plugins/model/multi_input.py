@@ -25,6 +25,7 @@ class MultiInput(Model):
     one Dict for the model ``vector``. The features of all stand side by side.
     """
 
+    traceable = True
     batched: ClassVar[bool] = False
 
     @settings
