@@ -55,11 +55,14 @@ def take(tree: Tree, index: Any) -> Tree:
 
 def put(tree: Tree, index: Any, values: Tree) -> None:
     """Write ``leaf[index] = value`` for every leaf of ``values``; the tree may have more."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            put(tree[key], index, value)
-    else:
+    if not isinstance(values, dict):
         tree[index] = values
+        return
+    for key, value in values.items():
+        if isinstance(value, dict):
+            put(tree[key], index, value)
+        else:  # as above, without a call for each leaf
+            tree[key][index] = value
 
 
 def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:

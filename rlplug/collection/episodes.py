@@ -34,6 +34,8 @@ class Episodes:
         if not segment["valid"].is_cpu:
             segment = on_cpu({key: segment[key] for key in STREAM})
         valid = segment["valid"].numpy()[:-1]
+        if len(valid) == 1 and not self.groups and (count := self._one_row(segment, valid, columns)):
+            return count
         began = segment["is_first"].numpy()[:-1] & valid  # after an end, or in place of an episode that broke off
         parts = groups_of(segment)
         rewards = {name: part["reward"].numpy()[:-1] for name, part in parts.items()}
@@ -46,15 +48,21 @@ class Episodes:
             group._count(rewards[name].mean(2), valid, ended, began, columns)
         return self._count(np.concatenate([*rewards.values()], 2).mean(2), valid, ended, began, columns)
 
+    def _one_row(self, segment: Batch, valid: np.ndarray, columns: slice) -> int:
+        """Count a segment of one row, as a round has off-policy, in which episodes go on everywhere; 0: do they not?"""
+        if np.count_nonzero(valid) < valid.size or "alive" in segment:
+            return 0
+        if any(np.count_nonzero(segment[key].numpy()[0]) for key in ("is_first", "terminated", "truncated")):
+            return 0
+        self._return[columns] += segment["reward"].numpy()[0]
+        self._length[columns] += 1
+        return valid.size
+
     def _count(
         self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, began: np.ndarray, columns: slice
     ) -> int:
         """Count rewards ``[T, B]``; the others say which rows were acted on, ended and began an episode."""
         count, going = int(np.count_nonzero(valid)), not (np.count_nonzero(ended) or np.count_nonzero(began))
-        if going and count == valid.size == valid.shape[1]:  # one row, as a round has off-policy
-            self._return[columns] += reward[0]
-            self._length[columns] += 1
-            return count
         reward = np.where(valid, reward, 0.0)
         if going:
             self._return[columns] += reward.sum(0)

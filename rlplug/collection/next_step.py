@@ -9,7 +9,7 @@ import numpy as np
 
 from rlplug import tree
 from rlplug.collection.segment import SegmentMemory, copied, merged
-from rlplug.collection.shard import RESULT, ShardCollector
+from rlplug.collection.shard import RESULT, ShardCollector, as_it_is
 from rlplug.types import Batch, Mode
 
 
@@ -19,7 +19,10 @@ class NextStepCollector(ShardCollector):
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         tensors, arrays = memory.tensors, memory.arrays
         tree.put(arrays, 0, self._open)
-        inputs, has_agents = self._seen(tensors), self.has_agents
+        has_agents = self.has_agents
+        if not memory.rows:
+            inputs = self._seen(tensors)
+            memory.rows += [tree.take(inputs, t) for t in range(rows)]
         observed = [(key, arrays[key]) for key in self._observed if key not in self.nested]
         action: Any = {name: arrays[name]["action"] for name in self.nested} or arrays["action"]
         reward, terminated, truncated = (arrays.get(key, arrays) for key in RESULT)  # several groups have their own
@@ -30,7 +33,7 @@ class NextStepCollector(ShardCollector):
                 end = t
                 break
             self._write_carry(arrays, t)
-            self._write_output(arrays, t, self._act(tree.take(inputs, t), mode))
+            self._write_output(arrays, t, self._act(tree.map(as_it_is, memory.rows[t]), mode))
             result = self._step(tree.take(action, t) if has_agents else action[t])
             if has_agents:
                 self._write_agents(arrays, t, result)

@@ -23,6 +23,8 @@ class SegmentMemory:
         with torch.inference_mode(False):  # the algorithm learns from memory that is allocated while it acts
             self.arrays: Batch = tree.map(lambda x: _zeros(x, length), like)
             self.tensors: Batch = tree.map(torch.as_tensor, self.arrays)
+        self.rows: list[Batch] = []
+        """what the policy sees of each row, as views, for a collector that keeps them"""
 
 
 def _zeros(x: Any, length: int) -> Any:

@@ -27,7 +27,7 @@ CORE = RESULT | COLUMN
 NOTHING = nullcontext()
 
 
-def _as_it_is(x: Any) -> Any:
+def as_it_is(x: Any) -> Any:
     return x
 
 
@@ -61,7 +61,7 @@ class ShardCollector:
         gradients: Callable[[Batch], Batch] | None = None,
         call: Callable[..., Any] = operator.call,
     ) -> None:
-        self._call, self.preprocess = call, preprocess or _as_it_is
+        self._call, self.preprocess = call, preprocess or as_it_is
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.exploration, self.gradients = dict(exploration or {}), gradients
         self.num_envs, self.autoreset, self.normalize = len(shard.env_ids), env.autoreset, normalize
@@ -74,9 +74,9 @@ class ShardCollector:
         there = device is not None
         self.np: Any = torch if there else np
         """what computes with rows: they stay on the environment's device, if it has one"""
-        self._to_device = _as_it_is if cpu or there else partial(on_device, device=ctx.device)
-        self._to_array = _as_it_is if there else torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
-        self._from_host = partial(on_device, device=device) if there else _as_it_is
+        self._to_device = as_it_is if cpu or there else partial(on_device, device=ctx.device)
+        self._to_array = as_it_is if there else torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
+        self._from_host = partial(on_device, device=device) if there else as_it_is
         self._step: Callable[[Any], Batch] = self._first_step
         self._reset = watched(env, env.reset, shard.env_ids)
         self.failed_episodes = 0  # that ended because their environment failed

@@ -196,10 +196,10 @@ class Bounds:
             for key in path:
                 x = x[key]
             beyond = (x < low) | (x > high)
-            if beyond.any():
+            if np.count_nonzero(beyond):
                 t, b, *place = np.argwhere(beyond)[0].tolist()
                 found.append((t, b, _describe(path, space, x[t, b], tuple(place))))
-        return min(found, default=None)
+        return min(found) if found else None
 
 
 def _leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Space[Any]]]:

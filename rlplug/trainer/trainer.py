@@ -197,8 +197,10 @@ class Trainer(Run):
             # the few rows of a last, short rollout would make a poor gradient
             if self.ctx.needs.data != "rollout":
                 segment.batch = on_cpu(segment.batch)  # buffers keep their books on the host
-            for part in [segment.batch] if "gradients" not in segment.batch else parts(segment.batch):
+            for part in parts(segment.batch) if "gradients" in segment.batch else ():
                 self.buffer.add(replace(segment, batch=part))
+            if "gradients" not in segment.batch:
+                self.buffer.add(segment)
         return self.episodes.add(segment.batch, segment.columns)
 
     def _is_fresh(self, segment: Segment) -> bool:

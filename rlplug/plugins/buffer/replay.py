@@ -20,6 +20,8 @@ class Numbered(Ring):
     ids: Any
     below: Any
     """valid ids in all rows before the one that lies there"""
+    drawable: tuple[int, int] = (0, 0)
+    """which valid ids may be drawn, counted from the beginning of the run: [low, high)"""
 
     def allocate(self, like: Batch) -> None:
         super().allocate(like)
@@ -43,6 +45,7 @@ class Replay(Windows[Numbered]):
             new = valid.reshape(-1).nonzero()[0]
             ring.below[(start + 1 + np.arange(length)) % ring.rows] = below + valid.sum(1).cumsum()
         ring.ids[(below + np.arange(len(new))) % len(ring.ids)] = self._insertion_ids(ring, first, new)
+        ring.drawable = self._range(ring)
 
     def _insertion_ids(self, ring: Numbered, row: int, place: Any) -> Any:
         """Return the ids of the places ``place [n]`` behind the beginning of row ``row`` of a ring."""
@@ -52,25 +55,33 @@ class Replay(Windows[Numbered]):
         return (row + behind) * self.columns + ring.begin + column
 
     def _range(self, ring: Numbered) -> tuple[int, int]:
-        """Return which valid ids of a ring, counted from the beginning of the run, may be drawn: [low, high)."""
+        """Return which valid ids of a ring may be drawn."""
         oldest = ring.oldest
         newest = max(oldest, ring.written - self.window + 1)
         return int(ring.below[oldest % ring.rows]), int(ring.below[newest % ring.rows])
 
     def __len__(self) -> int:
-        return sum(high - low for low, high in map(self._range, self.rings))
+        return sum(ring.drawable[1] - ring.drawable[0] for ring in self.rings)
 
     def draw(self) -> tuple[Any, Any, Batch]:
-        ranges, below = [(ring, *self._range(ring)) for ring in self.rings], 0
-        total = sum(high - low for _, low, high in ranges)
-        drawn = self.ctx.randint(total, self.batch_size).cpu().numpy()
-        ids = np.empty_like(drawn)
-        for ring, low, high in ranges:
-            mine = slice(None) if len(ranges) == 1 else (drawn >= below) & (drawn < below + high - low)
-            ids[mine] = ring.ids[(low + drawn[mine] - below) % len(ring.ids)]
+        total = len(self)
+        ids = self._ids(self.ctx.randint(total, self.batch_size).cpu().numpy())
+        prob = np.full(self.batch_size, 1.0 / total, np.float32)
+        drawn = {"index": torch.from_numpy(ids), "sample_prob": torch.from_numpy(prob)}
+        return *np.divmod(ids, self.columns), drawn
+
+    def _ids(self, number: Any) -> Any:
+        """Return the ids with these numbers ``[n]`` among those that may be drawn, ring by ring."""
+        rings = [*self.rings]
+        if len(rings) == 1:
+            return rings[0].ids.take(rings[0].drawable[0] + number, mode="wrap")
+        ids, below = np.empty_like(number), 0
+        for ring in rings:
+            low, high = ring.drawable
+            mine = (number >= below) & (number < below + high - low)
+            ids[mine] = ring.ids.take(low + number[mine] - below, mode="wrap")
             below += high - low
-        prob = torch.full((self.batch_size,), 1.0 / total)
-        return *np.divmod(ids, self.columns), {"index": torch.from_numpy(ids), "sample_prob": prob}
+        return ids
 
     def nbytes(self, row: Batch) -> int:
         return super().nbytes(row) + 8 * self.rings.rows * (self.columns + 1)
