@@ -12,6 +12,7 @@ Samplers that are compared take turns in one run; medians are printed.
 from __future__ import annotations
 
 import argparse
+import atexit
 import csv
 import json
 import os
@@ -293,6 +294,8 @@ def memory(minutes: int) -> dict[str, Any]:
         run = Path(work) / "run"
         command = [sys.executable, "-m", "rlplug", *words, "total_steps=1_000_000_000", f"hydra.run.dir={run}"]
         program = subprocess.Popen(command)
+        atexit.register(program.terminate)  # also where this program is ended
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         learner = psutil.Process(program.pid)
         while not (run / "metrics.csv").exists():
             time.sleep(1.0)
