@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
+from rlplug.trainer.decompositions import table
 from rlplug.types import Batch
 
 Function = Callable[[Batch], Any]
@@ -159,7 +160,8 @@ def _traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[A
         fakes = _lift(graph)
         inputs += fakes
         with torch.no_grad():
-            graph = make_fx(functionalize(graph, remove="mutations"))(*inputs)
+            on_cpu = all(x.device.type == "cpu" for x in inputs)
+            graph = make_fx(functionalize(graph, remove="mutations"), table() if on_cpu else None)(*inputs)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     real = {id(fake): other for fake, other in others.values()}
