@@ -170,7 +170,7 @@ def _traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[A
 
 def _lift(graph: Any) -> list[Any]:
     """Make inputs of the tensors that a graph holds, and return them, each once."""
-    first = next(node for node in graph.graph.nodes if node.op != "placeholder")
+    first = next(node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr"))  # those go
     inputs: dict[int, tuple[Any, Any]] = {}
     for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
         held = getattr(graph, node.target)

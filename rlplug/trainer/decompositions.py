@@ -15,9 +15,9 @@ Q = (1.0, 0.467143402, 0.0258769776, 3.28563288e-4, 7.77654768e-7)
 
 
 def table() -> Mapping[Any, Callable[..., Any]]:
-    """Return functions by operation, as ``make_fx`` takes them."""
+    """Return functions by operation, as ``make_fx`` takes them; ``addmm`` the compiler would put together again."""
     aten = torch.ops.aten
-    return {aten.tanh.default: tanh, aten.addmm.default: addmm, aten.baddbmm.default: baddbmm}
+    return {aten.tanh.default: tanh, aten.baddbmm.default: baddbmm}
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -37,15 +37,7 @@ def _polynomial(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
     return total
 
 
-def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Return ``a b + bias``, ``[n, m]``: the product does not begin with a copy of the bias for every row."""
-    return a @ b + bias if _plain(a, beta, alpha) else NotImplemented
-
-
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Return ``a b + bias``, ``[E, n, m]``; see ``addmm``."""
-    return torch.bmm(a, b) + bias if _plain(a, beta, alpha) else NotImplemented
-
-
-def _plain(a: Tensor, beta: float, alpha: float) -> bool:
-    return a.dtype == torch.float32 and beta == alpha == 1
+    """Return ``a b + bias``, ``[E, n, m]``: the product does not begin with a copy of the bias for every row."""
+    plain = a.dtype == torch.float32 and beta == alpha == 1
+    return torch.bmm(a, b) + bias if plain else NotImplemented

@@ -224,6 +224,14 @@ def test_a_run_says_when_it_compiles(monkeypatch, tmp_path, capsys):
     assert said == [True, False]
 
 
+def test_what_is_closed_over_may_be_read_first():
+    weight, bias = torch.ones(3, 2), torch.ones(2)
+    with interpreted():
+        layer = Artifact(lambda batch: {"y": torch.addmm(bias, batch["x"], weight)}, {"x": torch.ones(5, 3)})
+    bias += 1.0
+    assert torch.equal(layer({"x": torch.ones(5, 3)})["y"], torch.full((5, 2), 5.0))
+
+
 @pytest.mark.parametrize(
     "other",
     [

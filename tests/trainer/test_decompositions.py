@@ -33,9 +33,8 @@ def operations(function, batch):
 @pytest.mark.parametrize(("dtype", "left"), [(torch.float32, False), (torch.float64, True)])
 def test_float32_alone_is_taken_apart(dtype, left):
     """Other types would be rounded in between."""
-    layer = torch.nn.Linear(3, 2, dtype=dtype)
     weight, bias = torch.ones(2, 3, 4, dtype=dtype), torch.ones(2, 1, 4, dtype=dtype)
-    batch = {"x": torch.randn(5, 3, dtype=dtype), "xs": torch.randn(2, 5, 3, dtype=dtype)}
-    names = operations(lambda b: [torch.tanh(layer(b["x"])), torch.baddbmm(bias, b["xs"], weight)], batch)
-    for name in ("aten.tanh.default", "aten.addmm.default", "aten.baddbmm.default"):
+    batch = {"x": torch.randn(2, 5, 3, dtype=dtype)}
+    names = operations(lambda b: torch.tanh(torch.baddbmm(bias, b["x"], weight)), batch)
+    for name in ("aten.tanh.default", "aten.baddbmm.default"):
         assert (name in names) is left
