@@ -58,7 +58,6 @@ class Ring:
         self._leaves: Batch = {}
         self._arrays: Batch = {}  # their memory, if it is the host's; NumPy moves a few rows in a third of torch's time
         self._flat: Batch = {}  # the same, [R * B, ...]
-        self._ahead = np.arange(span + 1)[:, None]
         self._carry: Batch = {}
         self._refreshed = False  # whether recurrent states are no longer those that came with their rows
         self._images: dict[Path, Images] = {}
@@ -112,7 +111,7 @@ class Ring:
 
     def read(self, row: Any, column: Any, length: int) -> Batch:
         """``length + 1`` rows from ``row [n]`` on, of the columns ``column [n]``; leaves ``[length + 1, n, ...]``."""
-        rows = row + self._ahead[: length + 1]
+        rows = row + np.arange(length + 1)[:, None]
         places = rows % self.rows * self.columns + column
         if self._flat and not self.pin:
             batch = tree.map(lambda x: torch.from_numpy(x.take(places, 0)), self._flat)

@@ -57,18 +57,18 @@ class Graphs:
         self.wanted: bool | None = at_once or None
         """None: not decided yet"""
         self.works = True
-        self._steps, self._since = 0, -1.0  # that were counted to decide, since this share of the run
+        self._steps, self._since = 0, -1  # gradient steps that were counted to decide, since this step of the run
         self._artifacts: dict[Any, list[Artifact]] = {}  # of a function, one for each kind of batch
         self._failed, self._collected = set[Any](), set[Any]()
 
-    def decide(self, done: float) -> None:
-        """Compile from now on if so many gradient steps are ahead that it pays. ``done``: the share of the run."""
+    def decide(self, done: int, total: int) -> None:
+        """Compile from now on if so many gradient steps are ahead that it pays, after ``done`` of ``total`` steps."""
         if self.wanted is not None:
             return
-        if self._since < 0.0:
+        if self._since < 0:
             self._since = done
         if self._steps >= DECIDES_AFTER and done > self._since:
-            self.wanted = self._steps / (done - self._since) * (1.0 - done) >= PAYS
+            self.wanted = self._steps / (done - self._since) * (total - done) >= PAYS
 
     def run(
         self, batch: Batch, who: Trainable, due: Sequence[str], own: Mapping[str, OptimizerState], step: bool

@@ -240,7 +240,7 @@ class Trainer(Run):
         with self.clock.phase("update"):
             self.ctx.schedules.refresh(self.steps)
             if self.learner.graphs:
-                self.learner.graphs.decide(self.steps / self.config.total_steps)
+                self.learner.graphs.decide(self.steps, self.config.total_steps)
             losses = self.learner.update(batch)
         self.means.add(losses.terms | losses.metrics, finite=self.learner.skipped > skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)

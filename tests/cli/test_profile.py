@@ -12,7 +12,7 @@ from rlplug.cli import main
 from rlplug.cli.profile import CALLED, OWN, PACKAGE
 
 PPO = ["env=cartpole", "tuned=none", "model.hidden=[8]", "hardware=cpu", "algo.sgd_minibatch_size=32"]
-PPO += ["rollout_fragment_length=16", "algo.num_sgd_iter=2", "total_steps=1_000_000"]
+PPO += ["rollout_fragment_length=16", "algo.num_sgd_iter=2", "total_steps=1_000_000", "compile=off"]
 
 
 @pytest.fixture(autouse=True)
