@@ -22,14 +22,14 @@ IMPALA = {"algo": "impala", "actors": 2, "envs": 16, "rollout": 50, "batch": 400
 IMPALA |= {"hidden": (64, 64), "value_coeff": 0.5, "entropy_coeff": 0.01, "grad_clip": 40.0}
 
 CASES: dict[str, dict[str, Any]] = {
-    "ppo_cartpole": PPO | {"env": "CartPole-v1", "envs": 8, "steps": 60 * 1024, "learns": 100},
+    "ppo_cartpole": PPO | {"env": "CartPole-v1", "envs": 8, "steps": 120 * 1024, "learns": 100},
     "ppo_acrobot": PPO | {"env": "Acrobot-v1", "envs": 16, "steps": 30 * 2048, "learns": -450},
     "dqn_cartpole": DQN | {"train_every": 1, "steps": 10_000, "learns": 60},
     "dqn_cartpole_4": DQN | {"train_every": 4, "steps": 30_000, "learns": 60},
     "dqn_prioritized": DQN | {"train_every": 1, "steps": 10_000, "learns": 60, "alpha": 0.6, "beta": 0.4},
     "sac_pendulum": SAC | {"env": "Pendulum-v1", "steps": 3_000, "learns": -1000, "start": 500},
     "sac_halfcheetah": SAC | {"env": "HalfCheetah-v5", "steps": 3_000, "learns": None, "start": 500},
-    "ppo_cartpole_64": PPO | {"env": "CartPole-v1", "envs": 64, "steps": 20 * 8192, "learns": 60, "start": 8192},
+    "ppo_cartpole_64": PPO | {"env": "CartPole-v1", "envs": 64, "steps": 60 * 8192, "learns": 60, "start": 8192},
     "ppo_pong": PONG | {"env": "PongNoFrameskip-v4", "envs": 8, "steps": 6 * 1024, "learns": None},
     "impala_cartpole": IMPALA | {"env": "CartPole-v1", "steps": 30_000, "learns": None},
     "impala_pong": IMPALA

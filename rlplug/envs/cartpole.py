@@ -7,37 +7,52 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-FEW = 16
+FEW = 12
 """environments, up to which Python's floats are faster than NumPy's operations, which cost the same for 1 and 100"""
 
 
 class CartPoleVector(CartPoleVectorEnv):
-    """Gymnasium's vector of CartPole-v1 with another ``step``: a third of its time for up to eight environments."""
+    """Gymnasium's vector of CartPole-v1 with another ``step``: half of its time for 8 environments, 0.7 for 64."""
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        if self.num_envs > FEW or self._sutton_barto_reward:
+        if self._sutton_barto_reward:
             return super().step(action)
         assert self.state is not None, "call reset before step"
-        angle = self.state[2]  # cos and sin by NumPy: those of Python's math round otherwise
+        state = self._few(action) if self.num_envs <= FEW else self._many(action)
+        self.state, begin = state, self.prev_done.nonzero()[0]
+        self.steps += 1
+        ended = (np.abs(state[0]) > self.x_threshold) | (np.abs(state[2]) > self.theta_threshold_radians)
+        reward, truncated = np.ones(self.num_envs, np.float32), self.steps >= self.max_episode_steps
+        if len(begin):  # this step only resets them
+            state[:, begin] = self.np_random.uniform(low=self.low, high=self.high, size=(4, len(begin)))
+            self.steps[begin] = reward[begin] = 0
+            ended[begin] = truncated[begin] = False
+        self.prev_done = ended | truncated
+        return state.T.astype(np.float32), reward, ended, truncated, {}
+
+    def _few(self, action: Any) -> Any:
+        """Return the next state ``[4, B]``, one environment after another."""
+        angle, rows = self.state[2], []  # cos and sin by NumPy: those of Python's math round otherwise
         mass, pole, pole_length, tau = self.total_mass, self.masspole, self.polemass_length, self.tau
-        rows, terminated, far, fallen = [], [], self.x_threshold, self.theta_threshold_radians
         columns = *self.state.tolist(), np.cos(angle).tolist(), np.sin(angle).tolist(), action.tolist()
         for x, x_dot, theta, theta_dot, cos, sin, right in zip(*columns, strict=True):
             force = self.force_mag if right > 0.5 else -self.force_mag
             temp = (force + pole_length * (theta_dot * theta_dot) * sin) / mass
             theta_acc = (self.gravity * sin - cos * temp) / (self.length * (4.0 / 3.0 - pole * (cos * cos) / mass))
             x_acc = temp - pole_length * theta_acc * cos / mass
-            x, x_dot = x + tau * x_dot, x_dot + tau * x_acc
-            theta, theta_dot = theta + tau * theta_dot, theta_dot + tau * theta_acc
-            rows.append((x, x_dot, theta, theta_dot))
-            terminated.append(x < -far or x > far or theta < -fallen or theta > fallen)
-        self.state = np.array(rows).T
-        self.steps += 1
-        ended, reward = np.array(terminated), np.ones(self.num_envs, np.float32)
-        truncated = self.steps >= self.max_episode_steps
-        if (begin := self.prev_done).any():  # this step only resets them
-            self.state[:, begin] = self.np_random.uniform(low=self.low, high=self.high, size=(4, begin.sum()))
-            self.steps[begin] = reward[begin] = 0
-            ended[begin] = truncated[begin] = False
-        self.prev_done = ended | truncated
-        return self.state.T.astype(np.float32), reward, ended, truncated, {}
+            rows.append((x + tau * x_dot, x_dot + tau * x_acc, theta + tau * theta_dot, theta_dot + tau * theta_acc))
+        return np.array(rows).T
+
+    def _many(self, action: Any) -> Any:
+        """Return the next state ``[4, B]``, all environments at once."""
+        mass, change = self.total_mass, np.empty_like(self.state)
+        _, x_dot, angle, theta_dot = self.state
+        force, cos, sin = 2.0 * self.force_mag * action - self.force_mag, np.cos(angle), np.sin(angle)
+        temp = (force + self.polemass_length * (theta_dot * theta_dot) * sin) / mass
+        pole = self.length * (4.0 / 3.0 - self.masspole * (cos * cos) / mass)
+        change[0], change[2] = x_dot, theta_dot
+        theta_acc = np.divide(self.gravity * sin - cos * temp, pole, out=change[3])
+        np.subtract(temp, self.polemass_length * theta_acc * cos / mass, out=change[1])
+        change *= self.tau
+        change += self.state
+        return change

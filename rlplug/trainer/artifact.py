@@ -197,14 +197,17 @@ def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Te
     from torch._inductor.codecache import cache_dir
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    flags = (torch.__version__, str(pick_vec_isa()), torch.get_num_threads(), os.getenv("TORCHINDUCTOR_DEBUG_COMPILE"))
+    options = {"cpp.enable_floating_point_contract_flag": "fast"}  # a * b + c is one instruction
+    debug = os.getenv("TORCHINDUCTOR_DEBUG_COMPILE")
+    flags = (options, torch.__version__, str(pick_vec_isa()), torch.get_num_threads(), debug)
     shapes = [(x.dtype, x.device, [*map(str, x.shape)], [*map(str, x.stride())]) for x in inputs]
     key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
     known = Path(cache_dir()) / "rlplug" / key
     if not known.exists() or not Path(known.read_text()).exists():
         print("rlplug: compiling; later runs take this from the compiler's cache", file=sys.stderr, flush=True)
         known.parent.mkdir(parents=True, exist_ok=True)
-        (own := known.with_suffix(f".{os.getpid()}")).write_text(str(aot_compile(graph, tuple(inputs))))
+        made = str(aot_compile(graph, tuple(inputs), options=options))
+        (own := known.with_suffix(f".{os.getpid()}")).write_text(made)
         own.replace(known)
     runners: Any = torch._C._aoti  # pyright: ignore[reportAttributeAccessIssue]
     on_cpu = inputs[0].device.type == "cpu"

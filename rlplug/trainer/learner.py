@@ -104,9 +104,7 @@ class RankLearner:
         try:
             batch, bonuses = self.sample() if batch is None else self._received(batch)
             with torch.no_grad():
-                windows = self.ctx.needs.data == "windows"  # there is a gradient step or two for each
-                prepare = partial(self.call, self.algorithm.prepare) if windows else self.algorithm.prepare
-                prepared = batch if "gradients" in batch else prepare(batch)
+                prepared = batch if "gradients" in batch else self._prepare(batch)
             losses = self.algorithm.update(prepared, self)
             losses.metrics.update(bonuses)
             for name, extra in self.exploration.items():
@@ -127,6 +125,12 @@ class RankLearner:
     def call(self, function: Callable[[Batch], Batch], batch: Batch) -> Batch:
         """Call a method, as machine code where gradient steps are; see ``Graphs.call``."""
         return function(batch) if self.graphs is None else self.graphs.call(function, batch)
+
+    def _prepare(self, batch: Batch) -> Batch:
+        """Prepare a batch, as machine code where each has the shape of the one before and needs no unrolling."""
+        needs = self.ctx.needs
+        same = needs.data == "windows" or (needs.data == "rollout" and not needs.carry_stride)
+        return self.call(self.algorithm.prepare, batch) if same else self.algorithm.prepare(batch)
 
     def sample(self) -> tuple[Batch, dict[str, Tensor]]:
         return self._received(self.buffer.sample())

@@ -27,8 +27,12 @@ def minibatches(
         same: every rank holds the whole batch, and takes each ``world_size``-th row of it.
     """
     valid = batch["valid"]
-    mine = valid.any(0) if unit == "column" else valid[:-1].T.flatten()
-    mine = mine.nonzero().squeeze(1)  # row: column-major, so that the order does not depend on the ranks
+    length, columns = valid.shape
+    if unit == "column":
+        mine = valid.any(0).nonzero().squeeze(1)
+    else:  # column-major, so that the order does not depend on the ranks
+        places = torch.arange((length - 1) * columns, device=valid.device).view(-1, columns)
+        mine = places.T.masked_select(valid[:-1].T)
     counts = [len(mine)] if same else ranks.counts(len(mine))
     total, offset = sum(counts), 0 if same else sum(counts[: ranks.rank])
     order = torch.randperm(total, generator=generator, device=generator.device)
@@ -40,13 +44,12 @@ def minibatches(
         below = torch.cat([ours.new_zeros(1, dtype=torch.long), ours.cumsum(0)])
         cuts = below[torch.as_tensor(cuts, device=below.device)].tolist()
         order = order[ours] - offset
-    mine = mine[order]
+    mine = mine.index_select(0, order)
     if unit == "column":
         yield from (_pick(batch, 1, mine[low:high]) for low, high in pairwise(cuts))
         return
-    length, columns = valid.shape
-    places = mine % (length - 1) * columns + mine // (length - 1)
-    rows = tree.map(lambda x: x.flatten(0, 1)[places], {k: v for k, v in batch.items() if k != "valid"})
+    rows = {key: leaf for key, leaf in batch.items() if key != "valid"}
+    rows = tree.map(lambda x: x.flatten(0, 1).index_select(0, mine), rows)  # a third of the time of x[mine]
     yield from (_pick(rows, 0, slice(low, high)) for low, high in pairwise(cuts))
 
 

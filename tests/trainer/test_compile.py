@@ -156,7 +156,11 @@ def test_one_graph_serves_minibatches_of_every_size():
             sizes.add((ends[-1] - ends[-2]) % 12)
         assert trainer.learner.compile
         assert len(sizes) > 1
-        assert [*map(len, trainer.learner.graphs._artifacts.values())] == [1, 1]  # acting, and gradient steps
+        assert [*map(len, trainer.learner.graphs._artifacts.values())] == [
+            1,
+            1,
+            1,
+        ]  # acting, values, and gradient steps
 
 
 @pytest.mark.slow
