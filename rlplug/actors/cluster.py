@@ -24,7 +24,7 @@ from rlplug.types import ConfigError, RunError
 WATCHDOG = """
 read -r _
 case "$(ps -o stat= -p "$1")" in
-    ""|Z*) echo "rlplug: Ray ended on this machine, and with it the run; resume continues it" >&2 ;;
+    ""|Z*) echo "rlplug: this run, or Ray on this machine, was killed, and both ended; resume continues it" >&2 ;;
 esac
 kill -9 "$@" 2>/dev/null
 """

@@ -34,7 +34,8 @@ def shares(actions: torch.Tensor, n: int) -> torch.Tensor:
 def test_ape_x_gives_every_environment_its_own_epsilon():
     found = epsilon_greedy(num_envs=4, epsilon=0.4, ape_x_alpha=7.0).epsilons()
     assert_close(found, torch.tensor([0.4, 0.04716, 0.00556, 0.000655]), rtol=1e-3, atol=0.0)
-    assert_close(epsilon_greedy(num_envs=1, epsilon=0.4, ape_x_alpha=7.0).epsilons(), torch.tensor([0.4]))
+    with pytest.raises(ConfigError, match=r"num_envs: 1 environment .* and always explore; take 2"):
+        epsilon_greedy(num_envs=1, epsilon=0.4, ape_x_alpha=7.0)
 
 
 def test_ape_x_explores_more_where_epsilon_is_larger():

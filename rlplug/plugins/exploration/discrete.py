@@ -30,6 +30,9 @@ class EpsilonGreedy(Exploration):
 
     With ``ape_x_alpha`` each of ``N`` environments has its own, ``epsilon^(1 + alpha i / (N - 1))``
     (Horgan et al. 2018, arXiv:1803.00933, section 4).
+
+    Raises:
+        ConfigError: actions are not discrete, or ``ape_x_alpha`` is set for one environment.
     """
 
     traceable = True
@@ -47,6 +50,9 @@ class EpsilonGreedy(Exploration):
             raise ConfigError(
                 "exploration.epsilon_greedy", f"chooses among discrete actions, but the actions are {space}"
             )
+        if cfg.ape_x_alpha is not None and ctx.num_envs == 1:
+            said = "1 environment alone would get the largest of Ape-X's epsilons and always explore; take 2 or more"
+            raise ConfigError("num_envs", said)
         self.ctx, self.sizes, self.alpha = ctx, sizes, cfg.ape_x_alpha
         self.epsilon = ctx.schedule(cfg.epsilon)
 
