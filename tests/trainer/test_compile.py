@@ -139,9 +139,11 @@ def test_one_compiled_step_is_the_eager_one(algo, model):
     (eager, _), (compiled, still) = weights(words, "off"), weights(words, "max")
     assert still is (model not in EAGER)
     lr = 1e-3
-    worst = max(float((eager[key] - compiled[key]).abs().max()) / lr for key in eager)
+    away = torch.cat([(eager[key] - compiled[key]).abs().flatten() for key in eager]) / lr
+    worst = float(away.max())
     print(f"{algo} {model}: largest difference of a step, in steps: {worst:.1e}{'' if still else ', runs eagerly'}")
-    assert worst < 0.05  # Adam divides by a gradient's own size, and those close to zero are all rounding
+    assert worst < 0.5
+    assert (away > 0.005).float().mean() < 1e-3  # Adam divides by a gradient's size; one close to zero is all rounding
 
 
 def test_one_graph_serves_minibatches_of_every_size():
