@@ -115,15 +115,15 @@ class Adam(torch.optim.Adam):
             beta1, beta2 = group["betas"]
             _count(lists.steps)
             counts = torch.stack(lists.steps)
-            sizes, roots = group["lr"] / (1.0 - beta1**counts), (1.0 - beta2**counts).rsqrt()
+            sizes, inverses = group["lr"] / (1.0 - beta1**counts), (1.0 - beta2**counts).rsqrt()
             # as themselves, but in memory: the compiler would compute them anew for every few numbers of a parameter
-            sizes, roots = (x.as_strided(x.shape, (1,)) for x in (sizes, roots))
-            for p, g, first, second, size, root in zip(*lists[:1], own, *lists[1:3], sizes, roots, strict=True):
+            sizes, inverses = (x.as_strided(x.shape, (1,)) for x in (sizes, inverses))
+            for p, g, first, second, size, inverse in zip(*lists[:1], own, *lists[1:3], sizes, inverses, strict=True):
                 g = -g if group["maximize"] else g
                 g = g + group["weight_decay"] * p if group["weight_decay"] else g
                 first.lerp_(g, 1.0 - beta1)
                 second.lerp_(g * g, 1.0 - beta2)
-                p.sub_(size * first / (second.sqrt() * root + group["eps"]))
+                p.sub_(size * first / (second.sqrt() * inverse + group["eps"]))
 
     step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap it: its profiler costs more than the kernel
 
