@@ -151,6 +151,7 @@ class MLP(Module):
     def _layers(self, x: Tensor) -> Tensor:
         activate = ACTIVATIONS[self.activation]
         if self.norms is None:
+            activate = torch.relu_ if self.activation == "relu" else activate  # a wide layer's memory is written once
             for layer in self.layers:
                 x = activate(layer.forward(x))  # not through __call__, which costs more than a small product
             return x
