@@ -57,6 +57,8 @@ TITLES = {
 ACTORS = ("impala_cartpole", "impala_pong")
 NOT_BY_HAND = ("dqn_prioritized", "sac_pendulum", "sac_halfcheetah", *ACTORS)
 NO_IMAGES = tuple(case for case in TITLES if not case.endswith("pong"))
+NOT_SAC = tuple(case for case in TITLES if not case.startswith("sac"))
+BF16 = "hardware.precision=bf16-mixed"
 NOT_RLLIB = tuple(case for case in TITLES if case not in ("ppo_cartpole", "ppo_cartpole_64", "ppo_acrobot", *ACTORS))
 
 
@@ -76,7 +78,10 @@ class Peer(NamedTuple):
 PEERS = {
     "rlplug": Peer("rlplug", "with_rlplug"),
     "rlplug_compiled": Peer("rlplug, compile=max", "with_rlplug", ("compile=max",)),
-    "rlplug_bf16": Peer("rlplug, bf16-mixed", "with_rlplug", ("hardware.precision=bf16-mixed",), lacks=NO_IMAGES),
+    "rlplug_bf16": Peer("rlplug, bf16-mixed", "with_rlplug", (BF16,), lacks=NO_IMAGES),
+    "rlplug_bf16_compiled": Peer(
+        "rlplug, bf16-mixed, compile=max", "with_rlplug", (BF16, "compile=max"), lacks=NOT_SAC
+    ),
     "sb3": Peer(
         "Stable-Baselines3", "with_sb3", requirements=("stable-baselines3==2.9.2",), lacks=("dqn_prioritized", *ACTORS)
     ),
