@@ -58,6 +58,7 @@ ACTORS = ("impala_cartpole", "impala_pong")
 NOT_BY_HAND = ("dqn_prioritized", "sac_pendulum", "sac_halfcheetah", *ACTORS)
 NO_IMAGES = tuple(case for case in TITLES if not case.endswith("pong"))
 NOT_SAC = tuple(case for case in TITLES if not case.startswith("sac"))
+NOT_SHEEPRL = tuple(case for case in TITLES if case.startswith(("dqn", "impala")) or case == "ppo_pong")
 BF16 = "hardware.precision=bf16-mixed"
 NOT_RLLIB = tuple(case for case in TITLES if case not in ("ppo_cartpole", "ppo_cartpole_64", "ppo_acrobot", *ACTORS))
 
@@ -87,6 +88,7 @@ PEERS = {
     ),
     "sbx": Peer("SBX (JAX)", "with_sb3", ("--jax",), ("sbx-rl==0.28.0",), ("dqn_prioritized", "ppo_pong", *ACTORS)),
     "tianshou": Peer("Tianshou", "with_tianshou", requirements=("tianshou==2.0.1",), lacks=("ppo_pong", *ACTORS)),
+    "sheeprl": Peer("SheepRL", "with_sheeprl", requirements=("sheeprl==0.8.4",), lacks=NOT_SHEEPRL),
     "rllib": Peer("RLlib", "with_rllib", (), ("ray[rllib]==2.60.0",), NOT_RLLIB, ("torch", *SHARED[-2:])),
     "by_hand": Peer("by hand", "by_hand", lacks=NOT_BY_HAND),
     "by_hand_compiled": Peer("by hand, compiled", "by_hand", ("--compiled",), lacks=NOT_BY_HAND),
