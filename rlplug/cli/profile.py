@@ -35,6 +35,7 @@ Evaluations and loggers are left out, unless eval.every or logger is given; so a
   --html profile.html      where the page goes; a file that is there is replaced"""
 
 INTERVAL = 0.002  # seconds between two looks at the stack
+WIDE = 128  # units of a layer, from which on bfloat16 pays
 PLAIN = 0.25  # share of the seconds in which speed is measured, before the profiler slows the run down
 
 COLLECT, LEARN, BETWEEN = "collecting", "learning", "between rounds"
@@ -217,10 +218,21 @@ def bottleneck(profile: Profile, trainer: Trainer) -> str:
         part = max(learn, key=lambda part: learn[part])
         compiled = "compile=max may help; " if config.compile != "max" else ""
         fewer = "a smaller replay_ratio is fewer updates, and another experiment; " if config.replay_ratio else ""
+        halves = "hardware.precision=bf16-mixed halves what matrix products take; " if _multiplies_bf16(trainer) else ""
         gpu = "hardware=1gpu pays with large networks" if trainer.ctx.device.type == "cpu" else ""
         most = f"learning takes {learning:.0%} of the time, most of it {part} ({learn[part]:.0%})"
-        return f"bottleneck: {most}: {compiled}{fewer}{gpu}".removesuffix("; ").removesuffix(": ")
+        return f"bottleneck: {most}: {compiled}{halves}{fewer}{gpu}".removesuffix("; ").removesuffix(": ")
     return f"bottleneck: {ADVICE[largest].format(share=f'{collect[largest]:.0%}', num_envs=config.num_envs)}"
+
+
+def _multiplies_bf16(trainer: Trainer) -> bool:
+    """Would a float32 run gain by bfloat16: has the processor a unit for such products, and the learner wide layers?"""
+    import torch
+
+    if trainer.ctx.device.type != "cpu" or trainer.learner.dtype is not None:
+        return False
+    wide = any(p.ndim > 1 and min(p.shape[-2:]) >= WIDE for p in trainer.learner.algorithm.parameters())
+    return wide and torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
 
 
 ADVICE: Mapping[str, str] = {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from rlplug.cli import main
@@ -72,6 +73,19 @@ def test_off_policy_learning_is_the_bottleneck_and_what_it_asks_for_is_told(caps
     out = capsys.readouterr().out
     assert {"  sampling", "  targets", "  forward"} < shares(out).keys()
     assert re.search(r"^bottleneck: learning takes \d+% .*replay_ratio", out, re.M)
+
+
+@pytest.mark.parametrize("unit", [True, False], ids=["there", "not there"])
+def test_where_the_processor_multiplies_bfloat16_a_run_of_wide_layers_is_told_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, unit: bool
+):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: unit)
+    said = []
+    for more in (["model.hidden=[128,128]"], ["model.hidden=[64,64]"], ["hardware.precision=bf16-mixed"]):
+        words = ["algo=sac", "env=pendulum", "hardware=cpu", "num_steps_sampled_before_learning_starts=50", *more]
+        assert main(["profile", "--seconds=1", *words]) == 0
+        said.append("hardware.precision=bf16-mixed" in capsys.readouterr().out)
+    assert said == [unit, False, False]
 
 
 def test_gradients_that_are_computed_where_they_are_played_are_learning(capsys: pytest.CaptureFixture[str]):
