@@ -6,8 +6,10 @@ import importlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from rlplug.distributed.output import outlive_readers
 from rlplug.registry.discovery import unknown
@@ -19,6 +21,7 @@ VERBS = ("train", "resume", "evaluate", "estimate", "check", "data", "profile", 
 PRINT = ("check", "data", "plugins")
 """verbs that only print something: they end with the reader of what they print"""
 
+PACKAGE = str(Path(__file__).parents[1])
 FAILED = 1
 BAD_INPUT = 2
 
@@ -30,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 for a run that had to stop, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    warnings.formatwarning = _formatted
     try:
         if arguments == ["--version"]:
             print(f"rlplug {version('rlplug')}")
@@ -62,6 +66,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     rows = [head, *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _formatted(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning as it is printed: the words alone where it is the package's own, without its source."""
+    if filename.startswith(PACKAGE):
+        return f"rlplug: {message}\n"
+    return _format(message, category, filename, lineno, line)
+
+
+_format = warnings.formatwarning
 
 
 def _printed(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,10 @@ def test_every_public_name_exists():
         assert name in dir(rlplug)
     with pytest.raises(AttributeError, match="no attribute 'Agent'"):
         rlplug.Agent  # noqa: B018
+
+
+def test_a_warning_of_ours_is_its_words_and_others_keep_their_source(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # main sets it for its process
+    assert main(["--version"]) == 0
+    assert warnings.formatwarning("slow", UserWarning, rlplug.__file__, 1) == "rlplug: slow\n"
+    assert warnings.formatwarning("slow", UserWarning, __file__, 1).startswith(f"{__file__}:1: UserWarning: slow\n")
