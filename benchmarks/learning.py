@@ -199,6 +199,11 @@ PROOFS = {
 }
 COMPILED = ("ppo_cartpole", "dqn_cartpole", "sac_pendulum")
 COMPILED += ("ddppo_cartpole_2cpu", "dqn_masked_cartpole", "ppo_lstm_stateless_cartpole", "sac_icm_frozenlake")
+BF16 = "hardware.precision=bf16-mixed"
+PROOFS |= {
+    "sac_pendulum_bf16": Proof(f"{SAC}pendulum {BF16} compile=max", -180),
+    "sac_halfcheetah_bf16": Proof(f"{SAC}halfcheetah {BF16}"),
+}
 PROOFS |= {f"{name}_compiled": replace(PROOFS[name], line=f"{PROOFS[name].line} compile=max") for name in COMPILED}
 
 
