@@ -21,7 +21,7 @@ VERBS = ("train", "resume", "evaluate", "estimate", "check", "data", "profile", 
 PRINT = ("check", "data", "plugins")
 """verbs that only print something: they end with the reader of what they print"""
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 FAILED = 1
 BAD_INPUT = 2
 

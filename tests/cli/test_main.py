@@ -151,4 +151,5 @@ def test_a_warning_of_ours_is_its_words_and_others_keep_their_source(monkeypatch
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # main sets it for its process
     assert main(["--version"]) == 0
     assert warnings.formatwarning("slow", UserWarning, rlplug.__file__, 1) == "rlplug: slow\n"
-    assert warnings.formatwarning("slow", UserWarning, __file__, 1).startswith(f"{__file__}:1: UserWarning: slow\n")
+    for file in (__file__, str(Path(rlplug.__file__).parent) + "_plugin/env.py"):
+        assert warnings.formatwarning("slow", UserWarning, file, 1).startswith(f"{file}:1: UserWarning: slow\n")

@@ -81,7 +81,7 @@ def test_where_the_processor_multiplies_bfloat16_a_run_of_wide_layers_is_told_so
 ):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: unit)
     said = []
-    for more in (["model.hidden=[128,128]"], ["model.hidden=[64,64]"], ["hardware.precision=bf16-mixed"]):
+    for more in (["model.hidden=[256,256]"], ["model.hidden=[128,128]"], ["hardware.precision=bf16-mixed"]):
         words = ["algo=sac", "env=pendulum", "hardware=cpu", "num_steps_sampled_before_learning_starts=50", *more]
         assert main(["profile", "--seconds=1", *words]) == 0
         said.append("hardware.precision=bf16-mixed" in capsys.readouterr().out)
