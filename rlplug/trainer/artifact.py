@@ -204,7 +204,8 @@ def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Te
     key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
     known = Path(cache_dir()) / "rlplug" / key
     if not known.exists() or not Path(known.read_text()).exists():
-        print("rlplug: compiling for some ten seconds; later runs take it from the compiler's cache", file=sys.stderr, flush=True)
+        said = "rlplug: compiling for some ten seconds; later runs take it from the compiler's cache"
+        print(said, file=sys.stderr, flush=True)
         known.parent.mkdir(parents=True, exist_ok=True)
         made = str(aot_compile(graph, tuple(inputs), options=options))
         (own := known.with_suffix(f".{os.getpid()}")).write_text(made)
