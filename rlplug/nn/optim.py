@@ -30,9 +30,15 @@ class Adam(torch.optim.Adam):
     as in the kernel for networks of this field's size. Here the lists are collected once, and parameters that move
     together share a count of steps. State and ``state_dict`` are torch's own. All parameters must lie on one device, in
     one dtype.
+
+    Raises:
+        ValueError: ``amsgrad`` or ``decoupled_weight_decay`` is given, which this one has not.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float | Tensor, **options: Any) -> None:
+        for name in ("amsgrad", "decoupled_weight_decay"):
+            if options.get(name):
+                raise ValueError(f"{name}: rlplug.nn.Adam has no such option; torch.optim.Adam and AdamW have")
         super().__init__(params, lr=lr, fused=True, **options)
         self._lists, self._shares = list[Lists](), True
 

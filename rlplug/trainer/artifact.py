@@ -24,6 +24,7 @@ from rlplug.trainer.decompositions import table
 from rlplug.types import Batch
 
 Function = Callable[[Batch], Any]
+Serves = Callable[[Sequence[Tensor]], bool]
 
 _interprets = False
 
@@ -49,7 +50,7 @@ class Artifact:
 
     Args:
         batch: an example; every later one has its keys, shapes and dtypes.
-        varies: the first axis of every leaf may have another length.
+        varies: the first axis of every leaf may have another length, unless the function depends on it.
 
     Raises:
         Exception: of many kinds, where the function cannot be traced or compiled: it reads a number of a tensor, draws
@@ -63,10 +64,11 @@ class Artifact:
             torch.inference_mode(False),
             torch.set_grad_enabled(gradient),
         ):
-            graph, self._others, self._template, inputs = _traced(function, batch, varies)
+            graph, self._others, self._template, inputs, self._serves = _traced(function, batch, varies)
             self._run = _interpreter(graph) if _interprets else _compiled(graph, inputs)
         self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
-        self._skip = skip = int(varies)  # axes that may have any length
+        self._skip = skip = int(varies)  # axes that may have another length
+        self._served: dict[tuple[torch.Size, ...], bool] = {}  # whether it serves batches with such lengths
         self._like = tree.map(lambda x: (x.dtype, x.shape[skip:]), batch)
 
     def __call__(self, batch: Batch) -> Any:
@@ -74,6 +76,12 @@ class Artifact:
         inputs = list[Tensor]()
         if not _matches(batch, self._like, self._skip, inputs):
             return None
+        if self._skip:
+            lengths = tuple([x.shape[:1] for x in inputs])
+            if (serves := self._served.get(lengths)) is None:
+                serves = self._served[lengths] = self._serves(inputs)
+            if not serves:
+                return None
         others = self._others
         if self._draws:
             others = others.copy()
@@ -98,10 +106,11 @@ def _matches(batch: Any, like: Batch, skip: int, inputs: list[Tensor]) -> bool:
     return True
 
 
-def _traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[Any], Any, list[Any]]:
+def _traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[Any], Any, list[Any], Serves]:
     """Return a graph without side effects but on its inputs, and examples of these, without memory. Also return what
-    follows the batch's leaves among the inputs, tensors or functions that draw one; and what the function returned,
-    without its tensors."""
+    follows the batch's leaves among the inputs, tensors or functions that draw one; what the function returned, without
+    its tensors; and a function that says whether the graph serves other leaves: what it was traced with has left its
+    mark where the function asks for a length, or pairs leaves of equal ones."""
     from torch._export.utils import _compiling_state_context  # here and below: what compiles takes seconds to import
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.func import functionalize
@@ -151,21 +160,31 @@ def _traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[A
         values, outputs = iter(leaves), list[Tensor]()
         with Inputs():
             returned = function(tree.map(lambda _: next(values), batch))
+            # what it closes over and returns as it is becomes an input, too
+            returned = tree_map_only(Tensor, lambda x: x if isinstance(x, FakeTensor) else x.view_as(x), returned)
         template[:] = [_without(returned, leaves, outputs)]
         return outputs
 
-    inputs = [fake(x.contiguous(), varies) for x in tree.leaves(batch)]
+    packed = torch.contiguous_format
+    leaves = inputs = [fake(torch.empty_like(x, memory_format=packed), varies) for x in tree.leaves(batch)]
     with mode, _compiling_state_context():
         graph: Any = make_fx(flat)(*inputs)
         fakes = _lift(graph)
-        inputs += fakes
+        inputs = leaves + fakes
         with torch.no_grad():
             on_cpu = all(x.device.type == "cpu" for x in inputs)
             graph = make_fx(functionalize(graph, remove="mutations"), table() if on_cpu else None)(*inputs)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     real = {id(fake): other for fake, other in others.values()}
-    return graph, [real[id(fake)] for fake in fakes], template[0], inputs
+    shapes: Any = mode.shape_env
+    terms = shapes.produce_guards_expression(leaves, ignore_static=False) if varies else None
+
+    def serves(leaves: Sequence[Tensor]) -> bool:
+        like = [torch.empty_like(x, memory_format=packed, device="meta") for x in leaves]
+        return terms is None or shapes.evaluate_guards_expression(terms, like)
+
+    return graph, [real[id(fake)] for fake in fakes], template[0], inputs, serves
 
 
 def _lift(graph: Any) -> list[Any]:
@@ -200,6 +219,7 @@ def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Te
     options = {"cpp.enable_floating_point_contract_flag": "fast"}  # a * b + c is one instruction
     debug = os.getenv("TORCHINDUCTOR_DEBUG_COMPILE")
     flags = (options, torch.__version__, str(pick_vec_isa()), torch.get_num_threads(), debug)
+    flags += (torch.are_deterministic_algorithms_enabled(),)
     shapes = [(x.dtype, x.device, [*map(str, x.shape)], [*map(str, x.stride())]) for x in inputs]
     key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
     known = Path(cache_dir()) / "rlplug" / key

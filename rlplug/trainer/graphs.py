@@ -18,7 +18,7 @@ from rlplug.trainer.minibatches import Total
 from rlplug.trainer.optimizer import OptimizerState
 from rlplug.types import Batch, Tree
 
-MOST_ARTIFACTS = 16  # of a run: each takes some ten seconds to make
+MOST_KINDS = 4  # of batches for one function, as each takes some ten seconds; with more, shapes are ever new
 DECIDES_AFTER = 1000  # gradient steps, by which compile=auto knows how many there are in the whole run
 PAYS = 50_000  # gradient steps ahead: each saves 0.6 ms or more, and a compiler that knows nothing yet takes 30 s
 
@@ -84,9 +84,9 @@ class Graphs:
             return None
         moves = step and self.moves and all(type(own[name].optim.optimizer) is Adam for name in due)
         parts = {name: own[name] for name in due}
-        if moves and (who, due) not in self._collected:
-            self._collected.add((who, due))
-            for part in parts.values():
+        for name, part in parts.items() if moves else ():
+            if (who, name) not in self._collected:  # once: graphs of other parts that are due move the same tensors
+                self._collected.add((who, name))
                 part.optim.optimizer.collect(share=False)  # type: ignore[attr-defined]
         found = self._call((who, due, moves), partial(self._step, who, parts, moves), batch, self.varies)
         self.works = found is not None
@@ -110,15 +110,17 @@ class Graphs:
             for artifact in known:
                 if (found := artifact(batch)) is not None:
                     return found
-            if sum(map(len, self._artifacts.values())) >= MOST_ARTIFACTS:
-                raise RuntimeError(f"more than {MOST_ARTIFACTS} graphs would be needed: shapes are ever new")
+            if len(known) == MOST_KINDS:
+                raise RuntimeError(f"it would need more than {MOST_KINDS} graphs: shapes are ever new")
             known.append(artifact := Artifact(function, batch, varies))
             return artifact(batch)
         except Exception as error:  # of many kinds; one that is not the compiler's comes again without it
             self._failed.add(of)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            what = f"{type(of[0]).__name__}{f'.{of[1]}' if isinstance(of[1], str) else ''}"
-            warnings.warn(f"compile: {what} could not be compiled and runs eagerly: {reason}", stacklevel=2)
+            name, runs = type(of[0]).__name__, "gradient steps run eagerly"
+            if isinstance(of[1], str):
+                name, runs = f"{name}.{of[1]}", "it runs eagerly"
+            warnings.warn(f"compile: {name} could not be compiled; {runs}: {reason}", stacklevel=2)
             return None
 
     def _step(self, who: Trainable, parts: Mapping[str, OptimizerState], moves: bool, batch: Batch) -> dict[str, Any]:
@@ -138,11 +140,11 @@ class Graphs:
         return found
 
     def state(self) -> Tree:
-        return {"wanted": self.wanted, "steps": self._steps, "since": self._since}
+        return {"wanted": self.wanted, "works": self.works, "steps": self._steps, "since": self._since}
 
     def load(self, state: Tree) -> None:
         """Go on; graphs are made anew, as optimizers have another state."""
-        self.wanted = self.wanted or state["wanted"]
+        self.wanted, self.works = self.wanted or state["wanted"], state.get("works", True)  # older ones lack it
         self._steps, self._since = state["steps"], state["since"]
         self._artifacts.clear()
         self._collected.clear()

@@ -199,6 +199,7 @@ class RankLearner:
             p.grad = None
         params = [p for name in due for p in own[name].params]
         totals, norms = list[Total](), dict[str, Sequence[Tensor]]()
+        diagnostics |= self.graphs is not None and bool(self.graphs.wanted)  # as a graph has, maybe on another rank
         for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
             graph = self.graphs.run(micro, who, due, own, step) if self.graphs else None
             if graph is None:

@@ -53,3 +53,9 @@ def test_parameters_share_a_count_of_steps_until_one_stays_behind():
     again = Adam(ours, lr=0.1)
     again.load_state_dict(one.state_dict())
     assert [float(again.state[p]["step"]) for p in ours] == [4.0, 2.0]
+
+
+@pytest.mark.parametrize("option", ["amsgrad", "decoupled_weight_decay"])
+def test_what_the_kernel_is_not_given_is_refused(option):
+    with pytest.raises(ValueError, match=f"{option}: rlplug.nn.Adam has no such option"):
+        Adam([torch.ones(2)], lr=0.1, **{option: True})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
+from rlplug import tree
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.ppo import PPO
@@ -146,9 +148,10 @@ def test_one_compiled_step_is_the_eager_one(algo, model):
     assert (away > 0.005).float().mean() < 1e-3  # Adam divides by a gradient's size; one close to zero is all rounding
 
 
-def test_one_graph_serves_minibatches_of_every_size():
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_one_graph_serves_minibatches_of_every_size(model):
     """A rollout of 32 rows has one valid row less for every episode that began in it."""
-    words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["mlp"], "+env.kwargs.action=discrete", "algo.sgd_minibatch_size=12")
+    words = (*WORLD, *ALGORITHMS["ppo"], *MODELS[model], "+env.kwargs.action=discrete", "algo.sgd_minibatch_size=12")
     with interpreted(), closing(build(compose([*words, "compile=max"]), Path())) as trainer:
         ends, sizes = [0], set()
         for _ in range(4):
@@ -163,6 +166,80 @@ def test_one_graph_serves_minibatches_of_every_size():
             1,
             1,
         ]  # acting, values, and gradient steps
+
+
+def test_a_part_that_is_due_less_often_leaves_the_steps_of_others_alone():
+    """TD3's critic moves alone, and with the policy: in two graphs, which share the state of its optimizer."""
+    words = ("algo=td3", "env=pendulum", "tuned=none", "logger=[]", "model.hidden=[16]", "algo.policy_delay=2")
+    words = (*words, "num_steps_sampled_before_learning_starts=40", "train_batch_size=32", "num_envs=1")
+    found = []
+    for compile in ("off", "max"):
+        with interpreted(), closing(build(compose([*words, f"compile={compile}"]), Path())) as trainer:
+            while trainer.progress.updates < 12:
+                trainer.collect()
+                if trainer.ready():
+                    trainer.update()
+            parts = trainer.learner.parts(trainer.algorithm)
+            states = {name: part.optim.optimizer.state.values() for name, part in parts.items()}
+            found.append([p.detach().clone() for p in trainer.algorithm.parameters()])
+            assert {float(state["step"]) for state in states["critic"]} == {12.0}
+            assert {float(state["step"]) for state in states["actor"]} == {6.0}
+    for p, q in zip(*found, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-4)
+
+
+def test_rows_of_one_number_do_not_decide_for_those_of_another():
+    """A rank's share of the first minibatch may be one row, for which the tracer takes other operations."""
+    words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["mlp"], "+env.kwargs.action=discrete")
+    found = []
+    for compile in ("off", "max"):
+        with interpreted(), closing(build(compose([*words, f"compile={compile}"]), Path())) as trainer:
+            trainer.collect()
+            with torch.no_grad():
+                batch = trainer.algorithm.prepare(trainer.learner.sample()[0])
+            rows = next(trainer.learner.minibatches(batch, 24, "row"))
+            losses = [trainer.learner.minimize(tree.take(rows, slice(n)), trainer.algorithm) for n in (1, 24, 12)]
+            found.append([torch.stack([*x.terms.values()]) for x in losses])
+    torch.testing.assert_close(*found)
+
+
+def untraceable(where):
+    """Return PPO with ICM, of which one cannot be traced."""
+
+    def forward(self, batch, parts):
+        assert next(tree.leaves(batch)).sum().item() != 1234.0
+        return type(self).__mro__[1].forward(self, batch, parts)
+
+    words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["icm"], "+env.kwargs.action=discrete", "compile=max")
+    trainer = build(compose([*words]), Path())
+    who = trainer.algorithm if where == "algorithm" else trainer.policy.exploration["icm"]
+    who.__class__ = type(who.__class__.__name__, (who.__class__,), {"forward": forward})
+    return trainer
+
+
+def test_a_resumed_run_goes_on_eagerly_where_compiling_had_failed():
+    with interpreted(), closing(untraceable("icm")) as trainer:
+        trainer.collect()
+        with pytest.warns(UserWarning, match="ICM could not be compiled; gradient steps run eagerly"):
+            trainer.update()
+        assert not trainer.learner.compile
+        state = trainer.state()
+    with closing(untraceable("icm")) as trainer:
+        trainer.load(state)
+        assert not trainer.learner.compile
+
+
+def test_a_step_that_fell_back_to_eager_has_the_numbers_of_a_graph():
+    """Ranks add them up together, and only one of them may have fallen back."""
+    found = []
+    for where in ("icm", "algorithm"):  # of the one that comes later, the algorithm has a graph
+        with interpreted(), closing(untraceable(where)) as trainer, warnings.catch_warnings(action="ignore"):
+            trainer.collect()
+            batch = trainer.algorithm.prepare(trainer.learner.sample()[0])
+            rows = next(trainer.learner.minibatches(batch, 32, "row"))
+            found.append(trainer.learner.minimize(rows, trainer.algorithm, diagnostics=False).metrics.keys())
+            assert trainer.learner.compile is (where == "icm")
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
@@ -219,15 +296,48 @@ def test_auto_leaves_alone_what_does_not_say_itself_that_it_can_be_traced(monkey
 
 @pytest.mark.slow
 def test_a_run_says_when_it_compiles(monkeypatch, tmp_path, capsys):
-    """Not when the machine code lies in the cache."""
+    """Not when the machine code lies in the cache; of a deterministic run it is another one."""
     monkeypatch.setattr("torch._inductor.codecache.cache_dir", lambda: str(tmp_path))
     said = []
-    for _ in range(2):
-        assert (
-            Artifact(lambda batch: {"y": batch["x"] + 1.0}, {"x": torch.ones(3)})({"x": torch.zeros(3)})["y"].sum() == 3
-        )
+    for deterministic in (False, False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            artifact = Artifact(lambda batch: {"y": batch["x"] + 1.0}, {"x": torch.ones(3)})
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert artifact({"x": torch.zeros(3)})["y"].sum() == 3
         said.append("compiling" in capsys.readouterr().err)
-    assert said == [True, False]
+    assert said == [True, False, True]
+
+
+def test_what_is_closed_over_may_be_returned_as_it_is():
+    level = torch.ones(3)
+    with interpreted():
+        same = Artifact(lambda batch: {"level": level, "x": batch["x"]}, {"x": torch.ones(2)})
+    level += 1.0
+    assert torch.equal(same({"x": torch.zeros(2)})["level"], torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("function", "lengths", "others"),
+    [
+        (lambda b: {"y": b["x"] * float(len(b["x"]))}, (4, 4), (6, 6)),
+        (lambda b: {"y": sum(b["x"][i] for i in range(len(b["x"])))}, (3, 3), (5, 5)),
+        (lambda b: {"y": b["x"] + (1.0 if len(b["x"]) < 10 else 2.0)}, (4, 4), (12, 12)),
+        (lambda b: {"y": b["x"] + b["z"]}, (4, 4), (4, 1)),
+        (lambda b: {"y": b["x"] + b["z"]}, (1, 4), (4, 4)),
+        (lambda b: {"y": b["x"][:-1] + b["z"]}, (5, 4), (9, 5)),
+    ],
+    ids=["number", "loop", "branch", "equal lengths", "one row", "one more"],
+)
+def test_an_artifact_serves_other_lengths_only_where_its_function_would_do_the_same(function, lengths, others):
+    def batch(lengths):
+        return {key: torch.arange(float(n)) for key, n in zip("xz", lengths, strict=True)}
+
+    with interpreted():
+        artifact = Artifact(function, batch(lengths), varies=True)
+    assert torch.equal(artifact(batch(lengths))["y"], function(batch(lengths))["y"])
+    assert artifact(batch(others)) is None
 
 
 def test_what_is_closed_over_may_be_read_first():
