@@ -86,6 +86,7 @@ CONFIGS = {
         *("buffer.num_batches=3", "buffer.num_uses=4"),
     ),
     "td3": ("algo=td3", "env=pendulum", *REPLAY),
+    "td3-compiled": ("algo=td3", "env=pendulum", "tuned=none", "compile=max", *REPLAY),
     "sac-compiled": ("algo=sac", "env=pendulum", "compile=max", *REPLAY),
     "dqn-compiled": ("algo=dqn", "env=cartpole", "tuned=none", "compile=max", *REPLAY),
     "ppo-compiled": (*PPO, "env=cartpole", "compile=max"),
