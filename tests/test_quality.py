@@ -62,8 +62,9 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     # them are not used; what exploration reads; what is called on the first row, step and update to check them; what
     # transitions are worth for other goals, what buffers need, and which episodes succeeded; samples of
     # whole segments; how many shards there are, and how much comes before a first sample; rounds of one row without
-    # what only longer ones need, and what says that it can be traced; what operations are taken apart for the compiler
-    "kernel": (KERNEL, 4791),
+    # what only longer ones need, and what says that it can be traced; what operations are taken apart for the compiler;
+    # which lengths a graph serves
+    "kernel": (KERNEL, 4817),
     # 7,400 before: the same; settings of pairs, peers' names, last words of processes; one process without Fabric;
     # how long learner and actors are idle; returns of the least exploring environments; ranks that are preempted;
     # recorded data: its settings and what they refuse, the recorder's part of a checkpoint, recorded evaluations;
@@ -71,8 +72,9 @@ BUDGETS = {  # lines; who raises one writes the reason beside it
     # of what components return, and whose mistake a wrong setting is; start-up from the start of the process; a batch
     # size that a rollout would not have read; misspelled keys whose group was left out;
     # what has no effect on gradients of actors, on priorities that nobody draws by, or in a run that ends too soon;
-    # the kernel's short ways for one row and for the compiler, and what compile=auto leaves alone
-    "core": ((*CORE, "evaluation", "actors", "run"), 11146),
+    # the kernel's short ways for one row and for the compiler, what compile=auto leaves alone, and which lengths a
+    # graph serves
+    "core": ((*CORE, "evaluation", "actors", "run"), 11172),
     "ppo": (("plugins/algo/ppo.py",), 250),
     "dqn": (("plugins/algo/dqn.py",), 258),  # 250 before: CQL's term, and that it can be traced
     "sac": (

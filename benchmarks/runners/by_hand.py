@@ -146,7 +146,7 @@ def ppo(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
         logp = logits.log_softmax(-1)
         ratio = (logp.gather(-1, action.unsqueeze(-1)).squeeze(-1) - old).exp()
         policy = -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
-        error = 0.5 * (value - ret).square().mean()
+        error = (value - ret).square().mean()
         return policy + case["value_coeff"] * error - case["entropy_coeff"] * -(logp.exp() * logp).sum(-1).mean()
 
     step = Step(loss, [*net.parameters()], case, 1e-5)

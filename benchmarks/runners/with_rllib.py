@@ -38,11 +38,15 @@ def measure(config: AlgorithmConfig, case: dict[str, Any], steps: int, stamps: S
     )
     if case["env"] == PONG:
         register_env(PONG, pong)
-        model = DefaultModelConfig(
-            conv_filters=[[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+        model = DefaultModelConfig(  # the last convolution is the dense layer; a head's would be one for each output
+            conv_filters=[
+                [32, 8, 4, "valid"],
+                [64, 4, 2, "valid"],
+                [64, 3, 1, "valid"],
+                [case["hidden"][0], 7, 1, "valid"],
+            ],
             conv_activation="relu",
-            head_fcnet_hiddens=[*case["hidden"]],
-            head_fcnet_activation="relu",
+            head_fcnet_hiddens=[],
             vf_share_layers=True,
         )
     config.environment(case["env"]).rl_module(model_config=model).learners(num_learners=0, num_gpus_per_learner=0)
@@ -53,7 +57,8 @@ def measure(config: AlgorithmConfig, case: dict[str, Any], steps: int, stamps: S
         num_cpus_per_env_runner=0.5,
     )
     config.training(gamma=case["gamma"], lr=case["lr"], grad_clip=case["grad_clip"], grad_clip_by="global_norm")
-    config.training(vf_loss_coeff=case["value_coeff"], entropy_coeff=case["entropy_coeff"])
+    halves = 2.0 if isinstance(config, IMPALAConfig) else 1.0  # its value loss is half of the squared error
+    config.training(vf_loss_coeff=halves * case["value_coeff"], entropy_coeff=case["entropy_coeff"])
     config.reporting(min_time_s_per_iteration=0, metrics_num_episodes_for_smoothing=5)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     algorithm = config.build_algo()

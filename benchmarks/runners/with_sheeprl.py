@@ -22,7 +22,8 @@ def words(case: dict[str, Any], steps: int) -> list[str]:
     said += ["algo.run_test=False", "checkpoint.every=0", "checkpoint.save_last=False", "buffer.memmap=False"]
     said += [f"algo.total_steps={steps}", f"algo.gamma={case['gamma']}"]
     if case["algo"] == "sac":
-        said += [f"algo.{part}.optimizer.lr={case['lr']}" for part in ("actor", "critic", "alpha")]
+        for part in ("actor", "critic", "alpha"):
+            said += [f"algo.{part}.optimizer.lr={case['lr']}", f"algo.{part}.optimizer.eps=1e-8"]
         said += [f"algo.tau={case['tau']}", f"algo.hidden_size={case['hidden'][0]}", "algo.replay_ratio=1.0"]
         said += [f"algo.per_rank_batch_size={case['batch']}", f"buffer.size={case['capacity']}"]
         return [*said, f"algo.learning_starts={case['learning_starts']}", "buffer.checkpoint=False"]
@@ -36,6 +37,8 @@ def words(case: dict[str, Any], steps: int) -> list[str]:
 
 
 def measure(case: dict[str, Any], steps: int, stamps: Stamps) -> None:
+    if case["algo"] == "ppo":
+        stamps.every = case["envs"] * case["rollout"]  # at the end of rollouts, so that as many updates lie between
     counted(gymnasium.vector.SyncVectorEnv, stamps)
     sys.argv = [sys.argv[0], *words(case, steps)]
     with tempfile.TemporaryDirectory() as folder, chdir(folder), redirect_stdout(sys.stderr):

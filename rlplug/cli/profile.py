@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pyinstrument import Profiler
     from pyinstrument.frame import Frame
 
-    from rlplug.api import Run
     from rlplug.trainer.trainer import Trainer
 
 USAGE = """rlplug profile [--seconds 10] [--html profile.html] [key=value ...]
@@ -39,9 +38,9 @@ WIDE = 256  # units of a layer, from which on bfloat16 pays; with 128 it costs a
 PLAIN = 0.25  # share of the seconds in which speed is measured, before the profiler slows the run down
 
 COLLECT, LEARN, BETWEEN = "collecting", "learning", "between rounds"
-REST = "the rest"
+REST, REPORTS = "the rest", "evaluations, checkpoints, loggers"
 OWN = {  # file and function in this package
-    ("trainer/trainer.py", "report"): (BETWEEN, ""),
+    ("trainer/trainer.py", "report"): (BETWEEN, REPORTS),
     ("trainer/trainer.py", "collect"): (COLLECT, REST),
     ("trainer/trainer.py", "play"): (COLLECT, REST),
     ("collection/shard.py", "_act"): (COLLECT, "acting"),
@@ -150,11 +149,13 @@ class Watch:
                 self.profiler.stop()
 
     @hookimpl
-    def rlplug_updated(self, run: Run) -> None:
+    def rlplug_updated(self, run: Trainer) -> None:
         now = time.perf_counter(), run.progress.env_steps, run.progress.updates
         if not self._marks:
             tell(f"profiling for {self.seconds:g} s")
             self._marks.append(now)
+        elif now[1] == self._marks[-1][1] and run.loop.unit != "updates":
+            pass  # in a burst of updates: what is measured ends with whole rounds
         elif len(self._marks) == 1:
             if now[0] - self._marks[0][0] >= PLAIN * self.seconds:
                 self._marks.append(now)
@@ -187,22 +188,23 @@ def _spent(frame: Frame, part: Part) -> Iterator[tuple[Part, float]]:
         found = OWN.get((path.removeprefix(PACKAGE), name)) or CALLED.get((caller, name))
         if path.startswith(os.path.join(PACKAGE, "envs", "")):
             found = COLLECT, "environments"
-        yield from _spent(child, found or part)
+        yield from _spent(child, part if part[1] == REPORTS else found or part)  # an evaluation acts, too
 
 
 def text(profile: Profile, trainer: Trainer) -> str:
     """Return the table, the speed and the bottleneck."""
     rows: list[tuple[str, str, str]] = []
+    rate, unit = (profile.steps_per_s, "environment step") if profile.steps_per_s else (profile.updates_per_s, "update")
 
     def row(name: str, share: float) -> None:
-        rows.append((name, f"{share:6.1%}", f"{share / profile.steps_per_s * 1e6:10,.1f}"))
+        rows.append((name, f"{share:6.1%}", f"{share / rate * 1e6:10,.1f}"))
 
     for what in (COLLECT, LEARN, BETWEEN):
         parts = profile.of(what)
         row(what, sum(parts.values()))
         for part in sorted(filter(None, parts), key=lambda part: (part == REST, -parts[part])):
             row(f"  {part}", parts[part])
-    lines = table(("", " share", "us an environment step"), rows)
+    lines = table(("", " share", f"us an {unit}"), rows)
     speed = f"{profile.steps_per_s:,.0f} environment steps and {profile.updates_per_s:,.1f} updates a second"
     if trainer.ctx.device.type != "cpu":
         lines.append("what the accelerator computes is counted where the run waits for it")
@@ -212,9 +214,11 @@ def text(profile: Profile, trainer: Trainer) -> str:
 def bottleneck(profile: Profile, trainer: Trainer) -> str:
     """Return in a sentence what takes most of the time, and what could be done about it."""
     collect, learn, config = profile.of(COLLECT), profile.of(LEARN), trainer.config
-    learning = sum(learn.values())
+    collecting, learning, between = (sum(profile.of(what).values()) for what in (COLLECT, LEARN, BETWEEN))
     largest = max(collect, key=lambda part: collect[part], default=REST)
-    if learning >= collect.get(largest, 0.0):
+    if between > max(collecting, learning):
+        return f"bottleneck: {between:.0%} of the time passes between rounds: {REPORTS}"
+    if learning >= collecting:
         part = max(learn, key=lambda part: learn[part])
         compiled = "compile=max may help; " if config.compile != "max" else ""
         fewer = "a smaller replay_ratio is fewer updates, and another experiment; " if config.replay_ratio else ""

@@ -64,10 +64,12 @@ class Means:
 
     def state(self) -> Tree:
         """Return the values of every mean, ``[n]``."""
-        return {
-            name: torch.stack(seen) if isinstance(seen[0], Tensor) else torch.tensor(seen)
-            for name, seen in self._values.items()
-        }
+        found = dict[str, Tensor]()
+        for name, seen in self._values.items():
+            device = next((x.device for x in seen if isinstance(x, Tensor)), None)  # numbers may follow tensors
+            stacked = [torch.as_tensor(x, device=device) for x in seen] if device else []
+            found[name] = torch.stack(stacked) if device else torch.tensor(seen)
+        return found
 
     def load(self, state: Tree) -> None:
         kept = {name: values.tolist() if values.is_cpu else list(values.unbind()) for name, values in state.items()}

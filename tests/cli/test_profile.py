@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -10,7 +11,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from rlplug.cli import main
-from rlplug.cli.profile import CALLED, OWN, PACKAGE
+from rlplug.cli.profile import CALLED, COLLECT, LEARN, OWN, PACKAGE, REPORTS, Profile, bottleneck
 
 PPO = ["env=cartpole", "tuned=none", "model.hidden=[8]", "hardware=cpu", "algo.sgd_minibatch_size=32"]
 PPO += ["rollout_fragment_length=16", "algo.num_sgd_iter=2", "total_steps=1_000_000", "compile=off"]
@@ -65,6 +66,26 @@ def test_slow_environments_are_named_as_the_bottleneck(capsys: pytest.CaptureFix
     assert shares(out)["  environments"] > 60
     assert re.search(r"^bottleneck: environments take \d+% of the time: .*hardware.actors.count", out, re.M)
     assert left() == ["here.html"]
+
+
+def test_a_burst_of_updates_is_measured_with_the_steps_before_it(capsys: pytest.CaptureFixture[str]):
+    words = ["algo=sac", "env=pendulum", "hardware=cpu", "model.hidden=[8]", "rollout_fragment_length=200"]
+    assert main(["profile", "--seconds=0.5", *words, "num_steps_sampled_before_learning_starts=250"]) == 0
+    assert shares(capsys.readouterr().out)["collecting"] > 1
+
+
+def test_evaluations_are_told_apart_from_collecting(capsys: pytest.CaptureFixture[str]):
+    assert main(["profile", "--seconds=2", *PPO, "eval.every=64", "eval.episodes=20"]) == 0
+    out = capsys.readouterr().out
+    assert shares(out)[f"  {REPORTS}"] > 50
+    assert re.search(rf"^bottleneck: \d+% of the time passes between rounds: {REPORTS}$", out, re.M)
+
+
+def test_the_bottleneck_is_the_larger_sum():
+    parts = {"environments": 25.0, "acting": 24.0, "the rest": 22.0}
+    seconds = {(COLLECT, name): spent for name, spent in parts.items()} | {(LEARN, "forward"): 29.0}
+    run = SimpleNamespace(config=SimpleNamespace(num_envs=1))
+    assert bottleneck(Profile(seconds, 1.0, 1.0), run).startswith("bottleneck: environments take 25% of the time")
 
 
 def test_off_policy_learning_is_the_bottleneck_and_what_it_asks_for_is_told(capsys: pytest.CaptureFixture[str]):

@@ -329,6 +329,14 @@ def test_means_leave_out_what_is_not_finite_only_when_told():
     assert means.drain() == {"a": torch.inf}
 
 
+def test_means_of_an_accelerator_go_on_with_numbers_of_the_host():
+    """As those of a resumed run do: how old rollouts are is counted on the host."""
+    means = Means()
+    means.load({"age": torch.zeros(2, device="meta")})
+    means.add({"age": torch.tensor(1.0)})
+    assert means.state()["age"].shape == (3,)
+
+
 # ---- environments ------------------------------------------------------------------------------------------------
 
 
