@@ -153,8 +153,13 @@ class Context(Protocol):
         """Draw standard normal noise. With ``rows`` the first axis is this process's share of one global draw."""
         ...
 
-    def rand(self, *shape: int, rows: bool = True) -> Tensor: ...  # uniform in [0, 1), shared out alike
-    def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor: ...  # uniform in [0, high), too
+    def rand(self, *shape: int, rows: bool = True, host: bool = False) -> Tensor:
+        """Draw uniform numbers in [0, 1). With ``host`` they are drawn on the CPU, where a buffer needs them."""
+        ...
+
+    def randint(self, high: int, *shape: int, rows: bool = True, host: bool = False) -> Tensor:
+        """Draw uniform integers in [0, high)."""
+        ...
 
 
 class Simulator(Protocol):

@@ -175,6 +175,8 @@ class RunContext(Context):
         for i, role in enumerate(get_args(Role)):
             (state,) = np.random.SeedSequence([seed, i]).generate_state(1, np.uint64)
             self.generators[role] = torch.Generator(self.device).manual_seed(int(state) >> 1)
+        if self.device.type != "cpu":
+            self.generators["host"] = torch.Generator().manual_seed(seed)
 
     role = property(attrgetter("shard.role"))
     num_envs = property(attrgetter("shard.num_envs"))
@@ -234,19 +236,19 @@ class RunContext(Context):
     def randn(self, *shape: int, rows: bool = True) -> Tensor:
         return self._draw(torch.randn, shape, rows)
 
-    def rand(self, *shape: int, rows: bool = True) -> Tensor:
-        return self._draw(torch.rand, shape, rows)
+    def rand(self, *shape: int, rows: bool = True, host: bool = False) -> Tensor:
+        return self._draw(torch.rand, shape, rows, host)
 
-    def randint(self, high: int, *shape: int, rows: bool = True) -> Tensor:
-        return self._draw(partial(torch.randint, high), shape, rows)
+    def randint(self, high: int, *shape: int, rows: bool = True, host: bool = False) -> Tensor:
+        return self._draw(partial(torch.randint, high), shape, rows, host)
 
-    def _draw(self, draw: Callable[..., Tensor], shape: Sequence[int], rows: bool) -> Tensor:
-        source = self.generators[self.role]
+    def _draw(self, draw: Callable[..., Tensor], shape: Sequence[int], rows: bool, host: bool = False) -> Tensor:
+        source = self.generators["host" if host and "host" in self.generators else self.role]
         if not rows or not shape or (self.world_size == 1 and self.role == "learner"):
-            return draw(shape, generator=source, device=self.device)
+            return draw(shape, generator=source, device=source.device)
         mine, *rest = shape
         if self.role == "learner":
-            everybody = draw((mine * self.world_size, *rest), generator=source, device=self.device)
+            everybody = draw((mine * self.world_size, *rest), generator=source, device=source.device)
             return everybody[self.rank * mine : (self.rank + 1) * mine]
         if mine != len(self.env_ids):
             raise ValueError(f"noise for {mine} rows, but {len(self.env_ids)} environments act; see rows=False")

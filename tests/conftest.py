@@ -8,7 +8,8 @@ import sys
 import absl.logging
 import pytest
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # everything here is about the processor, on every machine
+if not os.environ.get("RLPLUG_TEST_CUDA"):  # of tests/hardware/test_cuda.py, which measures nothing else
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several processes share the cores
 # graphs of torch.compile run a few times: the C++ compiler takes 20 s to optimize one, and 5 s without (and with the
 # assertions of its headers); the processes that would compile several at a time take seconds to start

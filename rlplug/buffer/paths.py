@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
+from torch import Tensor
+
 from rlplug import tree
 from rlplug.types import Batch
 
@@ -25,6 +27,13 @@ def without(batch: Batch, path: Path) -> Batch:
     if inner:
         return batch | {key: without(batch[key], tuple(inner))}
     return {name: leaf for name, leaf in batch.items() if name != key}
+
+
+def as_stored(row: Tensor, stored: Any) -> Any:
+    """Return a row as an array, or on the device of what stores it; the host does not wait, and may reuse its memory."""
+    if not isinstance(stored, Tensor):
+        return row.numpy()
+    return (row.clone() if row.is_pinned() else row).to(stored.device, non_blocking=True)
 
 
 def put_rows(storage: Batch, rows: Batch, at: int, length: int, size: int) -> None:

@@ -14,7 +14,7 @@ from rlplug import tree
 from rlplug.api import Context, RowLog
 from rlplug.buffer.images import TOO_SMALL, Compressed, Images, Raw
 from rlplug.buffer.options import Storage, check_compressible
-from rlplug.buffer.paths import Path, leaf_at, put_rows, set_leaf, without
+from rlplug.buffer.paths import Path, as_stored, leaf_at, put_rows, set_leaf, without
 from rlplug.types import Batch, ConfigError, RunError
 
 PIECE = 64 * 2**20
@@ -102,8 +102,8 @@ class Ring:
         length = segment["valid"].shape[0] - 1
         if self._images or self._carry:
             segment = self._encode(segment)
-        kept, rows = (self._arrays, tree.map(Tensor.numpy, segment)) if self._arrays else (self._leaves, segment)
-        put_rows(kept, rows, self.written % self.rows, length + 1, self.rows)
+        kept = self._arrays or self._leaves
+        put_rows(kept, tree.map(as_stored, segment, kept), self.written % self.rows, length + 1, self.rows)
         self.written += length
         for images in self._images.values():
             if self.written - images.there < min(self.written, self.span + self.stack):
@@ -167,11 +167,12 @@ class Ring:
 
     def _take(self, kept: Batch, places: Any) -> Batch:
         host, shape = torch.from_numpy(places.reshape(-1)), places.shape
+        index = host.to(self.device, non_blocking=True)
 
         def taken(x: Tensor) -> Tensor:
             out = torch.empty(len(host), *x.shape[2:], dtype=x.dtype, pin_memory=True) if self.pin else None
-            flat = torch.index_select(x.flatten(0, 1), 0, host.to(x.device), out=out)
-            return flat.view(*shape, *x.shape[2:]).to(self.device)
+            flat = torch.index_select(x.flatten(0, 1), 0, index if x.device == self.device else host, out=out)
+            return flat.view(*shape, *x.shape[2:]).to(self.device, non_blocking=True)
 
         return tree.map(taken, kept)
 

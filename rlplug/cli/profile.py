@@ -35,6 +35,8 @@ Evaluations and loggers are left out, unless eval.every or logger is given; so a
 
 INTERVAL = 0.002  # seconds between two looks at the stack
 WIDE = 256  # units of a layer, from which on bfloat16 pays; with 128 it costs a tenth
+SETTLES = 30.0  # seconds, after which it begins though functions are still compiled
+BUSY = 0.7  # share of the time, from which on the device is what a run waits for
 PLAIN = 0.25  # share of the seconds in which speed is measured, before the profiler slows the run down
 
 COLLECT, LEARN, BETWEEN = "collecting", "learning", "between rounds"
@@ -50,7 +52,8 @@ OWN = {  # file and function in this package
     ("trainer/learner.py", "sample"): (LEARN, "sampling"),
     ("trainer/learner.py", "_forward"): (LEARN, "forward"),
     ("trainer/optimizer.py", "backward"): (LEARN, "backward"),
-    ("trainer/graphs.py", "run"): (LEARN, "compiled gradient steps"),
+    ("compiler/compiler.py", "step"): (LEARN, "compiled gradient steps"),
+    ("trainer/graphs.py", "__call__"): (LEARN, "compiled updates"),
     ("trainer/learner.py", "_step"): (LEARN, "clipping and optimizer"),
     ("trainer/gradients.py", "__call__"): (LEARN, "gradients of segments"),  # where they are played
 }
@@ -72,6 +75,8 @@ class Profile(NamedTuple):
     seconds: dict[Part, float]
     steps_per_s: float
     updates_per_s: float
+    busy: float | None
+    """share of the time in which a CUDA device computes; None: there is none"""
 
     def of(self, what: str) -> dict[str, float]:
         """Return the shares of the parts of what a run does."""
@@ -133,6 +138,10 @@ class Watch:
     def __init__(self, profiler: Profiler, seconds: float) -> None:
         self.profiler, self.seconds = profiler, seconds
         self._marks: list[tuple[float, int, int]] = []  # time, steps and updates: plain, profiled, at the end
+        self._first: float | None = None  # time of the first update
+        self._device: DeviceTime | None = None
+        self._looks: float | None = None  # since when the profiler runs
+        self.busy: float | None = None
 
     def run(self, trainer: Trainer) -> None:
         from rlplug.collection.play import Stopped
@@ -151,7 +160,11 @@ class Watch:
     @hookimpl
     def rlplug_updated(self, run: Trainer) -> None:
         now = time.perf_counter(), run.progress.env_steps, run.progress.updates
+        self._first = self._first or now[0]
         if not self._marks:
+            compiler = run.learner.compiler
+            if compiler and compiler.active and not compiler.settled and now[0] - self._first < SETTLES:
+                return
             tell(f"profiling for {self.seconds:g} s")
             self._marks.append(now)
         elif now[1] == self._marks[-1][1] and run.loop.unit != "updates":
@@ -159,11 +172,22 @@ class Watch:
         elif len(self._marks) == 1:
             if now[0] - self._marks[0][0] >= PLAIN * self.seconds:
                 self._marks.append(now)
-                self.profiler.start()
-        elif now[0] - self._marks[0][0] >= self.seconds:
+                if run.ctx.device.type == "cuda":
+                    self._device = DeviceTime()
+                else:
+                    self._look()
+        elif self._device is not None and self.busy is None:
+            if now[0] - self._marks[1][0] >= PLAIN * self.seconds:
+                self.busy = self._device.share()
+                self._look()
+        elif self._looks and time.perf_counter() - self._looks >= (1.0 - PLAIN) * self.seconds:
             from rlplug.collection.play import Stopped
 
             raise Stopped
+
+    def _look(self) -> None:
+        self.profiler.start()
+        self._looks = time.perf_counter()
 
     def profile(self) -> Profile:
         session = self.profiler.last_session
@@ -175,7 +199,28 @@ class Watch:
             seconds[part] += spent
         (began, *before), (ended, *after) = self._marks[:2]
         steps, updates = ((b - a) / (ended - began) for a, b in zip(before, after, strict=True))
-        return Profile(dict(seconds), steps, updates)
+        return Profile(dict(seconds), steps, updates, self.busy)
+
+
+class DeviceTime:
+    """Measures how long a CUDA device computes, from now on."""
+
+    def __init__(self) -> None:
+        from torch import profiler
+
+        self._profiler = profiler.profile(activities=[profiler.ProfilerActivity.CUDA], acc_events=True)
+        self._profiler.start()
+        self._began = time.perf_counter()
+
+    def share(self) -> float:
+        """Stop, and return the share of the time in which kernels ran and memory was copied."""
+        import torch
+
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - self._began
+        self._profiler.stop()
+        every = self._profiler.key_averages()
+        return sum(event.self_device_time_total for event in every) * 1e-6 / seconds
 
 
 def _spent(frame: Frame, part: Part) -> Iterator[tuple[Part, float]]:
@@ -206,14 +251,17 @@ def text(profile: Profile, trainer: Trainer) -> str:
             row(f"  {part}", parts[part])
     lines = table(("", " share", f"us an {unit}"), rows)
     speed = f"{profile.steps_per_s:,.0f} environment steps and {profile.updates_per_s:,.1f} updates a second"
-    if trainer.ctx.device.type != "cpu":
-        lines.append("what the accelerator computes is counted where the run waits for it")
+    if profile.busy is not None:
+        lines.append(f"the device computes {profile.busy:.0%} of the time; it is counted where the host waits for it")
     return "\n".join([*lines, "", speed, bottleneck(profile, trainer)])
 
 
 def bottleneck(profile: Profile, trainer: Trainer) -> str:
     """Return in a sentence what takes most of the time, and what could be done about it."""
     collect, learn, config = profile.of(COLLECT), profile.of(LEARN), trainer.config
+    if profile.busy is not None and profile.busy > BUSY:
+        halves = "; hardware.precision=bf16-mixed may halve that" if trainer.learner.dtype is None else ""
+        return f"bottleneck: the device, which computes {profile.busy:.0%} of the time{halves}"
     collecting, learning, between = (sum(profile.of(what).values()) for what in (COLLECT, LEARN, BETWEEN))
     largest = max(collect, key=lambda part: collect[part], default=REST)
     if between > max(collecting, learning):

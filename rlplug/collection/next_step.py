@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlplug import tree
-from rlplug.collection.segment import SegmentMemory, copied, merged
-from rlplug.collection.shard import RESULT, ShardCollector, as_it_is
+from rlplug.collection.segment import SegmentMemory, as_it_is, copied, merged
+from rlplug.collection.shard import RESULT, ShardCollector
 from rlplug.types import Batch, Mode
 
 
@@ -17,6 +17,22 @@ class NextStepCollector(ShardCollector):
     """Collects one row of every environment with each step: all environments have as many rows."""
 
     def _play(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
+        if not self._records or self._eager or stop is not None:
+            return self._play_rows(memory, rows, mode, stop)
+        self._rollout = memory, rows
+        found = self._call(self._play_rollout, {"open": self._open, "carry": self.carry, "noise": self.noise}, rows)
+        self._open, self.carry, self.noise = found["open"], found["carry"], found["noise"]
+        return memory.tensors
+
+    def _play_rollout(self, batch: Batch) -> Batch:
+        """Play a rollout into ``_rollout``'s memory; what it begins with and leaves open are tensors."""
+        self._open, self.carry, self.noise = batch["open"], batch["carry"], batch["noise"]
+        self._eager = True  # a recording has no other in it
+        self._play_rows(*self._rollout, "explore", None)
+        self._eager = False
+        return {"open": self._open, "carry": self.carry, "noise": self.noise}
+
+    def _play_rows(self, memory: SegmentMemory, rows: int, mode: Mode, stop: Callable[[], bool] | None) -> Batch:
         tensors, arrays = memory.tensors, memory.arrays
         tree.put(arrays, 0, self._open)
         has_agents = self.has_agents

@@ -15,7 +15,7 @@ from rlplug import contract, tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.perturbing import acting_with
-from rlplug.collection.segment import SegmentMemory, copied, merged, on_device, only
+from rlplug.collection.segment import OneCopy, SegmentMemory, as_it_is, copied, merged, on_device, only, to_array
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.checking import Bounds
 from rlplug.envs.silence import watched
@@ -25,10 +25,6 @@ RESULT = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 COLUMN = {"is_first": np.bool_, "valid": np.bool_}
 CORE = RESULT | COLUMN
 NOTHING = nullcontext()
-
-
-def as_it_is(x: Any) -> Any:
-    return x
 
 
 class ShardCollector:
@@ -42,7 +38,8 @@ class ShardCollector:
         normalize: what the policy sees of an observation.
         preprocess: what the learner sees of a segment; None: what there is.
         gradients: returns what is stored as ``gradients`` with a segment; None: nothing is.
-        call: calls a method with a batch, as ``Graphs.call``.
+        call: calls a method with a batch, as ``Compiler.call``.
+        records: record whole rollouts of environments that trade tensors on a device.
     """
 
     extra_rows = 1  # of memory, beyond the transitions of a segment
@@ -60,6 +57,7 @@ class ShardCollector:
         preprocess: Callable[[Batch], Batch] | None = None,
         gradients: Callable[[Batch], Batch] | None = None,
         call: Callable[..., Any] = operator.call,
+        records: bool = False,
     ) -> None:
         self._call, self.preprocess = call, preprocess or as_it_is
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
@@ -74,8 +72,10 @@ class ShardCollector:
         there = device is not None
         self.np: Any = torch if there else np
         """what computes with rows: they stay on the environment's device, if it has one"""
-        self._to_device = as_it_is if cpu or there else partial(on_device, device=ctx.device)
-        self._to_array = as_it_is if there else torch.Tensor.numpy if cpu else lambda x: x.cpu().numpy()
+        self._one_copy = None if cpu or there else OneCopy()
+        self._to_device = partial(on_device, device=ctx.device) if self._one_copy else as_it_is
+        self._to_array = as_it_is if there else torch.Tensor.numpy if cpu else to_array
+        self._records = records and there and vars(type(env)).get("traceable", False)
         self._from_host = partial(on_device, device=device) if there else as_it_is
         self._step: Callable[[Any], Batch] = self._first_step
         self._reset = watched(env, env.reset, shard.env_ids)
@@ -84,8 +84,9 @@ class ShardCollector:
         self._perturbing: dict[Mode, Sequence[Exploration]] = {"explore": own}
         perturbs = any(type(x).perturb is not Exploration.perturb for x in self.exploration.values())
         self._own_logp = perturbs and "logp" in ctx.needs.recorded
-        self._restarts = 0  # how often new episodes began because the environments could not be restored
+        self._restarts = 0  # times that new episodes began as the environments could not be restored
         self._memory: dict[int, SegmentMemory] = {}  # by transitions of a segment
+        self._eager, self._read = False, set[str]()  # whether acting is not compiled now; keys of it that are written
         self._open: Batch = {}  # the row that the next segment begins with
 
     def reset(self, tasks: Tree = None) -> None:
@@ -172,6 +173,7 @@ class ShardCollector:
         if not self._open:
             self.reset()
         others = weights is not None or self._perturbing.get(mode)
+        self._eager = mode != "explore" or bool(others and self.ctx.device.type != "cpu")  # recordings read own weights
         try:
             with (
                 torch.inference_mode(),
@@ -217,10 +219,18 @@ class ShardCollector:
 
     def _act(self, step: Batch, mode: Mode) -> Batch:
         """Act on a row of every environment, and move the recurrent state on. ``step``: tensors ``[B, ...]``."""
-        given = {"step": self._to_device(step), "carry": self.carry, "noise": self.noise}
-        found = self._call(self._explore, given) if mode == "explore" else self._decided(given, mode)
+        given = {"step": step, "carry": self.carry, "noise": self.noise}
+        found = self._acted(given, mode) if self._eager else self._call(self._acted, given)
         self.carry, self.noise = found["carry"], found["noise"]
-        return found["out"]
+        return found["out"] if self._one_copy is None else self._one_copy.arrays(found["out"])
+
+    def _acted(self, batch: Batch, mode: Mode = "explore") -> Batch:
+        """Return what the policy does; what is written of it comes from a device in one piece."""
+        batch = batch | {"step": self._to_device(batch["step"])}
+        found = self._explore(batch) if mode == "explore" else self._decided(batch, mode)
+        if self._one_copy is not None:
+            found["out"] = self._one_copy.packed(only(found["out"], self._read, self.nested))
+        return found
 
     def _explore(self, batch: Batch) -> Batch:
         found, noise = self._decided(batch, "explore"), dict[str, Batch]()
@@ -264,7 +274,8 @@ class ShardCollector:
             self.ctx.generators[role].set_state(state)
         if "carry" in self.keys:
             like.setdefault("carry", self._written(self.carry))
-        return SegmentMemory(like, length)
+        self._read = {*like, *(key for name in self.nested for key in like[name])}
+        return SegmentMemory(like, length, self._one_copy is not None)
 
     def _written(self, batch: Batch) -> Batch:
         """Return what the algorithm returned as it is written."""

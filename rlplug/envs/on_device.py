@@ -23,6 +23,9 @@ GOLDEN, MIX_1, MIX_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF5847
 class OnDevice:
     """A ``VecEnv`` that trades tensors on ``device``, that of the learner. A subclass says what the environment does.
 
+    With ``traceable = True`` in its class, ``initial``, ``move`` and ``observe`` read nothing that changes but their
+    arguments: on a CUDA device, whole rollouts are then recorded and replayed.
+
     An ended column begins its next episode with the next step (``AutoresetMode.NEXT_STEP``). Every episode has a start
     of its own, which follows from its column's seed and its number alone: on every device, and whatever other columns
     there are. The state is in double precision, as Gymnasium's environments have it.
@@ -82,11 +85,11 @@ class OnDevice:
         """One step of every column; a column whose row is final begins its next episode instead."""
         over, going = self._over, self._over.logical_not()
         moved, reward, terminated = self.move(self._state, action)
-        self._counter = self._counter + over * self._stride
-        self._length = (self._length + 1) * going
-        self._state = torch.where(over, self.initial(self._noise()), moved)
+        self._counter += over * self._stride
+        self._length.add_(1).mul_(going)
+        self._state.copy_(torch.where(over, self.initial(self._noise()), moved))
         terminated, truncated = terminated & going, self._length >= self.limit
-        self._over = terminated | truncated
+        self._over.copy_(terminated | truncated)
         said = {"reward": (reward * going).float(), "terminated": terminated, "truncated": truncated}
         return {"obs": self.observe(self._state).float()} | said
 
@@ -97,7 +100,7 @@ class OnDevice:
 
     def load(self, state: Tree) -> None:
         for name, values in state.items():
-            setattr(self, f"_{name}", values.to(self.device, copy=True))
+            getattr(self, f"_{name}").copy_(values)
 
     def close(self) -> None:
         """Do nothing: there are tensors only."""

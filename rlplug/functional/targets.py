@@ -7,10 +7,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from rlplug import host
+
 Parameters: TypeAlias = nn.Module | list[Tensor]
 
 
-def polyak_(target: Parameters, source: Parameters, tau: float) -> None:
+def polyak_(target: Parameters, source: Parameters, tau: float, due: Tensor | None = None) -> None:
     """Move ``target`` to ``(1 - tau) * target + tau * source``: Lillicrap et al. 2016 (arXiv:1509.02971), algorithm 1.
 
     Args:
@@ -18,9 +20,15 @@ def polyak_(target: Parameters, source: Parameters, tau: float) -> None:
             longer than moving them, so a hot loop may keep the two lists.
         source: the parameters to follow, in the same order.
         tau: step; 1 copies.
+        due: 0-d, bool; False leaves ``target`` where it is. On a device the host does not wait for it.
     """
     with torch.no_grad():
-        torch._foreach_lerp_(_tensors(target), _tensors(source), tau)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        if due is None or host.reads_freely(due):
+            if due is None or due:
+                torch._foreach_lerp_(_tensors(target), _tensors(source), tau)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            return
+        for x, y in zip(_tensors(target), _tensors(source), strict=True):
+            x.copy_(torch.where(due, torch.lerp(x, y, tau), x))
 
 
 def _tensors(of: Parameters) -> list[Tensor]:

@@ -77,24 +77,31 @@ class Adam(torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient; without closure."""
-        every: list[Any] = [[p.grad for p in group["params"]] for group in self.param_groups]
-        some = any(g is None for grads in every for g in grads)
+        self.apply([p.grad for group in self.param_groups for p in group["params"]])
+
+    def apply(self, grads: Sequence[Tensor | None]) -> None:
+        """Move parameters by the fused kernel.
+
+        Args:
+            grads: one for each parameter, in their order and of its shape ``[...]``; None: it stays where it is.
+        """
+        some = any(g is None for g in grads)
         if not self._lists or (some and self._shares):  # from now on not all make the same steps
             self.collect(share=not some)
-        for group, lists, grads in zip(self.param_groups, self._lists, every, strict=True):
+        for group, lists in zip(self.param_groups, self._lists, strict=True):
+            own, grads = grads[: len(lists.params)], grads[len(lists.params) :]
             if some:
-                lists = lists.take([i for i, g in enumerate(grads) if g is not None])
-                grads = [g for g in grads if g is not None]
-            if not grads:
+                lists = lists.take([i for i, g in enumerate(own) if g is not None])
+            if not lists.params:
                 continue
             # the kernel walks memory: a gradient of another layout (a compiled convolution's) would meet other weights
-            grads = [
+            given = [
                 g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-                for p, g in zip(lists.params, grads, strict=True)
+                for p, g in zip(lists.params, (g for g in own if g is not None), strict=True)
             ]
             _count(lists.steps)
             torch._fused_adam_(
-                *(lists.params, grads, lists.first, lists.second, [], lists.steps),
+                *(lists.params, given, lists.first, lists.second, [], lists.steps),
                 lr=group["lr"],
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],
@@ -107,11 +114,7 @@ class Adam(torch.optim.Adam):
             )
 
     def move(self, grads: Sequence[Tensor | None]) -> None:
-        """Do the same in operations that ``torch.compile`` traces.
-
-        Args:
-            grads: one for each parameter, in their order and of its shape ``[...]``; None: it stays where it is.
-        """
+        """Do the same as ``apply`` in operations that ``torch.compile`` traces."""
         grads = list(grads)
         for group, lists in zip(self.param_groups, self._lists, strict=True):
             own, grads = grads[: len(lists.params)], grads[len(lists.params) :]

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from rlplug import host
 from rlplug.types import ConfigError
 
 
@@ -62,13 +63,20 @@ class Flatten:
         if not self.choices:
             return x / 255.0 if self.bytes and x.dtype == torch.uint8 else x.float()
         columns = x.long().unbind(-1)
-        return torch.cat([one_hot(c, n) for c, n in zip(columns, self.choices, strict=True)], -1).float()
+        return torch.cat([_one_hot(c, n) for c, n in zip(columns, self.choices, strict=True)], -1).float()
 
     def _flat_event(self, x: Tensor) -> Tensor:
         lead = x.ndim - len(self.shape)
         if lead < 0 or x.shape[lead:] != self.shape:
             raise ValueError(f"expected [..., {', '.join(map(str, self.shape))}], got {list(x.shape)}")
         return x.reshape(*x.shape[:lead], math.prod(self.shape))
+
+
+def _one_hot(x: Tensor, n: int) -> Tensor:
+    """Return ``[..., n]`` of ``x [...]``; torch's function reads the largest, for which the host would wait."""
+    if host.reads_freely(x):
+        return one_hot(x, n)
+    return x.unsqueeze(-1) == torch.arange(n, device=x.device)
 
 
 def choices_of(space: spaces.Space[Any]) -> list[int] | None:

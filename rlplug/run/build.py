@@ -106,9 +106,9 @@ def build(
 
 
 def _compile(config: RunConfig, policy: Policy) -> Compile:
-    """Return ``compile``; ``auto`` is for processors, and for what says of itself that it can be traced."""
+    """Return ``compile``; ``auto`` is for components whose class is ``traceable``."""
     traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for _, cls in policy.ctx.built)}
-    trusted = policy.ctx.device.type == "cpu" and all(vars(cls).get("traceable", False) for cls in traced)
+    trusted = all(vars(cls).get("traceable", False) for cls in traced)
     return config.compile if trusted or config.compile == "max" else "off"
 
 
@@ -142,7 +142,7 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
         older, share, preemption = loop.broadcast_interval > 1, loop.preemption_threshold, None
         if share is not None and ranks.world_size > 1 and not learner.replicated:
             preemption = Preemption(shared_store(), ranks.world_size, share, loop.min_rollout_fraction)
-        shard = policy.shard(env_ids[recorded:], call=learner.call)
+        shard = policy.shard(env_ids[recorded:], call=learner.call, records=learner.records)
         own = InProcessCollector(shard, policy.player(), learner.progress, older, preemption)
         if recorded:
             own = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), own)

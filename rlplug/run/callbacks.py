@@ -64,6 +64,8 @@ class Callbacks:
 
     def report(self, trainer: Trainer) -> None:
         evaluation, score = self.evaluation, None
+        if self.log.due(trainer) or evaluation.due(trainer):
+            trainer.learner.check_finite()
         if self.log.due(trainer):
             self.log.log(trainer)
         self._poll_eval(trainer)
@@ -87,6 +89,7 @@ class Callbacks:
             if best or (trainer.may_checkpoint and manager.due(trainer.steps)):
                 if not due:
                     self._poll_eval(trainer, wait=True)
+                trainer.learner.check_finite()
                 self._saved(trainer, manager.submit(capture(trainer, score)))
 
     def evaluate(self, trainer: Trainer) -> dict[str, float]:

@@ -59,7 +59,10 @@ class Collectives:
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
         """Reduce all elements of ``x [...]`` of all ranks to one number, 0-d; see ``api.Learner.reduce``."""
-        x = (x if where is None else x[where]).detach().reshape(-1)
+        x = x.detach()
+        if where is not None and not x.is_cpu:  # the host does not wait for how many there are
+            return self._masked(x, op, where)
+        x = (x if where is None else x[where]).reshape(-1)
         own = {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin, "std": partial(x.std, correction=0)}[op]
         if self.world_size == 1:
             return own() if len(x) or op in ("max", "min") else x.new_zeros(())
@@ -71,6 +74,21 @@ class Collectives:
         mean = total / count
         std = (squares / count - mean.square()).clamp(min=0).sqrt()
         return {"sum": total, "mean": mean, "std": std}[op].to(x.dtype)
+
+    def _masked(self, x: Tensor, op: Reduction, where: Tensor) -> Tensor:
+        where = where.view(*where.shape, *(1 for _ in x.shape[where.ndim :])).expand_as(x)
+        if op in ("max", "min"):
+            own = x.masked_fill(~where, -torch.inf if op == "max" else torch.inf)
+            return self.all_reduce(own.amax() if op == "max" else own.amin(), op)
+        kept = torch.where(where, x, 0.0).double()
+        count, total = self.all_reduce(torch.stack([where.sum(dtype=torch.double), kept.sum()]), "sum")
+        if op == "sum":
+            return total.to(x.dtype)
+        mean = total / count.clamp(min=1.0)
+        if op == "mean":
+            return mean.to(x.dtype)
+        squares = torch.where(where, kept - mean, 0.0).square().sum()
+        return (self.all_reduce(squares, "sum") / count.clamp(min=1.0)).sqrt().to(x.dtype)
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "max", "min"]) -> Tensor:
         """Reduce every element of ``x [...]`` over ranks, in place, without the barrier that Fabric's puts first."""

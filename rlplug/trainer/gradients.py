@@ -6,12 +6,16 @@ the gradient of what it played to whoever has the weights, which others have mov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Algorithm
+from rlplug.api import Algorithm, Losses, Trainable
 from rlplug.context import RunContext
-from rlplug.trainer.minibatches import microbatches, total_loss
+from rlplug.trainer.collectives import Collectives
+from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, microbatches, total_loss
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import Batch, ConfigError
 
@@ -68,3 +72,12 @@ def parts(batch: Batch) -> list[Batch]:
     """Cut a segment into its gradients, each with its columns."""
     count = next(tree.leaves(batch["gradients"])).shape[1]
     return [tree.map(lambda x: x.chunk(count, 1)[i], batch) for i in range(count)]  # noqa: B023
+
+
+def take_over(batch: Batch, who: Trainable, params: Sequence[Tensor], ranks: Collectives) -> Losses:
+    """Leave the mean of gradients that came with the rows in ``.grad`` of ``params``; return losses as global means."""
+    sums = tree.map(lambda x: x.sum((0, 1)), batch["gradients"])
+    for name, p in who.named_parameters():
+        p.grad = sums["parameters"].get(name)
+    losses, count = Losses(sums["terms"], sums["metrics"]), batch["valid"].sum().float()
+    return all_reduced([Total(losses, count, NO_LOSS)], 1, params, ranks)

@@ -7,10 +7,9 @@ two equal four microbatches, to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial, reduce
 from typing import Literal
 
 import torch
@@ -18,17 +17,18 @@ from torch import Tensor
 
 from rlplug import contract, tree
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
+from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import AnyFabric
 from rlplug.trainer.collectives import Collectives
-from rlplug.trainer.graphs import Graphs
-from rlplug.trainer.minibatches import Total, add_losses, column_axis, microbatches, minibatches, total_loss
+from rlplug.trainer.gradients import take_over
+from rlplug.trainer.graphs import CompiledSteps, WholeUpdate
+from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, column_axis, microbatches, minibatches, total_loss
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, backward, find_nonfinite
 from rlplug.types import Batch, Compile, Progress, RunError, Tree, Weights
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-NO_LOSS = torch.zeros(())  # where gradients are given
 MOST_UNREAD = 1000  # gradient steps, after which their numbers are read if nobody asked whether they were finite
 
 
@@ -67,33 +67,49 @@ class RankLearner:
         self.normalizer, self.replicated, self.on_nan = normalizer, replicated, on_nan
         self.microbatches, self.whole = microbatches, fabric.world_size == 1 and microbatches == 1
         self.dtype, self.scale = DTYPES.get(precision), LossScale(ctx.device) if scale_losses else None
-        self.graphs: Graphs | None = None
-        if compile != "off":
-            varies, moves = ctx.needs.data != "windows", self.whole and on_nan == "stop" and self.scale is None
-            self.graphs = Graphs(self._forward, compile == "max", varies, moves)
+        self._moves = self.whole and on_nan == "stop" and self.scale is None
+        """whether a step is taken whatever its numbers are, and all gradients are here"""
         self.skipped = 0  # gradient steps since ``drain``
         self._observing = False
-        every = (algorithm, *self.exploration.values())
-        self._observers = (normalizer and normalizer.counts) or any(
-            type(x).observe is not Trainable.observe for x in every
-        )
+        observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
+        self._observers = (normalizer and normalizer.counts) or any(observing)
         self._unread: list[GradientStep] = []
         self._parts: dict[Trainable, dict[str, OptimizerState]] = {}
+        roughly = 1e-3 if self.dtype is None else 3e-2
+        self.use(Compiler(ctx.device, compile == "max", ctx.generators.values(), roughly) if compile != "off" else None)
         self.update = self._first_update  # type: ignore[method-assign]
+
+    def use(self, compiler: Compiler | None) -> None:
+        """Compile by ``compiler``; None: run eagerly."""
+        self.compiler = compiler
+        varies, self._learn = self.ctx.needs.data != "windows", self._learned
+        self._steps = None if compiler is None else CompiledSteps(compiler, self._forward, varies)
+        if compiler and self.records and self._moves and self.ctx.needs.data == "windows":
+            self._learn = WholeUpdate(compiler, self._learned, self._unread, self._optimizers, self.progress)
+            self._steps = None
 
     @property
     def compile(self) -> bool:
-        """Whether gradient steps are graphs."""
-        return self.graphs is not None and bool(self.graphs.wanted) and self.graphs.works
+        """Whether gradient steps are compiled."""
+        return self.compiler is not None and self.compiler.active
 
-    # ---- one update -----------------------------------------------------------------------------------------------
+    @property
+    def records(self) -> bool:
+        """Whether compiled functions are recordings of a device."""
+        return self.compiler is not None and self.compiler.recorder is not None
 
     def _first_update(self, batch: Batch | None = None) -> Losses:
         """Make the first update, and check what the algorithm, the exploration and the buffer return."""
         del self.update  # type: ignore[method-assign]
-        compiled = self.graphs is not None and bool(self.graphs.wanted)
+        compiler = self.compiler if self.records else None
+        if compiler:  # checks read numbers
+            self.use(None)
+        compiled = self.compiler is not None and bool(self.compiler.wanted)
         with contract.learning(self.algorithm, self.exploration, self.buffer, self.ctx.needs, compiled):
-            return self.update(batch)
+            losses = self.update(batch)
+        if compiler:
+            self.use(compiler)
+        return losses
 
     def update(self, batch: Batch | None = None) -> Losses:
         """Sample, add intrinsic rewards, prepare, update the algorithm and the exploration, feed back.
@@ -102,34 +118,44 @@ class RankLearner:
             RunError: see ``check_finite``.
         """
         try:
-            batch, bonuses = self.sample() if batch is None else self._received(batch)
-            with torch.no_grad():
-                prepared = batch if "gradients" in batch else self._prepare(batch)
-            losses = self.algorithm.update(prepared, self)
-            losses.metrics.update(bonuses)
-            for name, extra in self.exploration.items():
-                if self.parts(extra) or type(extra).update is not Trainable.update:
-                    own = extra.update(batch, self)
-                    losses.metrics.update({f"{name}/{key}": value for key, value in (own.terms | own.metrics).items()})
+            batch = self.buffer.sample() if batch is None else batch
+            losses = self._learn(batch)
             if losses.feedback:
                 index, values = batch.get("index"), losses.feedback
                 if self.replicated and index is not None:  # every rank's buffer holds every rank's rows
+                    index = index.to(self.ctx.device)
                     index, values = (tree.map(self.collectives.gather_columns, x) for x in (index, values))
                 self.buffer.feedback(index, values)
         except Exception:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise
+        if len(self._unread) >= MOST_UNREAD:
+            self.check_finite()
         self.progress.updates += 1
         return losses
 
-    def call(self, function: Callable[[Batch], Batch], batch: Batch) -> Batch:
-        """Call a method, as machine code where gradient steps are; see ``Graphs.call``."""
-        return function(batch) if self.graphs is None else self.graphs.call(function, batch)
+    def _learned(self, batch: Batch) -> Losses:
+        """Learn from a sample; see ``update``."""
+        batch, bonuses = self._received(batch)
+        with torch.no_grad():
+            prepared = batch if "gradients" in batch else self._prepare(batch)
+        losses = self.algorithm.update(prepared, self)
+        losses.metrics.update(bonuses)
+        for name, extra in self.exploration.items():
+            if self.parts(extra) or type(extra).update is not Trainable.update:
+                own = extra.update(batch, self)
+                losses.metrics.update({f"{name}/{key}": value for key, value in (own.terms | own.metrics).items()})
+        return losses
+
+    def call(self, function: Callable[[Batch], Batch], batch: Batch, of: Hashable = None) -> Batch:
+        """Call a method, compiled where gradient steps are; see ``Compiler.call``."""
+        return function(batch) if self.compiler is None else self.compiler.call(function, batch, of)
 
     def _prepare(self, batch: Batch) -> Batch:
-        """Prepare a batch, as machine code where each has the shape of the one before and needs no unrolling."""
+        """Prepare a batch, compiled where each has the shape of the one before and needs no unrolling."""
         needs = self.ctx.needs
         same = needs.data == "windows" or (needs.data == "rollout" and not needs.carry_stride)
+        same &= not isinstance(self._learn, WholeUpdate)
         return self.call(self.algorithm.prepare, batch) if same else self.algorithm.prepare(batch)
 
     def sample(self) -> tuple[Batch, dict[str, Tensor]]:
@@ -148,9 +174,8 @@ class RankLearner:
             batch["reward_int"] = batch["reward_int"] + bonus if "reward_int" in batch else bonus
         if bonuses:
             batch["reward"] = batch["reward"] + batch["reward_int"]
-        return batch, {
-            f"{name}/reward": self.reduce(x[:-1], "mean", batch["valid"][:-1]) for name, x in bonuses.items()
-        }
+        counts = batch["valid"][:-1] if bonuses else None
+        return batch, {f"{name}/reward": self.reduce(x[:-1], "mean", counts) for name, x in bonuses.items()}
 
     # ---- gradient steps -------------------------------------------------------------------------------------------
 
@@ -168,7 +193,8 @@ class RankLearner:
         if not due:
             return Losses({})
         if "gradients" in batch:
-            losses, norms = self._take_over(batch, who, due), {}
+            params = [p for name in due for p in own[name].params]
+            losses, norms = take_over(batch, who, params, self.collectives), {}
         else:
             losses, norms = self._forward_backward(batch, who, due, step=True, diagnostics=diagnostics)
         if not self._step(who, due, losses.terms, norms):
@@ -199,9 +225,10 @@ class RankLearner:
             p.grad = None
         params = [p for name in due for p in own[name].params]
         totals, norms = list[Total](), dict[str, Sequence[Tensor]]()
-        diagnostics |= self.graphs is not None and bool(self.graphs.wanted)  # as a graph has, maybe on another rank
+        # as a graph has, maybe on another rank
+        diagnostics |= self.compiler is not None and bool(self.compiler.wanted)
         for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
-            graph = self.graphs.run(micro, who, due, own, step) if self.graphs else None
+            graph = self._steps and self._steps(micro, who, {name: own[name] for name in due}, step and self._moves)
             if graph is None:
                 totals.append(self._forward(micro, who, due, diagnostics))
                 backward(totals[-1].loss)
@@ -212,19 +239,10 @@ class RankLearner:
             for p, grad in zip(params, graph.grads, strict=not norms):
                 if grad is not None:
                     p.grad = grad if p.grad is None else p.grad + grad
-        losses = totals[0].losses if self.whole else self._all_reduce(totals, column_axis(batch), params)
+        losses = totals[0].losses if self.whole else all_reduced(totals, column_axis(batch), params, self.collectives)
         if self.scale is not None and (grads := [p.grad for p in every if p.grad is not None]):
             torch._foreach_div_(grads, self.scale.value)
         return losses, norms
-
-    def _take_over(self, batch: Batch, who: Trainable, due: Sequence[str]) -> Losses:
-        """Leave the mean of gradients that came with the rows in ``.grad``; see ``trainer.gradients``."""
-        sums = tree.map(lambda x: x.sum((0, 1)), batch["gradients"])
-        for name, p in who.named_parameters():
-            p.grad = sums["parameters"].get(name)
-        params = [p for name in due for p in self.parts(who)[name].params]
-        losses, count = Losses(sums["terms"], sums["metrics"]), batch["valid"].sum().float()
-        return self._all_reduce([Total(losses, count, NO_LOSS)], 1, params)
 
     def _forward(self, batch: Batch, who: Trainable, due: Sequence[str], diagnostics: bool = True) -> Total:
         with nullcontext() if self.dtype is None else torch.autocast(self.ctx.device.type, self.dtype):
@@ -234,21 +252,6 @@ class RankLearner:
                     losses.metrics |= losses.diagnostics()
         total = total_loss(losses, batch.get("valid"), batch.get("alive"), who, mean=self.whole)
         return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
-
-    def _all_reduce(self, totals: Sequence[Total], axis: int, params: Sequence[Tensor]) -> Losses:
-        """Turn sums over this rank's rows, and gradients of them, into means over the valid rows of all ranks."""
-        sums = reduce(partial(add_losses, axis=axis), totals)
-        losses, count = sums.losses, torch.as_tensor(sums.count, device=self.ctx.device)
-        numbers = torch.stack([count, *losses.terms.values(), *losses.metrics.values()])
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        flat = self.collectives.all_reduce(torch.cat([numbers, *(grad.reshape(-1) for grad in grads)]), "sum")
-        flat /= flat[0].clamp(min=1.0)
-        numbers, *grads = flat.split([len(numbers), *(p.numel() for p in params)])
-        for p, grad in zip(params, grads, strict=True):
-            p.grad = grad.view_as(p)
-        values = iter(numbers[1:].clone().unbind())  # so that a kept metric does not keep the gradients
-        terms, metrics = ({name: next(values) for name in names} for names in (losses.terms, losses.metrics))
-        return Losses(terms, metrics, losses.feedback)
 
     def _step(
         self, who: Trainable, due: Sequence[str], terms: Mapping[str, Tensor], norms: Mapping[str, Sequence[Tensor]]
@@ -262,7 +265,7 @@ class RankLearner:
             return False
         if self.on_nan == "stop":
             self._unread.append(step)
-            if len(self._unread) >= MOST_UNREAD:
+            if len(self._unread) >= MOST_UNREAD and not isinstance(self._learn, WholeUpdate):
                 self.check_finite()
         elif find_nonfinite([step]) is not None:
             self.skipped += 1
@@ -271,18 +274,18 @@ class RankLearner:
             own[name].optim.optimizer.step()
         return True
 
-    def check_finite(self) -> None:
-        """Read whether the gradient steps since the last call were made of finite numbers, and forget them.
+    def check_finite(self, wait: bool = True) -> None:
+        """Read whether the gradient steps since the last call were made of finite numbers; on a device only if ``wait``.
 
         Raises:
             RunError: names the first term or gradient that was not, and when. Every later call raises it again:
                 these weights are lost.
         """
+        if not wait and self.ctx.device.type != "cpu":
+            return
         if (message := find_nonfinite(self._unread)) is not None:
             raise RunError(message)
         self._unread.clear()
-
-    # ---- batches and statistics -----------------------------------------------------------------------------------
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         needs = self.ctx.needs
@@ -309,8 +312,6 @@ class RankLearner:
             extra.observe(segment, self)
         self._observing = False
 
-    # ---- state ----------------------------------------------------------------------------------------------------
-
     def drain(self) -> dict[str, float]:
         """Return what is logged of gradient steps since the last call."""
         row: dict[str, float] = {"skipped": self.skipped} if self.on_nan == "skip" else {}
@@ -322,7 +323,7 @@ class RankLearner:
     def state(self) -> Tree:
         used = {name: self._parts[who] for name, who in self._trainables() if who in self._parts}
         scale = None if self.scale is None else self.scale.state()
-        graphs = None if self.graphs is None else self.graphs.state()
+        graphs = None if self.compiler is None else self.compiler.state()
         optimizers = tree.map(OptimizerState.state, used)
         return {"optimizers": optimizers, "loss_scale": scale, "skipped": self.skipped, "graphs": graphs}
 
@@ -333,8 +334,12 @@ class RankLearner:
         if self.scale is not None and state["loss_scale"] is not None:
             self.scale.load(state["loss_scale"])
         self.skipped = state["skipped"]
-        if self.graphs and state.get("graphs"):  # compile may have been off, or older than this
-            self.graphs.load(state["graphs"])
+        if self.compiler and state["graphs"]:  # compile may have been off
+            self.compiler.load(state["graphs"])
+            self.use(self.compiler)
+
+    def _optimizers(self) -> list[OptimizerState]:
+        return [own for parts in self._parts.values() for own in parts.values()]
 
     def _trainables(self) -> list[tuple[str, Trainable]]:
         """Return everything that may have optimizers, by its place: ``algorithm``, ``exploration.icm.predictor``."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +15,8 @@ from rlplug.api import Losses, Trainable
 from rlplug.contract import mistake
 from rlplug.trainer.collectives import Collectives
 from rlplug.types import Batch
+
+NO_LOSS = torch.zeros(())  # where gradients are given
 
 
 def minibatches(
@@ -45,12 +47,40 @@ def minibatches(
         cuts = below[torch.as_tensor(cuts, device=below.device)].tolist()
         order = order[ours] - offset
     mine = mine.index_select(0, order)
+    if not valid.is_cpu and len(mine):
+        yield from _padded(batch, mine, cuts, size, unit)
+        return
     if unit == "column":
         yield from (_pick(batch, 1, mine[low:high]) for low, high in pairwise(cuts))
         return
     rows = {key: leaf for key, leaf in batch.items() if key != "valid"}
     rows = tree.map(lambda x: x.flatten(0, 1).index_select(0, mine), rows)  # a third of the time of x[mine]
     yield from (_pick(rows, 0, slice(low, high)) for low, high in pairwise(cuts))
+
+
+def _padded(
+    batch: Batch, mine: Tensor, cuts: Sequence[int], size: int, unit: Literal["row", "column"]
+) -> Iterator[Batch]:
+    """Cut into parts of one size on a device, which end with rows or columns that are not valid: one recording serves
+    all. Sizes are multiples of a 32nd of ``size``, so that few recordings serve all rounds.
+
+    Args:
+        mine: rows or columns in the order in which they are cut, ``[n]``.
+        cuts: where, ``[parts + 1]``.
+    """
+    step = max(1, size // 32)
+    length = -(-max(high - low for low, high in pairwise(cuts)) // step) * step
+    low, high = (torch.as_tensor(cuts[side], device=mine.device).unsqueeze(1) for side in (slice(-1), slice(1, None)))
+    place = low + torch.arange(length, device=mine.device)
+    there, index = place < high, mine[place.clamp(max=len(mine) - 1)]
+    if unit == "row":
+        rows = {key: leaf for key, leaf in batch.items() if key != "valid"}
+        rows = tree.map(lambda x: x.flatten(0, 1).index_select(0, index.view(-1)).unflatten(0, index.shape), rows)
+        yield from (_pick(rows, 0, i) | {"valid": there[i]} for i in range(len(there)))
+        return
+    for i in range(len(there)):
+        part = _pick(batch, 1, index[i])
+        yield part | {"valid": part["valid"] & there[i]}
 
 
 def microbatches(batch: Batch, n: int) -> Iterator[Batch]:
@@ -123,3 +153,24 @@ def add_losses(a: Total, b: Total, axis: int) -> Total:
     terms, metrics = tree.map(torch.add, x.terms, y.terms), tree.map(torch.add, x.metrics, y.metrics)
     feedback = tree.map(lambda p, q: torch.cat([p, q], min(axis, p.ndim - 1)), x.feedback, y.feedback)
     return Total(Losses(terms, metrics, feedback), a.count + b.count, a.loss)
+
+
+def all_reduced(totals: Sequence[Total], axis: int, params: Sequence[Tensor], ranks: Collectives) -> Losses:
+    """Turn sums over this rank's rows, and gradients of them, into means over the valid rows of all ranks.
+
+    Args:
+        totals: one of each microbatch; their gradients are in ``.grad`` of ``params``.
+        axis: of columns in what is fed back.
+    """
+    sums = reduce(partial(add_losses, axis=axis), totals)
+    losses, count = sums.losses, torch.as_tensor(sums.count, device=ranks.fabric.device)
+    numbers = torch.stack([count, *losses.terms.values(), *losses.metrics.values()])
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    flat = ranks.all_reduce(torch.cat([numbers, *(grad.reshape(-1) for grad in grads)]), "sum")
+    flat /= flat[0].clamp(min=1.0)
+    numbers, *grads = flat.split([len(numbers), *(p.numel() for p in params)])
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad.view_as(p)
+    values = iter(numbers[1:].clone().unbind())  # so that a kept metric does not keep the gradients
+    terms, metrics = ({name: next(values) for name in names} for names in (losses.terms, losses.metrics))
+    return Losses(terms, metrics, losses.feedback)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.compiler import is_compiling
 
-from rlplug import tree
+from rlplug import host, tree
 from rlplug.api import Optim, Trainable
 from rlplug.collection.nonfinite import kind
 from rlplug.types import Tree
@@ -51,7 +51,7 @@ class OptimizerState:
             torch._foreach_clamp_min_(grads, -limit)
             torch._foreach_clamp_max_(grads, limit)
             return norms
-        if grads[0].is_cpu and not is_compiling():  # reading them costs nothing there
+        if host.reads_freely(grads[0]):
             largest = (max if by == "norm" else math.hypot)(*(norm.item() for norm in norms), 0.0)
             if largest < (1.0 - ROUNDING) * limit:
                 return norms

@@ -111,7 +111,7 @@ class Trainer(Run):
         if not self._in_agreement:  # a round without collection
             self._sync_ranks(0)
         self._in_agreement = False
-        self.learner.check_finite()
+        self.learner.check_finite(wait=False)
         self.reports.report(self)
 
     def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
@@ -239,8 +239,8 @@ class Trainer(Run):
         skipped = self.learner.skipped
         with self.clock.phase("update"):
             self.ctx.schedules.refresh(self.steps)
-            if self.learner.graphs:
-                self.learner.graphs.decide(self.steps, self.config.total_steps)
+            if self.learner.compiler:
+                self.learner.compiler.decide(self.steps, self.config.total_steps)
             losses = self.learner.update(batch)
         self.means.add(losses.terms | losses.metrics, finite=self.learner.skipped > skipped)
         self.hooks.hook.rlplug_updated(run=self, losses=losses)

@@ -224,6 +224,6 @@ class DDPG(Algorithm):
             self.q_scale.copy_(losses.metrics["abs_q"].clamp(min=1e-6))
         if "actor" in parts:
             self.steps += 1
-            if self.steps % self.cfg.target_network_update_freq == 0:
-                for target, online in self._pairs():
-                    polyak_(target, online, self.cfg.tau)
+            due = self.steps % self.cfg.target_network_update_freq == 0
+            for target, online in self._pairs():
+                polyak_(target, online, self.cfg.tau, due)

@@ -132,6 +132,8 @@ class DQN(Algorithm):
             raise ConfigError("critic_model", "has a recurrent state, but dqn has no critic; choose model=lstm")
         self.lr = ctx.schedule(cfg.lr)
         self.support: Tensor
+        self.steps: Tensor
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_buffer("support", torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms), persistent=False)
 
     def optimizers(self) -> dict[str, Optim]:
@@ -254,5 +256,5 @@ class DQN(Algorithm):
         return project(future.softmax(-1), atoms, self.support)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        if (learner.progress.updates + 1) % self.cfg.target_network_update_freq == 0:
-            polyak_(self.target, self.online, self.cfg.tau)
+        self.steps += 1
+        polyak_(self.target, self.online, self.cfg.tau, self.steps % self.cfg.target_network_update_freq == 0)

@@ -253,5 +253,5 @@ class SAC(Algorithm):
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
         if "critic" in parts:
             self.steps += 1
-            if self.cfg.target_network_update_freq == 1 or self.steps % self.cfg.target_network_update_freq == 0:
-                polyak_(self.target, self.critic, self.cfg.tau)
+            every = self.cfg.target_network_update_freq
+            polyak_(self.target, self.critic, self.cfg.tau, None if every == 1 else self.steps % every == 0)

@@ -134,7 +134,7 @@ class Episodes:
     def sample(self) -> Batch:
         """``[L+1, B]``, first rows ``is_first``, with ``index [B]``, the episodes' numbers, and ``sample_prob``."""
         if self.off_policy:
-            drawn = self.ctx.randint(len(self), self.size).cpu()
+            drawn = self.ctx.randint(len(self), self.size, host=True)
             episodes, prob = [self._episodes[i] for i in drawn.tolist()], 1.0 / len(self)
             index = self._first + drawn
         else:

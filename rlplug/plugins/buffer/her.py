@@ -99,8 +99,8 @@ class HER(Replay):
 
     def relabel(self, batch: Batch, row: Any, column: Any) -> None:
         """Give the first ``m`` windows ``[n + 1, B]`` another goal; on average, ``m`` is ``B k / (k + 1)``."""
-        share, which = self.cfg.k / (self.cfg.k + 1), self.ctx.rand(self.batch_size).double().cpu().numpy()
-        m = int(self.batch_size * share + self.ctx.rand(1, rows=False).item())
+        share, which = self.cfg.k / (self.cfg.k + 1), self.ctx.rand(self.batch_size, host=True).double().numpy()
+        m = int(self.batch_size * share + self.ctx.rand(1, rows=False, host=True).item())
         if not m:
             return
         leaves: dict[str, Tensor] = batch | batch["obs"]

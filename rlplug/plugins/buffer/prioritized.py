@@ -143,7 +143,7 @@ class Prioritized(Windows[Ring]):
         """Draw one of each stratum, with ``weight [B]``."""
         sums, n = self._tree, self.batch_size
         assert sums is not None
-        share = (self.first + np.arange(n) + self.ctx.rand(n).double().cpu().numpy()) / self.strata
+        share = (self.first + np.arange(n) + self.ctx.rand(n, host=True).double().numpy()) / self.strata
         part: Any = 0
         count: Any = len(self)
         if self.parts > 1:  # the integer part of a share says which part, the rest where in it

@@ -79,7 +79,7 @@ class Queue:
         self._owed += self.cfg.replay_proportion * new
         count = int(self._owed)
         self._owed -= count
-        return [self._used[i] for i in self.ctx.randint(len(self._used), count, rows=False).tolist()]
+        return [self._used[i] for i in self.ctx.randint(len(self._used), count, rows=False, host=True).tolist()]
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
         """Refuse all: a segment is used once.

@@ -65,7 +65,7 @@ class Replay(Windows[Numbered]):
 
     def draw(self) -> tuple[Any, Any, Batch]:
         total = len(self)
-        ids = self._ids(self.ctx.randint(total, self.batch_size).cpu().numpy())
+        ids = self._ids(self.ctx.randint(total, self.batch_size, host=True).numpy())
         prob = np.full(self.batch_size, 1.0 / total, np.float32)
         drawn = {"index": torch.from_numpy(ids), "sample_prob": torch.from_numpy(prob)}
         return *np.divmod(ids, self.columns), drawn

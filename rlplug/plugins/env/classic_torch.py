@@ -25,7 +25,7 @@ class CartPole(OnDevice):
     The state is position, velocity, angle [rad] and angular velocity.
     """
 
-    Config = Config
+    Config, traceable = Config, True
     GRAVITY, MASS_POLE, HALF_LENGTH, FORCE, DT = 9.8, 0.1, 0.5, 10.0, 0.02
     MASS = 1.0 + MASS_POLE
     MOST_X, MOST_ANGLE = 2.4, 12 * 2 * math.pi / 360
@@ -56,7 +56,7 @@ class CartPole(OnDevice):
 class Pendulum(OnDevice):
     """Pendulum-v1. The state is the angle [rad], 0 where it stands upright, and the angular velocity."""
 
-    Config = Config
+    Config, traceable = Config, True
     GRAVITY, TORQUE, MOST_SPIN, DT = 10.0, 2.0, 8.0, 0.05
 
     def __init__(self, cfg: Config, ctx: Context) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
+from rlplug import host
 from rlplug.api import Context, Exploration
 from rlplug.nn import choices_of
 from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, UnitFloat, option, settings
@@ -70,7 +70,7 @@ class EpsilonGreedy(Exploration):
         action = out["action"]
         noise = self.ctx.rand(len(action), 1 + sum(self.sizes))
         explores = noise[:, 0] < self.epsilons()
-        if not is_compiling() and not explores.any():
+        if host.reads_freely(explores) and not explores.any():
             return out, carry
         random = best(noise[:, 1:], step.get("action_mask"), self.sizes, action)
         explores = explores.view(-1, *(1 for _ in action.shape[1:]))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm, Losses, Needs
+from rlplug.compiler.artifact import interpreted
 from rlplug.registry import hookimpl, load
 from rlplug.testing.checks.causes import random_layers, require_own_rows
 from rlplug.testing.checks.kept import Lent, attributes
@@ -30,7 +31,6 @@ from rlplug.testing.checks.runs import (
     trainables,
     watch,
 )
-from rlplug.trainer.artifact import interpreted
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 

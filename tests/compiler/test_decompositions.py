@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlplug.compiler.artifact import Artifact
+from rlplug.compiler.decompositions import FEW, cumsum, searchsorted, tanh
+from rlplug.compiler.tracing import traced as _traced
 from rlplug.nn.distributions import Categorical
-from rlplug.trainer.artifact import Artifact, _traced
-from rlplug.trainer.decompositions import FEW, cumsum, searchsorted, tanh
 
 ROUNDING = 2.0**-23
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from rlplug import tree
+from rlplug.compiler import compiler as graphs
+from rlplug.compiler.artifact import Artifact, interpreted
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.ppo import PPO
@@ -17,8 +19,6 @@ from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.model.mlp import MLP
 from rlplug.run.build import build
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer import graphs
-from rlplug.trainer.artifact import Artifact, interpreted
 from rlplug.trainer.learner import RankLearner
 from tests.plugins import test_sac
 from tests.trainer.test_learner import close, three_steps
@@ -40,7 +40,7 @@ def test_forward_backward_and_optimizer_are_one_artifact_that_reads_schedules():
     learner.minimize(batch, algorithm)
     assert all(torch.equal(p, q) for p, q in zip(before, actor, strict=True)), "the step size reached zero"
     assert learner.compile
-    assert [*map(len, learner.graphs._artifacts.values())] == [1]
+    assert [*map(len, learner.compiler._known.values())] == [1]
 
 
 def test_compiled_learner_equals_the_eager_one():
@@ -161,7 +161,7 @@ def test_one_graph_serves_minibatches_of_every_size(model):
             sizes.add((ends[-1] - ends[-2]) % 12)
         assert trainer.learner.compile
         assert len(sizes) > 1
-        assert [*map(len, trainer.learner.graphs._artifacts.values())] == [
+        assert [*map(len, trainer.learner.compiler._known.values())] == [
             1,
             1,
             1,
@@ -220,7 +220,7 @@ def untraceable(where):
 def test_a_resumed_run_goes_on_eagerly_where_compiling_had_failed():
     with interpreted(), closing(untraceable("icm")) as trainer:
         trainer.collect()
-        with pytest.warns(UserWarning, match="ICM could not be compiled; gradient steps run eagerly"):
+        with pytest.warns(UserWarning, match="a gradient step of ICM could not be compiled; it runs eagerly"):
             trainer.update()
         assert not trainer.learner.compile
         state = trainer.state()
@@ -235,7 +235,8 @@ def test_a_step_that_fell_back_to_eager_has_the_numbers_of_a_graph():
     for where in ("icm", "algorithm"):  # of the one that comes later, the algorithm has a graph
         with interpreted(), closing(untraceable(where)) as trainer, warnings.catch_warnings(action="ignore"):
             trainer.collect()
-            batch = trainer.algorithm.prepare(trainer.learner.sample()[0])
+            with torch.no_grad():
+                batch = trainer.algorithm.prepare(trainer.learner.sample()[0])
             rows = next(trainer.learner.minibatches(batch, 32, "row"))
             found.append(trainer.learner.minimize(rows, trainer.algorithm, diagnostics=False).metrics.keys())
             assert trainer.learner.compile is (where == "icm")
@@ -291,7 +292,7 @@ def test_auto_leaves_alone_what_does_not_say_itself_that_it_can_be_traced(monkey
     words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["icm"], "+env.kwargs.action=discrete")
     for compile in ("auto", "max"):
         with closing(build(compose([*words, f"compile={compile}"]), Path())) as trainer:
-            assert (trainer.learner.graphs is None) is (compile == "auto" and who is not None)
+            assert (trainer.learner.compiler is None) is (compile == "auto" and who is not None)
 
 
 @pytest.mark.slow

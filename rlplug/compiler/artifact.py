@@ -1,0 +1,113 @@
+"""Machine code for a function of a batch: traced once, compiled ahead of time, and called without Python or dynamo.
+
+What a small network spends is calls. ``torch.compile`` leaves some twenty Python frames around its kernels, which take
+longer than the kernels; an artifact of AOTInductor is one call into C++ with a list of tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlplug.compiler.compiled import Compiled, Function, restored
+from rlplug.compiler.tracing import traced
+from rlplug.types import Batch
+
+_interprets = False
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Run what is traced operation by operation: as artifacts do, without the time that the compiler takes."""
+    global _interprets
+    before, _interprets = _interprets, True
+    try:
+        yield
+    finally:
+        _interprets = before
+
+
+class Artifact(Compiled):
+    """``function(batch)`` as machine code.
+
+    Tensors that the function closes over (weights, schedules, the state of optimizers) are inputs: the artifact reads
+    them, and moves them in place, wherever they are by then. Numbers that it draws from a generator are inputs, too,
+    drawn before each call in the same order. Everything else that it reads is as it was when it was traced.
+
+    Args:
+        varies: the first axis of every leaf may have another length, unless the function depends on it.
+
+    Raises:
+        Exception: of many kinds, where the function cannot be traced or compiled: it reads a number of a tensor, draws
+            one without a generator, or how many rows it makes is known only when it runs.
+    """
+
+    def __init__(self, function: Function, batch: Batch, varies: bool = False) -> None:
+        super().__init__(batch, int(varies))
+        gradient = torch.is_grad_enabled()
+        with (
+            warnings.catch_warnings(action="ignore"),  # of the compiler's own code
+            torch.inference_mode(False),
+            torch.set_grad_enabled(gradient),
+        ):
+            graph, self._others, self.template, inputs, self._serves = traced(function, batch, varies)
+            self._run = _interpreter(graph) if _interprets else _compiled(graph, inputs)
+        self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
+        self._served: dict[tuple[torch.Size, ...], bool] = {}  # whether it serves batches with such lengths
+
+    def inputs(self, batch: Batch) -> list[Tensor] | None:
+        if (inputs := super().inputs(batch)) is None or not self._skip:
+            return inputs
+        lengths = tuple([x.shape[:1] for x in inputs])
+        if (serves := self._served.get(lengths)) is None:
+            serves = self._served[lengths] = self._serves(inputs)
+        return inputs if serves else None
+
+    def run(self, inputs: list[Tensor]) -> Any:
+        others = self._others
+        if self._draws:
+            others = others.copy()
+            for i, draw in self._draws:
+                others[i] = draw()
+        return restored(self.template, inputs, iter(self._run(inputs + others)))
+
+
+def _interpreter(graph: Any) -> Callable[[list[Tensor]], list[Tensor]]:
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            return graph(*inputs)
+
+    return run
+
+
+def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Compile a graph, unless the same one lies in the compiler's cache, and load it."""
+    from torch._inductor import aot_compile
+    from torch._inductor.codecache import cache_dir
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    options = {"cpp.enable_floating_point_contract_flag": "fast"}  # a * b + c is one instruction
+    debug = os.getenv("TORCHINDUCTOR_DEBUG_COMPILE")
+    flags = (options, torch.__version__, str(pick_vec_isa()), torch.get_num_threads(), debug)
+    flags += (torch.are_deterministic_algorithms_enabled(),)
+    shapes = [(x.dtype, x.device, [*map(str, x.shape)], [*map(str, x.stride())]) for x in inputs]
+    key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
+    known = Path(cache_dir()) / "rlplug" / key
+    if not known.exists() or not Path(known.read_text()).exists():
+        said = "rlplug: compiling for some ten seconds; later runs take it from the compiler's cache"
+        print(said, file=sys.stderr, flush=True)
+        known.parent.mkdir(parents=True, exist_ok=True)
+        made = str(aot_compile(graph, tuple(inputs), options=options))
+        (own := known.with_suffix(f".{os.getpid()}")).write_text(made)
+        own.replace(known)
+    runners: Any = torch._C._aoti  # pyright: ignore[reportAttributeAccessIssue]
+    return runners.AOTIModelContainerRunnerCpu(known.read_text(), 1).run

@@ -1,0 +1,94 @@
+"""What compiled functions share: which batches they serve, and how what they return is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlplug import tree
+from rlplug.types import Batch
+
+Function = Callable[[Batch], Any]
+
+
+class Compiled:
+    """``function(batch)`` without Python. What it returns may be nested in dicts, lists and tuples.
+
+    Args:
+        batch: an example; every later one has its keys, shapes and dtypes.
+        skip: leading axes of every leaf that may have another length.
+    """
+
+    template: Any
+    """what the function returned, without its tensors; see ``without``"""
+
+    def __init__(self, batch: Batch, skip: int) -> None:
+        self._skip, self._like = skip, tree.map(lambda x: (x.dtype, x.shape[skip:]), batch)
+
+    def inputs(self, batch: Batch) -> list[Tensor] | None:
+        """Return the leaves of a batch; None: it has other keys, shapes or dtypes than the example."""
+        inputs = list[Tensor]()
+        return inputs if _matches(batch, self._like, self._skip, inputs) else None
+
+    def run(self, inputs: list[Tensor]) -> Any:
+        """Return what the function returns for these leaves."""
+        raise NotImplementedError
+
+    def __call__(self, batch: Batch) -> Any:
+        """Return what the function returns; None: it does not serve this batch."""
+        return None if (inputs := self.inputs(batch)) is None else self.run(inputs)
+
+
+def _matches(batch: Any, like: Batch, skip: int, inputs: list[Tensor]) -> bool:
+    """Return whether a batch has keys, dtypes and shapes of ``like``; add its leaves to ``inputs``, in that order."""
+    if not isinstance(batch, dict) or batch.keys() != like.keys():
+        return False
+    for key, kind in like.items():
+        x = batch[key]
+        if isinstance(kind, dict):
+            if not _matches(x, kind, skip, inputs):
+                return False
+        elif isinstance(x, dict) or (x.dtype, x.shape[skip:]) != kind:
+            return False
+        else:
+            inputs.append(x.contiguous())
+    return True
+
+
+def without(value: Any, inputs: Sequence[Tensor], outputs: list[Tensor]) -> Any:
+    """Return ``value`` with ``...`` for every tensor, which is added to ``outputs``, and a slice for an input."""
+    if isinstance(value, Tensor):
+        for i, x in enumerate(inputs):
+            if x is value:
+                return slice(i)
+        outputs.append(value)
+        return ...
+    if isinstance(value, dict):
+        return {key: without(part, inputs, outputs) for key, part in value.items()}
+    return [without(part, inputs, outputs) for part in value] if isinstance(value, list | tuple) else value
+
+
+def restored(value: Any, inputs: Sequence[Tensor], outputs: Iterator[Tensor]) -> Any:
+    """Return ``value`` with the next of ``outputs`` in place of every ``...``, and inputs where they were."""
+    if value is ...:
+        return next(outputs)
+    if isinstance(value, dict):  # most of what it holds are tensors
+        return {key: next(outputs) if x is ... else restored(x, inputs, outputs) for key, x in value.items()}
+    if isinstance(value, list):
+        return [restored(part, inputs, outputs) for part in value]
+    return inputs[value.stop] if isinstance(value, slice) else value
+
+
+def flat(value: Any) -> list[Tensor]:
+    """Return the tensors of nested dicts, lists and tuples, in order."""
+    outputs = list[Tensor]()
+    without(value, (), outputs)
+    return outputs
+
+
+def on(device: torch.device, x: Tensor) -> Tensor:
+    """Return ``x`` on a device; from pinned memory without waiting."""
+    return x.to(device, non_blocking=True)

@@ -1,0 +1,165 @@
+"""Calls functions of a batch compiled, where that pays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from rlplug import tree
+from rlplug.compiler.artifact import Artifact
+from rlplug.compiler.captured import Captured, CudaGraphs, Generators, Recorder
+from rlplug.compiler.compiled import Compiled, Function
+from rlplug.compiler.parity import Checked
+from rlplug.types import Batch, Tree
+
+MOST_ARTIFACTS = 4  # for one function, as each takes some ten seconds; with more, shapes are ever new
+MOST_RECORDINGS = 32  # for one function, as each keeps memory
+EAGER = 2  # calls before a function is recorded: what it sets up at first use is set up then
+DECIDES_AFTER = 1000  # gradient steps, by which compile=auto knows how many there are in the whole run
+PAYS = 50_000  # gradient steps ahead: each saves 0.6 ms or more, and a compiler that knows nothing yet takes 30 s
+
+
+class Compiler:
+    """Compiles functions of a batch: on a CPU into machine code (``Artifact``), on a device into recordings
+    (``Captured``), which take milliseconds.
+
+    Whether it does is decided by counts alone, so that a run that is repeated or resumed decides the same.
+
+    Args:
+        at_once: from the first call on; otherwise where it pays, see ``decide``.
+        generators: those from which functions draw.
+        tolerance: see ``Checked``.
+        recorder: what records on the device; None: CUDA graphs on a CUDA device, and nothing on a CPU.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        at_once: bool,
+        generators: Generators = (),
+        tolerance: float = 1e-3,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.device, self.generators, self.tolerance = device, generators, tolerance
+        self.recorder = CudaGraphs(device) if recorder is None and device.type == "cuda" else recorder
+        self.wanted: bool | None = at_once or self.recorder is not None or None
+        """None: not decided yet"""
+        self.works = True
+        self._steps, self._since = 0, -1  # gradient steps that were counted to decide, since this step of the run
+        self._known: dict[Hashable, list[Compiled | Checked]] = {}  # of a function, one for each kind of batch
+        self._eager: dict[tuple[Any, ...], int] = {}  # calls of a function before it is recorded, by kind of batch
+        self._failed = set[Hashable]()
+
+    @property
+    def active(self) -> bool:
+        """Whether gradient steps are compiled."""
+        return bool(self.wanted) and self.works
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was called until now has been compiled and compared, or runs eagerly for good."""
+        checked = any(isinstance(x, Checked) for known in self._known.values() for x in known)
+        return not checked and all(n > EAGER for kind, n in self._eager.items() if kind[0] not in self._failed)
+
+    def decide(self, done: int, total: int) -> None:
+        """Compile from now on if so many gradient steps are ahead that it pays, after ``done`` of ``total`` steps."""
+        if self.wanted is not None:
+            return
+        if self._since < 0:
+            self._since = done
+        if self._steps >= DECIDES_AFTER and done > self._since:
+            self.wanted = self._steps / (done - self._since) * (total - done) >= PAYS
+
+    def step(self, of: tuple[Any, ...], function: Function, batch: Batch, varies: bool = False) -> Any:
+        """Return what a function returns that makes a gradient step; None: it is not compiled.
+
+        Args:
+            of: what the function is, whenever it is given.
+            varies: batches have one and another number of rows; machine code then serves every number.
+        """
+        if not self.active:
+            self._steps += 1
+            return None
+        found = self._call(of, f"a gradient step of {type(of[0]).__name__}", function, batch, varies)
+        self.works = found is not None
+        return found
+
+    def call(self, function: Callable[[Batch], Any], batch: Batch, of: Hashable = None) -> Any:
+        """Return what a method returns, called compiled once gradient steps are.
+
+        Args:
+            function: without side effects, but on tensors that it moves in place; always the same for its object.
+            of: what else it depends on.
+        """
+        if not self.wanted:
+            return function(batch)
+        who, name = function.__self__, function.__name__  # type: ignore[attr-defined]
+        found = self._call((who, name, of), f"{type(who).__name__}.{name}", function, batch)
+        return function(batch) if found is None else found
+
+    def _call(self, of: Hashable, name: str, function: Function, batch: Batch, varies: bool = False) -> Any:
+        """Call a function compiled, and compile it if that has not been done; None: that does not work."""
+        if of in self._failed:
+            return None
+        try:
+            if (found := self._compiled(of, name, batch)) is not None:
+                return found
+        except Exception as error:  # of many kinds; one that is not the compiler's comes again without it
+            return self._fail(of, name, error)
+        if self.recorder is not None and (eager := self._eager_calls(of, batch)) <= EAGER:
+            if eager < EAGER:
+                return function(batch)
+            with self.recorder.waits() as waits:
+                found = function(batch)
+            return self._fail(of, name, waits[0], found) if waits else found
+        known = self._known.setdefault(of, [])
+        try:
+            if len(known) == (most := MOST_ARTIFACTS if self.recorder is None else MOST_RECORDINGS):
+                raise RuntimeError(f"it would need more than {most} graphs: shapes are ever new")
+            compiled: Compiled = (
+                Artifact(function, batch, varies)
+                if self.recorder is None
+                else Captured(function, batch, self.device, self.generators, self.recorder)
+            )
+            known.append(Checked(compiled, function, self.generators, self.tolerance))
+            return self._compiled(of, name, batch)
+        except Exception as error:
+            return self._fail(of, name, error)
+
+    def _compiled(self, of: Hashable, name: str, batch: Batch) -> Any:
+        """Call what has been compiled for such a batch; None: nothing has."""
+        for place, compiled in enumerate(known := self._known.get(of, ())):
+            if (found := compiled(batch)) is not None:
+                if isinstance(compiled, Checked) and compiled.difference is not None:
+                    return self._fail(of, name, f"compared with the eager function, {compiled.difference}", found)
+                if isinstance(compiled, Checked) and not compiled.left:
+                    known[place] = compiled.compiled  # type: ignore[index]
+                return found
+        return None
+
+    def _eager_calls(self, of: Hashable, batch: Batch) -> int:
+        """Count the calls of a function with such a batch until it is recorded, this one included."""
+        kind = of, *((x.dtype, x.shape) for x in tree.leaves(batch))
+        self._eager[kind] = self._eager.get(kind, 0) + 1
+        return self._eager[kind]
+
+    def _fail(self, of: Hashable, name: str, why: object, found: Any = None) -> Any:
+        """Warn that a function runs eagerly from now on, and return ``found``."""
+        self._failed.add(of)
+        self._known.pop(of, None)
+        reason = (str(why).strip() or type(why).__name__).splitlines()[0]
+        warnings.warn(f"compile: {name} could not be compiled; it runs eagerly: {reason}", stacklevel=2)
+        return found
+
+    def state(self) -> Tree:
+        return {"wanted": self.wanted, "works": self.works, "steps": self._steps, "since": self._since}
+
+    def load(self, state: Tree) -> None:
+        """Go on; functions are compiled again, as optimizers have another state."""
+        self.wanted, self.works = self.wanted or state["wanted"], state["works"]
+        self._steps, self._since = state["steps"], state["since"]
+        self._known.clear()
+        self._eager.clear()

@@ -1,0 +1,136 @@
+"""Parity at first use: the first calls of a compiled function are compared with eager ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rlplug.compiler.compiled import Compiled, Function, flat
+from rlplug.types import Batch
+
+CALLS = 3
+SHARE = 0.95  # of the numbers that a call moves have to agree
+CHANGE = (
+    0.05  # of its change, by which such a number may be off: Adam turns rounding errors of tiny gradients into steps
+)
+NOISE = 1e-3  # of the root mean square of the changes of its tensor, below which a change is rounding
+ROUNDING = 1e-5
+
+
+class Writes(TorchDispatchMode):
+    """Keeps what tensors held before an operation wrote into them, of those that were there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # by number: the tensor, and a copy
+        self._made = set[int]()  # memory that was allocated meanwhile
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = zip(func._schema.arguments, args, strict=False)
+        written = [value for spec, value in given if spec.alias_info and spec.alias_info.is_write]
+        written += [
+            kwargs[spec.name]
+            for spec in func._schema.arguments
+            if spec.name in kwargs and spec.alias_info and spec.alias_info.is_write
+        ]
+        for x in tree_leaves(written):
+            if isinstance(x, Tensor) and id(x) not in self.before and _memory(x) not in self._made:
+                self.before[id(x)] = x, x.detach().clone()
+        returned = func(*args, **kwargs)
+        if not written:
+            read = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+            self._made |= {_memory(x) for x in tree_leaves(returned) if isinstance(x, Tensor)} - read
+        return returned
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+class Checked:
+    """A compiled function, whose first calls are compared with eager ones on the same inputs, weights and generators.
+
+    Args:
+        generators: those from which it draws.
+        tolerance: by which what it returns may be off, as a share of its norm.
+    """
+
+    def __init__(
+        self, compiled: Compiled, function: Function, generators: Iterable[torch.Generator], tolerance: float
+    ) -> None:
+        self.compiled, self.function, self.tolerance, self.left = compiled, function, tolerance, CALLS
+        self.generators = [*generators]
+        self.difference: str | None = None
+        """how the compiled function differs from the eager one; everything is then as the eager one left it"""
+
+    def __call__(self, batch: Batch) -> Any:
+        """Return what the compiled function returns, or the eager one where they differ; None: it serves others."""
+        if (inputs := self.compiled.inputs(batch)) is None:
+            return None
+        self.left -= 1
+        drawn = self._drawn()
+        with Writes() as writes:
+            expected = self.function(batch)
+        tensors, before = (
+            ([*values] for values in zip(*writes.before.values(), strict=True)) if writes.before else ((), ())
+        )
+        after, then, returned = _copies(tensors), self._drawn(), _copies(flat(expected))
+        self._go_back(tensors, before, drawn)
+        found = self.compiled.run(inputs)
+        self.difference = _returns(returned, flat(found), self.tolerance) or _moves(before, after, tensors)
+        if self.difference is None and any(not torch.equal(x, y) for x, y in zip(then, self._drawn(), strict=True)):
+            self.difference = "it draws other numbers"
+        if self.difference is None:
+            return found
+        self._go_back(tensors, after, then)
+        return expected
+
+    def _drawn(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self.generators]
+
+    def _go_back(self, tensors: Sequence[Tensor], values: Sequence[Tensor], drawn: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for x, value in zip(tensors, values, strict=True):
+                x.copy_(value)
+        for generator, state in zip(self.generators, drawn, strict=True):
+            generator.set_state(state)
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [x.detach().clone() for x in tensors]
+
+
+def _returns(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> str | None:
+    """Describe how much returned tensors differ; None: not more than by rounding."""
+    for x, y in zip(expected, found, strict=True):
+        if x.shape != y.shape or x.dtype != y.dtype:
+            return f"it returns {y.dtype}{[*y.shape]} instead of {x.dtype}{[*x.shape]}"
+        if not x.is_floating_point():
+            share = (x != y).double().mean().item() if x.numel() else 0.0
+            if share > 1.0 - SHARE:
+                return f"{share:.0%} of the numbers that it returns differ"
+        elif (off := _norm(x - y)) > tolerance * _norm(x) + ROUNDING * x.numel() ** 0.5:
+            return f"what it returns differs by {off / max(_norm(x), ROUNDING):.1g} of its norm"
+    return None
+
+
+def _norm(x: Tensor) -> float:
+    return x.double().nan_to_num(0.0, 0.0, 0.0).norm().item()
+
+
+def _moves(before: Sequence[Tensor], expected: Sequence[Tensor], found: Sequence[Tensor]) -> str | None:
+    """Describe which share of the numbers that were moved differ; None: few do."""
+    agree, every = 0, 0
+    for x, y, z in zip(before, expected, found, strict=True):
+        x, y, z = (value.detach().double().nan_to_num() for value in (x, y, z))
+        change = (y - x).abs()
+        noise = NOISE * change.square().mean().sqrt() + ROUNDING * x.abs()
+        agree, every = agree + int(((z - y).abs() <= CHANGE * change + noise).sum()), every + x.numel()
+    share = 1.0 - agree / every if every else 0.0
+    return f"{share:.0%} of the numbers that it moves differ" if share > 1.0 - SHARE else None
