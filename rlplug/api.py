@@ -725,7 +725,7 @@ class Loop(Protocol):
     unit: ClassVar[Unit] = "env_steps"
     collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
     reads: ClassVar[bool] = False  # what it collects comes from a recording, and cannot come from an environment
-    once: bool = False  # of a recording it reads one pass, which the buffer has to hold
+    one_pass: bool = False  # of a recording it reads no more than that, and the buffer has to hold it
     shards: int | None = None  # segments of a round, those that are ready first; None: one of every shard
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights

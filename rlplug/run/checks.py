@@ -232,7 +232,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     for key, chosen in config.exploration.items():
         if chosen.cls.perturb_weights is not Exploration.perturb_weights and not [*trainer.algorithm.parameters()]:
             raise ConfigError(f"exploration.{key}", f"changes weights, and {config.algo.name} has none; leave it out")
-    if trainer.loop.once and (capacity := getattr(config.buffer.cfg, "capacity", None)) is not None:
+    if trainer.loop.one_pass and (capacity := getattr(config.buffer.cfg, "capacity", None)) is not None:
         needed = trainer.collector.spec.rows * config.num_envs
         if needs.data in ("windows", "episodes") and capacity < needed:
             said = f"{capacity} rows do not hold the recording, which has {needed}; raise it"
@@ -242,6 +242,9 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
         if total < steps:
             raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
+        if trainer.loop.one_pass and (whole := trainer.collector.spec.steps or total) < total:
+            said = f"{total} is more than the {whole} steps of the recording, which loop={config.loop.name} reads once"
+            raise ConfigError("total_steps", f"{said}; take {whole} or less")
         trains = any(p.requires_grad for p in trainer.algorithm.parameters())
         made, more = (trainer.loop.updates(n) for n in (total // steps * steps, FOR_EVER))
         if trains and made == 0 != more:  # a loop that cannot say says 0 of all

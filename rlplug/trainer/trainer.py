@@ -115,6 +115,8 @@ class Trainer(Run):
         self.reports.report(self)
 
     def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
+        if self.loop.one_pass and self.progress.env_steps >= (whole := self.collector.spec.steps or sys.maxsize):
+            raise RunError(f"the recording is used up: the loop reads it once, and has read all of its {whole} steps")
         self.policy.normalizer.commit()
         self.ctx.schedules.refresh(self.steps)  # an exploration's, too
         shards = shards and min(shards, len(self.collector.spec.shards))
