@@ -241,7 +241,7 @@ class Recorder:
             if self._steps[b] == self.max_steps and not over[t]:
                 arrays["valid"][t + 1 :, b], self._capped[b] = False, True
                 for part in groups_of(arrays).values():
-                    part["truncated"][t, b] = True
+                    part["truncated"][t, b] |= part.get("alive", arrays["valid"])[t, b] & ~part["terminated"][t, b]
                     if "alive" in part:
                         part["alive"][t + 1 :, b] = False
             if over[t] or self._capped[b]:

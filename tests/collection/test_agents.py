@@ -11,11 +11,12 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.api import Algorithm, Needs
+from rlplug.api import Algorithm, Job, Needs
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.making import make_shard
 from rlplug.collection.nonfinite import check_segment
+from rlplug.collection.play import Player
 from rlplug.collection.segment import ended
 from rlplug.context import EnvShard
 from rlplug.testing.context import context
@@ -215,3 +216,58 @@ def test_agents_that_reset_within_the_step_are_refused():
     env.autoreset = AutoresetMode.SAME_STEP
     with pytest.raises(ConfigError, match="env: has agents, and resets within the step"):
         source("signals", env)
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def job(name, episodes, max_steps=27_000):
+    """Play the episodes of a job."""
+    cls, options = ENVS[name]
+    spec = made(cls, **options).spec
+    keys = tuple(key for key in KEYS if key != "state" or "state" in spec.extras)
+    ctx = context(spec, needs=Needs(keys=keys), num_envs=COLUMNS)
+
+    def make(shard):
+        return cls(SimpleNamespace(**options), SimpleNamespace(env_ids=shard.env_ids))
+
+    player = Player(make, Swinging(spec.nested), ctx, "actor", (0,), keys)
+    return player.play(Job(3, episodes=episodes, max_steps=max_steps))
+
+
+@pytest.mark.parametrize("episodes", [1, 5])
+@pytest.mark.parametrize("name", ENVS)
+def test_returns_of_a_job_are_those_of_its_groups(name, episodes):
+    batch = job(name, episodes)
+    counted = Episodes(1, ("scouts", "base") if name == "signals" else ())
+    counted.add_whole(batch)
+    found = counted.drain()
+    assert len(found) == episodes
+    parts = [part["reward"].reshape(*batch["valid"].shape, -1) * batch["valid"].unsqueeze(-1) for part in groups(batch)]
+    sums = [reward.sum(0).mean(-1).tolist() for reward in parts]
+    means = torch.cat(parts, 2).sum(0).mean(-1).tolist()
+    assert any(means)
+    for i, (total, length, column, *by_group) in enumerate(found):
+        assert (total, length, column) == (pytest.approx(means[i]), int(batch["valid"][:, i].sum()), -1)
+        assert by_group == [pytest.approx(group[i]) for group in (sums if name == "signals" else [])]
+
+
+@pytest.mark.parametrize(("name", "most"), [("carts", 1), ("carts", 14), ("signals", 1), ("signals", 2)])
+def test_a_job_that_is_cut_truncates_who_is_alive(name, most):
+    """And nobody else: who left before has had an end, and has no other."""
+    whole, cut = job(name, 9), job(name, 9, most)
+    truncated, left_before = 0, 0
+    for part in groups(cut):
+        alive = part["alive"].reshape(*cut["valid"].shape, -1) & cut["valid"].unsqueeze(-1)
+        ends = [part[key].reshape(alive.shape) for key in ("terminated", "truncated")]
+        assert not ((ends[0] | ends[1]) & ~alive).any()
+        assert torch.equal((ends[0].int() + ends[1].int()).sum(0), alive.any(0).int())  # one end for each
+        truncated += int(ends[1].sum())
+        for i, length in enumerate(cut["length"].tolist()):
+            if length == most:
+                left_before += int((~alive[length - 1, i]).sum())
+                assert torch.equal(ends[1][length - 1, i], alive[length - 1, i] & ~ends[0][length - 1, i])
+        assert not part["alive"].reshape(alive.shape)[cut["length"], range(9)].any()
+    assert truncated
+    assert cut["length"].max() == most < whole["length"].max()
+    assert bool(left_before) == (most > 1)
