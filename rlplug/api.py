@@ -697,21 +697,32 @@ class Run(Protocol):
                 every shard, side by side as one. A loop keeps to one way.
         """
 
-    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
-        """Play jobs: counted and observed, not stored. Every rank orders the same ones, and receives all of them.
+    def play(
+        self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
+    ) -> Iterator[tuple[Job, Batch]]:
+        """Play jobs: counted, observed and recorded, not stored. Every rank orders the same ones.
 
         See ``Play``. The ranks share the jobs out; all have been played when this returns. ``total_steps`` may be
-        exceeded by the episodes of the last call.
+        exceeded by the episodes of the last call. Gradient steps count every episode once: of a batch that every rank
+        has, ``minibatches`` gives each rank a part.
+
+        Args:
+            mine: every rank receives the jobs that it played, in the order of ``jobs``, and their episodes are its
+                part of the whole; where one rank collects for all, and by default, every rank receives all of them.
 
         Raises:
-            RunError: rollouts are in flight.
+            RunError: rollouts are in flight, or a rank would have no job to keep.
         """
         ...
 
     def ready(self) -> bool: ...  # whether the buffer has enough for an update
 
     def update(self, batch: Batch | None = None) -> Losses:
-        """Make one learner step, from one sample of the buffer or from ``batch``."""
+        """Make one learner step, from one sample of the buffer or from ``batch``.
+
+        Args:
+            batch: raw rows, as ``play`` gives them, or batches of them by name: they are preprocessed as a sample is.
+        """
         ...
 
 

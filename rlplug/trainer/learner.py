@@ -73,6 +73,7 @@ class RankLearner:
             self.graphs = Graphs(self._forward, compile == "max", varies, moves)
         self.skipped = 0  # gradient steps since ``drain``
         self._observing = False
+        self._same: bool | None = None  # of a batch that a loop gives, whether every rank has it; see ``hold``
         every = (algorithm, *self.exploration.values())
         self._observers = (normalizer and normalizer.counts) or any(
             type(x).observe is not Trainable.observe for x in every
@@ -101,6 +102,7 @@ class RankLearner:
         Raises:
             RunError: see ``check_finite``.
         """
+        same, self._same = self._same, None if batch is None else self._same
         try:
             batch, bonuses = self.sample() if batch is None else self._received(batch)
             with torch.no_grad():
@@ -119,6 +121,8 @@ class RankLearner:
         except Exception:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise
+        finally:
+            self._same = same
         self.progress.updates += 1
         return losses
 
@@ -287,8 +291,13 @@ class RankLearner:
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         needs = self.ctx.needs
         drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
-        same = self.replicated and not drawn  # a sample that is not drawn is whole, on every rank
+        # a sample that is not drawn is whole, on every rank
+        same = self.replicated and not drawn if self._same is None else self._same
         return minibatches(batch, size, unit, self.ctx.generators["learner"], self.collectives, same)
+
+    def hold(self, same: bool) -> None:
+        """Take batches of a loop, from now on, for what every rank has; False: each has a part of the whole."""
+        self._same = same
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
         return self.collectives.reduce(x, op, where)

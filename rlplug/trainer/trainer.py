@@ -130,26 +130,32 @@ class Trainer(Run):
         for segment in segments:
             self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
-    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
+    def play(
+        self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
+    ) -> Iterator[tuple[Job, Batch]]:
         if n := sum(n or 0 for n in self.collector.in_flight):
             raise RunError(f"{n} rollouts are in flight; a loop that plays jobs has none then: in_flight=1, all shards")
         self.policy.normalizer.commit()
-        ranks, played = self.learner.collectives, list[Batch]()
-        first, parts = (0, 1) if self.learner.replicated else (ranks.rank, ranks.world_size)
+        ranks, shared = self.learner.collectives, self.learner.replicated or not mine
+        part, parts = (0, 1) if self.learner.replicated else (ranks.rank, ranks.world_size)
+        cuts = [len(jobs) * i // parts for i in range(parts + 1)]
+        if not shared and len(jobs) < parts:
+            raise RunError(f"{len(jobs)} jobs for {parts} ranks, and mine=True: each has to keep one; play more jobs")
+        own = slice(cuts[part], cuts[part + 1])
         with self.clock.phase("collect"):
-            own = (batch for _, batch in self.collector.play(jobs[first::parts], weights or {}))
-            for _ in range(0, len(jobs), parts):
-                batch = next(own, dict[str, Any]())  # the last ones may be less than one for every rank
-                played += ranks.exchange(batch) if parts > 1 else [batch]
-        played = played[: len(jobs)]
+            batches = (batch for _, batch in self.collector.play(jobs[own], weights or {}))
+            given = [next(batches, dict[str, Any]()) for _ in range(-(-len(jobs) // parts))]
+            every = ranks.exchange(given) if parts > 1 else [given]
+            played = [batch for i, share in enumerate(every) for batch in share[: cuts[i + 1] - cuts[i]]]
         for i, batch in enumerate(played):
-            rows = {key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}
-            self.learner.observe(Segment(rows, whole=True))
+            segment = Segment({key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}, whole=True)
+            self.learner.observe(segment)
             self.progress.env_steps += int(batch["length"].sum())
-            if i % parts == first:  # the others' are gathered when they are logged
+            if own.start <= i < own.stop:  # the others' are gathered when they are logged
                 self.episodes.add_whole(batch)
+        self.learner.hold(shared)
         self._sync_ranks(0)
-        return zip(jobs, played, strict=True)
+        return zip(jobs, played, strict=True) if shared else zip(jobs[own], played[own], strict=True)
 
     def _order(self, mode: Mode, shards: int | None) -> None:
         """Order rollouts: a round, and what the loop wants ahead of it. All ordered steps fit into ``total_steps``.
