@@ -153,6 +153,7 @@ class Trainer(Run):
             self.progress.env_steps += int(batch["length"].sum())
             if own.start <= i < own.stop:  # the others' are gathered when they are logged
                 self.episodes.add_whole(batch)
+                self.hooks.hook.rlplug_collected(run=self, segment=segment)
         self.learner.hold(shared)
         self._sync_ranks(0)
         return zip(jobs, played, strict=True) if shared else zip(jobs[own], played[own], strict=True)
