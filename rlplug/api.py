@@ -383,8 +383,11 @@ class Exploration(Trainable):
         """Return how much every environment of the run explores, ``[num_envs]``; None: all the same."""
         return None
 
-    def intrinsic_reward(self, batch: Batch) -> Tensor | None:
-        """Return the intrinsic reward of every row, ``[T+1, B]``, of the unshuffled sample."""
+    def intrinsic_reward(self, batch: Batch) -> Tensor | dict[str, Tensor] | None:
+        """Return the intrinsic reward of every row, ``[T+1, B]``, of the unshuffled sample.
+
+        With agents it has the shape of ``reward``; where there are several groups, return a dict of those rewarded.
+        """
         return None
 
 

@@ -93,6 +93,8 @@ class RankLearner:
         """Make the first update, and check what the algorithm, the exploration and the buffer return."""
         del self.update  # type: ignore[method-assign]
         compiled = self.graphs is not None and bool(self.graphs.wanted)
+        if batch is not None:
+            contract.check_given(batch, self.exploration)
         with contract.learning(self.algorithm, self.exploration, self.buffer, self.ctx.needs, compiled):
             return self.update(batch)
 
@@ -147,14 +149,12 @@ class RankLearner:
             batch = self.normalizer.normalized(batch)
         if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4
             batch["weight"] = batch["weight"] / self.reduce(batch["weight"], "max")
-        bonuses = {name: b for name, x in self.exploration.items() if (b := x.intrinsic_reward(batch)) is not None}
-        for bonus in bonuses.values():
-            batch["reward_int"] = batch["reward_int"] + bonus if "reward_int" in batch else bonus
-        if bonuses:
-            batch["reward"] = batch["reward"] + batch["reward_int"]
-        return batch, {
-            f"{name}/reward": self.reduce(x[:-1], "mean", batch["valid"][:-1]) for name, x in bonuses.items()
-        }
+        raw, bonuses = batch, dict[str, Tensor]()
+        for name, extra in self.exploration.items():
+            if (bonus := extra.intrinsic_reward(raw)) is not None:
+                batch, given = rewarded(batch, bonus), [x[:-1][batch["valid"][:-1]] for x in tree.leaves(bonus)]
+                bonuses[f"{name}/reward"] = self.reduce(torch.cat([x.flatten() for x in given]), "mean")
+        return batch, bonuses
 
     # ---- gradient steps -------------------------------------------------------------------------------------------
 
@@ -350,3 +350,11 @@ class RankLearner:
         roots = {"algorithm": self.algorithm} | {f"exploration.{name}": x for name, x in self.exploration.items()}
         named = (pair for prefix, root in roots.items() for pair in root.named_modules(prefix=prefix))
         return [(name, module) for name, module in named if isinstance(module, Trainable)]
+
+
+def rewarded(batch: Batch, bonus: Tensor | dict[str, Tensor]) -> Batch:
+    """Return rows with an intrinsic reward more; a dict has those of groups of agents."""
+    if isinstance(bonus, dict):
+        return batch | {name: rewarded(batch[name], x) for name, x in bonus.items()}
+    intrinsic = batch["reward_int"] + bonus if "reward_int" in batch else bonus
+    return batch | {"reward": batch["reward"] + bonus, "reward_int": intrinsic}

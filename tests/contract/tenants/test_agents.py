@@ -133,6 +133,30 @@ def test_two_groups_killed_and_resumed_bit_for_bit(tmp_path, site):  # noqa: F81
     assert returns
 
 
+@pytest.mark.parametrize("env", ["carts", "signals"])
+def test_what_agents_are_rewarded_for_beside_reaches_the_learner(tmp_path, monkeypatch, env):
+    """Every agent its own, of one group and of several; what the buffer keeps stays as it was."""
+    words = ("algo=independent", f"env={env}", *QUIET)
+    trainer = build(compose([*words, "exploration=[novelty]", "exploration.novelty.scale=2"]), tmp_path)
+    while not trainer.ready():
+        trainer.collect()
+    samples, seen, sample, prepare = [], [], trainer.buffer.sample, trainer.algorithm.prepare
+    monkeypatch.setattr(trainer.buffer, "sample", lambda: samples.append(sample()) or samples[-1])
+    monkeypatch.setattr(trainer.algorithm, "prepare", lambda batch: seen.append(batch) or prepare(batch))
+    losses, raw = trainer.update(), samples[0]
+    bonuses = []
+    for name in ("scouts", "base") if env == "signals" else ("",):
+        before, after = (batch[name] if name else batch for batch in (raw, seen[0]))
+        changed = 2 * (before["obs"][1:] - before["obs"][:-1]).abs().sum(-1) * before["alive"][:-1]
+        torch.testing.assert_close(after["reward"][:-1], before["reward"][:-1] + changed)
+        torch.testing.assert_close(after["reward_int"][:-1], changed)
+        assert "reward_int" not in before
+        bonuses.append(changed[raw["valid"][:-1]].flatten())
+    torch.testing.assert_close(losses.metrics["novelty/reward"], torch.cat(bonuses).mean())
+    assert torch.cat(bonuses).any()
+    trainer.close()
+
+
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 CARTS, SIGNAL = r"carts \(cart0, cart1\)", r"scouts \(north, south\); base \(one agent\)"
