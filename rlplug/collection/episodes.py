@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplug.collection.segment import ended as episodes_ended
 from rlplug.collection.segment import on_cpu
+from rlplug.functional.returns import ended as episodes_ended
 from rlplug.types import Batch, Tree, groups_of
 
 STREAM = ("valid", "is_first", "reward", "terminated", "truncated")

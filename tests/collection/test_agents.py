@@ -17,8 +17,8 @@ from rlplug.collection.episodes import Episodes
 from rlplug.collection.making import make_shard
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.play import Player
-from rlplug.collection.segment import ended
 from rlplug.context import EnvShard
+from rlplug.functional.returns import ended
 from rlplug.testing.context import context
 from rlplug.types import ConfigError, RunError
 from tests.contract.tenants.teams import Carts, Signals
