@@ -157,9 +157,13 @@ def check_rows(env: VecEnv, member: str, rows: Any, n: int) -> Batch:
         if not isinstance(part, dict):
             raise mistake(env, member, f"returned no {name!r}; return a dict for every group of agents")
         lead = (n, *_agents(group))
-        missing = [key for key in ("obs", *results, *["alive"] * spec.has_agents) if key not in part]
+        extras = group.extras if spec.nested else spec.extras
+        missing = [key for key in ("obs", *results, *["alive"] * spec.has_agents, *group.extras) if key not in part]
         if missing:
             raise mistake(env, member, f"returned no {', '.join(missing)}; return it for every environment, {[*lead]}")
+        if "action_mask" in part and "action_mask" not in extras:  # who cannot mask would not be refused
+            where = f"Group({name!r})" if spec.nested else "EnvSpec"
+            raise mistake(env, member, f"returned action_mask; name its space in the extras of the spec's {where}")
         wanted = {"obs": allocate(group.obs, 1)} | {key: np.zeros(1, np.bool_) for key in ENDS if key in results}
         wanted |= {"reward": np.zeros(1, np.float32)} if results else {}
         for key, like in wanted.items():

@@ -78,11 +78,15 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class Group:
-    """Agents with equal spaces. ``agents=()`` is the single agent: its leaves have no agent axis."""
+    """Agents with equal spaces. ``agents=()`` is the single agent: its leaves have no agent axis.
+
+    ``extras`` are what an agent has in a row of several groups beside its observation, such as ``action_mask``.
+    """
 
     obs: Space[Any]
     action: Space[Any]
     agents: tuple[str, ...] = ()
+    extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,11 @@ class EnvSpec:
     def nested(self) -> tuple[str, ...]:
         """The groups that stand in a batch under their names: all, where there are several."""
         return tuple(self.groups) if len(self.groups) > 1 else ()
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a row says which actions are allowed, to all agents or to those of a group."""
+        return any("action_mask" in of.extras for of in (self, *self.groups.values()))
 
 
 def groups_of(batch: Batch) -> dict[str, Batch]:

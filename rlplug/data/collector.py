@@ -164,7 +164,7 @@ class RecordingCollector(Collector):
 
     def _missing(self, keys: Iterable[str]) -> None:
         """Raise ``ConfigError`` for keys that the algorithm needs and nobody gives."""
-        given = {*DERIVED} if "action_mask" in self.ctx.spec.extras else {*DERIVED, "action_mask"}
+        given = {*DERIVED} if self.ctx.spec.has_masks else {*DERIVED, "action_mask"}
         if missing := [key for key in keys if key not in given]:
             sources = self.recording.sources
             lacking = next((source for source in sources if missing[0] not in source.keys), sources[0])

@@ -39,8 +39,11 @@ def check(resolved: ResolvedRun) -> None:
     _check_loop(config, needs)
     _check_buffer(config, needs)
     _check_data(resolved)
-    if "action_mask" in resolved.spec.extras and "action_mask" not in needs.keys:
-        raise ConfigError("env.mask_key", f"{algo} does not heed masks of allowed actions; null plays without them")
+    if resolved.spec.has_masks and "action_mask" not in needs.keys:
+        said = f"{algo} does not heed masks of allowed actions"
+        if resolved.spec.has_agents:
+            raise ConfigError("env", f"{said}, which these agents have; take an algorithm that does")
+        raise ConfigError("env.mask_key", f"{said}; null plays without them")
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")

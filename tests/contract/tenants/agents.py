@@ -210,6 +210,15 @@ class Independent(Algorithm):
         return tuple(f"{name}.{key}" for name, child in children for key in child.actor_keys())  # pyright: ignore
 
 
+class Blind(Independent):
+    """The same, but it heeds no masks."""
+
+    @classmethod
+    def needs(cls, cfg: Independent.Config, spec: EnvSpec) -> Needs:
+        needs = super().needs(cfg, spec)
+        return replace(needs, keys=tuple(key for key in needs.keys if key != "action_mask"))
+
+
 class Novelty(Exploration):
     """Rewards every agent that acts by how much its observation changes."""
 
@@ -244,7 +253,8 @@ def rlplug_components():
     found = [Component("algo", "qmix", algos + "QMIX", ("env=two_step",))]
     found += [Component("algo", "independent", algos + "Independent", ("env=carts",))]
     found += [Component("exploration", "novelty", algos + "Novelty", ("algo=independent", "env=carts"))]
-    names = {"two_step": "TwoStep", "carts": "Carts", "signals": "Signals"}
+    found += [Component("algo", "blind", algos + "Blind", ("env=carts",))]
+    names = {"two_step": "TwoStep", "carts": "Carts", "signals": "Signals", "masked_signals": "MaskedSignals"}
     return found + [Component("env", name, envs + cls) for name, cls in names.items()]
 
 @hookimpl
@@ -290,6 +300,9 @@ FILES = {
     "rlplug_teams/conf/algo/independent.yaml": independent(
         settings_of("ppo"), "rollout", num_envs=8, rollout_fragment_length=128, replay_ratio=None
     ),
+    "rlplug_teams/conf/algo/blind.yaml": independent(
+        settings_of("ppo"), "rollout", num_envs=8, rollout_fragment_length=128, replay_ratio=None
+    ).replace("name: independent", "name: blind"),
     "rlplug_teams/conf/algo/independent_dqn.yaml": independent(
         settings_of("dqn", hiddens=[16]), "replay", num_envs=2, rollout_fragment_length=4, train_batch_size=32
     ),
@@ -297,4 +310,5 @@ FILES = {
     "rlplug_teams/conf/env/two_step.yaml": "name: two_step\n",
     "rlplug_teams/conf/env/carts.yaml": "name: carts\nagents: 2\nmax_steps: 500\n",
     "rlplug_teams/conf/env/signals.yaml": "name: signals\nmax_steps: 6\n",
+    "rlplug_teams/conf/env/masked_signals.yaml": "name: masked_signals\nmax_steps: 6\n",
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Context
@@ -206,3 +207,32 @@ class Signals(Columns):
             "base": {"obs": goal, "alive": self.base.copy()},
             "state": np.concatenate([goal, signal], 1),
         }
+
+
+class MaskedSignals(Signals):
+    """The same where scouts may not look where they looked last, and the base may signal everything."""
+
+    def __init__(self, cfg: Signals.Config, ctx: Context) -> None:
+        super().__init__(cfg, ctx)
+        masks = {name: {"action_mask": MultiBinary(int(group.action.n))} for name, group in self.spec.groups.items()}  # type: ignore[attr-defined]
+        groups = {name: replace(group, extras=masks[name]) for name, group in self.spec.groups.items()}
+        self.spec = replace(self.spec, groups=groups)
+        self.last = np.full((self.columns, 2), -1)
+        self.names = (*self.names, "last")
+
+    def begin(self, where):
+        super().begin(where)
+        self.last[where] = -1
+
+    def play(self, action, where):
+        forbidden = self.alive & where[:, None] & (action["scouts"] == self.last)
+        if forbidden.any():
+            raise ValueError("a scout looked where it had looked last")
+        self.last = np.where(where[:, None], action["scouts"], self.last)
+        return super().play(action, where)
+
+    def row(self):
+        row = super().row()
+        row["scouts"]["action_mask"] = np.arange(3) != self.last[..., None]
+        row["base"]["action_mask"] = np.ones((self.columns, 4), np.bool_)
+        return row

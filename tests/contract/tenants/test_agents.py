@@ -14,18 +14,23 @@ import time
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import MultiBinary
 
 from rlplug import tree
 from rlplug.agent import evaluate, load
+from rlplug.checkpointing.format import find
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
+from rlplug.envs.spec_json import from_json
 from rlplug.registry import hookimpl
 from rlplug.run.build import build
 from rlplug.testing import conformance
 from rlplug.testing.comparing import compare_runs
 from rlplug.types import ConfigError
 from tests.contract.tenants.agents import FILES
-from tests.contract.tenants.teams import Columns
+from tests.contract.tenants.teams import Columns, MaskedSignals, Signals
 from tests.installing import install, site  # noqa: F401  fixtures
 
 QUIET = ("hardware=cpu", "logger=[]", "eval.every=0")
@@ -173,6 +178,11 @@ REFUSED = {
         "",
     ),
     "obs": ((*SIGNALS, "preprocess.normalize_obs=true"), "preprocess.normalize_obs", "scouts, base"),
+    "masks of groups": (
+        ("algo=blind", "env=masked_signals"),
+        "env",
+        "blind does not heed masks of allowed actions, which these agents have; take an algorithm that does",
+    ),
     "recurrent": (("algo=independent", "env=carts", "model=lstm"), "model", "Independent"),
     "video": (("algo=independent", "env=carts", "eval.record=1"), "eval.record", ""),
     "nested value": (("algo=independent", "env=carts", "algo.algo.gamma=2"), "algo.algo.gamma", "out of range"),
@@ -199,6 +209,26 @@ def test_refused_before_anything_starts(tmp_path, what):
     assert caught.value.key == key
     assert re.search(said, str(caught.value))
     assert not (tmp_path / "run").exists()
+
+
+def test_masks_of_groups_are_heeded_and_declared(tmp_path, monkeypatch):
+    """A child sees those of its agent; the environment takes no forbidden action; a checkpoint knows their space."""
+    run = tmp_path / "run"
+    words = ("algo=independent", "env=masked_signals", *QUIET, "total_steps=2048", "eval.episodes=2")
+    assert main([*words, f"hydra.run.dir={run}", f"record.path={tmp_path / 'data'}"]) == 0
+    assert from_json(find(run).manifest["spec"]).groups["scouts"].extras == {"action_mask": MultiBinary(3)}
+    recording = Recording([str(tmp_path / "data")], Reading())
+    assert recording.episode(0, None, 1)["scouts"]["action_mask"].shape[1:] == (2, 3)
+
+    def undeclared(self, cfg, ctx):
+        masked(self, cfg, ctx)
+        self.spec = Signals(cfg, ctx).spec
+
+    masked = MaskedSignals.__init__
+    monkeypatch.setattr(MaskedSignals, "__init__", undeclared)
+    said = r"MaskedSignals.reset returned action_mask; name its space in the extras of the spec's Group\('scouts'\)$"
+    with pytest.raises(ConfigError, match=said):
+        build(compose(["algo=blind", "env=masked_signals", *QUIET]), tmp_path)
 
 
 def test_one_policy_of_several_cannot_be_loaded(tmp_path):
@@ -248,7 +278,7 @@ def test_algorithms_with_agents_keep_to_the_contract():
         check()
 
 
-@pytest.mark.parametrize("name", ["two_step", "carts", "signals"])
+@pytest.mark.parametrize("name", ["two_step", "carts", "signals", "masked_signals"])
 def test_environments_with_agents_keep_to_the_contract(name):
     conformance.check_component("env", name)
 
