@@ -67,6 +67,7 @@ class Trainer(Run):
         self._rounds, self._shard_steps = 0, 0  # that were ordered of the weights' version
         self._version_steps = 0  # environment steps of the run when it changed
         self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
+        self.stop_error: RunError | None = None  # that a logger asked to stop with
         self.agreed_stop = 0  # the signal that ends the run, once all ranks know
         self.may_checkpoint = False  # whether the first rank can write a checkpoint after this round
         self._told_beyond = False  # whether a person was told of observations out of bounds
@@ -80,9 +81,9 @@ class Trainer(Run):
     def steps(self) -> int:
         return getattr(self.progress, self.loop.unit)
 
-    def request_stop(self, signal_number: int) -> None:
-        """End the run after this round; 0 takes that back."""
-        self.stop_signal = signal_number
+    def request_stop(self, signal_number: int, error: RunError | None = None) -> None:
+        """End the run after this round, by the first ``error`` if there is one; 0 takes that back."""
+        self.stop_signal, self.stop_error = signal_number, self.stop_error or error
         if self.learner.collectives.world_size == 1:
             self.agreed_stop = signal_number
 
