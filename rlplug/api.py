@@ -228,7 +228,12 @@ class Learner(Protocol):
 
 
 class Trainable(nn.Module):
-    """Whatever learns: an algorithm, its children, exploration, a normalizer."""
+    """Whatever learns: an algorithm, its children, exploration, a normalizer.
+
+    A module of it may grow while it learns, such as a pool of past policies. It returns what it has grown to as a
+    tensor from ``get_extra_state``, and ``set_extra_state`` makes what is missing: a checkpoint, an actor and
+    ``rlplug.load`` call it before they load the module's weights. What grows has no optimizer.
+    """
 
     Config: ClassVar[type[Any]]
     traceable: ClassVar[bool] = False

@@ -264,10 +264,10 @@ def learning(
         yield
 
 
-def check_given(batch: Batch, exploration: Mapping[str, Exploration]) -> None:
+def check_given(batch: Batch | None, exploration: Mapping[str, Exploration]) -> None:
     """Raise ``ConfigError`` where a loop gives the learner something else than rows, and a module rewards rows."""
     for name, extra in exploration.items():
-        if "valid" not in batch and type(extra).intrinsic_reward is not Exploration.intrinsic_reward:
+        if batch and "valid" not in batch and type(extra).intrinsic_reward is not Exploration.intrinsic_reward:
             said = f"rewards the rows of a sample, and the loop gives the learner {', '.join(batch)} instead"
             raise ConfigError(f"exploration.{name}", f"{said}; leave it out")
 

@@ -20,6 +20,7 @@ from rlplug import contract, tree
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import AnyFabric
+from rlplug.functional.curiosity import rewarded
 from rlplug.trainer.collectives import Collectives
 from rlplug.trainer.graphs import Graphs
 from rlplug.trainer.minibatches import Total, add_losses, column_axis, microbatches, minibatches, total_loss
@@ -72,8 +73,7 @@ class RankLearner:
             varies, moves = ctx.needs.data != "windows", self.whole and on_nan == "stop" and self.scale is None
             self.graphs = Graphs(self._forward, compile == "max", varies, moves)
         self.skipped = 0  # gradient steps since ``drain``
-        self._observing = False
-        self._same: bool | None = None  # of a batch that a loop gives, whether every rank has it; see ``hold``
+        self._observing, self._same = False, None  # the second: whether every rank has what a loop gives; see ``hold``
         every = (algorithm, *self.exploration.values())
         self._observers = (normalizer and normalizer.counts) or any(
             type(x).observe is not Trainable.observe for x in every
@@ -93,8 +93,7 @@ class RankLearner:
         """Make the first update, and check what the algorithm, the exploration and the buffer return."""
         del self.update  # type: ignore[method-assign]
         compiled = self.graphs is not None and bool(self.graphs.wanted)
-        if batch is not None:
-            contract.check_given(batch, self.exploration)
+        contract.check_given(batch, self.exploration)
         with contract.learning(self.algorithm, self.exploration, self.buffer, self.ctx.needs, compiled):
             return self.update(batch)
 
@@ -149,11 +148,11 @@ class RankLearner:
             batch = self.normalizer.normalized(batch)
         if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4
             batch["weight"] = batch["weight"] / self.reduce(batch["weight"], "max")
-        raw, bonuses = batch, dict[str, Tensor]()
-        for name, extra in self.exploration.items():
-            if (bonus := extra.intrinsic_reward(raw)) is not None:
-                batch, given = rewarded(batch, bonus), [x[:-1][batch["valid"][:-1]] for x in tree.leaves(bonus)]
-                bonuses[f"{name}/reward"] = self.reduce(torch.cat([x.flatten() for x in given]), "mean")
+        given = {name: b for name, x in self.exploration.items() if (b := x.intrinsic_reward(batch)) is not None}
+        bonuses = dict[str, Tensor]()
+        for name, bonus in given.items():
+            rows = [x[:-1][batch["valid"][:-1]].flatten() for x in tree.leaves(bonus)]
+            batch, bonuses[f"{name}/reward"] = rewarded(batch, bonus), self.reduce(torch.cat(rows), "mean")
         return batch, bonuses
 
     # ---- gradient steps -------------------------------------------------------------------------------------------
@@ -291,8 +290,7 @@ class RankLearner:
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         needs = self.ctx.needs
         drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
-        # a sample that is not drawn is whole, on every rank
-        same = self.replicated and not drawn if self._same is None else self._same
+        same = self.replicated and not drawn if self._same is None else self._same  # what is not drawn is whole
         return minibatches(batch, size, unit, self.ctx.generators["learner"], self.collectives, same)
 
     def hold(self, same: bool) -> None:
@@ -350,11 +348,3 @@ class RankLearner:
         roots = {"algorithm": self.algorithm} | {f"exploration.{name}": x for name, x in self.exploration.items()}
         named = (pair for prefix, root in roots.items() for pair in root.named_modules(prefix=prefix))
         return [(name, module) for name, module in named if isinstance(module, Trainable)]
-
-
-def rewarded(batch: Batch, bonus: Tensor | dict[str, Tensor]) -> Batch:
-    """Return rows with an intrinsic reward more; a dict has those of groups of agents."""
-    if isinstance(bonus, dict):
-        return batch | {name: rewarded(batch[name], x) for name, x in bonus.items()}
-    intrinsic = batch["reward_int"] + bonus if "reward_int" in batch else bonus
-    return batch | {"reward": batch["reward"] + bonus, "reward_int": intrinsic}
