@@ -255,6 +255,7 @@ def rlplug_components():
     found += [Component("exploration", "novelty", algos + "Novelty", ("algo=independent", "env=carts"))]
     found += [Component("algo", "blind", algos + "Blind", ("env=carts",))]
     names = {"two_step": "TwoStep", "carts": "Carts", "signals": "Signals", "masked_signals": "MaskedSignals"}
+    names["relay"] = "Relay"
     return found + [Component("env", name, envs + cls) for name, cls in names.items()]
 
 @hookimpl
@@ -310,5 +311,6 @@ FILES = {
     "rlplug_teams/conf/env/two_step.yaml": "name: two_step\n",
     "rlplug_teams/conf/env/carts.yaml": "name: carts\nagents: 2\nmax_steps: 500\n",
     "rlplug_teams/conf/env/signals.yaml": "name: signals\nmax_steps: 6\n",
+    "rlplug_teams/conf/env/relay.yaml": "name: relay\nmax_steps: 9\n",
     "rlplug_teams/conf/env/masked_signals.yaml": "name: masked_signals\nmax_steps: 6\n",
 }

@@ -278,7 +278,7 @@ def test_algorithms_with_agents_keep_to_the_contract():
         check()
 
 
-@pytest.mark.parametrize("name", ["two_step", "carts", "signals", "masked_signals"])
+@pytest.mark.parametrize("name", ["two_step", "carts", "signals", "masked_signals", "relay"])
 def test_environments_with_agents_keep_to_the_contract(name):
     conformance.check_component("env", name)
 
