@@ -102,7 +102,7 @@ class ShardCollector:
         zeros = (self._zeros(first, self._previous), self._zeros(first, self._result))
         self._no_previous, self._no_result = map(self._from_host, zeros)
         self._open = merged(self._open, copied(self._no_previous))
-        for part in groups_of(self._open).values() if BEGINS in self.keys else ():
+        for part in groups_of(self._open).values() if BEGINS in self.ctx.needs.keys else ():
             part[BEGINS] = part["alive"].copy()
         self._observed = {key: tuple(first[key]) if key in self.nested else () for key in first}  # by the environment
         seen = merged(first, self._no_previous)

@@ -40,10 +40,9 @@ def check(resolved: ResolvedRun) -> None:
     _check_buffer(config, needs)
     _check_data(resolved)
     if resolved.spec.has_masks and "action_mask" not in needs.keys:
-        said = f"{algo} does not heed masks of allowed actions"
-        if resolved.spec.has_agents:
-            raise ConfigError("env", f"{said}, which these agents have; take an algorithm that does")
-        raise ConfigError("env.mask_key", f"{said}; null plays without them")
+        plain = ("env.mask_key", "null plays without them")
+        key, way = ("env", "take an algorithm that does") if resolved.spec.has_agents else plain
+        raise ConfigError(key, f"{algo} does not heed masks of allowed actions; {way}")
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")

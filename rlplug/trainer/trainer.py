@@ -91,13 +91,12 @@ class Trainer(Run):
     def _steps_left(self) -> int:
         """Steps of every environment of a round until ``total_steps``, which is never exceeded if it counts steps."""
         if self.loop.unit == "updates":
-            return sys.maxsize
+            return sys.maxsize * (self.steps < self.config.total_steps)
         return (self.config.total_steps - self.progress.env_steps) // self._round_envs
 
     @property
     def done(self) -> bool:
-        left = self.config.total_steps - self.steps if self.loop.unit == "updates" else self._steps_left
-        return bool(self.agreed_stop) or left <= 0
+        return bool(self.agreed_stop) or self._steps_left <= 0
 
     def close_with(self, resource: Any) -> None:
         """Close ``resource`` after everything else, when the trainer is closed."""
@@ -265,8 +264,7 @@ class Trainer(Run):
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
         vars(self.progress).update(state["progress"])
-        self._rounds, self._shard_steps, *steps = state["version_age"]
-        self._version_steps = steps[0] if steps else self.progress.env_steps  # older checkpoints lack it
+        self._rounds, self._shard_steps, self._version_steps = state["version_age"]
         self.means.load({name: values.to(self.ctx.device) for name, values in state["means"].items()})
 
     def stream_state(self) -> Tree:

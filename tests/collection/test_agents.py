@@ -330,6 +330,24 @@ def test_it_is_there_after_a_restart_and_from_a_state():
     assert not segment["agent_is_first"][[0, 2]].any()
 
 
+def test_an_evaluation_that_keeps_nothing_acts_as_training_does():
+    """Its policy is given what it names, from the first row on."""
+    (_, segments), seen = remembered(20, 1), []
+    player, _ = remembered(1, 0)
+    act = player.algorithm.act
+
+    def watched(step, carry, mode):
+        seen.append(step["agent_is_first"].clone())
+        return act(step, carry, mode)
+
+    player.algorithm.act = watched
+    shard = EnvShard("eval", COLUMNS, range(COLUMNS))
+    env = made(Relay, max_steps=9)
+    evaluation = make_shard(env, player.algorithm, player.ctx, shard, list(range(COLUMNS)), keys=())
+    evaluation.collect(20, "greedy")
+    assert torch.equal(torch.stack(seen[-20:]), segments[0]["agent_is_first"][:20])
+
+
 @pytest.mark.parametrize("name", ENVS)
 def test_every_part_of_an_agent_has_one_beginning(name):
     """Also of several groups, and of one without an agent axis."""
