@@ -233,7 +233,12 @@ class Learner(Protocol):
 
 
 class Trainable(nn.Module):
-    """Whatever learns: an algorithm, its children, exploration, a normalizer."""
+    """Whatever learns: an algorithm, its children, exploration, a normalizer.
+
+    A module of it may grow while it learns, such as a pool of past policies. It returns what it has grown to as a
+    tensor from ``get_extra_state``, and ``set_extra_state`` makes what is missing: a checkpoint, an actor and
+    ``rlplug.load`` call it before they load the module's weights. What grows has no optimizer.
+    """
 
     Config: ClassVar[type[Any]]
     traceable: ClassVar[bool] = False
@@ -388,8 +393,11 @@ class Exploration(Trainable):
         """Return how much every environment of the run explores, ``[num_envs]``; None: all the same."""
         return None
 
-    def intrinsic_reward(self, batch: Batch) -> Tensor | None:
-        """Return the intrinsic reward of every row, ``[T+1, B]``, of the unshuffled sample."""
+    def intrinsic_reward(self, batch: Batch) -> Tensor | dict[str, Tensor] | None:
+        """Return the intrinsic reward of every row, ``[T+1, B]``, of the unshuffled sample.
+
+        With agents it has the shape of ``reward``; where there are several groups, return a dict of those rewarded.
+        """
         return None
 
 
@@ -702,21 +710,32 @@ class Run(Protocol):
                 every shard, side by side as one. A loop keeps to one way.
         """
 
-    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
-        """Play jobs: counted and observed, not stored. Every rank orders the same ones, and receives all of them.
+    def play(
+        self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
+    ) -> Iterator[tuple[Job, Batch]]:
+        """Play jobs: counted, observed and recorded, not stored. Every rank orders the same ones.
 
         See ``Play``. The ranks share the jobs out; all have been played when this returns. ``total_steps`` may be
-        exceeded by the episodes of the last call.
+        exceeded by the episodes of the last call. Gradient steps count every episode once: of a batch that every rank
+        has, ``minibatches`` gives each rank a part.
+
+        Args:
+            mine: every rank receives the jobs that it played, in the order of ``jobs``, and their episodes are its
+                part of the whole; where one rank collects for all, and by default, every rank receives all of them.
 
         Raises:
-            RunError: rollouts are in flight.
+            RunError: rollouts are in flight, or a rank would have no job to keep.
         """
         ...
 
     def ready(self) -> bool: ...  # whether the buffer has enough for an update
 
     def update(self, batch: Batch | None = None) -> Losses:
-        """Make one learner step, from one sample of the buffer or from ``batch``."""
+        """Make one learner step, from one sample of the buffer or from ``batch``.
+
+        Args:
+            batch: raw rows, as ``play`` gives them, or batches of them by name: they are preprocessed as a sample is.
+        """
         ...
 
 
@@ -730,7 +749,7 @@ class Loop(Protocol):
     unit: ClassVar[Unit] = "env_steps"
     collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
     reads: ClassVar[bool] = False  # what it collects comes from a recording, and cannot come from an environment
-    once: bool = False  # of a recording it reads one pass, which the buffer has to hold
+    one_pass: bool = False  # of a recording it reads no more than that, and the buffer has to hold it
     shards: int | None = None  # segments of a round, those that are ready first; None: one of every shard
     in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
     broadcast_interval: int = 1  # rounds that are played with the same weights

@@ -31,7 +31,8 @@ RECORDED = ("obs", "action", "action_mask", "state", "logp")
 
 def recorded_keys(spec: EnvSpec, needs: Needs) -> tuple[str, ...]:
     """Return what is written down of a row beside what an algorithm stores and the stream."""
-    return tuple(key for key in dict.fromkeys((*RECORDED, *spec.extras)) if key not in needs.keys)
+    extras = (key for of in (spec, *spec.groups.values()) for key in of.extras)
+    return tuple(key for key in dict.fromkeys((*RECORDED, *extras)) if key not in needs.keys)
 
 
 def needs_of(

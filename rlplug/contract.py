@@ -25,7 +25,7 @@ from rlplug.api import Algorithm, Buffer, Exploration, Loop, Losses, Model, Need
 from rlplug.envs.spaces import allocate
 from rlplug.plan import Hardware
 from rlplug.registry import Kind
-from rlplug.types import Batch, ConfigError, EnvSpec, Group
+from rlplug.types import Batch, ConfigError, EnvSpec, Group, groups_of
 
 Check = Callable[[Any], str | None]
 """looks at what a method returned, and says what is wrong with it"""
@@ -157,9 +157,13 @@ def check_rows(env: VecEnv, member: str, rows: Any, n: int) -> Batch:
         if not isinstance(part, dict):
             raise mistake(env, member, f"returned no {name!r}; return a dict for every group of agents")
         lead = (n, *_agents(group))
-        missing = [key for key in ("obs", *results, *["alive"] * spec.has_agents) if key not in part]
+        extras = group.extras if spec.nested else spec.extras
+        missing = [key for key in ("obs", *results, *["alive"] * spec.has_agents, *group.extras) if key not in part]
         if missing:
             raise mistake(env, member, f"returned no {', '.join(missing)}; return it for every environment, {[*lead]}")
+        if "action_mask" in part and "action_mask" not in extras:  # who cannot mask would not be refused
+            where = f"Group({name!r})" if spec.nested else "EnvSpec"
+            raise mistake(env, member, f"returned action_mask; name its space in the extras of the spec's {where}")
         wanted = {"obs": allocate(group.obs, 1)} | {key: np.zeros(1, np.bool_) for key in ENDS if key in results}
         wanted |= {"reward": np.zeros(1, np.float32)} if results else {}
         for key, like in wanted.items():
@@ -238,12 +242,17 @@ def learning(
         return None
 
     def bonus(returned: Any) -> str | None:
-        if returned is None or not sampled or "reward" not in sampled[-1]:
+        if returned is None or not sampled:
             return None
-        shape = sampled[-1]["reward"].shape
-        if not isinstance(returned, Tensor) or returned.shape != shape:
-            got = f"rewards of shape {[*returned.shape]}" if isinstance(returned, Tensor) else _kind(returned)
-            return f"returned {got}; wanted is one of every row of the sample, {[*shape]}"
+        parts = groups_of(sampled[-1])
+        given = returned if isinstance(returned, dict) else {"": returned}
+        if not given.keys() <= parts.keys():
+            return f"returned {_kind(returned)}; return a dict with a reward of every row for {' or '.join(parts)}"
+        for name, x in given.items():
+            shape = parts[name]["reward"].shape
+            if not isinstance(x, Tensor) or x.shape != shape:
+                got = f"rewards of shape {[*x.shape]}" if isinstance(x, Tensor) else _kind(x)
+                return f"returned {got}; wanted is one of every row of the sample, {[*shape]}"
         return None
 
     of_update: dict[str, Check] = {"update": _is(Losses)} | ({} if compiled else {"forward": _losses})
@@ -253,6 +262,14 @@ def learning(
             watching.enter_context(watched(extra, **of_update, intrinsic_reward=bonus))
         watching.enter_context(watched(buffer, sample=sample))
         yield
+
+
+def check_given(batch: Batch | None, exploration: Mapping[str, Exploration]) -> None:
+    """Raise ``ConfigError`` where a loop gives the learner something else than rows, and a module rewards rows."""
+    for name, extra in exploration.items():
+        if batch and "valid" not in batch and type(extra).intrinsic_reward is not Exploration.intrinsic_reward:
+            said = f"rewards the rows of a sample, and the loop gives the learner {', '.join(batch)} instead"
+            raise ConfigError(f"exploration.{name}", f"{said}; leave it out")
 
 
 def _no_sample(batch: Batch, needs: Needs) -> str | None:

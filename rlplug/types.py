@@ -15,7 +15,8 @@ Agents
     it stands in its group, ``{"<group>": {"obs": ..., "action": ...}}``. ``is_first, valid, index, sample_prob, task``
     and extras such as ``state`` belong to the column: they have no agent axis, and stay at the top level. An episode of
     a column ends when no agent of any group is alive any more. Where an agent's part in it ends earlier, the row behind
-    has its final observation, and ``alive=False``; rows of one agent obey the stream rule with ``valid & alive``.
+    has its final observation, and ``alive=False``; rows of one agent obey the stream rule with ``valid & alive``. Its
+    ``is_first`` is ``agent_is_first``: an agent may begin with the episode, or later in it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
     "terminated": ("[T+1, B]", "bool", "the row's action ended the episode for good: no bootstrap"),
     "truncated": ("[T+1, B]", "bool", "the row's action was the last one allowed: bootstrap from the next row"),
     "is_first": ("[T+1, B]", "bool", "first observation of an episode: recurrent state starts anew"),
+    "agent_is_first": ("[T+1, B, N]", "bool", "as is_first, of an agent: also where it begins in mid-episode"),
     "valid": ("[T+1, B]", "bool", "the row begins a transition; False on final observations and row T"),
     "action_mask": ("[T+1, B, A]", "bool", "actions allowed in the row"),
     "alive": ("[T+1, B, N]", "bool", "agents that take part in the row, and act on it"),
@@ -78,11 +80,15 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class Group:
-    """Agents with equal spaces. ``agents=()`` is the single agent: its leaves have no agent axis."""
+    """Agents with equal spaces. ``agents=()`` is the single agent: its leaves have no agent axis.
+
+    ``extras`` are what an agent has in a row of several groups beside its observation, such as ``action_mask``.
+    """
 
     obs: Space[Any]
     action: Space[Any]
     agents: tuple[str, ...] = ()
+    extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,11 @@ class EnvSpec:
     def nested(self) -> tuple[str, ...]:
         """The groups that stand in a batch under their names: all, where there are several."""
         return tuple(self.groups) if len(self.groups) > 1 else ()
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a row says which actions are allowed, to all agents or to those of a group."""
+        return any("action_mask" in of.extras for of in (self, *self.groups.values()))
 
 
 def groups_of(batch: Batch) -> dict[str, Batch]:

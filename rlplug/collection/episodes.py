@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplug.collection.segment import ended as episodes_ended
 from rlplug.collection.segment import on_cpu
+from rlplug.functional.returns import ended as episodes_ended
 from rlplug.types import Batch, Tree, groups_of
 
 STREAM = ("valid", "is_first", "reward", "terminated", "truncated")
@@ -91,10 +91,11 @@ class Episodes:
 
     def add_whole(self, batch: Batch) -> None:
         """Count the episodes of a job, which belong to no environment of the run: -1."""
-        lengths, valid = batch["length"].tolist(), batch["valid"][..., None]
+        lengths, valid = batch["length"].tolist(), batch["valid"]
         self._finished += [(total, n, -1) for total, n in zip(batch["return"].tolist(), lengths, strict=True)]
         for name, group in self.groups.items():
-            returns = torch.where(valid, batch[name]["reward"], 0.0).sum(0).mean(-1).tolist()
+            reward = batch[name]["reward"].reshape(*valid.shape, -1).mean(-1)
+            returns = torch.where(valid, reward, 0.0).sum(0).tolist()
             group._finished += [(total, n, -1) for total, n in zip(returns, lengths, strict=True)]
 
     def drain(self) -> list[tuple[Any, ...]]:

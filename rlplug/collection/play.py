@@ -15,10 +15,11 @@ from rlplug.api import Algorithm, Exploration, Job, VecEnv
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.making import make_shard
 from rlplug.collection.nonfinite import beyond, check_segment
-from rlplug.collection.segment import ended, on_cpu, only
+from rlplug.collection.segment import on_cpu, only
 from rlplug.collection.shard import CORE
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
+from rlplug.functional.returns import ended
 from rlplug.types import Batch, Role, RunError, Tree, Weights, groups_of
 
 MOST_COLUMNS = 32
@@ -241,7 +242,7 @@ class Recorder:
             if self._steps[b] == self.max_steps and not over[t]:
                 arrays["valid"][t + 1 :, b], self._capped[b] = False, True
                 for part in groups_of(arrays).values():
-                    part["truncated"][t, b] = True
+                    part["truncated"][t, b] |= part.get("alive", arrays["valid"])[t, b] & ~part["terminated"][t, b]
                     if "alive" in part:
                         part["alive"][t + 1 :, b] = False
             if over[t] or self._capped[b]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.types import Batch, groups_of
+from rlplug.types import Batch
 
 
 class SegmentMemory:
@@ -79,15 +79,6 @@ def merged(batch: Batch, more: Batch) -> Batch:
     """Return ``batch`` with the entries of ``more``, and those of dicts that both have."""
     both = {key: merged(batch[key], leaf) for key, leaf in more.items() if isinstance(batch.get(key), dict)}
     return batch | more | both
-
-
-def ended(batch: Batch) -> Tensor:
-    """Return which transitions ``[T, B]`` end the episode of their column: behind them, no agent is alive."""
-    acted, groups = batch["valid"][:-1], groups_of(batch).values()
-    if "alive" not in next(iter(groups)):
-        return acted & (batch["terminated"] | batch["truncated"])[:-1]
-    going = [part["alive"][1:].reshape(*acted.shape, -1).any(2) for part in groups]
-    return acted & ~torch.stack(going).any(0)
 
 
 def on_host(batch: Batch) -> Batch:

@@ -19,11 +19,12 @@ from rlplug.collection.segment import OneCopy, SegmentMemory, as_it_is, copied, 
 from rlplug.context import EnvShard, RunContext
 from rlplug.envs.checking import Bounds
 from rlplug.envs.silence import watched
-from rlplug.types import Batch, Group, Mode, Tree, Weights
+from rlplug.types import Batch, Group, Mode, Tree, Weights, groups_of
 
 RESULT = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 COLUMN = {"is_first": np.bool_, "valid": np.bool_}
 CORE = RESULT | COLUMN
+BEGINS = "agent_is_first"
 NOTHING = nullcontext()
 
 
@@ -102,6 +103,8 @@ class ShardCollector:
         zeros = (self._zeros(first, self._previous), self._zeros(first, self._result))
         self._no_previous, self._no_result = map(self._from_host, zeros)
         self._open = merged(self._open, copied(self._no_previous))
+        for part in groups_of(self._open).values() if BEGINS in self.ctx.needs.keys else ():
+            part[BEGINS] = part["alive"].copy()
         self._observed = {key: tuple(first[key]) if key in self.nested else () for key in first}  # by the environment
         seen = merged(first, self._no_previous)
         self._inputs = (*seen, "is_first")  # keys that the policy sees
@@ -119,7 +122,9 @@ class ShardCollector:
 
     def _previous(self, group: Group, shape: tuple[int, ...]) -> Batch:
         action = np.zeros((*shape, *(group.action.shape or ())), group.action.dtype)
-        return only({"prev_action": action, "prev_reward": np.zeros(shape, np.float32)}, self.ctx.needs.keys)
+        before = {"prev_action": action, "prev_reward": np.zeros(shape, np.float32)}
+        before |= {BEGINS: np.zeros(shape, np.bool_)} if self.has_agents else {}
+        return only(before, self.ctx.needs.keys)
 
     def _result(self, group: Group, shape: tuple[int, ...]) -> Batch:
         return {key: np.zeros(shape, dtype) for key, dtype in RESULT.items()}
@@ -305,6 +310,8 @@ class ShardCollector:
             acted = arrays["valid"][index]
             if self.has_agents:
                 acted = (acted.T & part["alive"][index].T).T
+            if BEGINS in part:  # who is alive and did not act
+                part[BEGINS][following] = part["alive"][following] & ~acted
             for key in ("prev_action", "prev_reward"):
                 if key in part:
                     values = part[key.removeprefix("prev_")][index]

@@ -16,9 +16,20 @@ from rlplug.collection.segment import on_cpu, only
 from rlplug.collection.shard import CORE
 from rlplug.context import EnvShard, RunContext
 from rlplug.data.recording import Recording
-from rlplug.types import Batch, ConfigError, RunError, Tree, Weights
+from rlplug.types import Batch, ConfigError, RunError, Tree, Weights, groups_of
 
-DERIVED = ("carry", "prev_action", "prev_reward", "priority")  # keys that follow from the others
+PREVIOUS = ("prev_action", "prev_reward", "agent_is_first")
+DERIVED = ("carry", *PREVIOUS, "priority")  # keys that follow from the others
+
+
+def previous_of(part: Batch, key: str) -> np.ndarray:
+    """Return what the rows ``[L+1, ...]`` of an episode have of the rows before them, under one of ``PREVIOUS``."""
+    values = part["alive" if key == "agent_is_first" else key.removeprefix("prev_")]
+    if (alive := part.get("alive")) is not None:  # nobody acted for the others
+        acted = alive.reshape(*alive.shape, *(1 for _ in values.shape[alive.ndim :]))
+        values = np.where(acted, values, np.zeros_like(values))
+    before = np.concatenate((np.zeros_like(values[:1]), values[:-1]))
+    return part["alive"] & ~before if key == "agent_is_first" else before
 
 
 class Column:
@@ -37,7 +48,7 @@ class Column:
 
         Args:
             keys: what is read.
-            previous: of ``prev_action`` and ``prev_reward``, those that are added.
+            previous: of ``PREVIOUS``, those that are added.
         """
         pieces, missing = list[Batch](), rows
         while True:
@@ -64,9 +75,9 @@ class Column:
         if self._open[0] != (*where,):
             number = int(self.recording.order(where[0])[where[1]])
             episode = dict(self.recording.episode(number, keys, 2 * self.count))
-            for key in previous:
-                before = episode[key.removeprefix("prev_")][:-1]
-                episode[key] = np.concatenate((np.zeros_like(before[:1]), before))
+            for name, part in groups_of(episode).items() if previous else ():
+                own = part | {key: previous_of(part, key) for key in previous}
+                episode |= {name: own} if name else own
             self._open = (where[0], where[1]), episode
         return self._open[1]
 
@@ -164,7 +175,7 @@ class RecordingCollector(Collector):
 
     def _missing(self, keys: Iterable[str]) -> None:
         """Raise ``ConfigError`` for keys that the algorithm needs and nobody gives."""
-        given = {*DERIVED} if "action_mask" in self.ctx.spec.extras else {*DERIVED, "action_mask"}
+        given = {*DERIVED} if self.ctx.spec.has_masks else {*DERIVED, "action_mask"}
         if missing := [key for key in keys if key not in given]:
             sources = self.recording.sources
             lacking = next((source for source in sources if missing[0] not in source.keys), sources[0])
@@ -206,7 +217,7 @@ class RecordingCollector(Collector):
         raise RunError("a recording plays no jobs; a loop that plays needs an environment: data.path=null")
 
     def _segment(self, steps: int) -> Batch:
-        previous = [key for key in ("prev_action", "prev_reward") if key in self.ctx.needs.keys]
+        previous = [key for key in PREVIOUS if key in self.ctx.needs.keys]
         columns = [column.take(steps + 1, self._read, previous) for column in self.columns]
         arrays = tree.map(lambda *leaves: np.stack(leaves, 1), *columns)
         arrays["valid"][-1] = False

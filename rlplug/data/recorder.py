@@ -126,6 +126,11 @@ class RunRecorder:
     @hookimpl
     def rlplug_collected(self, run: Run, segment: Segment) -> None:
         batch = on_cpu({key: leaf for key, leaf in segment.batch.items() if key not in LEFT_OUT})
+        if segment.whole:
+            arrays = tree.map(np.asarray, batch)
+            for b, length in enumerate(arrays["valid"].sum(0)):
+                self.files.add(tree.map(np.ascontiguousarray, tree.take(arrays, (slice(0, length + 1), b))))
+            return
         begin, end, _ = segment.columns.indices(self.num_envs)
         recorder = self._shard(begin, end - begin)
         recorder.add(batch)

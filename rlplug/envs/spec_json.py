@@ -21,7 +21,7 @@ def to_json(spec: EnvSpec) -> dict[str, Any]:
     return {
         "groups": _groups_to_json(spec.groups),
         "native_spaces": _groups_to_json(spec.native_spaces),
-        "extras": [[name, space_to_json(space)] for name, space in spec.extras.items()],
+        "extras": _extras_to_json(spec.extras),
         "max_episode_steps": spec.max_episode_steps,
         "offers": sorted(spec.offers),
         "frame_stack": spec.frame_stack,
@@ -38,7 +38,7 @@ def from_json(node: Any) -> EnvSpec:
         return EnvSpec(
             _groups_from_json(node["groups"]),
             native_spaces=_groups_from_json(node["native_spaces"]),
-            extras={name: space_from_json(space) for name, space in node["extras"]},
+            extras=_extras_from_json(node["extras"]),
             max_episode_steps=node["max_episode_steps"],
             offers=frozenset(node["offers"]),
             frame_stack=node["frame_stack"],
@@ -70,6 +70,8 @@ def _facts(spec: EnvSpec) -> Iterator[tuple[str, tuple[str, Any]]]:
             yield f"the observation space{of}{where}", _shown(group.obs)
             yield f"the action space{of}{where}", _shown(group.action)
             yield f"the list of agents{of}{where}", (", ".join(group.agents) or "empty", list(group.agents))
+            for extra, space in group.extras.items():
+                yield f"the space of {extra!r}{of}{where}", _shown(space)
     for name, space in spec.extras.items():
         yield f"the space of {name!r}", _shown(space)
     limit = spec.max_episode_steps
@@ -89,6 +91,7 @@ def _groups_to_json(groups: Mapping[str, Group]) -> list[Any]:
             "obs": space_to_json(group.obs),
             "action": space_to_json(group.action),
             "agents": list(group.agents),
+            "extras": _extras_to_json(group.extras),
         }
         for name, group in groups.items()
     ]
@@ -96,9 +99,22 @@ def _groups_to_json(groups: Mapping[str, Group]) -> list[Any]:
 
 def _groups_from_json(nodes: list[Any]) -> dict[str, Group]:
     return {
-        node["name"]: Group(space_from_json(node["obs"]), space_from_json(node["action"]), tuple(node["agents"]))
+        node["name"]: Group(
+            space_from_json(node["obs"]),
+            space_from_json(node["action"]),
+            tuple(node["agents"]),
+            _extras_from_json(node.get("extras", ())),  # recordings of earlier versions have none
+        )
         for node in nodes
     }
+
+
+def _extras_to_json(extras: Mapping[str, Space[Any]]) -> list[Any]:
+    return [[name, space_to_json(space)] for name, space in extras.items()]
+
+
+def _extras_from_json(nodes: Any) -> dict[str, Space[Any]]:
+    return {name: space_from_json(space) for name, space in nodes}
 
 
 def space_to_json(space: Space[Any]) -> dict[str, Any]:

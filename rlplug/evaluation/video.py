@@ -11,8 +11,8 @@ import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
 from rlplug.collection.making import make_shard
-from rlplug.collection.segment import ended
 from rlplug.context import EnvShard, RunContext
+from rlplug.functional.returns import ended
 from rlplug.types import ConfigError
 
 LONGEST = 1000  # frames of a video; later ones are not shown

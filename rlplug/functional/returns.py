@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlplug.types import Batch
+from rlplug.types import Batch, groups_of
 
 
 def reverse_scan(decay: Tensor, x: Tensor) -> Tensor:
@@ -52,6 +52,15 @@ def discounted_sum(
     reward = torch.where(valid, reward, 0.0)
     reward = torch.cat((torch.addcmul(reward[:1], decay[:1], before), reward[1:]))
     return reverse_scan(decay.flip(0), reward.flip(0)).flip(0)
+
+
+def ended(batch: Batch) -> Tensor:
+    """Return which transitions ``[T, B]`` end the episode of their column: behind them, no agent is alive."""
+    acted, groups = batch["valid"][:-1], groups_of(batch).values()
+    if "alive" not in next(iter(groups)):
+        return acted & (batch["terminated"] | batch["truncated"])[:-1]
+    going = [part["alive"][1:].reshape(*acted.shape, -1).any(2) for part in groups]
+    return acted & ~torch.stack(going).any(0)
 
 
 def gae(

@@ -67,7 +67,7 @@ class Events:
 
     @hookspec
     def rlplug_collected(self, run: Run, segment: Segment) -> None:
-        """A segment has been collected, counted and stored."""
+        """A segment has been collected, counted and stored, or the ``whole`` episodes of a job have been played."""
 
     @hookspec
     def rlplug_updated(self, run: Run, losses: Losses) -> None:

@@ -161,7 +161,7 @@ def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> 
     for note in recording.reading.notes:
         print(f"rlplug: {note}", file=sys.stderr, flush=True)
     shard, seen = EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids), policy.normalizer.normalized
-    return RecordingCollector(recording, policy.algorithm, policy.ctx, shard, resolved.loop.once, seen)
+    return RecordingCollector(recording, policy.algorithm, policy.ctx, shard, resolved.loop.one_pass, seen)
 
 
 def start(trainer: Trainer) -> None:

@@ -215,10 +215,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
             raise ValueError("its counters are not those of its manifest")
         callbacks.log.load(learner["log"], trainer.clock.wall() - manifest["since_logged_s"])
         callbacks.evaluation.load(learner["evaluation"])
-        if "estimation" in learner:  # not in checkpoints of older versions
-            callbacks.estimation.load(learner["estimation"])
+        callbacks.estimation.load(learner["estimation"])
         trainer.load_stream(data)
-        if callbacks.recorder is not None and data.get("recorder") is not None:
+        if callbacks.recorder is not None:
             callbacks.recorder.load(data["recorder"])
         callbacks.row_log = FileRowLog(checkpoint.chunks(owner), data["buffer"])
         trainer.buffer.load(callbacks.row_log)

@@ -39,8 +39,10 @@ def check(resolved: ResolvedRun) -> None:
     _check_loop(config, needs)
     _check_buffer(config, needs)
     _check_data(resolved)
-    if "action_mask" in resolved.spec.extras and "action_mask" not in needs.keys:
-        raise ConfigError("env.mask_key", f"{algo} does not heed masks of allowed actions; null plays without them")
+    if resolved.spec.has_masks and "action_mask" not in needs.keys:
+        plain = ("env.mask_key", "null plays without them")
+        key, way = ("env", "take an algorithm that does") if resolved.spec.has_agents else plain
+        raise ConfigError(key, f"{algo} does not heed masks of allowed actions; {way}")
     for key, chosen in config.exploration.items():
         if changes_actions(chosen.cls) and not needs.perturbable:
             raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")
@@ -232,7 +234,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     for key, chosen in config.exploration.items():
         if chosen.cls.perturb_weights is not Exploration.perturb_weights and not [*trainer.algorithm.parameters()]:
             raise ConfigError(f"exploration.{key}", f"changes weights, and {config.algo.name} has none; leave it out")
-    if trainer.loop.once and (capacity := getattr(config.buffer.cfg, "capacity", None)) is not None:
+    if trainer.loop.one_pass and (capacity := getattr(config.buffer.cfg, "capacity", None)) is not None:
         needed = trainer.collector.spec.rows * config.num_envs
         if needs.data in ("windows", "episodes") and capacity < needed:
             said = f"{capacity} rows do not hold the recording, which has {needed}; raise it"
@@ -242,6 +244,9 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
         if total < steps:
             raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
+        if trainer.loop.one_pass and (whole := trainer.collector.spec.steps or total) < total:
+            said = f"{total} is more than the {whole} steps of the recording, which loop={config.loop.name} reads once"
+            raise ConfigError("total_steps", f"{said}; take {whole} or less")
         trains = any(p.requires_grad for p in trainer.algorithm.parameters())
         made, more = (trainer.loop.updates(n) for n in (total // steps * steps, FOR_EVER))
         if trains and made == 0 != more:  # a loop that cannot say says 0 of all

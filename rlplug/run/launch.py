@@ -31,7 +31,7 @@ from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import callbacks_of, restore
-from rlplug.run.loggers import DISK
+from rlplug.run.loggers import DISK, AtOnce
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
@@ -205,11 +205,11 @@ def _drive(trainer: Trainer) -> float:
             with suppress(Stopped):
                 trainer.loop.run(trainer)
             callbacks.finish(trainer)
-            if trainer.resolved.plan.actors is not None:
-                # the other ranks leave the Ray cluster before the first one, which may have started it, stops it
-                if trainer.ctx.rank != 0:
-                    trainer.close()
-                trainer.learner.collectives.exchange(None)
+            if trainer.resolved.plan.actors is not None and trainer.ctx.rank != 0:
+                trainer.close()  # before the first rank stops the Ray cluster, which it may have started
+            errors = trainer.learner.collectives.exchange(trainer.stop_error)
+        if error := next(filter(None, errors), None):
+            raise error
         if trainer.agreed_stop:
             raise KeyboardInterrupt(trainer.agreed_stop)
         status = "finished"
@@ -276,7 +276,7 @@ def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
     def request(number: int, frame: Any) -> None:
         first = next(turns) == 0  # the next signal may come while this one is being handled
         if (not first and number == signal.SIGINT) or is_silent():  # its round would never end
-            raise KeyboardInterrupt(number)
+            raise AtOnce(number)
         trainer.request_stop(number)
         if first and trainer.ctx.rank == 0:
             with suppress(OSError):  # nobody may read it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,10 @@ from rlplug.types import ConfigError, RunError
 
 # errors of the disk, or of what somebody put there
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
+
+
+class AtOnce(KeyboardInterrupt):
+    """A second Ctrl-C: nobody waits for the end of the round."""
 
 
 def register(trainer: Trainer) -> None:
@@ -32,14 +37,19 @@ def register(trainer: Trainer) -> None:
 def _guarded(function: Callable[..., Any], event: str, key: str, logger: Any, trainer: Trainer) -> Callable[..., Any]:
     """Return ``function``, which drops its logger with one line when it fails.
 
-    What ends a run ends it also from there: a signal, a full disk, and the errors by which a component says so.
+    What ends a run ends it also from there: after the round and with a checkpoint, as Ctrl-C does, where a logger says
+    so by ``KeyboardInterrupt`` or ``RunError``; at once where it is a second Ctrl-C or a full disk.
     """
 
     @wraps(function)
     def call(*args: Any) -> Any:
         try:
             return function(*args)
-        except (ConfigError, RunError):
+        except (KeyboardInterrupt, RunError) as error:
+            if isinstance(error, AtOnce) or event == "rlplug_ended":
+                raise
+            trainer.request_stop(trainer.stop_signal or signal.SIGINT, error if isinstance(error, RunError) else None)
+        except ConfigError:
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in DISK:

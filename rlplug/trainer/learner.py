@@ -20,6 +20,7 @@ from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segmen
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import AnyFabric
+from rlplug.functional.curiosity import rewarded
 from rlplug.trainer.collectives import Collectives
 from rlplug.trainer.gradients import take_over
 from rlplug.trainer.graphs import CompiledSteps, WholeUpdate
@@ -70,7 +71,7 @@ class RankLearner:
         self._moves = self.whole and on_nan == "stop" and self.scale is None
         """whether a step is taken whatever its numbers are, and all gradients are here"""
         self.skipped = 0  # gradient steps since ``drain``
-        self._observing = False
+        self._observing, self._same = False, None  # the second: whether every rank has what a loop gives; see ``hold``
         observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
         self._observers = (normalizer and normalizer.counts) or any(observing)
         self._unread: list[GradientStep] = []
@@ -105,6 +106,7 @@ class RankLearner:
         if compiler:  # checks read numbers
             self.use(None)
         compiled = self.compiler is not None and bool(self.compiler.wanted)
+        contract.check_given(batch, self.exploration)
         with contract.learning(self.algorithm, self.exploration, self.buffer, self.ctx.needs, compiled):
             losses = self.update(batch)
         if compiler:
@@ -117,6 +119,7 @@ class RankLearner:
         Raises:
             RunError: see ``check_finite``.
         """
+        same, self._same = self._same, None if batch is None else self._same
         try:
             batch = self.buffer.sample() if batch is None else batch
             losses = self._learn(batch)
@@ -129,6 +132,8 @@ class RankLearner:
         except Exception:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise
+        finally:
+            self._same = same
         if len(self._unread) >= MOST_UNREAD:
             self.check_finite()
         self.progress.updates += 1
@@ -169,13 +174,13 @@ class RankLearner:
             batch = self.normalizer.normalized(batch)
         if "weight" in batch:  # Schaul et al. 2016 (arXiv:1511.05952), section 3.4
             batch["weight"] = batch["weight"] / self.reduce(batch["weight"], "max")
-        bonuses = {name: b for name, x in self.exploration.items() if (b := x.intrinsic_reward(batch)) is not None}
-        for bonus in bonuses.values():
-            batch["reward_int"] = batch["reward_int"] + bonus if "reward_int" in batch else bonus
-        if bonuses:
-            batch["reward"] = batch["reward"] + batch["reward_int"]
-        counts = batch["valid"][:-1] if bonuses else None
-        return batch, {f"{name}/reward": self.reduce(x[:-1], "mean", counts) for name, x in bonuses.items()}
+        given = {name: b for name, x in self.exploration.items() if (b := x.intrinsic_reward(batch)) is not None}
+        bonuses = dict[str, Tensor]()
+        for name, bonus in given.items():
+            rows = torch.cat([x[:-1].reshape(*batch["valid"][:-1].shape, -1) for x in tree.leaves(bonus)], -1)
+            bonuses[f"{name}/reward"] = self.reduce(rows, "mean", batch["valid"][:-1])
+            batch = rewarded(batch, bonus)
+        return batch, bonuses
 
     # ---- gradient steps -------------------------------------------------------------------------------------------
 
@@ -290,8 +295,12 @@ class RankLearner:
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         needs = self.ctx.needs
         drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
-        same = self.replicated and not drawn  # a sample that is not drawn is whole, on every rank
+        same = self.replicated and not drawn if self._same is None else self._same  # what is not drawn is whole
         return minibatches(batch, size, unit, self.ctx.generators["learner"], self.collectives, same)
+
+    def hold(self, same: bool) -> None:
+        """Take batches of a loop, from now on, for what every rank has; False: each has a part of the whole."""
+        self._same = same
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
         return self.collectives.reduce(x, op, where)

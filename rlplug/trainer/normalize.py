@@ -15,7 +15,7 @@ from rlplug.api import Learner, Segment
 from rlplug.config import Preprocess as Config
 from rlplug.functional.returns import discounted_sum
 from rlplug.nn.moments import Moments
-from rlplug.types import Batch, ConfigError, EnvSpec, Tree, groups_of
+from rlplug.types import KEYS, Batch, ConfigError, EnvSpec, Tree
 
 
 class Normalizer(nn.Module):
@@ -36,6 +36,7 @@ class Normalizer(nn.Module):
             said = f"knows one group of agents, and the environment has {', '.join(spec.nested)}; take false"
             raise ConfigError("preprocess.normalize_obs", said)
         (group, *_) = spec.groups.values()
+        self._opaque = {*KEYS, *spec.extras}  # what these hold is no batch
         self.cfg, self._moments = cfg, _moments(group.obs) if cfg.normalize_obs else {}
         vectors = {
             "/".join(quote(key, safe="").replace(".", "%2E") for key in ("obs", *path)): moments
@@ -60,16 +61,21 @@ class Normalizer(nn.Module):
         return tree.map(self._normalized, obs, self._moments) if self.obs else obs
 
     def normalized(self, batch: Batch) -> Batch:
-        """Return a sample, leaves ``[T+1, B, ...]``, as the learner sees it."""
+        """Return a sample, leaves ``[T+1, B, ...]``, as the learner sees it.
+
+        So it does with the batches in it, which have rows of their own: of groups, and of a loop that gives several.
+        """
         if not self._changes:
             return {**batch}
-        views = {"obs": self, "reward": self._reward}
-        parts = groups_of(batch)
-        seen = {
-            name: part | {key: view(part[key]) for key, view in views.items() if key in part}
-            for name, part in parts.items()
-        }
-        return seen[""] if "" in seen else batch | seen
+        views, apart = {"obs": self, "reward": self._reward}, {"obs", "reward", "valid"}.isdisjoint(batch)
+
+        def seen(key: str, x: Any) -> Any:
+            if key in views:
+                return views[key](x)
+            rows = isinstance(x, dict) and key not in self._opaque and (apart or "alive" in x or "valid" in x)
+            return self.normalized(x) if rows else x
+
+        return {key: seen(key, x) for key, x in batch.items()}
 
     def observe(self, segment: Segment, learner: Learner) -> None:
         """Count every row of a segment that was acted on, once."""

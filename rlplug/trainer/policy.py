@@ -63,7 +63,7 @@ class Policy:
 
     def player(self) -> Player:
         """Make what plays jobs in this process."""
-        keys = (*self.ctx.needs.keys, *["obs"] * self.config.preprocess.normalize_obs)
+        keys = (*self.ctx.needs.keys, *self.ctx.needs.recorded, *["obs"] * self.config.preprocess.normalize_obs)
         entropy, make = (self.config.seed, JOBS), self.env
         return Player(make, self.algorithm, self.ctx, "actor", entropy, keys, self.normalize, self.exploration)
 

@@ -67,6 +67,7 @@ class Trainer(Run):
         self._rounds, self._shard_steps = 0, 0  # that were ordered of the weights' version
         self._version_steps = 0  # environment steps of the run when it changed
         self.stop_signal = 0  # the signal that asked this process to stop; 0: none did
+        self.stop_error: RunError | None = None  # that a logger asked to stop with
         self.agreed_stop = 0  # the signal that ends the run, once all ranks know
         self.may_checkpoint = False  # whether the first rank can write a checkpoint after this round
         self._told_beyond = False  # whether a person was told of observations out of bounds
@@ -80,9 +81,9 @@ class Trainer(Run):
     def steps(self) -> int:
         return getattr(self.progress, self.loop.unit)
 
-    def request_stop(self, signal_number: int) -> None:
-        """End the run after this round; 0 takes that back."""
-        self.stop_signal = signal_number
+    def request_stop(self, signal_number: int, error: RunError | None = None) -> None:
+        """End the run after this round, by the first ``error`` if there is one; 0 takes that back."""
+        self.stop_signal, self.stop_error = signal_number, self.stop_error or error
         if self.learner.collectives.world_size == 1:
             self.agreed_stop = signal_number
 
@@ -90,13 +91,12 @@ class Trainer(Run):
     def _steps_left(self) -> int:
         """Steps of every environment of a round until ``total_steps``, which is never exceeded if it counts steps."""
         if self.loop.unit == "updates":
-            return sys.maxsize
+            return sys.maxsize * (self.steps < self.config.total_steps)
         return (self.config.total_steps - self.progress.env_steps) // self._round_envs
 
     @property
     def done(self) -> bool:
-        left = self.config.total_steps - self.steps if self.loop.unit == "updates" else self._steps_left
-        return bool(self.agreed_stop) or left <= 0
+        return bool(self.agreed_stop) or self._steps_left <= 0
 
     def close_with(self, resource: Any) -> None:
         """Close ``resource`` after everything else, when the trainer is closed."""
@@ -115,6 +115,8 @@ class Trainer(Run):
         self.reports.report(self)
 
     def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
+        if self.loop.one_pass and self.progress.env_steps >= (whole := self.collector.spec.steps or sys.maxsize):
+            raise RunError(f"the recording is used up: the loop reads it once, and has read all of its {whole} steps")
         self.policy.normalizer.commit()
         self.ctx.schedules.refresh(self.steps)  # an exploration's, too
         shards = shards and min(shards, len(self.collector.spec.shards))
@@ -128,26 +130,33 @@ class Trainer(Run):
         for segment in segments:
             self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
-    def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
+    def play(
+        self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
+    ) -> Iterator[tuple[Job, Batch]]:
         if n := sum(n or 0 for n in self.collector.in_flight):
             raise RunError(f"{n} rollouts are in flight; a loop that plays jobs has none then: in_flight=1, all shards")
         self.policy.normalizer.commit()
-        ranks, played = self.learner.collectives, list[Batch]()
-        first, parts = (0, 1) if self.learner.replicated else (ranks.rank, ranks.world_size)
+        ranks, shared = self.learner.collectives, self.learner.replicated or not mine
+        part, parts = (0, 1) if self.learner.replicated else (ranks.rank, ranks.world_size)
+        cuts = [len(jobs) * i // parts for i in range(parts + 1)]
+        if not shared and len(jobs) < parts:
+            raise RunError(f"{len(jobs)} jobs for {parts} ranks, and mine=True: each has to keep one; play more jobs")
+        own = slice(cuts[part], cuts[part + 1])
         with self.clock.phase("collect"):
-            own = (batch for _, batch in self.collector.play(jobs[first::parts], weights or {}))
-            for _ in range(0, len(jobs), parts):
-                batch = next(own, dict[str, Any]())  # the last ones may be less than one for every rank
-                played += ranks.exchange(batch) if parts > 1 else [batch]
-        played = played[: len(jobs)]
+            batches = (batch for _, batch in self.collector.play(jobs[own], weights or {}))
+            given = [next(batches, dict[str, Any]()) for _ in range(-(-len(jobs) // parts))]
+            every = ranks.exchange(given) if parts > 1 else [given]
+            played = [batch for i, share in enumerate(every) for batch in share[: cuts[i + 1] - cuts[i]]]
         for i, batch in enumerate(played):
-            rows = {key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}
-            self.learner.observe(Segment(rows, whole=True))
+            segment = Segment({key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}, whole=True)
+            self.learner.observe(segment)
             self.progress.env_steps += int(batch["length"].sum())
-            if i % parts == first:  # the others' are gathered when they are logged
+            if own.start <= i < own.stop:  # the others' are gathered when they are logged
                 self.episodes.add_whole(batch)
+                self.hooks.hook.rlplug_collected(run=self, segment=segment)
+        self.learner.hold(shared)
         self._sync_ranks(0)
-        return zip(jobs, played, strict=True)
+        return zip(jobs, played, strict=True) if shared else zip(jobs[own], played[own], strict=True)
 
     def _order(self, mode: Mode, shards: int | None) -> None:
         """Order rollouts: a round, and what the loop wants ahead of it. All ordered steps fit into ``total_steps``.
@@ -255,8 +264,7 @@ class Trainer(Run):
     def load(self, state: Tree) -> None:
         self.learner.load(state["learner"])
         vars(self.progress).update(state["progress"])
-        self._rounds, self._shard_steps, *steps = state["version_age"]
-        self._version_steps = steps[0] if steps else self.progress.env_steps  # older checkpoints lack it
+        self._rounds, self._shard_steps, self._version_steps = state["version_age"]
         self.means.load({name: values.to(self.ctx.device) for name, values in state["means"].items()})
 
     def stream_state(self) -> Tree:

@@ -11,16 +11,17 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.api import Algorithm, Needs
+from rlplug.api import Algorithm, Job, Needs
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.making import make_shard
 from rlplug.collection.nonfinite import check_segment
-from rlplug.collection.segment import ended
+from rlplug.collection.play import Player
 from rlplug.context import EnvShard
+from rlplug.functional.returns import ended
 from rlplug.testing.context import context
 from rlplug.types import ConfigError, RunError
-from tests.contract.tenants.teams import Carts, Signals
+from tests.contract.tenants.teams import Carts, Relay, Signals
 
 COLUMNS = 4
 KEYS = ("obs", "action", "value", "prev_action", "prev_reward", "state")
@@ -215,3 +216,203 @@ def test_agents_that_reset_within_the_step_are_refused():
     env.autoreset = AutoresetMode.SAME_STEP
     with pytest.raises(ConfigError, match="env: has agents, and resets within the step"):
         source("signals", env)
+
+
+# ---- agents that begin in mid-episode --------------------------------------------------------------------------------
+
+
+class Remembering(Algorithm):
+    """An LSTM for every agent, whose state is that of its own rows alone."""
+
+    def __init__(self, first):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.first = torch.nn.LSTMCell(3, 4), first
+
+    def initial_carry(self, n):
+        return {key: torch.zeros(n, 3, 4) for key in ("h", "c")}
+
+    def row(self, obs, first, carry):
+        state = [(carry[key] * ~first.unsqueeze(-1)).flatten(0, 1) for key in ("h", "c")]
+        h, c = self.cell(obs.flatten(0, 1), (state[0], state[1]))
+        return {"h": h.view(-1, 3, 4), "c": c.view(-1, 3, 4)}
+
+    def act(self, step, carry, mode):
+        first = step[self.first]
+        carry = self.row(step["obs"], first if first.ndim == 2 else first.unsqueeze(-1), carry)
+        return {"action": (carry["h"].sum(-1) > 0).long(), "value": carry["h"].sum(-1)}, carry
+
+
+def remembered(rows, n, first="agent_is_first"):
+    spec = made(Relay, max_steps=9).spec
+    ctx = context(spec, needs=Needs(keys=("obs", "value", "action", "carry", first)), num_envs=COLUMNS)
+    player = make_shard(
+        made(Relay, max_steps=9),
+        Remembering(first),
+        ctx,
+        EnvShard("actor", COLUMNS, range(COLUMNS)),
+        list(range(COLUMNS)),
+    )
+    return player, [clone(player.collect(rows)) for _ in range(n)]
+
+
+def parts(batch):
+    """Yield column, agent, and rows from which on it is alive until it is not."""
+    alive = batch["alive"] & batch["valid"].unsqueeze(-1)
+    for column in range(COLUMNS):
+        for agent in range(3):
+            begin = None
+            for t, here in enumerate(alive[:, column, agent].tolist()):
+                if here and begin is None:
+                    begin = t
+                if not here and begin is not None:
+                    yield column, agent, begin, t
+                    begin = None
+
+
+def difference_from_fresh_states(player, batch):
+    """Return how many parts there are, how many begin in mid-episode, and in how many values are not their own."""
+    count, born, wrong = 0, 0, 0
+    for column, agent, begin, end in parts(batch):
+        if begin == 0:
+            continue  # it may have begun in a segment before
+        state = tuple(torch.zeros(1, 4) for _ in range(2))
+        with torch.no_grad():
+            for t in range(begin, end):
+                state = player.algorithm.cell(batch["obs"][t, column, agent][None], state)
+                if not torch.allclose(batch["value"][t, column, agent], state[0].sum(), atol=1e-5):
+                    wrong += 1
+                    break
+        count, born = count + 1, born + (not batch["is_first"][begin, column])
+    return count, born, wrong
+
+
+@pytest.mark.parametrize("rows", [60, 7, 1])
+def test_a_newborn_agent_begins_with_a_state_of_its_own(rows):
+    player, segments = remembered(rows, 60 // rows)
+    batch = tree.cat([tree.take(segment, slice(0, rows)) for segment in segments])
+    count, born, wrong = difference_from_fresh_states(player, batch)
+    assert born > 10
+    assert count > born + 10
+    assert wrong == 0
+    other, segments = remembered(60, 1, "is_first")  # which is of the column
+    count, born, wrong = difference_from_fresh_states(other, segments[0])
+    assert wrong == born
+
+
+@pytest.mark.parametrize("rows", [13, 1])
+def test_a_learner_unrolls_what_acting_did(rows):
+    """From the carry of row 0 and ``agent_is_first`` of every row; row T is row 0 of the next segment."""
+    player, segments = remembered(rows, 40 // rows)
+    for before, after in pairwise(segments):
+        assert torch.equal(before["agent_is_first"][-1], after["agent_is_first"][0])
+    for segment in segments:
+        carry = tree.take(segment["carry"], 0)
+        with torch.no_grad():
+            for t in range(rows):
+                carry = player.algorithm.row(segment["obs"][t], segment["agent_is_first"][t], carry)
+                torch.testing.assert_close(carry["h"].sum(-1), segment["value"][t], atol=1e-5, rtol=1e-4)
+        first = segment["agent_is_first"]
+        assert not (first & ~segment["alive"]).any()
+
+
+def test_it_is_there_after_a_restart_and_from_a_state():
+    """Of environments that are saved, and of those that begin new episodes."""
+    one, _ = remembered(11, 1)
+    state = decode(encode(copy_to_host(one.state())))
+    other, _ = remembered(1, 1)
+    other.load(state)
+    for (path, a), (_, b) in zip(tree.items(one.collect(9)), tree.items(other.collect(9)), strict=True):
+        assert torch.equal(a, b), path
+    other.load(state | {"env": None})
+    segment = other.collect(3)
+    assert segment["agent_is_first"][1].tolist() == [[True, True, False]] * COLUMNS
+    assert not segment["agent_is_first"][[0, 2]].any()
+
+
+def test_an_evaluation_that_keeps_nothing_acts_as_training_does():
+    """Its policy is given what it names, from the first row on."""
+    (_, segments), seen = remembered(20, 1), []
+    player, _ = remembered(1, 0)
+    act = player.algorithm.act
+
+    def watched(step, carry, mode):
+        seen.append(step["agent_is_first"].clone())
+        return act(step, carry, mode)
+
+    player.algorithm.act = watched
+    shard = EnvShard("eval", COLUMNS, range(COLUMNS))
+    env = made(Relay, max_steps=9)
+    evaluation = make_shard(env, player.algorithm, player.ctx, shard, list(range(COLUMNS)), keys=())
+    evaluation.collect(20, "greedy")
+    assert torch.equal(torch.stack(seen[-20:]), segments[0]["agent_is_first"][:20])
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_every_part_of_an_agent_has_one_beginning(name):
+    """Also of several groups, and of one without an agent axis."""
+    cls, options = ENVS[name]
+    spec = made(cls, **options).spec
+    ctx = context(spec, needs=Needs(keys=(*KEYS[:-1], "agent_is_first")), num_envs=COLUMNS)
+    shard = EnvShard("actor", COLUMNS, range(COLUMNS))
+    player = make_shard(made(cls, **options), Swinging(spec.nested), ctx, shard, list(range(COLUMNS)))
+    batch = player.collect(60)
+    for part in groups(batch):
+        alive = part["alive"].reshape(61, COLUMNS, -1)
+        assert torch.equal(part["agent_is_first"].reshape(alive.shape), alive & batch["is_first"].unsqueeze(-1))
+    assert "agent_is_first" not in (batch if spec.nested else {})
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def job(name, episodes, max_steps=27_000):
+    """Play the episodes of a job."""
+    cls, options = ENVS[name]
+    spec = made(cls, **options).spec
+    keys = tuple(key for key in KEYS if key != "state" or "state" in spec.extras)
+    ctx = context(spec, needs=Needs(keys=keys), num_envs=COLUMNS)
+
+    def make(shard):
+        return cls(SimpleNamespace(**options), SimpleNamespace(env_ids=shard.env_ids))
+
+    player = Player(make, Swinging(spec.nested), ctx, "actor", (0,), keys)
+    return player.play(Job(3, episodes=episodes, max_steps=max_steps))
+
+
+@pytest.mark.parametrize("episodes", [1, 5])
+@pytest.mark.parametrize("name", ENVS)
+def test_returns_of_a_job_are_those_of_its_groups(name, episodes):
+    batch = job(name, episodes)
+    counted = Episodes(1, ("scouts", "base") if name == "signals" else ())
+    counted.add_whole(batch)
+    found = counted.drain()
+    assert len(found) == episodes
+    parts = [part["reward"].reshape(*batch["valid"].shape, -1) * batch["valid"].unsqueeze(-1) for part in groups(batch)]
+    sums = [reward.sum(0).mean(-1).tolist() for reward in parts]
+    means = torch.cat(parts, 2).sum(0).mean(-1).tolist()
+    assert any(means)
+    for i, (total, length, column, *by_group) in enumerate(found):
+        assert (total, length, column) == (pytest.approx(means[i]), int(batch["valid"][:, i].sum()), -1)
+        assert by_group == [pytest.approx(group[i]) for group in (sums if name == "signals" else [])]
+
+
+@pytest.mark.parametrize(("name", "most"), [("carts", 1), ("carts", 14), ("signals", 1), ("signals", 2)])
+def test_a_job_that_is_cut_truncates_who_is_alive(name, most):
+    """And nobody else: who left before has had an end, and has no other."""
+    whole, cut = job(name, 9), job(name, 9, most)
+    truncated, left_before = 0, 0
+    for part in groups(cut):
+        alive = part["alive"].reshape(*cut["valid"].shape, -1) & cut["valid"].unsqueeze(-1)
+        ends = [part[key].reshape(alive.shape) for key in ("terminated", "truncated")]
+        assert not ((ends[0] | ends[1]) & ~alive).any()
+        assert torch.equal((ends[0].int() + ends[1].int()).sum(0), alive.any(0).int())  # one end for each
+        truncated += int(ends[1].sum())
+        for i, length in enumerate(cut["length"].tolist()):
+            if length == most:
+                left_before += int((~alive[length - 1, i]).sum())
+                assert torch.equal(ends[1][length - 1, i], alive[length - 1, i] & ~ends[0][length - 1, i])
+        assert not part["alive"].reshape(alive.shape)[cut["length"], range(9)].any()
+    assert truncated
+    assert cut["length"].max() == most < whole["length"].max()
+    assert bool(left_before) == (most > 1)

@@ -248,6 +248,11 @@ class DoubleObs(Walk):
         return {"obs": super().reset(seeds)["obs"].astype(np.float64)}
 
 
+class HiddenMask(Walk):
+    def reset(self, seeds, tasks=None):
+        return super().reset(seeds) | {"action_mask": np.ones((len(self.t), 2), np.bool_)}
+
+
 class DoubleLater(Walk):
     def step(self, action):
         row = super().step(action)

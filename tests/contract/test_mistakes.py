@@ -41,6 +41,7 @@ BUILT = {  # found before anything is collected
     "Narrow": ".forward returned features of shape [2, 8] for 2 rows; with out_dim=16 they have [2, 16]",
     "Forgotten": ".initial_carry returned nothing; the class says recurrent = True",
     "DoubleObs": ".reset returned obs of float64; its space says float32",
+    "HiddenMask": ".reset returned action_mask; name its space in the extras of the spec's EnvSpec",
     "ResetsAsGymnasium": ".reset returned a tuple of 2; return a dict of obs",
     "NoAutoreset": ".autoreset is missing; declare autoreset: AutoresetMode",
     "NoClose": ".close is missing; write def close(self) -> None",

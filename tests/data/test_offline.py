@@ -21,7 +21,7 @@ from rlplug.envs.spaces import single_agent
 from rlplug.run.build import build
 from rlplug.run.launch import resume, train
 from rlplug.testing.comparing import differences_of_runs
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, RunError
 from tests.data.episodes import plain, write_parquet
 
 ENV = gymnasium.make("CartPole-v1")
@@ -82,6 +82,33 @@ def test_alternate_takes_a_recording_for_environments():
     trainer = run([*words, "rollout_fragment_length=4", "num_steps_sampled_before_learning_starts=20"], 100)
     assert trainer.progress.env_steps == 100
     assert trainer.progress.updates == 20
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("algo=impala",), ("algo=appo",), ("algo=appo", "loop=async", "loop.in_flight=1", "loop.broadcast_interval=1")],
+    ids=["impala", "appo", "async"],
+)
+def test_segments_of_a_recording_are_read_pass_after_pass(tmp_path, words):
+    """120 steps of 8 episodes; what a sample gives away is no matter of passes."""
+    some = [plain(15, i) | {"obs": np.ones((16, 4), np.float32), "logp": np.zeros(16, np.float32)} for i in range(8)]
+    path = write_parquet(tmp_path / "a.parquet", some, SPEC)
+    own = [*words, *QUIET, *([] if len(words) > 1 else ["loop=alternate", "loop.in_flight=1"]), "exploration=[]"]
+    trainer = run([*own, f"data.path={path}", "num_envs=2", "rollout_fragment_length=10", "train_batch_size=20"], 600)
+    assert 560 < trainer.progress.env_steps <= 600
+    assert trainer.progress.updates >= 28
+
+
+def test_a_recording_that_is_used_up_ends_no_run_without_a_word(monkeypatch):
+    words = [*(word for word in DQN if word != "loop=offline"), "rollout_fragment_length=4"]
+    words += ["num_steps_sampled_before_learning_starts=20"]
+    monkeypatch.setattr("rlplug.plugins.loop.alternate.Alternate.one_pass", True)
+    with pytest.raises(ConfigError, match=r"^total_steps: 208 is more than the 206 steps .* take 206 or less$"):
+        run(words, 208)
+    trainer = run(words, 206)
+    assert trainer.progress.env_steps == 206
+    with pytest.raises(RunError, match=r"^the recording is used up: .* read all of its 206 steps$"):
+        trainer.collect()
 
 
 def test_normalizers_see_every_row_once():

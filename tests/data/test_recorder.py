@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +13,19 @@ import pytest
 
 from rlplug import tree
 from rlplug.agent import evaluate
+from rlplug.api import Job
 from rlplug.checkpointing.atomic import PARTIAL
 from rlplug.cli import main
-from rlplug.config import compose
+from rlplug.config import compose, parse
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
+from rlplug.run.build import build
+from rlplug.run.callbacks import callbacks_of
 from rlplug.run.launch import resume, train
+from rlplug.testing.rank_pool import ranks
 from rlplug.types import Batch
+from tests.contract.tenants.population import FILES
+from tests.installing import install, site  # noqa: F401  fixtures
 from tests.tools.kill import Process, warm_up
 
 QUIET = ("hardware=cpu", "logger=[]", "tuned=none", "model.hidden=[8]", "eval.every=0", "eval.episodes=1")
@@ -103,6 +109,78 @@ def test_a_resumed_run_loses_and_doubles_nothing(tmp_path, monkeypatch):
     resume(tmp_path / "broken" / "run", tell=lambda line: None)
     assert fingerprints(tmp_path / "broken" / "data") == fingerprints(tmp_path / "whole" / "data")
     assert whole.exists()
+
+
+JOBS = [Job(i, episodes=1 + i, mode=mode) for i, mode in enumerate(("explore", "greedy", "random"))]
+
+
+def played(fabric, raw):
+    """Play jobs between two rounds, write down what was played, and return what jobs gave."""
+    with closing(build(parse(raw), Path(), fabric)) as trainer:
+        trainer.hooks.hook.rlplug_started(run=trainer)
+        trainer.collect()
+        batches = [batch for _, batch in trainer.play(JOBS)]
+        trainer.collect()
+        if (recorder := callbacks_of(trainer).recorder) is not None:
+            recorder.state()
+        return batches
+
+
+@pytest.mark.parametrize("num_envs", [None, 2, 3], ids=["one rank", "each rank collects", "the first rank collects"])
+@pytest.mark.parametrize("env", ["vector", "box", "masks"])
+def test_episodes_of_jobs_are_recorded(env, num_envs, tmp_path):
+    """Once each, beside those of rounds, with what a run records: also where the algorithm needs nothing of it."""
+    words = [*PPO, *ENVS[env], f"record.path={tmp_path}", "rollout_fragment_length=12"]
+    words += [] if num_envs is None else [f"num_envs={num_envs}", "hardware=2cpu"]
+    raw = compose(words).raw
+    batches = played(None, raw) if num_envs is None else ranks(2)(played, raw)[0]
+    found = {rows["reward"].tobytes() + rows["obs"].tobytes(): rows for rows in episodes(tmp_path)}
+    count = 0
+    for batch in batches:
+        for b, length in enumerate(batch["length"].tolist()):
+            rows = tree.map(lambda x, b=b, n=length: x[: n + 1, b].numpy(), {k: batch[k] for k in ("reward", "obs")})
+            written = found.pop(rows["reward"].tobytes() + rows["obs"].tobytes())
+            for key in ("action", "terminated", "truncated", "valid", "is_first", "logp"):
+                if key in batch and key in written:
+                    np.testing.assert_array_equal(written[key], batch[key][: length + 1, b].numpy())
+            assert "action" in written
+            count += 1
+    assert count == 6
+    assert len(episodes(tmp_path)) == len(found) + 6
+
+
+@pytest.fixture
+def es(install):  # noqa: F811
+    install("rlplug-es", "rlplug_es", FILES)
+
+
+@pytest.mark.usefixtures("es")
+def test_a_loop_that_plays_jobs_alone_is_recorded(tmp_path, monkeypatch):
+    """All that it counted; a resumed run has the files of an undisturbed one."""
+    words = ("algo=es", "env=cartpole", *QUIET, "total_steps=800", "checkpoint.every=200", "algo.pairs=2")
+    words += ("model.hidden=[4]", "record.max_file_size=3000")
+    train(compose([*words, f"record.path={tmp_path / 'whole'}"]), tmp_path / "one")
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    rows = episodes(tmp_path / "whole")
+    assert sum(int(one["valid"].sum()) for one in rows) == summary["env_steps"] >= 800
+    assert len(rows) == 4 * summary["updates"]
+    assert {"obs", "action", "reward"} <= rows[0].keys()
+    from rlplug.trainer.trainer import Trainer
+
+    play, rounds = Trainer.play, iter(range(100))
+
+    def broken(self, *args, **kwargs):
+        found = play(self, *args, **kwargs)
+        if next(rounds) == summary["updates"] // 2:
+            raise RuntimeError("as if killed")
+        return found
+
+    monkeypatch.setattr(Trainer, "play", broken)
+    with pytest.raises(RuntimeError):
+        train(compose([*words, f"record.path={tmp_path / 'broken'}"]), tmp_path / "two")
+    monkeypatch.setattr(Trainer, "play", play)
+    resume(tmp_path / "two", tell=lambda line: None)
+    assert fingerprints(tmp_path / "broken") == fingerprints(tmp_path / "whole")
 
 
 def test_a_longer_run_appends(tmp_path):

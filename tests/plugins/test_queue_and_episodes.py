@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from rlplug import tree
 from rlplug.api import Needs, Segment
 from rlplug.checkpointing.format import FileRowLog
 from rlplug.config import choose, default_node
+from rlplug.functional.returns import ended
 from rlplug.testing.checks.runs import differences
 from rlplug.testing.context import context, spec
 from rlplug.types import ConfigError, RunError
+from tests.collection.test_agents import COLUMNS, ENVS, source
 
 
 def make(name, columns=2, batch=8, rows=4, off_policy=False, of=None, shards=1, **changes):
@@ -262,3 +266,35 @@ def test_unused_episodes_that_are_dropped_are_counted():
     for _, part in segments([stream((5,), 100)], 4, 100):
         buffer.add(part)
     assert buffer.metrics()["dropped_episodes"] == 100 // 6 - len(buffer) > 0
+
+
+# ---- episodes of agents ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 7, 40])
+@pytest.mark.parametrize("name", ENVS)
+def test_episodes_of_agents_are_whole(name, length):
+    """An episode ends with its last agent, and not with the first; one group of agents, and several."""
+    player, whole = source(name), tree.map(torch.clone, source(name).collect(120))
+    buffer, loaded = (make("episodes", columns=COLUMNS, batch=1, of=player.ctx.spec, capacity=5000) for _ in range(2))
+    for _ in range(120 // length):
+        buffer.add(Segment(tree.map(torch.clone, player.collect(length))))
+    log = FileRowLog()
+    buffer.save(log)
+    loaded.load(log)
+    sample = buffer.sample()
+    assert not differences(sample, loaded.sample())
+    sample = {key: x for key, x in sample.items() if key not in ("index", "sample_prob")}
+
+    def bits(rows, index):
+        rows = tree.take(rows, index)
+        return tuple(leaf.numpy().tobytes() for path, leaf in sorted(tree.items(rows)) if path != ("valid",))
+
+    kept = Counter(bits(sample, (slice(0, int(n) + 1), i)) for i, n in enumerate(sample["valid"].sum(0)))
+    expected, last = Counter(), 120 // length * length
+    for end, column in ended(whole)[: last - 1].nonzero().tolist():  # a final observation in row T is taken later
+        begin = int(whole["is_first"][: end + 1, column].nonzero().max())
+        expected[bits(whole, (slice(begin, end + 2), column))] += 1
+    assert expected.total() > 8
+    assert expected <= kept
+    assert kept.total() - expected.total() <= COLUMNS

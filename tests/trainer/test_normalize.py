@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -12,8 +13,9 @@ import torch
 from gymnasium import spaces
 
 import rlplug
+from rlplug import tree
 from rlplug.agent import evaluate
-from rlplug.api import Segment
+from rlplug.api import Job, Segment
 from rlplug.config import Preprocess as Config
 from rlplug.config import compose
 from rlplug.run import launch
@@ -139,6 +141,47 @@ def test_rewards_are_scaled_and_clipped(changes, expected):
     assert batch["reward"] is reward
 
 
+def rows(n=2, **more):
+    obs = torch.full((n, 1, 3), 4.0)
+    return {"obs": obs, "reward": torch.tensor([[-16.0]] * n), "valid": torch.ones(n, 1, dtype=torch.bool)} | more
+
+
+def of_group():
+    return {"reward": torch.full((2, 1, 2), -16.0), "alive": torch.ones(2, 1, 2, dtype=torch.bool)}
+
+
+NESTED = {
+    "flat": rows(),
+    "two by name": {"pre": rows(), "post": rows()},
+    "and rows of their own": {"pre": rows(), "valid": torch.ones(2, dtype=torch.bool)},
+    "without valid": {"pre": {"obs": torch.full((2, 1, 3), 4.0), "reward": torch.tensor([[-16.0]])}},
+    "twice": {"tasks": {"a": rows(), "b": {"inner": rows()}}},
+    "groups": {"valid": torch.ones(2, 1, dtype=torch.bool), "scouts": of_group(), "base": of_group()},
+    "groups by name": {"pre": {"valid": torch.ones(2, 1, dtype=torch.bool), "scouts": of_group()}},
+}
+KEPT = {"carry": {"reward": torch.tensor([-16.0])}, "signal": {"obs": torch.tensor([4.0])}, "tree": {"reward": "r"}}
+
+
+@pytest.mark.parametrize("batch", NESTED.values(), ids=NESTED)
+def test_every_batch_in_a_batch_is_seen_alike_and_once(batch):
+    see = made(scale_reward=0.5, clip_reward=4.0)
+    raw, seen = (dict(tree.items(x)) for x in (batch, see.normalized(batch)))
+    assert raw.keys() == seen.keys()
+    for path, leaf in raw.items():
+        expected = torch.full_like(leaf, -4.0) if path[-1] == "reward" else leaf
+        assert torch.equal(seen[path], expected), path
+
+
+def test_what_is_no_batch_stays_as_it_is():
+    """Recurrent states, extras of the environment, and what an algorithm stores with its rows."""
+    see = Normalizer(Config(**OFF | {"clip_reward": 1.0}), replace(spec(3), extras={"signal": spaces.Dict()}), 2)
+    for batch in (rows(**KEPT), {"pre": rows(**KEPT)}):
+        seen = see.normalized(batch)
+        for key, leaf in KEPT.items():
+            assert seen.get("pre", seen)[key] is leaf
+        assert seen.get("pre", seen)["reward"].tolist() == [[-1.0]] * 2
+
+
 WORDS = ("hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=2", "preprocess.normalize_obs=true")
 
 
@@ -166,6 +209,33 @@ def test_the_buffer_keeps_what_the_environment_said():
         kept.append(float(x[0].mean()))
     assert kept[0] < -0.5 < kept[1] < 0  # Pendulum's are between -16 and 0
     assert raw["obs"].abs().max() > 1.0
+    run.close()
+
+
+class SeenError(Exception):
+    """Ends an update behind ``prepare``."""
+
+
+@pytest.mark.parametrize("form", ["flat", "by name", "twice by name"])
+def test_a_batch_that_a_loop_gives_is_seen_as_a_sample_is(form):
+    """By what ``prepare`` gets: clipped rewards, and observations by the moments that acted."""
+    run, given = trainer("algo=ppo", "env=pendulum", "num_envs=2", "preprocess.clip_reward=sign"), []
+
+    def prepare(batch):
+        given.append(batch)
+        raise SeenError
+
+    run.collect()
+    (_, played), *_ = run.play([Job(0, episodes=2, max_steps=20)])
+    assert played["reward"].min() < -2
+    batch = {"flat": played, "by name": {"pre": played}, "twice by name": {"a": {"b": played}}}[form]
+    run.algorithm.prepare = prepare
+    with pytest.raises(SeenError):
+        run.update(batch)
+    seen = {path[-1]: leaf for path, leaf in tree.items(given[0])}
+    assert seen["reward"].unique().tolist() in ([-1.0], [-1.0, 0.0])
+    torch.testing.assert_close(seen["obs"], run.policy.normalizer(played["obs"]))
+    assert not torch.allclose(seen["obs"], played["obs"])
     run.close()
 
 

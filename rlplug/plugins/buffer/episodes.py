@@ -13,6 +13,7 @@ from torch import Tensor
 from rlplug import tree
 from rlplug.api import Context, Data, RowLog, Segment
 from rlplug.buffer import check_feedback
+from rlplug.functional.returns import ended
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError, RunError
 
@@ -65,9 +66,8 @@ class Episodes:
             RunError: an episode does not end, and nothing else is left to make room for it.
         """
         batch, begin = segment.batch, segment.columns.indices(len(self._open))[0]
-        ended = (batch["terminated"] | batch["truncated"]) & batch["valid"]
-        final = np.zeros(ended.shape, np.bool_)
-        final[1:] = ended[:-1].numpy()
+        final = np.zeros(batch["valid"].shape, np.bool_)
+        final[1:] = ended(batch).numpy()
         valid, first = batch["valid"].numpy().copy(), batch["is_first"].numpy()
         valid[-1] = False
         for b in range(valid.shape[1]):

@@ -31,7 +31,7 @@ class Alternate(Loop):
         self.in_flight, self.broadcast_interval = cfg.in_flight, cfg.broadcast_interval
         self.max_weight_sync_delay = cfg.max_weight_sync_delay
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
-        self.once, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
+        self.given_away, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
@@ -47,7 +47,7 @@ class Alternate(Loop):
             if self.replay_ratio is not None:
                 while run.ready() and run.progress.updates < self.updates(run.progress.env_steps):
                     run.update()
-            elif self.once:
+            elif self.given_away:
                 while run.ready():
                     run.update()
             elif run.ready():

@@ -35,8 +35,8 @@ class Async(Loop):
         self.shards, self.in_flight, self.broadcast_interval = cfg.shards, cfg.in_flight, cfg.broadcast_interval
         self.max_weight_sync_delay, self.max_staleness = cfg.max_weight_sync_delay, cfg.max_staleness
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
-        self.once, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
-        if cfg.max_staleness is not None and not self.once:
+        self.given_away, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
+        if cfg.max_staleness is not None and not self.given_away:
             said = "leaves segments out, which a replay's windows would reach over; take null"
             raise ConfigError("loop.max_staleness", said)
         # Little's law: so old they are on average, however many actors share what is under way
@@ -67,6 +67,6 @@ class Async(Loop):
                 run.update()
 
     def _due(self, run: Run) -> bool:
-        if self.replay_ratio is None and self.once:
+        if self.replay_ratio is None and self.given_away:
             return True
         return run.progress.updates < self.updates(run.progress.env_steps)

@@ -25,7 +25,7 @@ class Offline(Loop):
         stream: bool = option("Read while learning, again and again; false: one pass before the first update.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        self.stream, self.once, self.learning_starts = cfg.stream, not cfg.stream, max(1, ctx.learning_starts)
+        self.stream, self.one_pass, self.learning_starts = cfg.stream, not cfg.stream, max(1, ctx.learning_starts)
         if ctx.needs.data == "segments" and not cfg.stream:
             said = "false reads once and then learns, and segments are learned from in order, as they come; take true"
             raise ConfigError("loop.stream", said)

@@ -122,12 +122,12 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         own = {"obs", *given, *(["alive"] if spec.has_agents else [])}
         named = {*spec.extras, *(spec.nested or own)}
         for who, _, part in [("", None, row), *(parts(spec, row) if spec.nested else [])]:
-            wanted = own if who else named
+            wanted = own | {*spec.groups[who].extras} if who else named
             place = f" of {who!r}" if who else ""
             for key in wanted:
                 known = ", which the spec names" if key not in CORE else ""
                 require(key in part, f"a row{place} lacks {key!r}{known}")
-            more = part.keys() - wanted - LAST - ({"action_mask"} if who else {"restarted"})
+            more = part.keys() - wanted - LAST - (set[str]() if who else {"restarted"})
             require(not more, f"a row{place} holds {some(sorted(more))}, which the spec does not name")
         for who, group, part in parts(spec, row):
             _check_group(who, group, part, action is None, spec.has_agents)
@@ -172,6 +172,8 @@ def _check_group(name: str, group: Group, part: Batch, first: bool, has_agents: 
     where = f"{name}." if name else ""
     for key in part.keys() & {"obs", "final_obs"}:
         _inside(where + key, part[key], group.obs, columns)
+    for key in group.extras.keys() - {"action_mask"}:
+        _inside(where + key, part[key], group.extras[key], columns)
     for key in part.keys() & {"action_mask", "final_action_mask"}:
         idle = ~part["alive"] if has_agents else part.get("terminated", np.zeros(COLUMNS, np.bool_))
         _allows(where + key, part[key], group.action, idle, columns)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from rlplug import tree
-from rlplug.api import Algorithm, Context, Learner, Losses, Needs, Optim, Segment
+from rlplug.api import Algorithm, Context, Exploration, Learner, Losses, Needs, Optim, Segment
 from rlplug.settings import AlgoNode, PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Group, Mode
 
@@ -210,6 +210,40 @@ class Independent(Algorithm):
         return tuple(f"{name}.{key}" for name, child in children for key in child.actor_keys())  # pyright: ignore
 
 
+class Blind(Independent):
+    """The same, but it heeds no masks."""
+
+    @classmethod
+    def needs(cls, cfg: Independent.Config, spec: EnvSpec) -> Needs:
+        needs = super().needs(cfg, spec)
+        return replace(needs, keys=tuple(key for key in needs.keys if key != "action_mask"))
+
+
+class Novelty(Exploration):
+    """Rewards every agent that acts by how much its observation changes."""
+
+    knows_agents = True
+
+    @settings
+    class Config:
+        scale: PositiveFloat = option("Factor of the reward.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__()
+        self.scale, self.nested = cfg.scale, ctx.spec.nested
+
+    @classmethod
+    def needs(cls, cfg: Config, spec: EnvSpec) -> tuple[str, ...]:
+        return ("obs",)
+
+    def intrinsic_reward(self, batch: Batch) -> Any:
+        def of(part: Batch) -> Tensor:
+            change = (part["obs"][1:] - part["obs"][:-1]).abs().sum(-1) * part["alive"][:-1]
+            return torch.cat([self.scale * change, torch.zeros_like(change[:1])])
+
+        return {name: of(batch[name]) for name in self.nested} if self.nested else of(batch)
+
+
 MANIFEST = """
 from rlplug import Component, hookimpl
 
@@ -218,7 +252,10 @@ def rlplug_components():
     algos, envs = "tests.contract.tenants.agents:", "tests.contract.tenants.teams:"
     found = [Component("algo", "qmix", algos + "QMIX", ("env=two_step",))]
     found += [Component("algo", "independent", algos + "Independent", ("env=carts",))]
-    names = {"two_step": "TwoStep", "carts": "Carts", "signals": "Signals"}
+    found += [Component("exploration", "novelty", algos + "Novelty", ("algo=independent", "env=carts"))]
+    found += [Component("algo", "blind", algos + "Blind", ("env=carts",))]
+    names = {"two_step": "TwoStep", "carts": "Carts", "signals": "Signals", "masked_signals": "MaskedSignals"}
+    names["relay"] = "Relay"
     return found + [Component("env", name, envs + cls) for name, cls in names.items()]
 
 @hookimpl
@@ -264,10 +301,16 @@ FILES = {
     "rlplug_teams/conf/algo/independent.yaml": independent(
         settings_of("ppo"), "rollout", num_envs=8, rollout_fragment_length=128, replay_ratio=None
     ),
+    "rlplug_teams/conf/algo/blind.yaml": independent(
+        settings_of("ppo"), "rollout", num_envs=8, rollout_fragment_length=128, replay_ratio=None
+    ).replace("name: independent", "name: blind"),
     "rlplug_teams/conf/algo/independent_dqn.yaml": independent(
         settings_of("dqn", hiddens=[16]), "replay", num_envs=2, rollout_fragment_length=4, train_batch_size=32
     ),
+    "rlplug_teams/conf/exploration/novelty.yaml": "# @package exploration.novelty\nname: novelty\nscale: 0.5\n",
     "rlplug_teams/conf/env/two_step.yaml": "name: two_step\n",
     "rlplug_teams/conf/env/carts.yaml": "name: carts\nagents: 2\nmax_steps: 500\n",
     "rlplug_teams/conf/env/signals.yaml": "name: signals\nmax_steps: 6\n",
+    "rlplug_teams/conf/env/relay.yaml": "name: relay\nmax_steps: 9\n",
+    "rlplug_teams/conf/env/masked_signals.yaml": "name: masked_signals\nmax_steps: 6\n",
 }

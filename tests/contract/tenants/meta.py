@@ -138,7 +138,7 @@ class MAML(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if "tasks" not in spec.offers:
             raise ConfigError("env", "maml needs an environment that offers tasks")
-        return Needs(keys=("obs", "action"))
+        return Needs(keys=("obs", "action"), rewards=False)  # of a sample: its batches are those of the loop
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         policy = Categorical(self.policy(step["obs"]))

@@ -71,7 +71,7 @@ class ES(Algorithm):
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("algo.name", "this es needs discrete actions")
-        return Needs()
+        return Needs(rewards=False)  # of rows: it knows returns
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         features, carry = self.torso(step["obs"], carry, step["is_first"])

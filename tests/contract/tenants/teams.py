@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Context
@@ -155,6 +156,47 @@ class Carts(Columns):
         return {"obs": self.physics.astype(np.float32), "alive": self.alive.copy()}
 
 
+class Relay(Columns):
+    """Three places for agents. Who is in the first stays; in the second, agents come and go; one comes later.
+
+    An agent observes its place, how long it has been there, and a number of the episode.
+    """
+
+    @settings
+    class Config:
+        max_steps: PositiveInt = option("Longest episode.")
+
+    def __init__(self, cfg: Config, ctx: Context) -> None:
+        super().__init__(ctx, ("steps", "age", "alive", "number"))
+        self.cfg = cfg
+        space = Box(-np.inf, np.inf, (3,), np.float32)
+        self.spec = EnvSpec({"runners": Group(space, Discrete(2), ("stays", "relays", "late"))}, {}, cfg.max_steps)
+
+    def begin(self, where):
+        if where.all():
+            self.steps, self.age = np.zeros(self.columns, np.int64), np.zeros((self.columns, 3), np.int64)
+            self.number, self.alive = np.zeros(self.columns), np.zeros((self.columns, 3), np.bool_)
+        for column in np.flatnonzero(where):
+            self.number[column] = self.draw(column).uniform()
+        self.steps[where], self.age[where], self.alive[where] = 0, 0, [True, True, False]
+
+    def play(self, action, where):
+        acted = self.alive & where[:, None]
+        self.steps += where
+        late = where & (self.steps >= self.cfg.max_steps - (self.number > 0.5))
+        steps = self.steps + (self.number > 0.3)
+        present = np.stack([np.ones_like(late), steps % 5 < 3, self.steps > 3], 1) & ~late[:, None]
+        terminated = acted & ~present & ~late[:, None]
+        self.age = np.where(acted, self.age + 1, 0)
+        self.alive = np.where(where[:, None], present, self.alive)
+        return {"reward": acted.astype(np.float32), "terminated": terminated, "truncated": acted & late[:, None]}
+
+    def row(self):
+        place = np.broadcast_to(np.arange(3), self.age.shape)
+        number = np.broadcast_to(self.number[:, None], self.age.shape)
+        return {"obs": np.stack([place, self.age, number], -1).astype(np.float32), "alive": self.alive.copy()}
+
+
 class Signals(Columns):
     """Two scouts that look for one of three places, and a base that knows it and can only signal.
 
@@ -206,3 +248,32 @@ class Signals(Columns):
             "base": {"obs": goal, "alive": self.base.copy()},
             "state": np.concatenate([goal, signal], 1),
         }
+
+
+class MaskedSignals(Signals):
+    """The same where scouts may not look where they looked last, and the base may signal everything."""
+
+    def __init__(self, cfg: Signals.Config, ctx: Context) -> None:
+        super().__init__(cfg, ctx)
+        masks = {name: {"action_mask": MultiBinary(int(group.action.n))} for name, group in self.spec.groups.items()}  # type: ignore[attr-defined]
+        groups = {name: replace(group, extras=masks[name]) for name, group in self.spec.groups.items()}
+        self.spec = replace(self.spec, groups=groups)
+        self.last = np.full((self.columns, 2), -1)
+        self.names = (*self.names, "last")
+
+    def begin(self, where):
+        super().begin(where)
+        self.last[where] = -1
+
+    def play(self, action, where):
+        forbidden = self.alive & where[:, None] & (action["scouts"] == self.last)
+        if forbidden.any():
+            raise ValueError("a scout looked where it had looked last")
+        self.last = np.where(where[:, None], action["scouts"], self.last)
+        return super().play(action, where)
+
+    def row(self):
+        row = super().row()
+        row["scouts"]["action_mask"] = np.arange(3) != self.last[..., None]
+        row["base"]["action_mask"] = np.ones((self.columns, 4), np.bool_)
+        return row

@@ -14,18 +14,23 @@ import time
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import MultiBinary
 
 from rlplug import tree
 from rlplug.agent import evaluate, load
+from rlplug.checkpointing.format import find
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
+from rlplug.envs.spec_json import from_json
 from rlplug.registry import hookimpl
 from rlplug.run.build import build
 from rlplug.testing import conformance
 from rlplug.testing.comparing import compare_runs
 from rlplug.types import ConfigError
 from tests.contract.tenants.agents import FILES
-from tests.contract.tenants.teams import Columns
+from tests.contract.tenants.teams import Columns, MaskedSignals, Signals
 from tests.installing import install, site  # noqa: F401  fixtures
 
 QUIET = ("hardware=cpu", "logger=[]", "eval.every=0")
@@ -133,6 +138,30 @@ def test_two_groups_killed_and_resumed_bit_for_bit(tmp_path, site):  # noqa: F81
     assert returns
 
 
+@pytest.mark.parametrize("env", ["carts", "signals"])
+def test_what_agents_are_rewarded_for_beside_reaches_the_learner(tmp_path, monkeypatch, env):
+    """Every agent its own, of one group and of several; what the buffer keeps stays as it was."""
+    words = ("algo=independent", f"env={env}", *QUIET)
+    trainer = build(compose([*words, "exploration=[novelty]", "exploration.novelty.scale=2"]), tmp_path)
+    while not trainer.ready():
+        trainer.collect()
+    samples, seen, sample, prepare = [], [], trainer.buffer.sample, trainer.algorithm.prepare
+    monkeypatch.setattr(trainer.buffer, "sample", lambda: samples.append(sample()) or samples[-1])
+    monkeypatch.setattr(trainer.algorithm, "prepare", lambda batch: seen.append(batch) or prepare(batch))
+    losses, raw = trainer.update(), samples[0]
+    bonuses = []
+    for name in ("scouts", "base") if env == "signals" else ("",):
+        before, after = (batch[name] if name else batch for batch in (raw, seen[0]))
+        changed = 2 * (before["obs"][1:] - before["obs"][:-1]).abs().sum(-1) * before["alive"][:-1]
+        torch.testing.assert_close(after["reward"][:-1], before["reward"][:-1] + changed)
+        torch.testing.assert_close(after["reward_int"][:-1], changed)
+        assert "reward_int" not in before
+        bonuses.append(changed[raw["valid"][:-1]].flatten())
+    torch.testing.assert_close(losses.metrics["novelty/reward"], torch.cat(bonuses).mean())
+    assert torch.cat(bonuses).any()
+    trainer.close()
+
+
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 CARTS, SIGNAL = r"carts \(cart0, cart1\)", r"scouts \(north, south\); base \(one agent\)"
@@ -149,6 +178,11 @@ REFUSED = {
         "",
     ),
     "obs": ((*SIGNALS, "preprocess.normalize_obs=true"), "preprocess.normalize_obs", "scouts, base"),
+    "masks of groups": (
+        ("algo=blind", "env=masked_signals"),
+        "env",
+        "blind does not heed masks of allowed actions; take an algorithm that does",
+    ),
     "recurrent": (("algo=independent", "env=carts", "model=lstm"), "model", "Independent"),
     "video": (("algo=independent", "env=carts", "eval.record=1"), "eval.record", ""),
     "nested value": (("algo=independent", "env=carts", "algo.algo.gamma=2"), "algo.algo.gamma", "out of range"),
@@ -175,6 +209,26 @@ def test_refused_before_anything_starts(tmp_path, what):
     assert caught.value.key == key
     assert re.search(said, str(caught.value))
     assert not (tmp_path / "run").exists()
+
+
+def test_masks_of_groups_are_heeded_and_declared(tmp_path, monkeypatch):
+    """A child sees those of its agent; the environment takes no forbidden action; a checkpoint knows their space."""
+    run = tmp_path / "run"
+    words = ("algo=independent", "env=masked_signals", *QUIET, "total_steps=2048", "eval.episodes=2")
+    assert main([*words, f"hydra.run.dir={run}", f"record.path={tmp_path / 'data'}"]) == 0
+    assert from_json(find(run).manifest["spec"]).groups["scouts"].extras == {"action_mask": MultiBinary(3)}
+    recording = Recording([str(tmp_path / "data")], Reading())
+    assert recording.episode(0, None, 1)["scouts"]["action_mask"].shape[1:] == (2, 3)
+
+    def undeclared(self, cfg, ctx):
+        masked(self, cfg, ctx)
+        self.spec = Signals(cfg, ctx).spec
+
+    masked = MaskedSignals.__init__
+    monkeypatch.setattr(MaskedSignals, "__init__", undeclared)
+    said = r"MaskedSignals.reset returned action_mask; name its space in the extras of the spec's Group\('scouts'\)$"
+    with pytest.raises(ConfigError, match=said):
+        build(compose(["algo=blind", "env=masked_signals", *QUIET]), tmp_path)
 
 
 def test_one_policy_of_several_cannot_be_loaded(tmp_path):
@@ -224,7 +278,7 @@ def test_algorithms_with_agents_keep_to_the_contract():
         check()
 
 
-@pytest.mark.parametrize("name", ["two_step", "carts", "signals"])
+@pytest.mark.parametrize("name", ["two_step", "carts", "signals", "masked_signals", "relay"])
 def test_environments_with_agents_keep_to_the_contract(name):
     conformance.check_component("env", name)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlplug.api import Needs
 from rlplug.checkpointing.format import find
 from rlplug.cli import main
 from tests.contract.tenants import population
@@ -67,3 +68,19 @@ def test_ranks_do_not_depend_on_scale():
     torch.testing.assert_close(centered_ranks(returns), torch.tensor([0.5, -0.5, -1 / 6, 1 / 6]))
     assert torch.equal(centered_ranks(returns.exp()), centered_ranks(returns))
     assert population.PROTOCOLS
+
+
+def test_curiosity_has_nothing_to_reward(capsys, tmp_path):
+    assert main([*ES, "exploration=[icm]", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    said = "exploration.icm: rewards what the learner samples, and es learns from no rewards; leave it out"
+    assert capsys.readouterr().err.strip().endswith(said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_batches_of_a_loop_without_rows_are_refused_to_curiosity(capsys, tmp_path, monkeypatch):
+    """Where the algorithm does not say so, at the first update."""
+    monkeypatch.setattr(population.ES, "needs", classmethod(lambda cls, cfg, spec: Needs()))
+    words = (*ES, "total_steps=300", "eval.episodes=1")
+    assert main([*words, "exploration=[icm]", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    said = "exploration.icm: rewards the rows of a sample, and the loop gives the learner seed, sign, return instead"
+    assert f"{said}; leave it out" in capsys.readouterr().err
