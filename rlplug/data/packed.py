@@ -1,6 +1,6 @@
 """Columns that RLlib packed: base64 of LZ4 of a pickle. No pickle is loaded here.
 
-Of a pickle, ``pickletools`` lists the operations. A small machine follows those by which NumPy writes arrays, alone or
+Of a pickle, ``pickletools`` lists the operations. A small machine follows those by which NumPy writes arrays, bare or
 in dicts, lists and tuples. It knows five functions of NumPy by their names, of which it calls none, takes types from a
 list, and refuses everything else.
 """
@@ -17,8 +17,8 @@ import numpy as np
 
 from rlplug.data.source import needs_package
 
-MOST = 2**30  # bytes of a column
-PARTS = 2**20  # operations of a pickle
+MOST = 2**29  # bytes of a column
+PARTS = 2**16  # operations of a pickle
 DEPTH = 16  # of dicts, lists and tuples in each other
 FOLDS = 256  # how many times LZ4 makes bytes smaller, at most
 DTYPES = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"})
@@ -37,8 +37,9 @@ def unpack(text: str) -> Any:
     """
     lz4 = needs_package("lz4.frame", "a compressed column")
     packed = base64.b64decode(text, validate=True)
-    reader = lz4.LZ4FrameDecompressor()
-    raw = reader.decompress(packed, max_length=min(MOST, FOLDS * len(packed) + 2**16))
+    most = min(MOST, FOLDS * len(packed) + 2**16)
+    reader, declared = lz4.LZ4FrameDecompressor(), lz4.get_frame_info(packed)["content_size"]
+    raw = reader.decompress(packed, max_length=most) if declared <= most else b""
     if not reader.eof:
         raise ValueError(f"a compressed column is cut off, or holds more than {MOST >> 20:,} MiB")
     return plain(parse(raw))

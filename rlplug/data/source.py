@@ -31,7 +31,7 @@ class Reading:
 
     Attributes:
         spec: the spaces of the run; None: whatever the file has, as it has it.
-        damaged: what becomes of a part of a file that cannot be read: an error, or it is left out and told.
+        damaged: what becomes of a part of a file that cannot be read: an error, or it is left out and named.
         unfinished: what becomes of an episode without an end: an error; its last observation becomes the final one of
             a truncated episode; or it is left out.
         normalized_actions: bounded actions of files that are not rlplug's own lie in [-1, 1], and not in their space.
@@ -146,7 +146,7 @@ def check_size(path: Path, size: int, whole: bool) -> None:
         ValueError: that is far more than the file can honestly hold, or more than memory is free.
     """
     if size > max(ALWAYS, FOLDS * path.stat().st_size):
-        raise ValueError(f"{size / 2**30:,.1f} GiB are said to be in {path.stat().st_size / 2**20:,.1f} MiB")
+        raise ValueError(f"{size / 2**20:,.1f} MiB are said to be in {path.stat().st_size / 2**20:,.1f} MiB")
     if whole and size > (free := psutil.virtual_memory().available):
         raise ValueError(f"its {size / 2**30:,.1f} GiB are held in memory, of which {free / 2**30:,.1f} GiB are free")
 
