@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -35,6 +35,7 @@ COLUMNS = {
 """what RLlib calls columns"""
 SKIPPED = ("is_first", "valid", "obs")
 LINE = 2**29  # bytes, at most
+PIECE = 2**20  # bytes of a line that are read together
 BESIDE = 2**26  # bytes of a file of spaces, at most
 
 
@@ -119,11 +120,9 @@ class JsonSource:
         self._returns, self._order = list[float](), Order()
         open_ones, keys, normalized = dict[Any, _Open](), None, not self._about
         with path.open("rb") as file:
-            while raw := file.readline(LINE):
+            while raw := self._next(file):
                 i = len(self._offsets) - 1
                 self._offsets.append(self._offsets[-1] + len(raw))
-                if len(raw) == LINE:
-                    raise refused(path, f"cannot be read: line {i + 1} is longer than {LINE >> 20:,} MiB")
                 try:
                     if not raw.strip():
                         continue
@@ -149,6 +148,21 @@ class JsonSource:
         flags = {"terminated", "truncated", "is_first", "valid"}
         kept = [key for key in keys or () if not key.startswith(("new_", "next_"))]
         self.keys = frozenset({*kept, *flags} - {"episode"})
+
+    def _next(self, file: BinaryIO) -> bytes:
+        """Return the next line; none: the file has ended.
+
+        Raises:
+            ConfigError: it is too long, or zeros, as where a file has a hole.
+        """
+        pieces, size = list[bytes](), 0
+        while not (pieces and pieces[-1].endswith(b"\n")) and (piece := file.readline(PIECE)):
+            pieces.append(piece)
+            size += len(piece)
+            if size > LINE or not piece.strip(b"\x00"):
+                said = f"is longer than {LINE >> 20:,} MiB" if size > LINE else "is no text"
+                raise refused(self.path, f"cannot be read: line {len(self._offsets)} {said}")
+        return b"".join(pieces)
 
     def _beside(self) -> dict[str, Any]:
         """Return what the file of spaces says that rlplug writes with each file; nothing for files of others.

@@ -232,6 +232,18 @@ def test_zip_files_that_unpack_to_more_than_they_can_hold(tmp_path, monkeypatch)
     assert re.search(r"4\.0 MiB are said to be in 0\.0 MiB", refusal(path))
 
 
+@pytest.mark.parametrize("damaged", ["refuse", "skip"])
+def test_lines_without_an_end(damaged, tmp_path, monkeypatch):
+    path = lines(tmp_path, Random(0))
+    whole = path.read_bytes()
+    with path.open("r+b") as file:
+        file.truncate(2**40)
+    assert refusal(path, damaged=damaged) == f"{path} cannot be read: line 2 is no text"
+    monkeypatch.setattr("rlplug.data.json_lines.LINE", 2**12)
+    path.write_bytes(whole + b"1" * 2**13)
+    assert refusal(path, damaged=damaged) == f"{path} cannot be read: line 2 is longer than 0 MiB"
+
+
 def test_arrays_that_do_not_fit_into_memory(tmp_path, monkeypatch):
     path = npz(tmp_path, Random(0))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100))
