@@ -55,7 +55,7 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
     for i, rows in enumerate(episodes):
         steps = len(rows["valid"]) - 1
         acted: Batch = tree.take({key: x for key, x in rows.items() if key not in SKIPPED}, slice(0, steps))
-        line: dict[str, Any] = {"type": "SampleBatch", "eps_id": [number(path, i)] * steps, "t": [*range(steps)]}
+        line: dict[str, Any] = {"type": "SampleBatch", "eps_id": [eps_id(path, i)] * steps, "t": [*range(steps)]}
         for key, part in (("obs", slice(0, steps)), ("new_obs", slice(1, steps + 1))):
             line[key] = _written(tree.map(np.ascontiguousarray, tree.take(rows["obs"], part)), about["compress"])
         for key, leaf in acted.items():
@@ -69,7 +69,7 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
     atomic.replace(path, b"".join(lines))
 
 
-def number(path: Path, i: int) -> int:
+def eps_id(path: Path, i: int) -> int:
     """Return the number of a file's episode, which no episode of another writer has: files of one folder are one set.
 
     A file's name says who wrote it: the run, its rank, and which of its files it is.

@@ -12,6 +12,7 @@ from rlplug.types import Batch
 CLOSE = 1e-6  # relative difference of equal numbers: files keep observations in more than one precision
 THROUGHOUT = 0.95  # share of the rows
 FEW = 2  # rows that show nothing about a file
+WAY = "where the rows are in order, leave next observations out"
 SAMPLE = 10_000  # rows in which observations are counted
 
 
@@ -76,14 +77,15 @@ class Order:
         """
         if self._triples >= FEW and self._early >= THROUGHOUT * self._triples:
             said = "has next observations that are the observations two rows later, throughout: they are one row off"
-            raise ValueError(f"{said}, or the rows of two episodes alternate, and a column 'episode' has to tell them")
+            said += ", or the rows of two episodes alternate, and a column 'episode' has to tell them apart"
+            raise ValueError(f"{said}; {WAY}")
         if self._moved >= FEW and self._late >= THROUGHOUT * self._moved:
             # where nothing leaves its state, this is right in any order of the rows; then few states recur
             sample = np.concatenate(self._sample)[:SAMPLE]
             recur = len(np.unique(sample, axis=0)) <= len(sample) / 2
             if not recur or 2 * self._firsts_moved > self._firsts:
                 said = "has next observations that are the observations of their own rows, throughout"
-                raise ValueError(f"{said}: they are one row off")
+                raise ValueError(f"{said}: they are one row off; {WAY}")
 
     def note(self, path: Any, episodes: int) -> str | None:
         """Return the line about a file that was cut; None: it is in order."""
