@@ -18,6 +18,7 @@ from rlplug.data.transitions import (
     SAID,
     check_observations,
     check_rows,
+    checked_actions,
     cut,
     ends,
     length_of,
@@ -61,10 +62,10 @@ class FlatSource:
         spans = np.column_stack((begin, begin + steps)).reshape(-1)
         self.returns = np.add.reduceat(reward, spans)[::2] if len(spans) else np.zeros(0)
         self.chunks = grouped(self.lengths, self.block)
-        blocks = range(0, n, self.block)
-        self.normalized = n > 0 and all(
-            reading.looks_normalized(self.columns["action"][low : low + self.block]) for low in blocks
-        )
+        self.normalized = n > 0
+        for low in range(0, n, self.block):
+            action = checked_actions(tree.take(self.columns["action"], slice(low, low + self.block)), reading, path)
+            self.normalized = self.normalized and reading.looks_normalized(action)
         flags = {"terminated", "truncated", "is_first", "valid"}
         self.keys = frozenset({*self.columns, *flags} - {"next_obs", "next_action_mask", "episode"})
 

@@ -13,7 +13,18 @@ from rlplug import tree
 from rlplug.data.arrays import CHUNK, FlatSource, grouped
 from rlplug.data.order import equal
 from rlplug.data.source import Reading, check_size, needs_package, why
-from rlplug.data.transitions import CALLED, NUMBERS, check_finite, check_rows, ends, length_of, named, stream
+from rlplug.data.transitions import (
+    CALLED,
+    NUMBERS,
+    check_finite,
+    check_observations,
+    check_rows,
+    checked_actions,
+    ends,
+    length_of,
+    named,
+    stream,
+)
 from rlplug.types import Batch, EnvSpec
 
 DEPTH = 8  # of groups in groups
@@ -60,7 +71,9 @@ class MinariSource:
                 returns.append(float(np.asarray(group["reward"], np.float64).sum()))
                 keys = {*group} if keys is None else keys & {*group}
                 row = max(row, sum(leaf[:1].nbytes for leaf in tree.leaves(group)))
-                self.normalized = self.normalized and reading.looks_normalized(group["action"])
+                check_observations(group, reading, path)
+                action = checked_actions(group["action"], reading, path)
+                self.normalized = self.normalized and reading.looks_normalized(action)
         self.lengths = np.array([n for _, n in self._episodes], np.int64)
         self.returns = np.array(returns)
         flags = {"terminated", "truncated", "is_first", "valid"}

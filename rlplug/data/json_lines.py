@@ -21,7 +21,18 @@ from rlplug.data.order import Order, equal
 from rlplug.data.packed import unpack
 from rlplug.data.rows import check_leaves, check_stream, put
 from rlplug.data.source import Reading, needs_package, refused, shown, spec_of, why
-from rlplug.data.transitions import CALLED, check_finite, check_rows, cut, ends, length_of, named, stream
+from rlplug.data.transitions import (
+    CALLED,
+    check_finite,
+    check_observations,
+    check_rows,
+    checked_actions,
+    cut,
+    ends,
+    length_of,
+    named,
+    stream,
+)
 from rlplug.types import Batch, EnvSpec
 
 SPACES = ".spaces"  # ends the name of the file beside one of rlplug's own, which says what its columns are
@@ -135,7 +146,10 @@ class JsonSource:
                     open_ones.clear()
                     continue
                 keys = {*columns} if keys is None else keys & {*columns}
-                normalized = normalized and reading.looks_normalized(columns["action"])
+                if not self._about:
+                    check_observations(columns, reading, path)
+                    action = checked_actions(columns["action"], reading, path)
+                    normalized = normalized and reading.looks_normalized(action)
         self._order.check()
         for one in open_ones.values():
             self._end(one, False, False)

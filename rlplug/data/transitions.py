@@ -260,11 +260,10 @@ def inside(rows: Batch, reading: Reading, path: Path) -> Batch:
         return rows
     group = only_group(reading.spec, path)
     rows = rows | {"obs": tree.map(np.ascontiguousarray, observe(group.obs)(_ordered(rows["obs"], group.obs)))}
-    action, space = rows["action"], group.action
-    if isinstance(space, spaces.Discrete) and action.ndim == 2 and action.shape[1] == 1:
-        action = action[:, 0]
-    _check("actions", action, space, path)
-    rows["action"] = own_actions(action, space, reading.normalized_actions)
+    space, valid = group.action, rows["valid"]
+    action = own_actions(checked_actions(rows["action"][valid], reading, path), space, reading.normalized_actions)
+    rows["action"] = np.zeros((len(valid), *action.shape[1:]), action.dtype)
+    rows["action"][valid] = action
     mask = reading.spec.extras.get("action_mask")
     if mask is not None and "action_mask" in rows and rows["action_mask"].shape[1:] != mask.shape:
         raise refused(
@@ -273,6 +272,21 @@ def inside(rows: Batch, reading: Reading, path: Path) -> Batch:
     if "logp" in rows and isinstance(space, spaces.Box) and space.is_bounded() and not reading.normalized_actions:
         rows["logp"] = rows["logp"] + np.log(_half_range(space)).sum(dtype=np.float32)  # the density inside [-1, 1]
     return rows
+
+
+def checked_actions(action: np.ndarray, reading: Reading, path: Path) -> np.ndarray:
+    """Return actions ``[n, ...]`` in the shape of the run's own; of choices, ``[n, 1]`` is ``[n]``.
+
+    Raises:
+        ConfigError: they are not of the run's spaces.
+    """
+    if reading.spec is None:
+        return action
+    space = only_group(reading.spec, path).action
+    if isinstance(space, spaces.Discrete) and getattr(action, "shape", ())[1:] == (1,):
+        action = action[:, 0]
+    _check("actions", action, space, path)
+    return action
 
 
 def own_actions(action: np.ndarray, space: spaces.Space[Any], normalized: bool) -> np.ndarray:

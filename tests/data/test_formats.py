@@ -359,6 +359,21 @@ def test_what_is_wrong_is_said(change, said, tmp_path):
     assert said in refused.value.message
 
 
+def test_choices_that_do_not_begin_at_zero(tmp_path):
+    """A final row has no action, whatever the first choice is."""
+    spec = single_agent(spaces.Box(-9, 9, (2,)), spaces.Discrete(3, start=5), None)
+    columns = transitions() | {"actions": np.array([5, 6, 7, 5, 6])}
+    found = read(as_npz(tmp_path / "a", columns), spec=spec)
+    assert found.episode(1, None, 1)["action"].tolist() == [2, 0, 1, 0]
+
+
+@pytest.mark.parametrize("write", [as_npz, as_hdf5, as_table])
+def test_other_spaces_are_found_when_a_file_is_opened(write, tmp_path):
+    path = write(tmp_path / "a", transitions())
+    with pytest.raises(ConfigError, match=r"has actions of shape \[2\], and those of env are Discrete"):
+        read(path, spec=testing.spec(2, 2))
+
+
 def test_choices_out_of_range(tmp_path):
     columns = {"obs": np.zeros((2, 4), np.float32), "actions": np.array([0, 2]), "rewards": np.zeros(2)}
     path = as_npz(tmp_path / "a", columns | {"dones": np.arange(2) == 1})
