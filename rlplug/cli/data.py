@@ -12,12 +12,12 @@ from rlplug.types import ConfigError
 USAGE = """rlplug data <files, folders or patterns ...> [--json]
 
 Shows what is in recorded episodes: how many, their returns and lengths, spaces, columns and what they cover, and what
-is missing. Reads what data.path reads. Parts that cannot be read are left out and named; an episode without an end
-counts as truncated. --json prints one JSON object."""
+is missing. Reads what data.path reads. Parts that cannot be read, or hold numbers that are not finite, are left out and
+named, and the exit code is 1; an episode without an end counts as truncated. --json prints one JSON object."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Describe recorded episodes.
+    """Describe recorded episodes, and return the exit code: 1 where parts of them cannot be read.
 
     Raises:
         ConfigError: there are none, or nothing of them can be read.
@@ -42,4 +42,4 @@ def main(arguments: Sequence[str]) -> int:
     for note in reading.notes:
         tell(note)
     print(json.dumps(about) if "--json" in arguments else table(about))
-    return 0
+    return 1 if reading.counts["damaged"] else 0

@@ -1,4 +1,4 @@
-"""Plain arrays: ``.npz`` of NumPy, HDF5 as D4RL and Minari write it, and parquet tables of transitions."""
+"""Transitions as plain arrays: ``.npz`` of NumPy, and parquet tables; HDF5 of D4RL is read by the same class."""
 
 from __future__ import annotations
 
@@ -8,159 +8,204 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 
 from rlplug import tree
-from rlplug.data.source import Reading, needs_package, refused
-from rlplug.data.transitions import CALLED, check_rows, cut, ends, length_of, named, stream
+from rlplug.data.order import Order
+from rlplug.data.source import Reading, check_size, refused
+from rlplug.data.transitions import (
+    CALLED,
+    SAID,
+    check_observations,
+    check_rows,
+    checked_actions,
+    cut,
+    ends,
+    length_of,
+    named,
+    not_finite,
+    streams,
+)
 from rlplug.types import Batch, EnvSpec
 
 CHUNK = 2**20  # bytes that are read together, about
+KINDS = ("half", "float", "double", "int", "uint", "bool")  # begin the names of Arrow's types of numbers
 
 
 class FlatSource:
-    """Transitions one behind another: columns ``[n, ...]``, which are sliced as they are read.
+    """Transitions one after another: columns ``[n, ...]``, which are sliced as they are read.
 
     Args:
         columns: by their names in the file; arrays, or what can be sliced like them.
 
     Raises:
-        ConfigError: a column is missing, too short, or an episode has no end.
+        ConfigError: a column is missing or too short, next observations are of other rows, or an episode has no end.
     """
 
     spec: EnvSpec | None = None
 
     def __init__(self, path: Path, reading: Reading, columns: Mapping[str, Any]) -> None:
         self.path, self.reading, self.columns = path, reading, named(columns, path)
-        n = len(self.columns["reward"])
         try:
-            check_rows(self.columns, n)
+            n = check_rows(self.columns)
+            check_observations(tree.take(self.columns, slice(0, 1)), reading, path)
+            self.block = max(1, CHUNK // max(1, sum(leaf[:1].nbytes for leaf in tree.leaves(self.columns))))
+            over, number = ends(self.columns, n), self.columns.get("episode")
+            number = None if number is None else np.asarray(number[:n]).reshape(-1)
+            apart = self._apart(over, number)
         except ValueError as error:
             raise refused(path, str(error)) from None
-        over, number = ends(self.columns, n), self.columns.get("episode")
-        terminated = np.asarray(
-            self.columns["terminated"][:n] if "terminated" in self.columns else np.zeros(n)
-        ).reshape(-1)
-        reward = np.asarray(self.columns["reward"][:n], np.float64).reshape(-1)
-        self._where: list[tuple[int, int, int]] = []  # begin, end and the steps that are kept
-        for low, high in cut(over, None if number is None else np.asarray(number[:n]).reshape(-1)):
-            where = f"{path}, the episode of rows {low} to {high - 1},"
-            ended, has_next = bool(over[high - 1]), "next_obs" in self.columns
-            if steps := length_of(high - low, ended, bool(terminated[high - 1]), has_next, reading, where):
-                self._where.append((low, high, steps))
-        self.lengths = np.array([steps for *_, steps in self._where], np.int64)
-        self.returns = np.array([reward[low : low + steps].sum() for low, _, steps in self._where], np.float64)
-        row = sum(leaf[:1].nbytes for leaf in tree.leaves(self.columns)) if n else 1
-        self.chunks = grouped(self.lengths, max(1, CHUNK // row))
+        self._where = self._kept(over | apart, number)
+        begin, _, steps = self._where.T
+        self.lengths = steps
+        reward = np.r_[np.asarray(self.columns["reward"][:n], np.float64).reshape(-1), 0.0]
+        spans = np.column_stack((begin, begin + steps)).reshape(-1)
+        self.returns = np.add.reduceat(reward, spans)[::2] if len(spans) else np.zeros(0)
+        self.chunks = grouped(self.lengths, self.block)
+        self.normalized = n > 0
+        for low in range(0, n, self.block):
+            action = checked_actions(tree.take(self.columns["action"], slice(low, low + self.block)), reading, path)
+            self.normalized = self.normalized and reading.looks_normalized(action)
         flags = {"terminated", "truncated", "is_first", "valid"}
         self.keys = frozenset({*self.columns, *flags} - {"next_obs", "next_action_mask", "episode"})
 
+    def _apart(self, over: np.ndarray, number: np.ndarray | None) -> np.ndarray:
+        """Return which transitions ``[n]`` the row after them does not continue, though they end no episode.
+
+        Raises:
+            ValueError: next observations are of other rows, or nothing shows how to put episodes together.
+        """
+        apart, again = np.zeros(len(over), np.bool_), resumed(over, number)
+        if "next_obs" not in self.columns:
+            if again.any():
+                assert number is not None
+                row = int(again.argmax())
+                said = f"has the rows of episode {number[row]} in several places, the first of which ends in row {row}"
+                raise ValueError(f"{said}; sort them by episode and step")
+            return apart
+        order = Order()
+        apart = order.add(self.columns, over, number, self.block)
+        order.check()
+        order.apart += int(again.sum())
+        apart |= again
+        if note := order.note(self.path, sum(1 for _ in cut(over | apart, number))):
+            self.reading.note(note)
+        return apart
+
+    def _kept(self, ended: np.ndarray, number: np.ndarray | None) -> np.ndarray:
+        """Return begin, end and kept steps of the episodes that are kept, ``[episodes, 3]``."""
+        n, has_next = len(ended), "next_obs" in self.columns
+        found = np.array([*cut(ended, number)], np.int64).reshape(-1, 2)
+        low, high = found.T
+        flags = self.columns.get("terminated")
+        terminated = np.zeros(n, np.bool_) if flags is None else np.asarray(flags[:n]).astype(np.bool_).reshape(-1)
+        steps = high - low - ~(has_next | terminated[high - 1])
+        wrong = not_finite(self.columns, self.block)
+        rows, episodes = np.flatnonzero(wrong), np.searchsorted(high, np.flatnonzero(wrong), "right")
+        for i in np.flatnonzero(~ended[high - 1] | (steps == 0) | np.isin(np.arange(len(low)), episodes)):
+            where = f"{self.path}, the episode of rows {low[i]} to {high[i] - 1},"
+            if len(bad := rows[episodes == i]):
+                said = SAID[wrong[bad[0]] - 1]
+                self.reading.lost(where, f"has {said} that is not a finite number, in row {bad[0]}")
+                steps[i] = 0
+                continue
+            end = int(high[i]) - 1
+            kept = length_of(
+                end + 1 - int(low[i]), bool(ended[end]), bool(terminated[end]), has_next, self.reading, where
+            )
+            steps[i] = kept
+        return np.column_stack((low, high, steps))[steps > 0]
+
     def read(self, chunk: int, keys: Sequence[str] | None = None) -> list[Batch]:
         part = self.chunks[chunk]
-        begin, end = self._where[part.start][0], self._where[part.stop - 1][1]
-        rows = tree.map(lambda x: np.asarray(x[begin:end]), self.columns)
-        return [
-            stream(tree.take(rows, slice(low - begin, high - begin)), steps, self.reading, self.path)
-            for low, high, steps in self._where[part.start : part.stop]
-        ]
+        begin, end, steps = self._where[part.start : part.stop].T
+        rows = tree.map(lambda x: np.asarray(x[begin[0] : end[-1]]), self.columns)
+        return streams(rows, begin - begin[0], steps, steps < end - begin, self.reading, self.path)
+
+
+def resumed(over: np.ndarray, number: np.ndarray | None) -> np.ndarray:
+    """Return after which transitions ``[n]`` another episode's rows stand, though their own goes on further on."""
+    found = np.zeros(len(over), np.bool_)
+    if number is None or len(number) < 2:
+        return found
+    _, which = np.unique(number, return_inverse=True)
+    last = np.zeros(which.max() + 1, np.int64)
+    np.maximum.at(last, which, np.arange(len(number)))
+    stops = np.flatnonzero(number[1:] != number[:-1])
+    found[stops] = ~over[stops] & (last[which[stops]] > stops)
+    return found
 
 
 def npz_source(path: Path, reading: Reading) -> FlatSource:
     """Open arrays that ``numpy.savez`` wrote. All of it is in memory.
 
     Raises:
-        ConfigError: it is no such file.
+        ConfigError, ValueError, zipfile.BadZipFile: it is no such file.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            read = {name for name in file.files if name.replace("/", ".").split(".")[0] in CALLED}
-            return FlatSource(path, reading, {name: file[name] if name in read else () for name in file.files})
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise refused(path, f"cannot be read: {str(error).partition(chr(10))[0]}") from None
+    with zipfile.ZipFile(path) as file:
+        names = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+        read = {name: info for name, info in names.items() if name.replace("/", ".").split(".")[0] in CALLED}
+        check_size(path, sum(info.file_size for info in read.values()), whole=True)
+        return FlatSource(path, reading, {name: _array(file, read.get(name)) for name in names})
 
 
-def hdf5_source(path: Path, reading: Reading) -> FlatSource | MinariSource:
-    """Open HDF5 that D4RL or Minari wrote.
+def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo | None) -> Any:
+    """Return an array of a zip file, whose header has to fit what it holds; of None: nothing."""
+    if info is None:
+        return ()
+    with file.open(info) as stream:
+        version = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, columns_first, dtype = read(stream)
+        if dtype.kind not in "biuf":
+            raise ValueError(f"{info.filename!r} holds no numbers, but {dtype}")
+        data = stream.read()
+    count = int(np.prod([float(size) for size in shape]))
+    if min(shape, default=0) < 0 or count * dtype.itemsize != len(data):
+        raise ValueError(f"{info.filename!r} holds {len(data)} bytes, and its header says {[*shape]} of {dtype}")
+    return np.ndarray(shape, dtype, data, order="F" if columns_first else "C")
+
+
+def table_source(path: Path, reading: Reading, file: Any) -> FlatSource:
+    """Take an open parquet file of transitions that others wrote; all of it is in memory.
 
     Raises:
-        ConfigError: it is no such file.
+        ConfigError: columns are missing.
+        ValueError: a column holds no numbers, or lists of unequal length.
     """
-    h5py = needs_package("h5py", str(path))
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise refused(path, f"cannot be read: {str(error).partition(chr(10))[0]}") from None
-    if any(name.startswith("episode_") for name in file):
-        return MinariSource(path, reading, file)
-    found: dict[str, Any] = {}
-    file.visititems(
-        lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) and item.shape else None
+    names = [field.name for field in file.schema_arrow]
+    read = [name for name in names if name.replace("/", ".").split(".")[0] in CALLED]
+    for name in read:
+        kind = file.schema_arrow.field(name).type
+        while str(kind).startswith(("list<", "large_list<", "fixed_size_list<")):
+            kind = kind.value_type
+        if not str(kind).startswith(KINDS):
+            raise ValueError(f"{name!r} holds no numbers, but {kind}")
+    of, groups = file.metadata, range(file.metadata.num_row_groups)
+    chunks = [of.row_group(i).column(j) for i in groups for j in range(of.num_columns)]
+    values = sum(
+        one.num_values for one in chunks if one.path_in_schema.split(".")[0] in {n.split(".")[0] for n in read}
     )
-    kept = {name: item for name, item in found.items() if not name.startswith(("metadata", "infos"))}
-    if "infos/action_log_probs" in found:
-        kept["logp"] = found["infos/action_log_probs"]
-    return FlatSource(path, reading, kept)
+    check_size(path, max(8 * values, of.num_rows), whole=True)
+    table = file.read(columns=read)
+    columns = {
+        name: _column(name, column.combine_chunks())
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return FlatSource(path, reading, {name: columns.get(name, ()) for name in names})
 
 
-class MinariSource:
-    """Episodes as Minari writes them: a group for each, whose observations are one more than its actions."""
-
-    spec: EnvSpec | None = None
-
-    def __init__(self, path: Path, reading: Reading, file: Any) -> None:
-        self.path, self.reading, self.file = path, reading, file
-        names = sorted((name for name in file if name.startswith("episode_")), key=lambda name: int(name[8:]))
-        self._episodes: list[tuple[str, int]] = []
-        returns = list[float]()
-        for name in names:
-            where = f"{path}, {name},"
-            try:
-                group = named(_leaves(file[name]), path)
-                n, reward = len(group["reward"]), np.asarray(group["reward"], np.float64)
-                check_rows(group, n, final=1)
-                over = ends(group, n)
-            except (OSError, KeyError, RuntimeError, ValueError) as error:
-                reading.lost(where, str(error).partition("\n")[0])
-                continue
-            if n and length_of(n, bool(over[-1]), True, True, reading, where):
-                self._episodes.append((name, n))
-                returns.append(reward.sum())
-        self.lengths = np.array([n for _, n in self._episodes], np.int64)
-        self.returns = np.array(returns)
-        row = 1
-        if self._episodes:
-            first = named(_leaves(file[self._episodes[0][0]]), path)
-            self.keys = frozenset({*first, "terminated", "truncated", "is_first", "valid"} - {"episode"})
-            row = sum(leaf[:1].nbytes for leaf in tree.leaves(first))
-        else:
-            self.keys = frozenset[str]()
-        self.chunks = grouped(self.lengths, max(1, CHUNK // max(1, row)))
-
-    def read(self, chunk: int, keys: Sequence[str] | None = None) -> list[Batch]:
-        part, rows = self.chunks[chunk], list[Batch]()
-        for name, steps in self._episodes[part.start : part.stop]:
-            columns = tree.map(np.asarray, named(_leaves(self.file[name]), self.path))
-            rows.append(stream(columns, steps, self.reading, self.path))
-        return rows
-
-
-def _leaves(group: Any) -> dict[str, Any]:
-    """Return the data sets of an episode; ``infos`` only for log-probabilities."""
-    found: dict[str, Any] = {}
-    group.visititems(lambda name, item: found.update({name: item}) if hasattr(item, "dtype") else None)
-    kept = {name: item for name, item in found.items() if not name.startswith("infos/")}
-    for name in ("infos/logp", "infos/action_logp", "infos/action_log_probs"):
-        if name in found:
-            kept["logp"] = found[name][: len(group["rewards"])]
-    return kept
-
-
-def table_source(path: Path, reading: Reading, table: Any) -> FlatSource:
-    """Take a parquet table of transitions that others wrote; all of it is in memory."""
-    columns: dict[str, Any] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        values = column.to_pylist() if str(column.type).startswith(("list", "fixed_size_list")) else column.to_numpy()
-        columns[name] = np.array(values)
-    return FlatSource(path, reading, columns)
+def _column(name: str, column: Any) -> np.ndarray:
+    """Return an Arrow array, of numbers or of lists of lists of them, as an array ``[n, ...]``."""
+    if column.null_count and not str(column.type).startswith(KINDS[:3]):
+        raise ValueError(f"{name!r} has {column.null_count} rows without a value")
+    if not hasattr(column, "value_lengths"):
+        return column.to_numpy(zero_copy_only=False)
+    n, inner = len(column), _column(name, column.flatten())
+    sizes = column.value_lengths().to_numpy(zero_copy_only=False)
+    if n and (sizes != sizes[0]).any():
+        raise ValueError(f"{name!r} has rows of {sizes.min()} to {sizes.max()} values")
+    return inner.reshape(n, int(sizes[0]) if n else 0, *inner.shape[1:])
 
 
 def grouped(lengths: np.ndarray, rows: int) -> list[range]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlplug import tree
 from rlplug.data.recording import Recording
+from rlplug.data.source import printable
 from rlplug.envs.spaces import in_words
 from rlplug.types import Batch, EnvSpec, groups_of
 
@@ -60,7 +61,7 @@ def table(about: dict[str, Any]) -> str:
     rows += [("coverage", f"of {about['looked_at']:,} episodes")]
     rows += [(f"  {name}", text) for name, text in about["coverage"].items()]
     rows += [("missing", f"{key}: {why}") for key, why in about["missing"].items()]
-    return "\n".join(f"{name:<14} {text}".rstrip() for name, text in rows)
+    return "\n".join(printable(f"{name:<14} {text}".rstrip()) for name, text in rows)
 
 
 def _spaces(spec: EnvSpec | None) -> Iterator[tuple[str, str]]:
@@ -85,6 +86,8 @@ def _cover(values: np.ndarray, is_action: bool) -> str:
             shares = (f"{choice}: {100 * n / len(values):.1f} %" for choice, n in zip(choices, counts, strict=True))
             return ", ".join(shares)
     flat = values.reshape(len(values), -1).astype(np.float64)
+    if not flat.size:
+        return "no elements"
     low, high = flat.min(0), flat.max(0)
     if flat.shape[1] > 8:
         return f"from {low.min():.4g} to {high.max():.4g} over {flat.shape[1]} elements"

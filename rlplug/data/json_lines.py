@@ -1,27 +1,39 @@
-"""JSON lines as RLlib writes them: a line is a ``SampleBatch``, whose columns may be compressed.
-
-A compressed column is base64 of LZ4 of a pickled array. Only arrays are unpickled; nothing else is ever executed.
-"""
+"""JSON lines as RLlib writes them: a line is a ``SampleBatch``, whose columns may be packed, see ``data.packed``."""
 
 from __future__ import annotations
 
 import base64
-import io
 import json
+import os
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from rlplug import tree
 from rlplug.checkpointing import atomic
-from rlplug.data.source import Reading, needs_package, refused
-from rlplug.data.transitions import CALLED, check_rows, cut, ends, length_of, named, stream
-from rlplug.envs.spec_json import from_json
-from rlplug.types import Batch, CheckpointError, EnvSpec
+from rlplug.data.order import Order, equal
+from rlplug.data.packed import unpack
+from rlplug.data.rows import check_leaves, check_stream, put
+from rlplug.data.source import Reading, needs_package, refused, shown, spec_of, why
+from rlplug.data.transitions import (
+    CALLED,
+    check_finite,
+    check_observations,
+    check_rows,
+    checked_actions,
+    cut,
+    ends,
+    length_of,
+    named,
+    stream,
+)
+from rlplug.types import Batch, EnvSpec
 
 SPACES = ".spaces"  # ends the name of the file beside one of rlplug's own, which says what its columns are
 COLUMNS = {
@@ -33,13 +45,9 @@ COLUMNS = {
 }
 """what RLlib calls columns"""
 SKIPPED = ("is_first", "valid", "obs")
-ARRAYS = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
-}
+LINE = 2**29  # bytes, at most
+PIECE = 2**20  # bytes of a line that are read together
+BESIDE = 2**26  # bytes of a file of spaces, at most
 
 
 def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> None:
@@ -54,20 +62,30 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
         OSError: the disk refuses.
     """
     leaves = [{"path": [*key], "dtype": x.dtype.name, "shape": [*x.shape[1:]]} for key, x in tree.items(episodes[0])]
-    number, lines = int(path.stem.rpartition("-")[2] or 0), list[bytes]()
+    lines = list[bytes]()
     for i, rows in enumerate(episodes):
         steps = len(rows["valid"]) - 1
         acted: Batch = tree.take({key: x for key, x in rows.items() if key not in SKIPPED}, slice(0, steps))
-        line: dict[str, Any] = {"type": "SampleBatch", "eps_id": [number * 10**6 + i] * steps, "t": [*range(steps)]}
+        line: dict[str, Any] = {"type": "SampleBatch", "eps_id": [eps_id(path, i)] * steps, "t": [*range(steps)]}
         for key, part in (("obs", slice(0, steps)), ("new_obs", slice(1, steps + 1))):
             line[key] = _written(tree.map(np.ascontiguousarray, tree.take(rows["obs"], part)), about["compress"])
         for key, leaf in acted.items():
             line[COLUMNS.get(key, key)] = _written(leaf, compress=False)
             if key not in COLUMNS:  # the final observation's, too, as of ``obs``
                 line[f"new_{key}"] = _written(tree.take(rows[key], slice(1, steps + 1)), compress=False)
+        if "logp" in acted:  # what RLlib's estimators read
+            line["action_prob"] = _written(np.exp(acted["logp"].astype(np.float64)), compress=False)
         lines.append(json.dumps(line).encode() + b"\n")
     atomic.replace(path.with_name(path.name + SPACES), json.dumps({"leaves": leaves, **about}).encode())
     atomic.replace(path, b"".join(lines))
+
+
+def eps_id(path: Path, i: int) -> int:
+    """Return the number of a file's episode, which no episode of another writer has: files of one folder are one set.
+
+    A file's name says who wrote it: the run, its rank, and which of its files it is.
+    """
+    return int.from_bytes(sha256(f"{path.stem} {i}".encode()).digest()[:8], "big") >> 2
 
 
 def _written(leaf: Any, compress: bool) -> Any:
@@ -77,73 +95,138 @@ def _written(leaf: Any, compress: bool) -> Any:
     return tree.map(lambda x: x.tolist(), leaf)
 
 
+@dataclass
+class _Open:
+    """An episode whose end was not read yet.
+
+    Attributes:
+        parts: line, first and last transition of each part.
+        after: next observation of its last transition, ``[1, ...]``; None: the file has none.
+    """
+
+    parts: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    total: float = 0.0
+    after: Any = None
+
+    @property
+    def steps(self) -> int:
+        return sum(high - low for _, low, high in self.parts)
+
+
 class JsonSource:
     """A file of lines. It is read once when it is opened, to see where episodes lie; then line by line.
 
     Raises:
         ConfigError: a line is damaged, of several agents, or of other spaces.
+        OSError, ValueError: the file is damaged as a whole.
     """
 
     def __init__(self, path: Path, reading: Reading) -> None:
         self.path, self.reading = path, reading
+        self._about = self._beside()
+        self.spec: EnvSpec | None = spec_of(self._about["spec"]) if self._about else None
         self._offsets = [0]
-        beside = path.with_name(path.name + SPACES)
-        try:
-            self._about: dict[str, Any] = json.loads(beside.read_bytes()) if beside.exists() else {}
-        except (OSError, ValueError) as error:
-            said = f"cannot be read: {_why(error)}; it says what the columns of {path.name} are"
-            raise refused(beside, said) from None
         self._line = lru_cache(8)(self._parsed)
-        open_parts: dict[Any, list[tuple[int, int, int]]] = {}
-        done: list[tuple[list[tuple[int, int, int]], int]] = []
-        returns, total, keys = list[float](), dict[Any, float](), None
+        self._episodes: list[tuple[list[tuple[int, int, int]], int]] = []
+        self._returns, self._order = list[float](), Order()
+        open_ones, keys, normalized = dict[Any, _Open](), None, not self._about
         with path.open("rb") as file:
-            for i, raw in enumerate(file):
+            while raw := self._next(file):
+                i = len(self._offsets) - 1
                 self._offsets.append(self._offsets[-1] + len(raw))
-                if not raw.strip():
-                    continue
                 try:
+                    if not raw.strip():
+                        continue
                     columns = self._decode(raw)
-                    check_rows(columns, n := len(columns["reward"]))
-                except (ValueError, KeyError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+                    check_rows(columns)
+                    check_finite(columns)
+                    self._add(i, columns, open_ones)
+                except (ValueError, KeyError, TypeError, EOFError, RuntimeError, OverflowError) as error:
                     reading.lost(f"{path}, line {i + 1}", _why(error))
-                    open_parts.clear()
-                    total.clear()
+                    open_ones.clear()
                     continue
                 keys = {*columns} if keys is None else keys & {*columns}
-                over, number = ends(columns, n), columns.get("episode")
-                for low, high in cut(over, number):
-                    key = None if number is None else number[low].item()
-                    open_parts.setdefault(key, []).append((i, low, high))
-                    total[key] = total.get(key, 0.0) + float(np.sum(columns["reward"][low:high], dtype=np.float64))
-                    if over[high - 1]:
-                        parts = open_parts.pop(key)
-                        terminated = bool("terminated" in columns and columns["terminated"][high - 1])
-                        steps = sum(b - a for _, a, b in parts)
-                        done.append((parts, length_of(steps, True, terminated, "next_obs" in columns, reading, "")))
-                        returns.append(total.pop(key))
-        for key, parts in open_parts.items():
-            steps, where = (
-                sum(b - a for _, a, b in parts),
-                f"{path}, the episode that begins in line {parts[0][0] + 1},",
-            )
-            if kept := length_of(steps, False, False, "next_obs" in (keys or ()), reading, where):
-                done.append((parts, kept))
-                returns.append(total[key])
-        self._episodes = [(parts, steps) for parts, steps in done if steps]
-        self.returns = np.array([x for x, (_, steps) in zip(returns, done, strict=True) if steps], np.float64)
+                if not self._about:
+                    check_observations(columns, reading, path)
+                    action = checked_actions(columns["action"], reading, path)
+                    normalized = normalized and reading.looks_normalized(action)
+        self._order.check()
+        for one in open_ones.values():
+            self._end(one, False, False)
+        if note := self._order.note(path, len(self._episodes)):
+            reading.note(note)
+        self.normalized = normalized and keys is not None
+        self.returns = np.array(self._returns, np.float64)
         self.lengths = np.array([steps for _, steps in self._episodes], np.int64)
         self.chunks = [range(i, i + 1) for i in range(len(self._episodes))]
         flags = {"terminated", "truncated", "is_first", "valid"}
         kept = [key for key in keys or () if not key.startswith(("new_", "next_"))]
         self.keys = frozenset({*kept, *flags} - {"episode"})
 
-    @property
-    def spec(self) -> EnvSpec | None:
+    def _next(self, file: BinaryIO) -> bytes:
+        """Return the next line; none: the file has ended.
+
+        Raises:
+            ConfigError: it is too long, or zeros, as where a file has a hole.
+        """
+        pieces, size = list[bytes](), 0
+        while not (pieces and pieces[-1].endswith(b"\n")) and (piece := file.readline(PIECE)):
+            pieces.append(piece)
+            size += len(piece)
+            if size > LINE or not piece.strip(b"\x00"):
+                said = f"is longer than {LINE >> 20:,} MiB" if size > LINE else "is no text"
+                raise refused(self.path, f"cannot be read: line {len(self._offsets)} {said}")
+        return b"".join(pieces)
+
+    def _beside(self) -> dict[str, Any]:
+        """Return what the file of spaces says that rlplug writes with each file; nothing for files of others.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
+        beside = self.path.with_name(self.path.name + SPACES)
+        if not os.path.lexists(beside):
+            return {}
         try:
-            return from_json(self._about["spec"])
-        except (CheckpointError, KeyError):
-            return None
+            if not beside.is_file() or beside.stat().st_size > BESIDE:
+                raise ValueError("it is no regular file of that kind")
+            about = json.loads(beside.read_bytes())
+            if not isinstance(about, dict):
+                raise ValueError("it is no object")
+            check_leaves(about["leaves"])
+            spec_of(about["spec"])
+        except (OSError, ValueError, KeyError, RecursionError) as error:
+            said = f"cannot be read: {_why(error)}; it says what the columns of {self.path.name} are"
+            raise refused(beside, said) from None
+        return about
+
+    def _add(self, i: int, columns: Batch, open_ones: dict[Any, _Open]) -> None:
+        """Add the transitions of line ``i`` to the episodes that they are of."""
+        number, over = columns.get("episode"), ends(columns, len(columns["reward"]))
+        number = None if number is None else np.reshape(number, -1)
+        apart = np.zeros(len(over), np.bool_)
+        if "next_obs" in columns:
+            apart = self._order.add(columns, over, number, len(over) + 1)
+        for low, high in cut(over | apart, number):
+            key = None if number is None else number[low].item()
+            one = open_ones.setdefault(key, _Open())
+            if one.after is not None and not equal(one.after, tree.take(columns["obs"], slice(low, low + 1))).all():
+                self._order.apart += 1
+                self._end(one, True, False)
+                one = open_ones[key] = _Open()
+            one.parts.append((i, low, high))
+            one.total += float(np.sum(columns["reward"][low:high], dtype=np.float64))
+            one.after = tree.take(columns["next_obs"], slice(high - 1, high)) if "next_obs" in columns else None
+            if over[high - 1] or apart[high - 1]:
+                terminated = "terminated" in columns and bool(columns["terminated"][high - 1])
+                self._end(open_ones.pop(key), True, terminated)
+
+    def _end(self, one: _Open, ended: bool, terminated: bool) -> None:
+        where = f"{self.path}, the episode that begins in line {one.parts[0][0] + 1},"
+        kept = length_of(one.steps, ended, terminated, one.after is not None, self.reading, where)
+        if kept:
+            self._episodes.append((one.parts, kept))
+            self._returns.append(one.total)
 
     def read(self, chunk: int, keys: Sequence[str] | None = None) -> list[Batch]:
         parts, steps = self._episodes[chunk]
@@ -153,17 +236,16 @@ class JsonSource:
             return [stream(columns, steps, self.reading, self.path)]
         own = Reading(None)  # as rlplug has them inside, of types that are known
         rows = stream(columns, steps, own, self.path)
+        typed: Batch = {}
         for leaf in self._about["leaves"]:
-            *parents, name = leaf["path"]
-            source, final, target = columns, columns, rows
-            for i, key in enumerate([*parents, name]):
+            found, source, final = rows, columns, columns
+            for i, key in enumerate(leaf["path"]):
+                found = found.get(key) if isinstance(found, dict) else None
                 source, final = source.get(key, {}), final.get(key if i else f"new_{key}", {})
-            for parent in parents:
-                target = target.setdefault(parent, {})
-            if name not in target:
-                target[name] = np.concatenate((source, final[-1:]))
-            target[name] = np.asarray(target[name], leaf["dtype"]).reshape(steps + 1, *leaf["shape"])
-        return [rows]
+            found = np.concatenate((source, final[-1:])) if found is None else found
+            put(typed, leaf["path"], np.asarray(found, leaf["dtype"]).reshape(steps + 1, *leaf["shape"]))
+        check_stream(typed, np.array([steps]), self.spec)
+        return [typed]
 
     def _parsed(self, line: int) -> Batch:
         with self.path.open("rb") as file:
@@ -172,7 +254,10 @@ class JsonSource:
 
     def _decode(self, raw: bytes) -> Batch:
         """Return the columns of a line as arrays, by rlplug's names; others as they are called."""
-        line = json.loads(raw)
+        try:
+            line = json.loads(raw)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         if not isinstance(line, dict):
             raise ValueError("it is no object")
         if line.pop("type", "SampleBatch") != "SampleBatch":
@@ -186,8 +271,7 @@ class JsonSource:
 def _read(value: Any) -> Any:
     """Return a column as an array ``[n, ...]`` or a dict of them; None: it is none."""
     if isinstance(value, str):
-        lz4 = needs_package("lz4.frame", "a compressed column")
-        value = _Arrays(io.BytesIO(lz4.decompress(base64.b64decode(value, validate=True)))).load()
+        value = unpack(value)
     if isinstance(value, dict):
         return {key: _read(part) for key, part in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], str):  # rows that are compressed one by one
@@ -196,16 +280,9 @@ def _read(value: Any) -> Any:
     return array if array.dtype.kind in "biuf" and array.ndim else None
 
 
-class _Arrays(pickle.Unpickler):
-    """Loads arrays, and containers of them."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ARRAYS:
-            raise pickle.UnpicklingError(f"it holds {module}.{name}, and only arrays are read")
-        return super().find_class(module, name)
-
-
 def _why(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):  # its own text counts lines within the line
         return f"{error.msg} at character {error.pos + 1}"
-    return str(error).partition("\n")[0] or type(error).__name__
+    if isinstance(error, KeyError):
+        return f"it has no {shown(error.args[0])!r}"
+    return why(error)

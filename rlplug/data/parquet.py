@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ import numpy as np
 from rlplug import tree
 from rlplug.checkpointing import atomic
 from rlplug.data.arrays import FlatSource, table_source
-from rlplug.data.source import Reading, needs_package, refused
-from rlplug.envs.spec_json import from_json
-from rlplug.types import Batch, CheckpointError, EnvSpec, RunError, groups_of
+from rlplug.data.rows import check_leaves, check_stream, put
+from rlplug.data.source import Reading, check_size, needs_package, refused, spec_of, why
+from rlplug.data.transitions import check_finite
+from rlplug.types import Batch, EnvSpec, RunError, groups_of
 
 FORMAT = 1  # is raised when the meaning of a file changes
 META = b"rlplug"
@@ -66,18 +66,15 @@ def parquet_source(path: Path, reading: Reading) -> ParquetSource | FlatSource:
 
     Raises:
         ConfigError: it is damaged, of a newer format, or has no transitions.
+        OSError, ValueError: it is damaged.
     """
-    pa, pq = needs_package("pyarrow", str(path)), needs_package("pyarrow.parquet", str(path))
-    try:
-        # buffered ahead, each open file would keep a row group
-        file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
-        if META in (file.schema_arrow.metadata or {}):
-            return ParquetSource(path, reading, file, json.loads(file.schema_arrow.metadata[META]))
-        return table_source(path, reading, file.read())
-    except MemoryError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise refused(path, f"cannot be read: {_first_line(error)}") from None
+    pq = needs_package("pyarrow.parquet", str(path))
+    # buffered ahead, each open file would keep a row group
+    file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
+    meta = (file.schema_arrow.metadata or {}).get(META)
+    if meta is None:
+        return table_source(path, reading, file)
+    return ParquetSource(path, reading, file, json.loads(meta))
 
 
 class ParquetSource:
@@ -85,18 +82,17 @@ class ParquetSource:
 
     Raises:
         ConfigError: it is of a newer format, or a row group is damaged.
+        ValueError: the footer does not fit what is in the file.
     """
 
-    def __init__(self, path: Path, reading: Reading, file: Any, meta: Mapping[str, Any]) -> None:
+    normalized = False
+
+    def __init__(self, path: Path, reading: Reading, file: Any, meta: Any) -> None:
         self.path, self.reading, self._file = path, reading, file
         self._pa = needs_package("pyarrow", str(path))
-        if meta["format"] != FORMAT:
-            said = f"was written by a newer rlplug, in format {meta['format']}; this one reads format {FORMAT}"
-            raise refused(path, said)
+        _check_meta(self._pa, path, file, meta)
         self.meta, self._leaves = meta, meta["leaves"]
-        self.spec: EnvSpec | None = None
-        with suppress(CheckpointError):
-            self.spec = from_json(meta["spec"])
+        self.spec: EnvSpec | None = spec_of(meta["spec"])
         self.keys = frozenset(leaf["path"][0] for leaf in self._leaves)
         self._groups = [group for group in range(len(meta["steps"])) if self._is_whole(group)]
         kept = [meta["steps"][group] for group in self._groups]
@@ -107,32 +103,72 @@ class ParquetSource:
 
     def read(self, chunk: int, keys: Sequence[str] | None = None) -> list[Batch]:
         group = self._groups[chunk]
-        leaves = [leaf for leaf in self._leaves if keys is None or leaf["path"][0] in keys]
         try:
-            table = self._file.read_row_group(group, [".".join(leaf["path"]) for leaf in leaves], use_threads=False)
+            rows = self._rows(group, keys)
         except (OSError, ValueError, self._pa.ArrowException) as error:
-            said = f"{self.path}, row group {group}, cannot be read any more: {_first_line(error)}"
+            said = f"{self.path}, row group {group}, cannot be read any more: {why(error)}"
             raise RunError(f"{self.reading.key}: {said}") from None
-        rows: Batch = {}
-        for leaf, column in zip(leaves, table.columns, strict=True):
-            *parents, name = leaf["path"]
-            part = rows
-            for parent in parents:
-                part = part.setdefault(parent, {})
-            part[name] = _array(column, leaf)
         ends = np.cumsum(np.array(self.meta["steps"][group]) + 1).tolist()
         return [tree.take(rows, slice(low, high)) for low, high in zip([0, *ends], ends, strict=False)]
 
+    def _rows(self, group: int, keys: Sequence[str] | None = None) -> Batch:
+        """Return the rows of a row group."""
+        leaves = [leaf for leaf in self._leaves if keys is None or leaf["path"][0] in keys]
+        names = [".".join(leaf["path"]) for leaf in leaves]
+        table = self._file.read_row_group(group, names, use_threads=False)  # so small that threads cost more
+        rows: Batch = {}
+        for leaf, column in zip(leaves, table.columns, strict=True):
+            put(rows, leaf["path"], _array(column, leaf))
+        return rows
+
     def _is_whole(self, group: int) -> bool:
-        """Read a row group once, so that a damaged one is found before anything is learned."""
+        """Read a row group once, so that what is wrong with it is found before anything is learned."""
         try:
-            self._file.read_row_group(group, use_threads=False)  # so small that threads cost more than they save
+            check_stream(rows := self._rows(group), np.array(self.meta["steps"][group]), self.spec)
+            for part in groups_of(rows).values():
+                check_finite(part)
         except MemoryError:  # of Arrow, whose errors it is one of
             raise
         except (OSError, ValueError, self._pa.ArrowException) as error:
-            self.reading.lost(f"{self.path}, row group {group}", _first_line(error))
+            self.reading.lost(f"{self.path}, row group {group}", why(error))
             return False
         return True
+
+
+def _check_meta(pa: Any, path: Path, file: Any, meta: Any) -> None:
+    """Check that a footer is of this format, and says what the file has.
+
+    Raises:
+        ConfigError: it was written by a newer version.
+        ValueError: something is missing, of another kind, or not as the file is.
+    """
+    version = meta.get("format") if isinstance(meta, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise refused(path, f"was written by a newer rlplug, in format {version}; this one reads format {FORMAT}")
+    if version != FORMAT or not {"leaves", "steps", "returns", "spec"} <= meta.keys():
+        raise ValueError("its footer is damaged")
+    leaves, schema, of = meta["leaves"], file.schema_arrow, file.metadata
+    check_leaves(leaves)
+    if schema.names != [".".join(leaf["path"]) for leaf in leaves]:
+        raise ValueError("its footer names other columns than it has")
+    for leaf in leaves:
+        if (kind := schema.field(".".join(leaf["path"])).type) != _type(pa, leaf):
+            raise ValueError(
+                f"its footer says {leaf['dtype']} {leaf['shape']} of {'.'.join(leaf['path'])!r}, which is {kind}"
+            )
+    width = sum(int(np.prod(leaf["shape"])) * np.dtype(leaf["dtype"]).itemsize for leaf in leaves)
+    check_size(path, width * of.num_rows, whole=False)
+    steps, returns = meta["steps"], meta["returns"]
+    for groups, kind in ((steps, int), (returns, int | float)):
+        if not isinstance(groups, list) or not all(
+            isinstance(group, list) and all(isinstance(one, kind) for one in group) for group in groups
+        ):
+            raise ValueError("its footer is damaged")
+    rows = [of.row_group(i).num_rows for i in range(of.num_row_groups)]
+    if [sum(group) + len(group) for group in steps] != rows or min(map(min, filter(None, steps)), default=1) < 1:
+        raise ValueError("its footer says another number of rows than it has")
+    if [*map(len, steps)] != [*map(len, returns)]:
+        raise ValueError("its footer is damaged")
 
 
 def _groups(episodes: Sequence[Batch]) -> Iterator[list[Batch]]:
@@ -180,7 +216,3 @@ def _array(column: Any, leaf: Mapping[str, Any]) -> np.ndarray:
         return data[: int(np.prod(shape))].reshape(shape)
     values = chunk.flatten() if leaf["shape"] else chunk
     return values.to_numpy(zero_copy_only=False).astype(leaf["dtype"], copy=False).reshape(shape)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

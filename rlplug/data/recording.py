@@ -6,17 +6,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from glob import glob, has_magic
 from pathlib import Path
 
 import numpy as np
 
-from rlplug.data.arrays import hdf5_source, npz_source
+from rlplug.data.arrays import npz_source
+from rlplug.data.files import find
+from rlplug.data.hdf5 import hdf5_source
 from rlplug.data.json_lines import JsonSource
 from rlplug.data.parquet import parquet_source
-from rlplug.data.source import Reading, Source, refused
+from rlplug.data.source import Reading, Source, refused, why
 from rlplug.envs.spec_json import mismatch
-from rlplug.types import Batch, ConfigError, EnvSpec
+from rlplug.types import Batch, ConfigError, EnvSpec, RunError
 
 FORMATS: Mapping[str, Callable[[Path, Reading], Source]] = {
     ".parquet": parquet_source,
@@ -62,6 +63,11 @@ class Recording:
         for i, path in enumerate(paths):
             if not sum(len(s.lengths) for s, of in zip(self.sources, self._share, strict=True) if of == i):
                 raise ConfigError(reading.key, f"{path} holds no episode")
+        for i, path in enumerate(paths):
+            own = [source for source, of in zip(self.sources, self._share, strict=True) if of == i]
+            if any(source.normalized for source in own) and all(one.normalized for one in own if len(one.lengths)):
+                said = f"{path} has actions in [-1, 1], and is scaled as if they were of env's own, wider bounds"
+                reading.note(f"{said}; if they are normalized, as RLlib writes them, take data.normalized_actions=true")
         self.keys = frozenset.intersection(*(source.keys for source in self.sources))
         self._begin = np.cumsum([0, *(len(source.lengths) for source in self.sources)])
         self._starts = [np.array([part.start for part in source.chunks]) for source in self.sources]
@@ -86,13 +92,27 @@ class Recording:
         source, inside = self.sources[i], number - int(self._begin[i])
         chunk = int(np.searchsorted(self._starts[i], inside, "right")) - 1
         if (i, chunk) not in self._kept:
-            with self.reading.named():
-                self._kept[i, chunk] = source.read(chunk, keys)
+            self._kept[i, chunk] = self._read(source, chunk, keys)
             while len(self._kept) > keep:
                 self._kept.popitem(last=False)
         self._kept.move_to_end((i, chunk))
         rows = self._kept[i, chunk][inside - source.chunks[chunk].start]
         return rows if keys is None else {key: rows[key] for key in keys}  # other files may have fewer
+
+    def _read(self, source: Source, chunk: int, keys: Sequence[str] | None) -> list[Batch]:
+        """Read a chunk of a file, which could be read when it was opened.
+
+        Raises:
+            ConfigError: its rows are of other spaces than the run's.
+            RunError: it cannot be read any more.
+        """
+        try:
+            with self.reading.named():
+                return source.read(chunk, keys)
+        except (ConfigError, RunError, MemoryError):
+            raise
+        except Exception as error:  # as in ``open_file``
+            raise RunError(f"{self.reading.key}: {source.path} cannot be read any more: {why(error)}") from error
 
     def _drawn(self, number: int) -> np.ndarray:
         """Return an order: files' chunks are shuffled, and the episodes within each, so that each is read once."""
@@ -129,23 +149,12 @@ class Recording:
 
 
 def files_of(path: str, key: str) -> list[Path]:
-    """Return the files that a path, folder or pattern means, in order of their names; errors name the setting ``key``.
+    """Return the files of episodes that a path, folder or pattern means; errors name the setting ``key``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or there are too many others.
     """
-    whole = Path(path)
-    if whole.is_dir():
-        found = [
-            file for file in whole.rglob("*") if file.suffix in FORMATS and not file.name.endswith("metadata.json")
-        ]
-    else:
-        found = [Path(file) for file in glob(path, recursive=True)] if has_magic(path) else [whole]
-    found = sorted(file for file in found if file.is_file())
-    if not found:
-        what = f"holds no file of episodes ({', '.join(FORMATS)})" if whole.is_dir() else "does not exist"
-        raise ConfigError(key, f"{path} {what}")
-    return found
+    return find(path, key, FORMATS)
 
 
 def open_file(path: Path, reading: Reading) -> Source:
@@ -157,7 +166,14 @@ def open_file(path: Path, reading: Reading) -> Source:
     with reading.named():
         if path.suffix not in FORMATS:
             raise refused(path, f"is of no known format: {', '.join(FORMATS)}")
-        source: Source = FORMATS[path.suffix](path, reading)
+        try:
+            source: Source = FORMATS[path.suffix](path, reading)
+        except (ConfigError, RunError):
+            raise
+        except MemoryError as error:
+            raise refused(path, f"does not fit into memory: {why(error)}") from None
+        except Exception as error:  # what is damaged or forged can break a library in any way
+            raise refused(path, f"cannot be read: {why(error)}") from error
         if reading.spec is not None and source.spec is not None:
             check_spaces(path, source.spec, reading.spec)
         return source

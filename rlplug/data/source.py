@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,9 +10,17 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+import psutil
+from gymnasium.spaces import Box
 
-from rlplug.types import Batch, ConfigError, EnvSpec
+from rlplug.envs.spec_json import from_json
+from rlplug.types import Batch, CheckpointError, ConfigError, EnvSpec
 
+MOST_NOTES = 20  # lines about the files of a recording
+MOST_LETTERS = 1000  # of what a file's contents add to a line
+ALWAYS = 2**30  # bytes that a file may unpack to, however small it is
+FOLDS = 100  # times its size that a larger one may unpack to
+ELEMENTS = 2**26  # of one observation, at most
 Choice: TypeAlias = Literal["refuse", "skip"]
 Unfinished: TypeAlias = Literal["refuse", "truncate", "skip"]
 
@@ -22,11 +31,12 @@ class Reading:
 
     Attributes:
         spec: the spaces of the run; None: whatever the file has, as it has it.
-        damaged: what becomes of a part of a file that cannot be read: an error, or it is left out and told.
+        damaged: what becomes of a part of a file that cannot be read: an error, or it is left out and named.
         unfinished: what becomes of an episode without an end: an error; its last observation becomes the final one of
             a truncated episode; or it is left out.
         normalized_actions: bounded actions of files that are not rlplug's own lie in [-1, 1], and not in their space.
-        notes: lines for a person, about what was left out.
+        notes: lines for a person, about what was left out or is read in another way than it may have been meant.
+        counts: how many ``notes`` there were, and how many ``damaged`` parts.
         key: the setting that names the files, for errors.
     """
 
@@ -35,6 +45,7 @@ class Reading:
     unfinished: Unfinished = "refuse"
     normalized_actions: bool = False
     notes: list[str] = field(default_factory=list[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
     key: str = "data.path"
 
     @classmethod
@@ -57,8 +68,27 @@ class Reading:
             ConfigError: damaged parts are refused.
         """
         if self.damaged == "refuse":
-            raise ConfigError("data.path", f"{where} cannot be read: {why}; data.damaged=skip leaves it out")
-        self.notes.append(f"{where} is left out: {why}")
+            raise ConfigError("data.path", f"{where} cannot be read: {shown(why)}; data.damaged=skip leaves it out")
+        self.counts["damaged"] += 1
+        self.note(f"{where} is left out: {shown(why)}")
+
+    def looks_normalized(self, action: np.ndarray) -> bool:
+        """Return whether actions lie in [-1, 1] though the bounds of the run's actions are wider."""
+        groups = () if self.spec is None else tuple((self.spec.native_spaces or self.spec.groups).values())
+        space = groups[0].action if len(groups) == 1 else None
+        if self.normalized_actions or not np.size(action):
+            return False
+        if not isinstance(space, Box) or not space.is_bounded():
+            return False
+        return max(np.abs(space.low).max(), np.abs(space.high).max()) > 1 >= np.abs(action).max()
+
+    def note(self, line: str) -> None:
+        """Add a line to ``notes``; of many, the last line says how many more there are."""
+        self.counts["notes"] += 1
+        more = self.counts["notes"] - MOST_NOTES
+        self.notes[MOST_NOTES:] = [f"and {more:,} more such lines"] if more > 0 else []
+        if more <= 0:
+            self.notes.append(line)
 
 
 class Source(Protocol):
@@ -75,6 +105,8 @@ class Source(Protocol):
     @property
     def returns(self) -> np.ndarray: ...  # sum of the rewards of every episode, ``[n]``
     @property
+    def normalized(self) -> bool: ...  # whether its actions look as if they were normalized, and are scaled again
+    @property
     def chunks(self) -> Sequence[range]: ...  # the episodes that are read together; ranges that follow each other
 
     def read(self, chunk: int, keys: Sequence[str] | None = None) -> list[Batch]:
@@ -84,7 +116,68 @@ class Source(Protocol):
 
 def refused(path: Path, why: str) -> ConfigError:
     """Return the error for a file that is not what a run can learn from."""
-    return ConfigError("data.path", f"{path} {why}")
+    return ConfigError("data.path", f"{path} {shown(why)}")
+
+
+def shown(text: object) -> str:
+    """Return what a file or a library says as a part of one line."""
+    line = printable(" ".join(str(text)[: 2 * MOST_LETTERS].split()))
+    return line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]}..."
+
+
+def printable(text: str) -> str:
+    """Return a text without the letters that a terminal obeys."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def why(error: BaseException) -> str:
+    """Return the cause of an error in a library, on one line."""
+    return shown(error) or type(error).__name__
+
+
+def check_size(path: Path, size: int, whole: bool) -> None:
+    """Check what a file unpacks to before it is unpacked.
+
+    Args:
+        size: bytes that it declares.
+        whole: all of it comes into memory.
+
+    Raises:
+        ValueError: that is far more than the file can honestly hold, or more than memory is free.
+    """
+    if size > max(ALWAYS, FOLDS * path.stat().st_size):
+        raise ValueError(f"{size / 2**20:,.1f} MiB are said to be in {path.stat().st_size / 2**20:,.1f} MiB")
+    if whole and size > (free := psutil.virtual_memory().available):
+        raise ValueError(f"its {size / 2**30:,.1f} GiB are held in memory, of which {free / 2**30:,.1f} GiB are free")
+
+
+def spec_of(node: Any) -> EnvSpec:
+    """Return the spaces that a file of rlplug's own declares.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    _check_shapes(node)
+    try:
+        return from_json(node)
+    except (CheckpointError, AttributeError, RecursionError) as error:
+        raise ValueError(f"its spaces cannot be read ({why(error)})") from None
+
+
+def _check_shapes(node: Any, depth: int = 0) -> None:
+    """Check that no space is so large that it fills the memory."""
+    if depth > 32:
+        raise ValueError("its spaces are nested too deeply")
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        if key in ("shape", "n") and isinstance(value, list):
+            sizes = [size for size in value if isinstance(size, int)]
+            if (
+                len(sizes) != len(value)
+                or min(sizes, default=0) < 0
+                or np.prod([float(size) for size in sizes]) > ELEMENTS
+            ):
+                raise ValueError(f"it has a space of shape {value}")
+        _check_shapes(value, depth + 1)
 
 
 def needs_package(name: str, what: str) -> Any:

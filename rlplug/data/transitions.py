@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gymnasium import spaces
 from rlplug import tree
 from rlplug.data.source import Reading, refused
 from rlplug.envs.spaces import inside_action, observe
-from rlplug.types import Batch
+from rlplug.types import Batch, EnvSpec, Group
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "obs": ("obs", "observations", "observation"),
@@ -30,6 +31,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """what rlplug, RLlib, Minari and D4RL call a column"""
 CALLED = {other: name for name, others in NAMES.items() for other in others}
 NEEDED = ("obs", "action", "reward")
+NUMBERS = "biuf"
+SINGLE = ("reward", "terminated", "truncated", "done", "logp", "episode")
+FINITE = ("obs", "next_obs", "action", "reward")
+SAID = ("an observation", "an observation", "an action", "a reward")
 
 
 def named(columns: Mapping[str, Any], path: Path) -> Batch:
@@ -43,41 +48,75 @@ def named(columns: Mapping[str, Any], path: Path) -> Batch:
         name, *inner = key.replace("/", ".").split(".")
         if name not in CALLED:
             continue
-        if not inner:
-            found[CALLED[name]] = leaf
-            continue
-        part = found.setdefault(CALLED[name], {})
-        for step in inner[:-1]:
+        part, (*parents, last) = found, (CALLED[name], *inner)
+        for step in parents:
             part = part.setdefault(step, {})
-        part[inner[-1]] = leaf
+            if not isinstance(part, dict):
+                raise refused(path, f"has both {step!r} and parts of it among its columns")
+        if last in part and isinstance(part[last], dict):
+            raise refused(path, f"has both {last!r} and parts of it among its columns")
+        part[last] = leaf
     have = ", ".join(columns)
     for key in NEEDED:
         if key not in found:
             raise refused(path, f"has no column for {key!r} ({', '.join(NAMES[key])}); it has {have}")
     done, truncated = found.pop("done", None), found.get("truncated")
     if done is not None and "terminated" not in found:
-        found["terminated"] = done if truncated is None else _flags(done) & ~_flags(truncated)
+        found["terminated"] = done
+        if truncated is not None and np.size(done) == np.size(truncated):
+            found["terminated"] = _flags(done) & ~_flags(truncated)
     if not {"terminated", "truncated", "episode"} & found.keys():
         ends = ", ".join(NAMES["terminated"] + NAMES["truncated"] + NAMES["done"])
         raise refused(path, f"does not say where episodes end ({ends}); it has {have}")
     return found
 
 
-def check_rows(columns: Batch, n: int, final: int = 0) -> None:
-    """Check that columns go together.
+def check_rows(columns: Batch, final: int = 0) -> int:
+    """Check that columns hold numbers and go together, and return how many transitions they have.
 
     Args:
-        n: transitions.
-        final: observations behind the last of them.
+        final: observations behind the last transition.
 
     Raises:
-        ValueError: one is of another length, or a reward is not a finite number.
+        ValueError: one is of another length, or holds no numbers.
     """
+    for key, leaf in tree.items(columns):
+        name, first = ".".join(key), next(iter(key))
+        if getattr(leaf, "dtype", np.dtype(object)).kind not in NUMBERS or not leaf.shape:
+            raise ValueError(f"has no rows of numbers in {name!r}")
+        if first in SINGLE and (first != name or np.prod(leaf.shape[1:]) != 1):
+            raise ValueError(f"has more than one number in a row of {first!r}")
+    n = len(columns["reward"])
     for key, leaf in tree.items(columns):
         if len(leaf) != n + (final if key[0] == "obs" else 0):
             raise ValueError(f"has {len(leaf)} rows of {'.'.join(key)!r}, and {n} of 'reward'")
-    if not np.isfinite(np.asarray(columns["reward"][:n], np.float64)).all():
-        raise ValueError("has a reward that is not a finite number")
+    return n
+
+
+def not_finite(columns: Batch, block: int) -> np.ndarray:
+    """Return which rows ``[n]`` have a number that is not finite: its place in ``FINITE`` plus 1, and 0 elsewhere.
+
+    Args:
+        columns: leaves ``[n, ...]``; some may be shorter.
+        block: rows that are read together.
+    """
+    leaves = [(place, leaf) for place, key in enumerate(FINITE, 1) for leaf in tree.leaves(columns.get(key, {}))]
+    found = np.zeros(max((len(leaf) for _, leaf in leaves), default=0), np.int8)
+    for place, leaf in leaves:
+        for low in range(0, len(leaf) if leaf.dtype.kind == "f" else 0, block):
+            values = np.asarray(leaf[low : low + block])
+            found[low : low + len(values)][~np.isfinite(values).reshape(len(values), -1).all(1)] = place
+    return found
+
+
+def check_finite(columns: Batch, block: int = 2**16) -> None:
+    """Check that observations, actions and rewards are numbers.
+
+    Raises:
+        ValueError: names the first row of which they are not.
+    """
+    if len(rows := np.flatnonzero(found := not_finite(columns, block))):
+        raise ValueError(f"has {SAID[found[rows[0]] - 1]} that is not a finite number, in row {rows[0]}")
 
 
 def cut(ended: np.ndarray, episode: np.ndarray | None = None) -> Iterator[tuple[int, int]]:
@@ -115,58 +154,100 @@ def length_of(steps: int, ended: bool, terminated: bool, has_next: bool, reading
     if not ended and reading.unfinished != "truncate":
         if reading.unfinished == "refuse":
             said = "has no end; data.unfinished=truncate ends it there, data.unfinished=skip leaves it out"
+            if not has_next:
+                said += "; nothing shows whether its rows are in order, as they have no next observations"
             raise refused(Path(where), said)
-        reading.notes.append(f"{where} is left out: it has no end")
+        reading.note(f"{where} is left out: it has no end")
         return 0
-    return steps if has_next or terminated else steps - 1
+    kept = steps if has_next or terminated else steps - 1
+    if not kept:
+        reading.note(f"{where} is left out: it has one step, and no observation after it")
+    return kept
+
+
+def check_observations(columns: Batch, reading: Reading, path: Path) -> None:
+    """Check that the observations of a file are of the run's spaces.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    for key in ("obs", "next_obs"):
+        if key in columns and reading.spec is not None:
+            _check("observations", columns[key], only_group(reading.spec, path).obs, path)
+
+
+def only_group(spec: EnvSpec, path: Path) -> Group:
+    """Return the environment's own spaces, of one agent.
+
+    Raises:
+        ConfigError: it has several agents.
+    """
+    if spec.has_agents:
+        raise refused(path, "has rows of one agent, and env has several")
+    (group,) = (spec.native_spaces or spec.groups).values()
+    return group
 
 
 def stream(columns: Batch, steps: int, reading: Reading, path: Path) -> Batch:
-    """Return the rows ``[steps + 1, ...]`` of one episode.
+    """Return the rows ``[steps + 1, ...]`` of one episode, whose transitions ``columns`` have; see ``streams``."""
+    inner = len(next(tree.leaves(columns["obs"]))) > steps
+    return streams(columns, np.array([0]), np.array([steps]), np.array([inner]), reading, path)[0]
+
+
+def streams(
+    columns: Batch, begin: np.ndarray, steps: np.ndarray, inner: np.ndarray, reading: Reading, path: Path
+) -> list[Batch]:
+    """Return the rows ``[steps + 1, ...]`` of several episodes.
 
     Args:
-        columns: of its transitions, ``[n, ...]``; ``obs`` may have the final observation, too.
-        steps: how many of them are kept, see ``length_of``.
+        columns: of all their transitions, ``[n, ...]``; ``obs`` may have the final observation, too.
+        begin: the first transition of each, ``[episodes]``.
+        steps: how many are kept of each, see ``length_of``.
+        inner: whether ``obs`` has its final observation, too.
 
     Raises:
         ConfigError: they are not of the run's spaces.
     """
-    if reading.spec is not None:
-        (group,) = (reading.spec.native_spaces or reading.spec.groups).values()
-        for key in ("obs", "next_obs"):
-            if key in columns:
-                _check("observations", columns[key], group.obs, path)
-    obs, n = columns["obs"], steps + 1
-    if len(next(tree.leaves(obs))) >= n:
-        obs = tree.take(obs, slice(0, n))
-    else:
-        last = columns.get("next_obs", obs)
-        final = tree.take(last, slice(steps - 1, steps))
-        obs = tree.map(
-            lambda a, b: np.concatenate((np.asarray(a), np.asarray(b))), tree.take(obs, slice(0, steps)), final
-        )
-    action = columns["action"]
-    rows: Batch = {"obs": obs, "action": action, "reward": np.asarray(columns["reward"], np.float32).reshape(-1)}
-    flags = {
-        key: np.asarray(columns.get(key, np.zeros(steps)), np.bool_).reshape(-1) for key in ("terminated", "truncated")
+    check_observations(columns, reading, path)
+    firsts = np.cumsum(np.r_[0, steps + 1])
+    finals, n, total = firsts[1:] - 1, begin + steps, firsts[-1]
+    valid = np.ones(total, np.bool_)
+    valid[finals] = False
+    acted = np.arange(total) - np.repeat(firsts[:-1] - begin, steps + 1)
+    source, acted = np.where(valid, acted, acted - ~np.repeat(inner, steps + 1)), acted[valid]
+
+    def observed(obs: Any, after: Any = None) -> np.ndarray:
+        found = np.asarray(obs)[source]
+        if after is not None and not inner.all():
+            last = np.asarray(after)[n[~inner] - 1]
+            found = found.astype(np.result_type(found, last), copy=False)
+            found[finals[~inner]] = last
+        return found
+
+    def padded(leaf: Any, dtype: Any = None) -> np.ndarray:
+        values = np.asarray(leaf, dtype)
+        found = np.zeros((total, *values.shape[1:]), values.dtype)
+        found[valid] = values[acted]
+        return found
+
+    rows: Batch = {
+        "obs": tree.map(observed, columns["obs"], *[columns[key] for key in ("next_obs",) if key in columns]),
+        "action": padded(columns["action"]),
+        "reward": padded(np.reshape(columns["reward"], -1), np.float32),
     }
-    for key, leaf in (rows | flags).items():
-        if key != "obs":
-            rows[key] = _padded(np.asarray(leaf), steps)
-    if not (rows["terminated"][steps - 1] or rows["truncated"][steps - 1]):
-        rows["truncated"][steps - 1] = True
+    for key in ("terminated", "truncated"):
+        flags = np.asarray(columns[key], np.bool_).reshape(-1) if key in columns else None
+        rows[key] = np.zeros(total, np.bool_) if flags is None else padded(flags)
+    rows["truncated"][finals - 1] |= ~rows["terminated"][finals - 1]
     rows["truncated"] &= ~rows["terminated"]
     for key in ("logp", "action_mask"):
         if key in columns:
-            rows[key] = _padded(np.asarray(columns[key], np.float32 if key == "logp" else np.bool_), steps)
+            rows[key] = padded(columns[key], np.float32 if key == "logp" else np.bool_)
     if "action_mask" in rows:  # behind a final observation nobody acts, but it may be bootstrapped from
-        rows["action_mask"][steps] = columns["next_action_mask"][steps - 1] if "next_action_mask" in columns else True
-    rows["is_first"], rows["valid"] = np.arange(n) == 0, np.arange(n) < steps
-    return inside(rows, reading, path)
-
-
-def _padded(leaf: np.ndarray, steps: int) -> np.ndarray:
-    return np.concatenate((leaf[:steps], np.zeros((1, *leaf.shape[1:]), leaf.dtype)))
+        rows["action_mask"][finals] = columns["next_action_mask"][n - 1] if "next_action_mask" in columns else True
+    rows["is_first"], rows["valid"] = np.isin(np.arange(total), firsts[:-1]), valid
+    rows = inside(rows, reading, path)
+    return [tree.take(rows, slice(low, high)) for low, high in pairwise(firsts.tolist())]
 
 
 def inside(rows: Batch, reading: Reading, path: Path) -> Batch:
@@ -177,16 +258,35 @@ def inside(rows: Batch, reading: Reading, path: Path) -> Batch:
     """
     if reading.spec is None:
         return rows
-    (group,) = (reading.spec.native_spaces or reading.spec.groups).values()
+    group = only_group(reading.spec, path)
     rows = rows | {"obs": tree.map(np.ascontiguousarray, observe(group.obs)(_ordered(rows["obs"], group.obs)))}
-    action, space = rows["action"], group.action
-    if isinstance(space, spaces.Discrete) and action.ndim == 2 and action.shape[1] == 1:
-        action = action[:, 0]
-    _check("actions", action, space, path)
-    rows["action"] = own_actions(action, space, reading.normalized_actions)
+    space, valid = group.action, rows["valid"]
+    action = own_actions(checked_actions(rows["action"][valid], reading, path), space, reading.normalized_actions)
+    rows["action"] = np.zeros((len(valid), *action.shape[1:]), action.dtype)
+    rows["action"][valid] = action
+    mask = reading.spec.extras.get("action_mask")
+    if mask is not None and "action_mask" in rows and rows["action_mask"].shape[1:] != mask.shape:
+        raise refused(
+            path, f"has action masks of shape {[*rows['action_mask'].shape[1:]]}, and those of env are {mask}"
+        )
     if "logp" in rows and isinstance(space, spaces.Box) and space.is_bounded() and not reading.normalized_actions:
         rows["logp"] = rows["logp"] + np.log(_half_range(space)).sum(dtype=np.float32)  # the density inside [-1, 1]
     return rows
+
+
+def checked_actions(action: np.ndarray, reading: Reading, path: Path) -> np.ndarray:
+    """Return actions ``[n, ...]`` in the shape of the run's own; of choices, ``[n, 1]`` is ``[n]``.
+
+    Raises:
+        ConfigError: they are not of the run's spaces.
+    """
+    if reading.spec is None:
+        return action
+    space = only_group(reading.spec, path).action
+    if isinstance(space, spaces.Discrete) and getattr(action, "shape", ())[1:] == (1,):
+        action = action[:, 0]
+    _check("actions", action, space, path)
+    return action
 
 
 def own_actions(action: np.ndarray, space: spaces.Space[Any], normalized: bool) -> np.ndarray:

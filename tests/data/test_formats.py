@@ -60,15 +60,19 @@ def test_only_the_asked_columns_are_read(tmp_path):
     assert {*found.episode(0, ["obs", "reward"], 1)} == {"obs", "reward"}
 
 
-def test_numbers_that_are_none_survive(tmp_path):
-    """NaN and infinity are told where they matter: when a run collects them."""
-    rows = plain(3, 0)
-    rows["obs"][1] = [np.nan, -np.inf]
-    for path in (
-        write_parquet(tmp_path / "a.parquet", [rows], testing.spec(2, 2)),
-        write_json(tmp_path / "a-000000.json", [rows], testing.spec(2, 2)),
-    ):
-        same(read(path).episode(0, None, 1), rows)
+@pytest.mark.parametrize(("key", "said"), {"obs": "an observation", "reward": "a reward"}.items())
+@pytest.mark.parametrize("number", [np.nan, -np.inf])
+def test_numbers_that_are_none_are_named(key, said, number, tmp_path):
+    """A run would stop at them: what it records has none."""
+    bad, spec = plain(3, 0), testing.spec(2, 2)
+    bad[key][1] = number
+    parquet = write_parquet(tmp_path / "a.parquet", [plain(2, 1), bad], spec)
+    json = write_json(tmp_path / "a-000000.json", [plain(2, 1), bad], spec)
+    for path, where in ((parquet, "row group 0"), (json, "line 2")):
+        why = f"{path.name}, {where} cannot be read: has {said} that is not a finite number, in row "
+        with pytest.raises(ConfigError, match=why):
+            read(path)
+    assert read(json, damaged="skip").lengths.tolist() == [2]
 
 
 # ---- other libraries' ----------------------------------------------------------------------------------------------
@@ -107,7 +111,8 @@ def transitions(next_obs: bool = True) -> dict[str, np.ndarray]:
     obs = np.arange(10, dtype=np.float32).reshape(5, 2) / 10
     found = {"observations": obs, "actions": np.array([[2.0, 10.0], [-2.0, 0.0], [0.0, 5.0], [1.0, 5.0], [0.0, 7.5]])}
     found |= {"rewards": np.arange(5.0), "terminals": np.arange(5) == 1, "timeouts": np.arange(5) == 4}
-    return found | ({"next_observations": obs + 0.05} if next_obs else {})
+    after = np.where(np.isin(np.arange(5), (1, 4))[:, None], obs + np.float32(0.05), np.roll(obs, -1, 0))
+    return found | ({"next_observations": after} if next_obs else {})
 
 
 def as_npz(path: Path, columns) -> Path:
@@ -354,6 +359,21 @@ def test_what_is_wrong_is_said(change, said, tmp_path):
     assert said in refused.value.message
 
 
+def test_choices_that_do_not_begin_at_zero(tmp_path):
+    """A final row has no action, whatever the first choice is."""
+    spec = single_agent(spaces.Box(-9, 9, (2,)), spaces.Discrete(3, start=5), None)
+    columns = transitions() | {"actions": np.array([5, 6, 7, 5, 6])}
+    found = read(as_npz(tmp_path / "a", columns), spec=spec)
+    assert found.episode(1, None, 1)["action"].tolist() == [2, 0, 1, 0]
+
+
+@pytest.mark.parametrize("write", [as_npz, as_hdf5, as_table])
+def test_other_spaces_are_found_when_a_file_is_opened(write, tmp_path):
+    path = write(tmp_path / "a", transitions())
+    with pytest.raises(ConfigError, match=r"has actions of shape \[2\], and those of env are Discrete"):
+        read(path, spec=testing.spec(2, 2))
+
+
 def test_choices_out_of_range(tmp_path):
     columns = {"obs": np.zeros((2, 4), np.float32), "actions": np.array([0, 2]), "rewards": np.zeros(2)}
     path = as_npz(tmp_path / "a", columns | {"dones": np.arange(2) == 1})
@@ -379,3 +399,16 @@ def test_of_several_agents(tmp_path):
     path.write_text(json.dumps({"type": "MultiAgentBatch", "count": 1, "policy_batches": {}}) + "\n")
     with pytest.raises(ConfigError, match="MultiAgentBatch"):
         read(path)
+
+
+def test_actions_that_may_have_been_normalized(tmp_path):
+    """They are scaled as if they were of env's own bounds, which a line says, unless the settings say what they are."""
+    columns = transitions() | {"actions": np.full((5, 2), 0.5)}
+    path, said = as_npz(tmp_path / "a", columns), "has actions in [-1, 1], and is scaled as if they were of env's own"
+    for settings, expected in (({}, True), ({"normalized_actions": True}, False)):
+        notes: list[str] = []
+        read(path, spec=ARM, notes=notes, **settings)
+        assert [said in note for note in notes] == [True] * expected
+    notes = []
+    read(as_npz(tmp_path / "a", transitions()), spec=ARM, notes=notes)  # up to 2 and 10
+    assert notes == []

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import gymnasium
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -386,3 +389,54 @@ def test_what_was_left_out_is_told(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", obs=torch.zeros(4, 2), actions=np.zeros(4), rewards=np.ones(4), dones=[0, 1, 0, 0])
     assert main(["data", str(tmp_path)]) == 0
     assert "2, 3 steps" in capsys.readouterr().out
+
+
+# ---- numbers that are not finite ------------------------------------------------------------------------------------
+
+
+def as_npz(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    np.savez(path / "a.npz", **columns)  # type: ignore[arg-type]
+    return path / "a.npz"
+
+
+def as_hdf5(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    with h5py.File(path / "a.hdf5", "w") as file:
+        for name, leaf in columns.items():
+            file[name] = leaf
+    return path / "a.hdf5"
+
+
+def as_table(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    pq.write_table(pa.table({name: leaf.tolist() for name, leaf in columns.items()}), path / "a.parquet")
+    return path / "a.parquet"
+
+
+def as_lines(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    line = {"type": "SampleBatch", "obs": columns["observations"].tolist(), "dones": columns["terminals"].tolist()}
+    line |= {key: columns[key].tolist() for key in ("actions", "rewards")}
+    (path / "a.json").write_text(json.dumps(line) + "\n")
+    return path / "a.json"
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("key", ["observations", "rewards"])
+@pytest.mark.parametrize("write", [as_npz, as_hdf5, as_table, as_lines])
+def test_numbers_that_are_not_finite_are_named_before_anything_starts(write, key, number, tmp_path, capsys):
+    """By file and row; ``rlplug data`` leaves their episode out, says so, and fails."""
+    columns = {key: leaf[:40].copy() for key, leaf in np.load(SMALL).items() if len(leaf) >= 40}
+    columns |= {"terminals": np.isin(np.arange(40), (9, 29, 39)), "timeouts": np.zeros(40, bool)}
+    columns = {key: leaf for key, leaf in columns.items() if not key.startswith("next")}
+    columns[key] = columns[key].astype(np.float64)
+    columns[key][12] = number
+    path, words = write(tmp_path, columns), [word for word in BC if not word.startswith("data.")]
+    assert main([*words, f"data.path={path}", f"hydra.run.dir={tmp_path / 'run'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    where = "line 1" if write is as_lines else "the episode of rows 10 to 29,"
+    what = "an observation" if key == "observations" else "a reward"
+    assert f"{path}, {where} cannot be read: has {what} that is not a finite number, in row 12" in line
+    assert not (tmp_path / "run").exists()
+
+    code, said = main(["data", str(path)]), capsys.readouterr()
+    assert "nan" not in said.out
+    assert f"{where} is left out: has {what} that is not a finite number, in row 12" in said.err or write is as_lines
+    assert (code, "2, 20 steps" in said.out) == ((2, False) if write is as_lines else (1, True))

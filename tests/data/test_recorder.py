@@ -81,6 +81,22 @@ def test_episodes_are_those_that_were_collected(env, form, tmp_path):
             assert allowed.all()
 
 
+@pytest.mark.parametrize("hardware", ["cpu", pytest.param("2cpu", marks=pytest.mark.slow)])
+def test_lines_of_several_runs_are_one_set_for_rllib(hardware, tmp_path):
+    """Its readers put lines together by ``eps_id``, and its estimators divide by ``action_prob``."""
+    words = [f"hardware={hardware}", "num_envs=4", "env=cartpole", "record.format=json", "record.max_file_size=4000"]
+    for number in range(2):
+        data = f"record.path={tmp_path / 'data'}"
+        train(compose([*PPO, "total_steps=512", *words, data, f"seed={number}"]), tmp_path / str(number))
+    lines = [json.loads(line) for path in (tmp_path / "data").glob("*.json") for line in path.read_text().splitlines()]
+    assert len(lines) == len(episodes(tmp_path / "data")) > 20
+    assert len({*(number for line in lines for number in line["eps_id"])}) == len(lines)
+    for line in lines:
+        assert len({*line["eps_id"]}) == 1
+        assert max(line["eps_id"]) < 2**62
+        np.testing.assert_allclose(line["action_prob"], np.exp(line["action_logp"]))
+
+
 def test_what_is_recorded_does_not_change_what_is_learned(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     train(compose([*PPO, "env=cartpole", "total_steps=480"]), one)
