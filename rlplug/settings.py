@@ -50,6 +50,11 @@ Scheduled: TypeAlias = T | Annotated[list[tuple[NonNegativeInt, T]], AfterValida
 """A number, or ``[[env_step, value], ...]``: linear in between, constant before and after."""
 
 
+def is_schedule(annotation: Any) -> bool:
+    """Return whether a type is that of points, the second form of ``Scheduled``."""
+    return any(getattr(mark, "func", None) is _in_order for mark in getattr(annotation, "__metadata__", ()))
+
+
 def option(doc: str) -> Any:
     """Declare a required field with its line of documentation."""
     return Field(description=doc)

@@ -12,8 +12,13 @@ from rlplug.types import ConfigError
 USAGE = """rlplug resume <run folder> [key=value ...]
 
 Continues a run from its newest good checkpoint, as if it had never ended. The folder is all it needs.
-total_steps may be raised, and what does not alter learning may change: eval, estimate, log, checkpoint,
-logger, hardware, compile, deterministic, on_nan."""
+What does not alter learning may change: eval, estimate, log, checkpoint, logger, hardware, compile,
+deterministic, on_nan. total_steps may be raised, and what can follow a schedule may be set:
+
+  total_steps=200_000 schedules=stretch
+                           schedules that end where the run ended keep their shape over the new total
+  total_steps=200_000 algo.lr=1e-4
+                           goes on with this step size instead"""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -142,7 +142,7 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
         path = fabric.broadcast(checkpoint and checkpoint.path)
         if path is not None:
             checkpoint = checkpoint or Checkpoint(path)
-            _check_own(checkpoint, manifest["run"], config)
+            _check_own(checkpoint, manifest, config, changed)
         unit = config.loop.cls.unit
         if done := run_dir.finished(folder, unit):
             made = checkpoint.steps if checkpoint else before["total_steps"]
@@ -169,20 +169,25 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
     """Return a run's configuration with the overrides and without, its manifest, and notes on changed plugins."""
-    from rlplug.config.changes import change  # here: it imports Hydra
+    from rlplug.config.changes import STRETCH, extended, resumed  # here: it imports Hydra
 
     before, manifest = run_dir.read(folder)
-    raw, plugins = change(before, overrides, RESUMABLE, WHY), manifest["plugins"].items()
+    raw, plugins = resumed(before, overrides), manifest["plugins"].items()
     kept = {key: origin for key, origin in plugins if value_at(raw, f"{key}.name") == origin["name"]}
-    return raw, before, manifest, check_installed(kept, manifest["versions"])
+    notes = check_installed(kept, manifest["versions"])
+    raw, more = extended(parse(raw).raw, before["total_steps"], STRETCH in overrides)
+    return raw, before, manifest, notes + more
 
 
-def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
-    """Check that the run ``run``, as it is configured now, can continue from ``checkpoint``."""
-    if checkpoint.manifest["run"] != run:
+def _check_own(
+    checkpoint: Checkpoint, manifest: dict[str, Any], config: RunConfig, changed: Sequence[tuple[str, Any, Any]]
+) -> None:
+    """Check that a run, as it is configured now and ``changed`` by a command line, can continue from a checkpoint."""
+    if checkpoint.manifest["run"] != manifest["run"]:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
+    noted = {key for key, *_ in changed}.union(*(one["changed"] for one in manifest["resumed"]))
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
-        if key.split(".")[0] not in RESUMABLE:
+        if key.split(".")[0] not in RESUMABLE and key not in noted:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
         if key == "hardware.actors.count":  # before any is started
             then = f"{old} actors" if old else "no actors"
