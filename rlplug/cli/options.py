@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from rlplug.config.errors import show
-from rlplug.settings import Nested, is_schedule
+from rlplug.settings import LARGEST, Nested, is_schedule
 
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
 
@@ -67,4 +67,4 @@ def range_text(annotation: Any) -> str:
 
 
 def _bounds(bound: Any, name: str) -> bool:
-    return getattr(bound, name, None) is not None
+    return getattr(bound, name, None) not in (None, LARGEST)  # which every integer has

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from rlplug.cli import tell
+from rlplug.cli.meant import require_run
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if not folder or ("=" in folder and not os.path.exists(folder)) or folder.startswith("-"):
         raise ConfigError("", "resume takes a run folder, then settings written key=value; see rlplug resume --help")
 
+    require_run(folder)
     warn_broken()
 
     from rlplug.run import launch  # here: torch takes seconds to import

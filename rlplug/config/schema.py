@@ -217,7 +217,9 @@ def parse(raw: dict[str, Any]) -> RunConfig:
 
 def _meant(error: ConfigError, raw: Mapping[str, Any]) -> ConfigError:
     """Return the error; for an unknown key, one that names what another library or another place calls so."""
-    if isinstance(error, UnknownKeyError) and (others := elsewhere(raw, error.key)):
+    from rlplug.config.explain import chosen_as  # here: it imports this module
+
+    if isinstance(error, UnknownKeyError) and (others := elsewhere(raw, error.key) or chosen_as(error.key, raw)):
         return ConfigError(error.key, f"unknown key; did you mean {' or '.join(others)}?")
     return error
 
