@@ -48,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _printed(run, arguments) if verb in PRINT else run(arguments)
     except (ConfigError, RunError) as error:
         return refuse(error)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        return refuse(ConfigError("", f"{error.filename}: {error.strerror}"))
     except KeyboardInterrupt as end:
         return 128 + (end.args[0] if end.args else signal.SIGINT)
 

@@ -80,14 +80,17 @@ def require_run(path: str) -> None:
 
     A folder of runs is answered with the newest run in it, and what does not exist with the newest in ``runs``.
     """
-    folder = Path(path)
+    folder, own = Path(path), ("manifest.json", "checkpoints", "config.yaml")
     try:
-        exists, is_folder = folder.exists(), folder.is_dir()
+        folder.stat()
+        exists = True
+    except FileNotFoundError:
+        exists = False
+    except (PermissionError, NotADirectoryError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except (OSError, ValueError):  # the name is too long, or holds a null
         return
-    if exists and (
-        not is_folder or any((folder / own).exists() for own in ("manifest.json", "checkpoints", "config.yaml"))
-    ):
+    if exists and (not folder.is_dir() or any((folder / name).exists() for name in own)):
         return
     newest = max(_runs(folder if exists else Path("runs")), key=lambda found: found[0], default=None)
     if newest is not None:

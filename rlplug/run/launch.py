@@ -28,7 +28,7 @@ from rlplug.distributed.spawn import RankError, last_words, spawn_ranks
 from rlplug.distributed.torch_setup import denormals_flushed
 from rlplug.envs.silence import is_silent
 from rlplug.registry.installed import check_installed, check_same, installed
-from rlplug.run import run_dir
+from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import callbacks_of, restore
 from rlplug.run.loggers import DISK, AtOnce
@@ -116,7 +116,7 @@ def _train(
     with (
         closing(build(config, folder, fabric, plan)) as trainer,
         last_words(),
-        _disk_errors(folder),
+        _machine_errors(folder),
         ExitStack() as lock,
     ):
         start(trainer)
@@ -134,7 +134,7 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
     tell = tell if first else lambda line: None
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     raw, before, manifest, notes = _read(folder, overrides)
-    with _disk_errors(folder), run_dir.locked(folder) if first else nullcontext():
+    with _machine_errors(folder), run_dir.locked(folder) if first else nullcontext():
         for note in notes:
             tell(note)
         config, changed = parse(raw), differences(before, raw)
@@ -203,7 +203,7 @@ def _drive(trainer: Trainer) -> float:
     callbacks, folder, status, startup = callbacks_of(trainer), trainer.run_dir, "failed", 0.0
     manager = callbacks.open(trainer)
     try:
-        with _disk_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
+        with _machine_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
             startup = _age() or trainer.clock.startup_s
@@ -303,14 +303,19 @@ def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a full or broken disk into one message: it is no bug."""
+def _machine_errors(folder: Path) -> Iterator[None]:
+    """Turn a full or broken disk, and a lack of memory, into one message: it is no bug."""
     try:
         yield
     except OSError as error:
         if error.errno not in DISK:
             raise
         raise RunError(f"{error.filename or folder}: {error.strerror}") from None
+    except (RuntimeError, MemoryError) as error:
+        if (what := checks.lacking(error)) is None:
+            raise
+        said = "a smaller buffer or model, or fewer environments, takes less"
+        raise RunError(f"there is no memory for {what}; {said}") from None
 
 
 def _with_way_back(error: object, folder: Path) -> str:
