@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from rlplug import cli
@@ -42,7 +45,9 @@ FLAGS = {
 """flags of other programs, without dashes, and what to say instead"""
 
 DEPTH = 4
-"""folders below which runs are looked for: runs/multirun/<date>/<job>"""
+"""of folders in which runs are looked for: runs/multirun/<date>/<job>"""
+MOST = 1_000
+"""folders of a depth, and entries of a folder, that are looked at"""
 
 
 def no_verb(verb: str) -> ConfigError:
@@ -99,8 +104,15 @@ def require_run(path: str) -> None:
 
 
 def _runs(folder: Path) -> Iterator[tuple[float, Path]]:
-    """Yield the runs in a folder, each with the time when it was started or continued."""
-    for depth in range(1, DEPTH + 1):
-        for file in folder.glob("/".join(["*"] * depth + ["manifest.json"])):
-            if (file.parent / "config.yaml").exists():
-                yield file.stat().st_mtime, file.parent
+    """Yield the runs in a folder, each with the time when it was started or continued; of very many, some."""
+    level = [folder]
+    for _ in range(DEPTH):
+        below: list[Path] = []
+        for place in level[:MOST]:
+            with suppress(OSError), os.scandir(place) as entries:
+                below += [Path(entry.path) for entry in islice(entries, MOST) if entry.is_dir(follow_symlinks=False)]
+        for run in below:
+            with suppress(OSError):
+                if (run / "config.yaml").exists():
+                    yield (run / "manifest.json").stat().st_mtime, run
+        level = below
