@@ -18,7 +18,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
 from rlplug.checkpointing.format import Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
-from rlplug.config.schema import CORE, OLDER, kind_of
+from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
 from rlplug.data.recorder import EpisodeFiles, digest
 from rlplug.data.recording import Recording
@@ -295,7 +295,7 @@ def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[s
 
 
 def _core(raw: Mapping[str, Any]) -> Core:
-    return typed(Core, OLDER | {key: raw[key] for key in CORE if key in raw})
+    return typed(Core, {key: raw[key] for key in CORE if key in raw})
 
 
 def _restored(

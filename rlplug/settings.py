@@ -13,11 +13,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
+from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic import NonNegativeFloat as NonNegativeFloat
-from pydantic import NonNegativeInt as NonNegativeInt
 from pydantic import PositiveFloat as PositiveFloat
-from pydantic import PositiveInt as PositiveInt
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -36,6 +35,9 @@ ModelNode: TypeAlias = Annotated[Any, Nested("model")]
 AlgoNode: TypeAlias = Annotated[Any, Nested("algo")]
 """An algorithm inside a component: ``cfg.<option>.build(ctx.child(spec))``, and ``cfg.<option>.needs(spec)``."""
 
+LARGEST = 2**63 - 1  # that a tensor can hold
+NonNegativeInt = Annotated[int, Ge(0), Le(LARGEST)]
+PositiveInt = Annotated[int, Gt(0), Le(LARGEST)]
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
 AtLeastOne = Annotated[float, Field(ge=1.0)]
 
@@ -48,6 +50,11 @@ def _in_order(points: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
 
 Scheduled: TypeAlias = T | Annotated[list[tuple[NonNegativeInt, T]], AfterValidator(_in_order)]
 """A number, or ``[[env_step, value], ...]``: linear in between, constant before and after."""
+
+
+def is_schedule(annotation: Any) -> bool:
+    """Return whether a type is that of points, the second form of ``Scheduled``."""
+    return any(getattr(mark, "func", None) is _in_order for mark in getattr(annotation, "__metadata__", ()))
 
 
 def option(doc: str) -> Any:

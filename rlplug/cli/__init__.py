@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from rlplug.distributed.output import outlive_readers
-from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, RunError
 
 VERBS = ("train", "resume", "evaluate", "estimate", "check", "data", "profile", "plugins", "new")
@@ -34,18 +33,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     warnings.formatwarning = _formatted
+    warnings.filterwarnings("error", r"provider=hydra\.searchpath .* is not available")  # Hydra would go on
     try:
         if arguments == ["--version"]:
             print(f"rlplug {version('rlplug')}")
             return 0
         verb = arguments.pop(0) if arguments and _is_word(arguments[0]) else "train"
         if verb not in VERBS:
-            raise ConfigError("", f"unknown verb {verb!r}; {unknown(verb, VERBS)}. Settings are written key=value")
+            from rlplug.cli.meant import no_verb
+
+            raise no_verb(verb)
         outlive_readers("stderr", *(() if verb in PRINT else ("stdout",)))
         run = importlib.import_module(f"rlplug.cli.{verb}").main
         return _printed(run, arguments) if verb in PRINT else run(arguments)
     except (ConfigError, RunError) as error:
         return refuse(error)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        return refuse(ConfigError("", f"{error.filename}: {error.strerror}"))
     except KeyboardInterrupt as end:
         return 128 + (end.args[0] if end.args else signal.SIGINT)
 

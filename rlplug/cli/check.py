@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from rlplug.cli.meant import no_flag
+from rlplug.cli.sweep import require_folders
 from rlplug.config import composed, validated
 from rlplug.registry import warn_broken
-from rlplug.types import ConfigError
 
 USAGE = """rlplug check [key=value ...]
 
@@ -21,9 +22,10 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     if flags := [argument for argument in arguments if argument.startswith("-")]:
-        raise ConfigError("", f"check takes no flag {flags[0]}; settings are written key=value")
+        raise no_flag(flags[0])
     warn_broken()
     config = composed(arguments)
+    require_folders(config.hydra)
     run, pair = validated(config, config.hydra, arguments)
 
     from rlplug.cli.describe import describe  # here: torch takes seconds to import

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplug import cli
+from rlplug.cli.meant import require_run
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("", f"estimate takes no flag {flags[0]}; see rlplug estimate --help")
     if not path or ("=" in path and not os.path.exists(path)):
         raise ConfigError("", "estimate takes a run folder or a checkpoint first; see rlplug estimate --help")
+    require_run(path)
     warn_broken()
 
     from rlplug.agent import estimate  # here: torch takes seconds to import

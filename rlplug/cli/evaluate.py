@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlplug.cli import tell
+from rlplug.cli.meant import require_run
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, Mode
 
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("", f"evaluate takes no flag {flags[0]}; see rlplug evaluate --help")
     if not path or ("=" in path and not os.path.exists(path)):
         raise ConfigError("", "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help")
+    require_run(path)
     warn_broken()
 
     from rlplug.agent import evaluate  # here: torch takes seconds to import

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from rlplug.config.errors import show
-from rlplug.settings import Nested
+from rlplug.settings import LARGEST, Nested, is_schedule
 
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
 
@@ -45,7 +45,7 @@ def type_text(annotation: Any) -> str:
     """Return the type as text: ``float or schedule``, ``int or null``, ``'relu' or 'tanh'``, ``list[int]``."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return " or ".join("schedule" if _is_schedule(member) else type_text(member) for member in arguments)
+        return " or ".join("schedule" if is_schedule(member) else type_text(member) for member in arguments)
     if origin is Annotated:
         return type_text(arguments[0])
     if origin is Literal:
@@ -59,7 +59,7 @@ def range_text(annotation: Any) -> str:
     """Return the range as text, ``>= 0, <= 1``: of the value, of a schedule's values or of a list's items."""
     found: list[str] = []
     for member in get_args(annotation) if get_origin(annotation) is not Literal else ():
-        if not _is_schedule(member):
+        if not is_schedule(member):
             found += [text for text in range_text(member).split(", ") if text]
     for bound in getattr(annotation, "__metadata__", ()):
         found += [f"{sign} {getattr(bound, name):g}" for name, sign in BOUNDS.items() if _bounds(bound, name)]
@@ -67,12 +67,4 @@ def range_text(annotation: Any) -> str:
 
 
 def _bounds(bound: Any, name: str) -> bool:
-    return getattr(bound, name, None) is not None
-
-
-def _is_schedule(annotation: Any) -> bool:
-    """Return whether it is ``[[env_step, value], ...]``, the second form of ``Scheduled``."""
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    (item,) = get_args(annotation) if get_origin(annotation) is list else (None,)
-    return get_origin(item) is tuple and len(get_args(item)) == 2
+    return getattr(bound, name, None) not in (None, LARGEST)  # which every integer has

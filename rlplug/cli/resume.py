@@ -6,14 +6,20 @@ import os
 from collections.abc import Sequence
 
 from rlplug.cli import tell
+from rlplug.cli.meant import require_run
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
 
 USAGE = """rlplug resume <run folder> [key=value ...]
 
 Continues a run from its newest good checkpoint, as if it had never ended. The folder is all it needs.
-total_steps may be raised, and what does not alter learning may change: eval, estimate, log, checkpoint,
-logger, hardware, compile, deterministic, on_nan."""
+What does not alter learning may change: eval, estimate, log, checkpoint, logger, hardware, compile,
+deterministic, on_nan. total_steps may be raised, and what can follow a schedule may be set:
+
+  total_steps=200_000 schedules=stretch
+                           schedules that end where the run ended keep their shape over the new total
+  total_steps=200_000 algo.lr=1e-4
+                           goes on with this step size instead"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if not folder or ("=" in folder and not os.path.exists(folder)) or folder.startswith("-"):
         raise ConfigError("", "resume takes a run folder, then settings written key=value; see rlplug resume --help")
 
+    require_run(folder)
     warn_broken()
 
     from rlplug.run import launch  # here: torch takes seconds to import

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.conf import HydraConf
+from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import OmegaConf
 
 from rlplug.checkpointing import atomic
@@ -29,8 +30,16 @@ from rlplug.types import ConfigError, RunError
 JOB, TABLE = "job.json", "sweep.csv"
 FIGURES = {"score": "eval/return_mean", "env_steps": "env_steps", "updates": "updates", "wall_s": "wall_s"}
 """columns of the table, by their keys in ``summary.json``"""
+MOST = 100_000  # jobs of a sweep
+CHECKED = 50  # values of a key that are checked before the first job
+MAXIMIZE = {"direction": "maximize", "ax_config.experiment.minimize": "false", "optim.maximize": "true"}
+"""options of sweepers that say whether the score is to be large, and their values if it is"""
 WIDEST = 80  # of an error in the table; the file has all of it
 LONGEST = 200  # bytes of a folder's name; file systems take 255
+
+
+class JobFailedError(RunError):
+    """A job failed, which its folder and the table say, too."""
 
 
 def folder_name(values: str, number: int) -> str:
@@ -47,7 +56,8 @@ OmegaConf.register_new_resolver("job_folder", folder_name, replace=True)  # conf
 def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
     """Check a sweep before its first job: every value of every swept key, each with the first values of the others.
 
-    Ranges from which a sweeper draws (``interval``) and values that do not fit together are left to the jobs.
+    Of a key with many values the first ones and the last are checked. Ranges from which a sweeper draws (``interval``)
+    and values that do not fit together are left to the jobs.
 
     Returns:
         The sweep's folder, and overrides that hold on to it and keep what is not swept out of the folders' names.
@@ -62,22 +72,70 @@ def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
     with session() as loader, explained(overrides):
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
         discrete = [o for o in parsed if o.is_discrete_sweep()]
-        swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in discrete]
-    for override, values in zip(discrete, swept, strict=True):
-        if not values:
-            given = str(override.input_line).partition("=")[2]
-            raise ConfigError(override.key_or_group, f"{given} holds no value; range(1,4) is 1, 2 and 3")
+        swept = [_values(override) for override in discrete]
+    if (jobs := math.prod(map(len, swept))) > MOST:
+        key = max(zip(swept, discrete, strict=True), key=lambda pair: len(pair[0]))[1].key_or_group
+        raise ConfigError(key, f"the sweep would have {jobs:,} jobs; at most {MOST:,}")
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     firsts = [values[0] for values in swept]
     compose([*fixed, *firsts])
     for i, values in enumerate(swept):
-        for value in values[1:]:
+        for value in values[1:CHECKED] + values[CHECKED:][-1:]:
             compose([*fixed, *firsts[:i], value, *firsts[i + 1 :]])
-    folder = str(composed([*fixed, *firsts]).hydra.sweep.dir)
+    hydra = composed([*fixed, *firsts]).hydra
+    require_folders(hydra)
+    folder = str(hydra.sweep.dir)
     varying = {o.key_or_group for o in parsed if o.is_sweep_override()}
     same = sorted({o.key_or_group for o in parsed} - varying)
     excluded = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(map(_quoted, same))}]"
-    return Path(folder), [f"hydra.sweep.dir={_quoted(folder)}", excluded]
+    return Path(folder), [f"hydra.sweep.dir={_quoted(folder)}", excluded, *_maximized(hydra, overrides)]
+
+
+def require_folders(hydra: Any) -> None:
+    """Raise ``ConfigError`` if a run or a sweep has no name for its folder: it would be the current one."""
+    for node, key in (("run", "dir"), ("sweep", "dir"), ("sweep", "subdir")):
+        name = OmegaConf.to_container(hydra[node], resolve=False)[key]  # type: ignore[index,call-overload]
+        if not str(name or "").strip():
+            raise ConfigError(f"hydra.{node}.{key}", f"{show(name)} is no folder; name one, or leave it out")
+
+
+def _values(override: Override) -> list[str]:
+    """Return the words that a sweep over one key puts in its place.
+
+    Raises:
+        ConfigError: there is none, or so many that they cannot be listed.
+    """
+    value, given = override.value(), str(override.input_line).partition("=")[2]
+    if isinstance(value, RangeSweep):
+        start, stop, step = (float(x or 0) for x in (value.start, value.stop, value.step))
+        if step == 0 or abs(stop - start) > MOST * abs(step) or not math.isfinite(stop - start):
+            said = f"{given} holds more values than a sweep can have, at most {MOST:,}; range(1,4) is 1, 2 and 3"
+            raise ConfigError(override.key_or_group, said)
+    values = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    if not values:
+        raise ConfigError(override.key_or_group, f"{given} holds no value; range(1,4) is 1, 2 and 3")
+    return values
+
+
+def is_foreign(hydra: HydraConf) -> bool:
+    """Return whether another package's sweeper chooses the values, by what jobs return."""
+    return not str(hydra.sweeper["_target_"]).startswith("hydra.")  # type: ignore[index]
+
+
+def _maximized(hydra: HydraConf, overrides: Sequence[str]) -> list[str]:
+    """Return overrides by which a sweeper maximizes the score, and say what it does; one that was given stays."""
+    if not is_foreign(hydra):
+        return []
+    score = "the score of a job is the mean return of its final evaluation"
+    for option, right in MAXIMIZE.items():
+        key = f"hydra.sweeper.{option}"
+        if (value := OmegaConf.select(OmegaConf.create({"hydra": hydra}), key)) is None:
+            continue
+        given = any(word.lstrip("+").startswith(f"{key}=") for word in overrides)
+        tell(f"{key}={show(value) if given else right}{', as given' if given else ''}: {score}")
+        return [] if given else [f"{key}={right}"]
+    tell(f"{score}, and the larger, the better: see to it that {hydra.runtime.choices['hydra/sweeper']} maximizes it")
+    return []
 
 
 def attempt(hydra: HydraConf, words: Sequence[str], job: Callable[[], float]) -> float:
@@ -91,6 +149,7 @@ def attempt(hydra: HydraConf, words: Sequence[str], job: Callable[[], float]) ->
         The job's score; NaN if it failed.
 
     Raises:
+        JobFailedError: it failed, and another package's sweeper counts failures by exceptions.
         KeyboardInterrupt: it was stopped, and with it the sweep.
         SystemExit: as ``go_on``.
     """
@@ -107,6 +166,8 @@ def attempt(hydra: HydraConf, words: Sequence[str], job: Callable[[], float]) ->
         _record(hydra, words, "interrupted", "")
         raise
     _record(hydra, words, status, error)
+    if status == "failed" and is_foreign(hydra):
+        raise JobFailedError(error)
     return score
 
 

@@ -14,7 +14,8 @@ from string import Template
 from typing import TYPE_CHECKING, NoReturn
 
 from rlplug.cli import refuse, sweep, tell
-from rlplug.config import composed, validated
+from rlplug.cli.meant import no_flag
+from rlplug.config import RunConfig, composed, parse, validated
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, RunError
 
@@ -38,15 +39,21 @@ def main(arguments: Sequence[str]) -> int:
     if flags.help:
         print(_help(flags.overrides))
         return 0
+    if flags.experimental_rerun:  # which would execute what a pickle says
+        raise ConfigError("", "--experimental-rerun is not for runs; resume continues one: resume <run folder>")
     if flags.package and not flags.cfg:
         raise ConfigError("", "--package chooses a part of what --cfg shows: --cfg job --package algo")
     try:
+        if any("hydra.run" in word for word in flags.overrides):
+            sweep.require_folders(composed([word for word in flags.overrides if word.startswith("hydra.")]).hydra)
         if not flags.multirun:
             _hydra(arguments)
             return 0
         folder, fixed = sweep.check_sweep(flags.overrides)
         try:
             _hydra([*arguments, *fixed])
+        except sweep.JobFailedError:
+            tell("the sweeper ended the sweep: more jobs failed than it accepts")
         except KeyboardInterrupt:
             sweep.report(folder)
             raise
@@ -57,8 +64,11 @@ def main(arguments: Sequence[str]) -> int:
         return int(end.code or 0)
 
 
-def train(overrides: Sequence[str] = ()) -> float:
+def train(config: Sequence[str] | RunConfig = ()) -> float:
     """Train from Python as the command line does: ``train(["algo=sac", "env=pendulum"])``.
+
+    Args:
+        config: the words of a command line, or what ``compose`` made of them.
 
     Returns:
         The mean return of the final evaluation.
@@ -67,12 +77,35 @@ def train(overrides: Sequence[str] = ()) -> float:
         ConfigError: the run cannot start as configured.
     """
     warn_broken()
-    config = composed(overrides)
-    run, _ = validated(config, config.hydra, overrides)
+    if isinstance(config, RunConfig):
+        run, folder, command = _unchanged(config), _folder(config), []
+    else:
+        whole = composed(config)
+        sweep.require_folders(whole.hydra)
+        run, _ = validated(whole, whole.hydra, config)
+        folder, command = Path(whole.hydra.run.dir), _command(config)
 
     from rlplug.run import launch
 
-    return launch.train(run, Path(config.hydra.run.dir), _command(overrides))
+    return launch.train(run, folder, command)
+
+
+def _unchanged(config: RunConfig) -> RunConfig:
+    """Return what a run is started with. Raises ``ConfigError`` if it was changed after it was composed."""
+    run = parse(config.raw)
+    for name in (field for field in run.__dataclass_fields__ if getattr(run, field) != getattr(config, field)):
+        raise ConfigError(name, f"was changed after compose(); compose it so: compose([..., '{name}=<value>'])")
+    return run
+
+
+def _folder(run: RunConfig) -> Path:
+    """Return the folder of a run whose command line is not known."""
+    from omegaconf import open_dict
+
+    config, env = composed([f"seed={run.seed}"]), str(run.raw["env"].get("id", run.env.name)).replace("/", "_")
+    with open_dict(config):
+        config.hydra.runtime.choices.update(algo=run.algo.name, env=env)
+    return Path(config.hydra.run.dir)
 
 
 def job(config: DictConfig) -> float:
@@ -87,6 +120,7 @@ def job(config: DictConfig) -> float:
     is_sweep = hydra.mode == RunMode.MULTIRUN
 
     def train() -> float:
+        sweep.require_folders(hydra)
         run, pair = validated(config, hydra, words)
 
         from rlplug.run import launch  # here: torch takes seconds to import
@@ -113,6 +147,9 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     from hydra._internal.utils import get_args_parser  # the only one that knows Hydra's flags
 
     def refuse(message: str) -> NoReturn:
+        surplus = message.removeprefix("unrecognized arguments: ").split(" ")[0]
+        if surplus.startswith("-"):
+            raise no_flag(surplus, "see --help")
         raise ConfigError("", f"{message}; flags, as -m, stand before the settings; see --help")
 
     parser = get_args_parser()
@@ -148,7 +185,8 @@ def _hydra(arguments: Sequence[str]) -> None:
     """
     import hydra
 
-    from rlplug.config.composition import PRIMARY, VERSION_BASE, explain
+    from rlplug.config.composition import PRIMARY, VERSION_BASE
+    from rlplug.config.explain import explain
 
     with _hydra_program(arguments):
         try:
@@ -167,7 +205,8 @@ def _remove_empty(folder: Path) -> None:
     with suppress(OSError):
         if [file.name for file in folder.iterdir()] == ["multirun.yaml"]:
             (folder / "multirun.yaml").unlink()
-        for empty in (folder, *(parent for parent in folder.parents if Path.cwd() in parent.parents)):
+        above = [parent for parent in folder.parents if Path.cwd() in parent.parents]
+        for empty in [folder, *above] if folder != Path.cwd() else ():
             empty.rmdir()
 
 

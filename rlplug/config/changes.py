@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -11,10 +12,13 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from rlplug.config.composition import ABSENT, EXISTS, GROUPS, composed, explained, no_such_key_of, plain
-from rlplug.config.errors import value_at
-from rlplug.config.schema import SEVERAL
+from rlplug.config.composition import ABSENT, EXISTS, GROUPS, composed, explained, plain
+from rlplug.config.errors import joined, value_at
+from rlplug.config.explain import no_such_key_of
+from rlplug.config.schema import RESUMABLE, SEVERAL, WHY, kind_of, scheduled
 from rlplug.types import ConfigError
+
+STRETCH = "schedules=stretch"
 
 
 def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str], why: str) -> dict[str, Any]:
@@ -52,6 +56,51 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
     return plain(config, overrides)
 
 
+def resumed(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Apply a command line with which a run is resumed: ``RESUMABLE``, what can follow a schedule, and ``STRETCH``.
+
+    Raises:
+        ConfigError: as ``change``.
+    """
+    words = [word for word in overrides if word != STRETCH]
+    for word in words:
+        if word.startswith("schedules="):
+            raise ConfigError("schedules", f"{word.partition('=')[2]!r} is none of the options: should be 'stretch'")
+    return change(raw, words, (*RESUMABLE, *_scheduled(raw)), WHY)
+
+
+def extended(raw: Mapping[str, Any], before: int, stretch: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return a valid configuration whose ``total_steps`` was ``before``, and notes on schedules that ended there.
+
+    Args:
+        stretch: these, and step sizes (``lr``, ``..._lr``) that end at 0, keep their shape over the new total.
+
+    Raises:
+        ConfigError: a step size is 0 in the further steps, or there is nothing to stretch.
+    """
+    new, total, errors, notes = deepcopy(dict(raw)), raw["total_steps"], list[ConfigError](), list[str]()
+    for key, points in _scheduled(raw).items() if total != before else ():
+        end, last = points[-1] if isinstance(points, list) else (total, points)
+        stuck = last == 0 and end < total and re.search(r"(\.|_)lr$", key)
+        if end >= total or not (stuck or end == before):
+            continue
+        if stretch:
+            node, _, option = key.rpartition(".")
+            value_at(new, node)[option] = [[round(step * total / before), value] for step, value in points]
+        elif stuck:
+            said = f"is 0 from step {end} on, so that nothing is learned up to {total}; add {STRETCH}, or a step size"
+            errors.append(ConfigError(key, f"{said} to go on with: {key}={points[0][1] / 10:g}"))
+        else:
+            notes.append(
+                f"{key} stays at {last:g}, where its schedule ended; {STRETCH} stretches it over the new total"
+            )
+    if stretch and total != before and new == raw:
+        errors = [ConfigError("schedules", f"none ends at total_steps={before}; leave {STRETCH} out")]
+    if errors:
+        raise joined(errors)
+    return new, notes
+
+
 def _literal(node: Any) -> Any:
     """Return settings whose texts stand for themselves: they were resolved when the run started."""
     if isinstance(node, Mapping):
@@ -59,6 +108,11 @@ def _literal(node: Any) -> Any:
     if isinstance(node, list):
         return [_literal(value) for value in node]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
+
+
+def _scheduled(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that can follow a schedule, by key."""
+    return {key: value for at, node in raw.items() for key, value in scheduled(kind_of(at), at, node)}
 
 
 def _check(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> None:

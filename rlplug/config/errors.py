@@ -8,18 +8,20 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path as File
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
 
 from rlplug.registry.discovery import unknown
+from rlplug.settings import LARGEST, is_schedule
 from rlplug.types import ConfigError
 
 Path = tuple[str | int, ...]
+SIZE = "int_parsing_size"
 RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "too_short", "too_long")
 RANGES = (*RANGES, "finite_number")
-WRONG = dict.fromkeys(RANGES, "is out of range") | {"literal_error": "is none of the options"}
+WRONG = dict.fromkeys(RANGES, "is out of range") | {"literal_error": "is none of the options", SIZE: "is out of range"}
 SURPLUS = r"^Input (should be )?|^\w+ should (?=have )|(, unable|, got| or an instance of| after) .*"
 
 
@@ -175,5 +177,17 @@ def _mistake(key: str, path: Path, items: list[Any], config: Any) -> ConfigError
             config = config.__pydantic_fields__[part].annotation
         return unknown_key(key, getattr(config, "__pydantic_fields__", ()))
     text = " or ".join(re.sub(SURPLUS, "", item["msg"]) for item in items).replace("dictionary", "mapping")
+    text = f"less than or equal to {LARGEST}" if kind == SIZE else text
     text = text if text.startswith("have ") else f"be {text}"
-    return ConfigError(key, f"{value} {WRONG.get(kind, 'has the wrong type')}: should {text}")
+    field = config.__pydantic_fields__.get(path[0])
+    if kind not in WRONG and len(path) == 1 and field is not None and any(map(is_schedule, get_args(field.annotation))):
+        text = text.replace(" or a valid list", "") + ", or a schedule such as [[0, 0.001], [100_000, 0]]"
+    return ConfigError(key, f"{value} {WRONG.get(kind, 'has the wrong type')}: should {text}{_hint(key, items[0])}")
+
+
+def _hint(key: str, item: Any) -> str:
+    """Return what a wrong value probably means; nothing, if that is not known."""
+    if item["type"] == "int_parsing" and (found := re.fullmatch(r"(\d+\.?\d*) ?([kmb])", item["input"].lower())):
+        return f", as in {round(float(found[1]) * {'k': 1e3, 'm': 1e6, 'b': 1e9}[found[2]]):_}"
+    meant = peers("values").get(key, {}).get(show(item["input"]))
+    return f"; did you mean {meant}?" if meant else ""

@@ -38,19 +38,3 @@ class Estimate:
     batch_size: PositiveInt = option("Steps of episodes per gradient step.")
     lr: PositiveFloat = option("Adam's step size at the beginning; it falls to zero.")
     action_samples: PositiveInt = option("Actions per state that stand for a policy, unless actions are Discrete.")
-
-
-ESTIMATE = {
-    "methods": ["episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr", "wdr"],
-    "with_eval": None,
-    "path": None,
-    "gamma": 1.0,
-    "confidence": 0.95,
-    "folds": 2,
-    "iterations": 200,
-    "updates": 25,
-    "batch_size": 256,
-    "lr": 3e-3,
-    "action_samples": 8,
-}
-"""what the configurations of older versions lack"""

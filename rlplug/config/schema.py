@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
 from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, single, unknown_key
-from rlplug.config.estimate import ESTIMATE, Estimate, paths
+from rlplug.config.estimate import Estimate, paths
 from rlplug.registry import KINDS, Kind
-from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
+from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, is_schedule, option, settings
 from rlplug.types import Compile, ConfigError
 
 T = TypeVar("T")
@@ -172,20 +172,6 @@ class RunConfig(Core):
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
-OLDER = {
-    "data": {
-        "path": None,
-        "weights": None,
-        "envs": None,
-        "shuffle": True,
-        "damaged": "refuse",
-        "unfinished": "refuse",
-        "normalized_actions": False,
-    },
-    "record": {"path": None, "format": "parquet", "compress": True, "max_file_size": 2**26},
-    "estimate": ESTIMATE,
-}
-"""what the configurations of older versions lack"""
 RESUMABLE = (
     "total_steps",
     "eval",
@@ -231,7 +217,9 @@ def parse(raw: dict[str, Any]) -> RunConfig:
 
 def _meant(error: ConfigError, raw: Mapping[str, Any]) -> ConfigError:
     """Return the error; for an unknown key, one that names what another library or another place calls so."""
-    if isinstance(error, UnknownKeyError) and (others := elsewhere(raw, error.key)):
+    from rlplug.config.explain import chosen_as  # here: it imports this module
+
+    if isinstance(error, UnknownKeyError) and (others := elsewhere(raw, error.key) or chosen_as(error.key, raw)):
         return ConfigError(error.key, f"unknown key; did you mean {' or '.join(others)}?")
     return error
 
@@ -299,8 +287,7 @@ def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str,
     Raises:
         ConfigError: a component's ``migrate`` failed.
     """
-    every = (OLDER | dict(raw)).items()
-    return {key: _migrate(kind, key, node) if (kind := kind_of(key)) in kinds else node for key, node in every}
+    return {key: _migrate(kind, key, node) if (kind := kind_of(key)) in kinds else node for key, node in raw.items()}
 
 
 def _migrate(kind: Any, key: str, node: Any) -> Any:
@@ -319,6 +306,27 @@ def _migrate(kind: Any, key: str, node: Any) -> Any:
             who = f"{kind} {name!r} of {registry.owner(kind, name)}"
             raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error
     return node | {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in _nested(config, node)}
+
+
+def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """Yield key and value of every ``Scheduled`` option of the components at a key, and of those inside them.
+
+    A component that cannot be imported has none.
+    """
+    if kind not in KINDS or not isinstance(node, dict):
+        return
+    inside = [(option, kind) for option in node]  # several components
+    if isinstance(name := node.get("name"), str):
+        try:
+            config = registry.load(kind, name).Config
+        except (ConfigError, AttributeError):
+            return
+        inside = _nested(config, node)
+        for option, field in config.__pydantic_fields__.items():
+            if option in node and any(map(is_schedule, get_args(field.annotation))):
+                yield f"{key}.{option}", node[option]
+    for option, nested_kind in inside:
+        yield from scheduled(nested_kind, f"{key}.{option}", node[option])
 
 
 def nested(chosen: Chosen) -> Iterator[Chosen]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,8 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
-
-import torch
 
 from rlplug import contract
 from rlplug.api import Buffer, Collector, Plan
@@ -118,13 +115,10 @@ def _memory_of_networks() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if (what := checks.lacking(error)) is None:
             raise
-        wanted = re.search("allocate ([0-9]+) bytes", str(error))
-        what = f"a tensor of {checks.size(int(wanted[1]))}" if wanted else "them"
-        raise ConfigError(
-            "model", f"its networks are too large, there is no memory for {what}; make it smaller"
-        ) from None
+        said = f"its networks are too large, there is no memory for {what}; make it smaller"
+        raise ConfigError("model", said) from None
 
 
 def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> Collector:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -267,6 +268,9 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     else:  # Ray places ranks where there is room
         free, where = psutil.virtual_memory().available, "this machine"
         ranks = 1 if plan.launcher == "ray" else plan.devices
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY and (room := limit - psutil.Process().memory_info().vms) * ranks < free:
+            free, where = room * ranks, "this process (ulimit -v)"
     stored = buffer.nbytes(trainer.collector.spec.row)
     learned = sum(p.nbytes for p in trainer.algorithm.parameters() if p.requires_grad) * BESIDE_WEIGHTS
     whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
@@ -274,6 +278,15 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
         if needed * ranks > free:
             room = f"only {size(free)} of memory of {where} are free"
             raise ConfigError(key, f"{what} would need {size(needed * ranks)}, but {room}; make it smaller")
+
+
+def lacking(error: Exception) -> str | None:
+    """Return what there was no memory for, in words; None for an error of another kind."""
+    said = str(error)
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in said:
+        return None
+    found = re.search(r"allocate ([0-9]+) bytes|allocate ([0-9.]+ [KMGT]?i?B)", said)
+    return "more" if found is None else f"a tensor of {found[2] or size(int(found[1]))}"
 
 
 def size(n: float) -> str:

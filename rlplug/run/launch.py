@@ -28,7 +28,7 @@ from rlplug.distributed.spawn import RankError, last_words, spawn_ranks
 from rlplug.distributed.torch_setup import denormals_flushed
 from rlplug.envs.silence import is_silent
 from rlplug.registry.installed import check_installed, check_same, installed
-from rlplug.run import run_dir
+from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
 from rlplug.run.callbacks import callbacks_of, restore
 from rlplug.run.loggers import DISK, AtOnce
@@ -116,7 +116,7 @@ def _train(
     with (
         closing(build(config, folder, fabric, plan)) as trainer,
         last_words(),
-        _disk_errors(folder),
+        _machine_errors(folder),
         ExitStack() as lock,
     ):
         start(trainer)
@@ -134,7 +134,7 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
     tell = tell if first else lambda line: None
     check_same(fabric.broadcast(installed()), f"rank {fabric.global_rank}")
     raw, before, manifest, notes = _read(folder, overrides)
-    with _disk_errors(folder), run_dir.locked(folder) if first else nullcontext():
+    with _machine_errors(folder), run_dir.locked(folder) if first else nullcontext():
         for note in notes:
             tell(note)
         config, changed = parse(raw), differences(before, raw)
@@ -142,7 +142,7 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
         path = fabric.broadcast(checkpoint and checkpoint.path)
         if path is not None:
             checkpoint = checkpoint or Checkpoint(path)
-            _check_own(checkpoint, manifest["run"], config)
+            _check_own(checkpoint, manifest, config, changed)
         unit = config.loop.cls.unit
         if done := run_dir.finished(folder, unit):
             made = checkpoint.steps if checkpoint else before["total_steps"]
@@ -169,20 +169,25 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
     """Return a run's configuration with the overrides and without, its manifest, and notes on changed plugins."""
-    from rlplug.config.changes import change  # here: it imports Hydra
+    from rlplug.config.changes import STRETCH, extended, resumed  # here: it imports Hydra
 
     before, manifest = run_dir.read(folder)
-    raw, plugins = change(before, overrides, RESUMABLE, WHY), manifest["plugins"].items()
+    raw, plugins = resumed(before, overrides), manifest["plugins"].items()
     kept = {key: origin for key, origin in plugins if value_at(raw, f"{key}.name") == origin["name"]}
-    return raw, before, manifest, check_installed(kept, manifest["versions"])
+    notes = check_installed(kept, manifest["versions"])
+    raw, more = extended(parse(raw).raw, before["total_steps"], STRETCH in overrides)
+    return raw, before, manifest, notes + more
 
 
-def _check_own(checkpoint: Checkpoint, run: str, config: RunConfig) -> None:
-    """Check that the run ``run``, as it is configured now, can continue from ``checkpoint``."""
-    if checkpoint.manifest["run"] != run:
+def _check_own(
+    checkpoint: Checkpoint, manifest: dict[str, Any], config: RunConfig, changed: Sequence[tuple[str, Any, Any]]
+) -> None:
+    """Check that a run, as it is configured now and ``changed`` by a command line, can continue from a checkpoint."""
+    if checkpoint.manifest["run"] != manifest["run"]:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
+    noted = {key for key, *_ in changed}.union(*(one["changed"] for one in manifest["resumed"]))
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
-        if key.split(".")[0] not in RESUMABLE:
+        if key.split(".")[0] not in RESUMABLE and key not in noted:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
         if key == "hardware.actors.count":  # before any is started
             then = f"{old} actors" if old else "no actors"
@@ -198,7 +203,7 @@ def _drive(trainer: Trainer) -> float:
     callbacks, folder, status, startup = callbacks_of(trainer), trainer.run_dir, "failed", 0.0
     manager = callbacks.open(trainer)
     try:
-        with _disk_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
+        with _machine_errors(folder), _stop_on_signal(trainer), denormals_flushed(), _end_without_machine(trainer):
             trainer.hooks.hook.rlplug_started(run=trainer)
             trainer.clock.started_up()
             startup = _age() or trainer.clock.startup_s
@@ -298,14 +303,19 @@ def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a full or broken disk into one message: it is no bug."""
+def _machine_errors(folder: Path) -> Iterator[None]:
+    """Turn a full or broken disk, and a lack of memory, into one message: it is no bug."""
     try:
         yield
     except OSError as error:
         if error.errno not in DISK:
             raise
         raise RunError(f"{error.filename or folder}: {error.strerror}") from None
+    except (RuntimeError, MemoryError) as error:
+        if (what := checks.lacking(error)) is None:
+            raise
+        said = "a smaller buffer or model, or fewer environments, takes less"
+        raise RunError(f"there is no memory for {what}; {said}") from None
 
 
 def _with_way_back(error: object, folder: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import yaml
+from pydantic import BaseModel
 
 from rlplug import registry
 from rlplug.checkpointing import atomic
@@ -45,9 +46,13 @@ class _NoAliases(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+class Resumed(BaseModel):
+    changed: dict[str, Any]
+
+
 class RunManifest(Manifest):
     versions: dict[str, str]
-    resumed: list[Any]
+    resumed: list[Resumed]
 
 
 @contextmanager
@@ -170,8 +175,9 @@ def note_resumed(
         "versions": versions(),
         "changed": {key: {"from": old, "to": new} for key, old, new in changed},
     }
-    write_config(folder, config.raw)
+    # in this order: what config.yaml has is noted, if the run is killed in between
     write_json(folder / MANIFEST, manifest | {"plugins": origins(config), "resumed": [*manifest["resumed"], resumed]})
+    write_config(folder, config.raw)
     (folder / SUMMARY).unlink(missing_ok=True)
 
 

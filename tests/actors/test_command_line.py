@@ -56,7 +56,9 @@ def test_resumed_with_another_number_of_actors(
     assert main([*words, "hardware.actors.count=0"]) == 0
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
-    assert main(["resume", str(tmp_path / "run"), "total_steps=400", "hardware.actors.count=2"]) == 2
+    assert (
+        main(["resume", str(tmp_path / "run"), "total_steps=400", "schedules=stretch", "hardware.actors.count=2"]) == 2
+    )
     message = "hardware.actors.count: the run has been collected with no actors and has to continue so; now it has 2"
     assert message in capsys.readouterr().err
 

@@ -26,7 +26,7 @@ SAC = (
     ),
 )
 PPO = (
-    *("algo=ppo", "env=cartpole", "total_steps=256", "num_envs=2", "rollout_fragment_length=32"),
+    *("algo=ppo", "env=cartpole", "tuned=none", "total_steps=256", "num_envs=2", "rollout_fragment_length=32"),
     *("algo.sgd_minibatch_size=32", "algo.num_sgd_iter=2", "log.every=64", "checkpoint.every=64"),
 )
 OVERRIDES = {"sac": (*SHORT, *SAC), "ppo": (*SHORT, *PPO)}

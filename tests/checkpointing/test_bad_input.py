@@ -335,6 +335,7 @@ def test_a_configuration_that_was_edited(sac: Path, capsys: Capture):
         ("manifest.json", '{"run": 3, "plugins": {}}'),
         ("manifest.json", '{"run": "x", "plugins": {"algo": 3}, "resumed": []}'),
         ("manifest.json", '{"run": "x", "plugins": {}, "resumed": 3}'),
+        ("manifest.json", '{"format": 1, "run": "x", "plugins": {}, "versions": {}, "resumed": [{"changed": 3}]}'),
     ],
     ids=lambda value: value[:40],
 )

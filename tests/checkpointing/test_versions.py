@@ -14,7 +14,6 @@ import yaml
 from rlplug.agent import evaluate, load
 from rlplug.checkpointing.format import FORMAT, Checkpoint, find
 from rlplug.config import compose, migrate, parse
-from rlplug.config.schema import OLDER
 from rlplug.run import launch
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.types import ConfigError
@@ -183,4 +182,4 @@ def test_what_cannot_be_migrated_is_named(site: Path, install: Install, tmp_path
     ],
 )
 def test_what_is_not_installed_or_no_node_is_left_alone(raw: dict[Any, Any]):
-    assert migrate(raw) == OLDER | raw
+    assert migrate(raw) == raw

@@ -102,12 +102,12 @@ BAD = {
     # verbs and flags
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, estimate, evaluate, "
     "new, plugins, profile, resume, train",
-    "--bogus": "unrecognized arguments: --bogus; flags, as -m, stand before the settings; see --help",
+    "--bogus": "there is no flag --bogus; see --help",
     "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags, as -m, stand before the settings; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",
     "--config-dir /no/such/folder": "Additional config directory '/no/such/folder' not found",
     "data data.path=runs/x": "data takes paths and no settings: runs/x, not data.path=runs/x",
-    "check --bogus": "check takes no flag --bogus",
+    "check --bogus": "there is no flag --bogus; settings are written key=value",
     "check algo=sacc": "algo: unknown option 'sacc'; did you mean sac? There are: ",
     "plugins algoo": "unknown kind 'algoo'; did you mean algo? There are: ",
     "plugins algo sacc": "algo.name: unknown algo 'sacc'; did you mean sac? There are: ",
@@ -169,6 +169,72 @@ BAD = {
     "-m algo=ppo seed=1,x": "seed: 'x' has the wrong type: should be a valid integer",
     "-m algo=ppo,sac algo.gama=1,2": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
     "-m seed=range(3": "seed: cannot read 'seed=range(3'",
+}
+
+
+CHECK = "check shows what would run, and trains nothing: check algo=ppo env=cartpole"
+PLAYS = "evaluate plays a run: evaluate <run folder>"
+WANDB = "logger=[progress,tensorboard,wandb]"
+BAD |= {  # what is right in another program, or said in another way
+    # flags
+    "--dry-run": f"there is no flag --dry-run: {CHECK}",
+    "algo=ppo --dry-run": f"there is no flag --dry-run: {CHECK}",
+    "check --dry-run": f"there is no flag --dry-run: {CHECK}",
+    "-v": "there is no flag -v: --version prints the version; a run prints more lines with logger.progress.every=1",
+    "--list": "there is no flag --list: plugins lists what is installed: plugins [kind [name]]",
+    "--seed 3": "there is no flag --seed: settings are written seed=<value>",
+    "--env=CartPole-v1": "there is no flag --env: settings are written env=CartPole-v1",
+    "--total-timesteps 9": "there is no flag --total-timesteps: settings are written total_steps=<value>",
+    "--learning-rate=1e-3": "there is no flag --learning-rate: settings are written algo.lr=1e-3",
+    "--track": f"there is no flag --track: settings are written {WANDB}",
+    "--experimental-rerun job.pickle": "--experimental-rerun is not for runs; resume continues one",
+    # verbs
+    "play": f"unknown verb 'play'; {PLAYS}",
+    "test runs/x": f"unknown verb 'test'; {PLAYS}",
+    "plot": "unknown verb 'plot'; the numbers of a run are in its metrics.csv, and "
+    "tensorboard --logdir runs draws them",
+    "list": "unknown verb 'list'; plugins lists what is installed",
+    # a member of another group
+    "algo=rainbow": "algo: unknown option 'rainbow'; did you mean experiment=rainbow_cartpole or ",
+    "algo=her": "algo: unknown option 'her'; did you mean buffer=her?",
+    "algo=icm": "algo: unknown option 'icm'; did you mean exploration=[icm]?",
+    "model=prioritized": "model: unknown option 'prioritized'; did you mean buffer=prioritized?",
+    "env=wandb": "env: unknown option 'wandb'; did you mean logger=[wandb]?",
+    "wandb=true": f"wandb: unknown key; did you mean {WANDB}?",
+    "+wandb=true": f"wandb: unknown key; did you mean {WANDB}?",
+    "track=true": f"track: unknown key; did you mean {WANDB}?",
+    "icm=true": "icm: unknown key; did you mean exploration=[icm]?",
+    "algo=dqn icm=true": "icm: unknown key; did you mean exploration=[epsilon_greedy,icm]?",
+    "lstm=true": "lstm: unknown key; did you mean model=lstm?",
+    "rainbow=true": "rainbow: unknown key; did you mean experiment=rainbow_cartpole or ",
+    # values
+    "algo.lr=linear": "algo.lr: 'linear' has the wrong type: should be a valid number, or a schedule such as "
+    "[[0, 0.001], [100_000, 0]]",
+    "total_steps=100k": "total_steps: '100k' has the wrong type: should be a valid integer, as in 100_000",
+    "total_steps=1.5M": "total_steps: '1.5M' has the wrong type: should be a valid integer, as in 1_500_000",
+    "total_steps=1e30": "total_steps: 1e+30 is out of range: should be less than or equal to 9223372036854775807",
+    f"total_steps={2**63}": f"total_steps: {2**63} is out of range: should be less than or equal to {2**63 - 1}",
+    f"algo=impala loop.broadcast_interval={10**20}": f"loop.broadcast_interval: {10**20} is out of range: should be ",
+    "eval=false": "eval: false has the wrong type: should be a mapping; did you mean eval.every=0?",
+    "checkpoint=false": "checkpoint: false has the wrong type: should be a mapping; did you mean checkpoint.every=0?",
+    "logger=none": "logger: unknown option 'none'; did you mean logger=[]?",
+    "exploration=false": "exploration: unknown option 'false'; did you mean exploration=[]?",
+    "tuned=false": "tuned: unknown option 'false'; did you mean none? There are: ",
+    # folders
+    "hydra.run.dir=": "hydra.run.dir: '' is no folder; name one, or leave it out",
+    "hydra.run.dir=null": "hydra.run.dir: field 'hydra.run.dir' is not Optional",
+    "check hydra.run.dir=": "hydra.run.dir: '' is no folder; name one, or leave it out",
+    "-m seed=1,2 hydra.sweep.dir=": "hydra.sweep.dir: '' is no folder; name one, or leave it out",
+    "-m seed=1,2 hydra.sweep.subdir=": "hydra.sweep.subdir: '' is no folder; name one, or leave it out",
+    "hydra.searchpath=[file:///nowhere]": "hydra.searchpath: /nowhere does not exist",
+    "-m seed=1,2 hydra.searchpath=[/nowhere]": "hydra.searchpath: /nowhere does not exist",
+    "resume nowhere": "nowhere does not exist",
+    # sweeps without an end
+    "-m seed=range(1e9)": "seed: range(1e9) holds more values than a sweep can have, at most 100,000; range(1,4) is ",
+    "-m seed=shuffle(range(1000000000))": "seed: shuffle(range(1000000000)) holds more values than a sweep can have",
+    "-m algo.gamma=range(0,1,1e-30)": "algo.gamma: range(0,1,1e-30) holds more values than a sweep can have",
+    "-m seed=range(1,9,0)": "seed: range(1,9,0) holds more values than a sweep can have",
+    "-m seed=range(0,9000) num_envs=range(1,99)": "seed: the sweep would have 882,000 jobs; at most 100,000",
 }
 
 

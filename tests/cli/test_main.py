@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -43,6 +44,61 @@ def test_training_from_python_returns_the_score():
     ((folder, noted),) = summaries().items()
     assert score == noted
     assert folder.endswith("-s3")
+
+
+def test_what_was_composed_is_trained():
+    config = rlplug.compose([*SHORT, "seed=3"])
+    score = rlplug.train(config)
+    (summary,) = Path("runs/ppo-CartPole-v1").glob("*-s3/summary.json")
+    assert json.loads(summary.read_text())["eval/return_mean"] == score == rlplug.train([*SHORT, "seed=3"])
+    with pytest.raises(rlplug.ConfigError, match=r"^seed: was changed after compose\(\); compose it so: "):
+        rlplug.train(dataclasses.replace(config, seed=4))
+    with pytest.raises(rlplug.ConfigError, match=r"^hydra\.run\.dir: '' is no folder"):
+        rlplug.train([*SHORT, "hydra.run.dir="])
+
+
+MINE = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class Mine(CartPoleEnv):
+    pass
+gymnasium.register("Mine-v0", entry_point=Mine, max_episode_steps=9)
+"""
+SCRIPT = """
+import sys
+from rlplug.__main__ import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""  # as pip writes it
+
+
+@pytest.mark.parametrize("how", ["module", "script"])
+def test_modules_of_the_current_folder_are_found(how: str, tmp_path: Path):
+    """Also by ranks of their own, and whichever way rlplug is called."""
+    (tmp_path / "mine_env.py").write_text(MINE)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "rlplug").write_text(SCRIPT)
+    begin = ["-m", "rlplug"] if how == "module" else [str(tmp_path / "bin" / "rlplug")]
+    words = [*SHORT[1:], "tuned=none", "env=gymnasium", "env.id=mine_env:Mine-v0", "hardware=2cpu", "num_envs=2"]
+    done = subprocess.run([sys.executable, *begin, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    safe = subprocess.run([sys.executable, "-P", *begin, "check", *words[:-2]], capture_output=True, text=True)
+    assert safe.returncode == 2
+    assert "mine_env" in safe.stderr
+
+
+def test_the_newest_run_is_named(capsys: pytest.CaptureFixture[str]):
+    for seed in (2, 1):
+        assert main([*SHORT, f"seed={seed}", f"hydra.run.dir=runs/x/{seed}"]) == 0
+    capsys.readouterr()
+    for words, said in {
+        "resume runs": "runs holds no run; the newest run in it is runs/x/1",
+        "evaluate runs/x": "runs/x holds no run; the newest run in it is runs/x/1",
+        "evaluate latest": "latest does not exist; the newest run here is runs/x/1",
+        "estimate last data.path=x": "last does not exist; the newest run here is runs/x/1",
+    }.items():
+        assert main(words.split()) == 2
+        assert capsys.readouterr().err == f"rlplug: {said}\n"
 
 
 def test_a_setting_may_refer_to_another_one():

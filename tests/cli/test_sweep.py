@@ -198,3 +198,81 @@ def test_six_jobs_stopped_in_the_middle_finish_once_each(number: int):
     if number == signal.SIGKILL:
         assert main([*SIX, "hydra.sweep.dir=whole"]) == 0
         assert all(differences_of_runs(Path("sweep") / name, Path("whole") / name) == [] for name in names)
+
+
+SWEEPER = """
+from dataclasses import dataclass, field
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+@dataclass
+class Conf:
+    _target_: str = "hydra_plugins.drawing.Drawing"
+    direction: str = "minimize"
+    max_failure_rate: float = 0.0
+
+ConfigStore.instance().store(group="hydra/sweeper", name="drawing", node=Conf)
+
+class Drawing(Sweeper):
+    \"\"\"Draws from interval(a,b): both ends and the middle; ends when too many jobs fail, as Optuna's.\"\"\"
+    def __init__(self, direction, max_failure_rate):
+        self.direction, self.rate = direction, max_failure_rate
+
+    def setup(self, *, hydra_context, task_function, config):
+        self.config = config
+        plugins = Plugins.instance()
+        self.launcher = plugins.instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments):
+        from pathlib import Path
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        Path(self.config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
+        parsed = OverridesParser.create().parse_overrides(arguments)
+        (drawn,) = [o for o in parsed if o.is_interval_sweep()]
+        fixed = [o.input_line for o in parsed if o is not drawn]
+        start, end = drawn.value().start, drawn.value().end
+        failed, scores = [], []
+        for i, x in enumerate([end, start, (start + end) / 2]):
+            job = [*fixed, f"{drawn.get_key_element()}={x}"]
+            (done,) = self.launcher.launch([job], initial_job_idx=i)
+            try:
+                scores.append((float(done.return_value), x))
+            except Exception:
+                failed.append(done)
+            if len(failed) / 3 > self.rate:
+                return failed[0].return_value
+        best = (min if self.direction == "minimize" else max)(scores)
+        print("best", best[1], "of", sorted(scores), "failed", len(failed))
+"""
+
+
+def foreign(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Sweep with another package's sweeper."""
+    (tmp_path / "site" / "hydra_plugins").mkdir(parents=True)
+    (tmp_path / "site" / "hydra_plugins" / "drawing.py").write_text(SWEEPER)
+    command = [sys.executable, "-m", "rlplug", *SWEEP, "hydra/sweeper=drawing", "algo.gamma=interval(0.8,1.2)", *words]
+    path = os.pathsep.join(filter(None, [str(tmp_path / "site"), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+
+
+def test_another_sweeper_counts_failures_and_maximizes(tmp_path: Path):
+    done = foreign(tmp_path, "hydra.sweeper.max_failure_rate=0.5")
+    assert sorted(row["status"] for row in rows()) == ["failed", "finished", "finished"]
+    best = max((float(row["score"]), float(row["algo.gamma"])) for row in rows() if row["score"])
+    assert f"best {best[1]} of " in done.stdout, done.stdout + done.stderr
+    assert "failed 1" in done.stdout
+    said = "hydra.sweeper.direction=maximize: the score of a job is the mean return of its final evaluation"
+    assert f"rlplug: {said}\n" in done.stderr
+    assert done.returncode == 1  # one did not finish
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sweeper_that_ends_a_sweep_is_no_traceback(tmp_path: Path):
+    done = foreign(tmp_path, "hydra.sweeper.direction=minimize")
+    assert (done.returncode, [row["status"] for row in rows()]) == (1, ["failed"])
+    assert "rlplug: hydra.sweeper.direction='minimize', as given: the score of a job is " in done.stderr
+    assert "rlplug: the sweeper ended the sweep: more jobs failed than it accepts\n" in done.stderr
+    assert "Traceback" not in done.stderr

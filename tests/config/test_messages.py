@@ -24,6 +24,7 @@ class Config:
     every: Every = option("How often.")
 
 
+SCHEDULE = ", or a schedule such as [[0, 0.001], [100_000, 0]]"
 GOOD: dict[str, Any] = {
     "gamma": 0.9,
     "lr": 1e-3,
@@ -44,8 +45,8 @@ GOOD: dict[str, Any] = {
         ({"gamma": True}, "algo.gamma: true has the wrong type: should be a number"),
         ({"gamma": float("nan")}, "algo.gamma: nan is out of range: should be a finite number"),
         ({"lr": -1}, "algo.lr: -1 is out of range: should be greater than 0"),
-        ({"lr": "fast"}, "algo.lr: 'fast' has the wrong type: should be a valid number"),
-        ({"lr": None}, "algo.lr: null has the wrong type: should be a valid number or a valid list"),
+        ({"lr": "fast"}, f"algo.lr: 'fast' has the wrong type: should be a valid number{SCHEDULE}"),
+        ({"lr": None}, f"algo.lr: null has the wrong type: should be a valid number{SCHEDULE}"),
         ({"lr": [[0, 1e-3], [5, -1]]}, "algo.lr[1][1]: -1 is out of range: should be greater than 0"),
         ({"lr": [[0, 1e-3], [-5, 1]]}, "algo.lr[1][0]: -5 is out of range: should be greater than or equal to 0"),
         ({"lr": [[0, 1e-3], [5]]}, "algo.lr[1][1]: is missing"),
@@ -58,6 +59,9 @@ GOOD: dict[str, Any] = {
         ({"hidden": [64, 0]}, "algo.hidden[1]: 0 is out of range: should be greater than 0"),
         ({"hidden": []}, "algo.hidden: [] is out of range: should have at least 1 item"),
         ({"hidden": [1] * 4}, "algo.hidden: [1, 1, 1, 1] is out of range: should have at most 3 items"),
+        ({"n_step": "3k"}, "algo.n_step: '3k' has the wrong type: should be a valid integer, as in 3_000"),
+        ({"n_step": 1e30}, f"algo.n_step: 1e+30 is out of range: should be less than or equal to {2**63 - 1}"),
+        ({"hidden": [2**63]}, f"algo.hidden[0]: {2**63} is out of range: should be less than or equal to {2**63 - 1}"),
         ({"n_step": 1.5}, "algo.n_step: 1.5 has the wrong type: should be a valid integer"),
         ({"every": 3}, "algo.every: 3 has the wrong type: should be a mapping"),
         ({"every": {"steps": -1}}, "algo.every.steps: -1 is out of range: should be greater than or equal to 0"),

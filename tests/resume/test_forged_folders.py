@@ -103,7 +103,7 @@ FORGERIES = {
 def test_one_message(forgery: str, run: Path, capsys):
     forge, said = FORGERIES[forgery]
     forge(run)
-    assert main(["resume", "run", "total_steps=2048"]) == 2
+    assert main(["resume", "run", "total_steps=2048", "schedules=stretch"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert 1 <= len(lines) <= 3
     assert all(line.startswith("rlplug: ") for line in lines)
@@ -119,7 +119,7 @@ def test_weights_that_are_nan_are_not_played(run: Path, capsys):
 
 def test_a_pipe_for_the_metrics_is_replaced(run: Path, capsys):
     pipe(run / "metrics.csv")
-    assert main(["resume", "run", "total_steps=2048", "logger=csv"]) == 0
+    assert main(["resume", "run", "total_steps=2048", "schedules=stretch", "logger=csv"]) == 0
     assert (run / "metrics.csv").is_file()
 
 
@@ -128,7 +128,7 @@ def test_a_lock_that_leads_elsewhere_is_not_followed(run: Path, tmp_path: Path, 
     mine.write_text("precious")
     (run / "run.lock").unlink(missing_ok=True)
     (run / "run.lock").symlink_to(mine)
-    assert main(["resume", "run", "total_steps=2048"]) == 2
+    assert main(["resume", "run", "total_steps=2048", "schedules=stretch"]) == 2
     assert mine.read_text() == "precious"
     (line,) = capsys.readouterr().err.splitlines()
     assert "run cannot be written" in line
@@ -138,7 +138,7 @@ def test_settings_are_not_resolved_again(run: Path, monkeypatch, capsys):
     monkeypatch.setenv("SECRET", "xyzzy")
     config = yaml.safe_load((run / "config.yaml").read_text())
     edit(run, env=config["env"] | {"id": "${oc.env:SECRET}"})
-    assert main(["resume", "run", "total_steps=2048"]) == 2
+    assert main(["resume", "run", "total_steps=2048", "schedules=stretch"]) == 2
     said = capsys.readouterr().err
     assert "xyzzy" not in said
     assert "${oc.env:SECRET}" in said
@@ -149,5 +149,5 @@ def test_any_path_is_taken(run: Path, capsys):
     place.parent.mkdir()
     run.rename(place)
     assert main(["evaluate", str(place), "eval.episodes=1"]) == 0
-    assert main(["resume", str(place), "total_steps=2048"]) == 0
+    assert main(["resume", str(place), "total_steps=2048", "schedules=stretch"]) == 0
     assert "continuing from step" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from mmap import PAGESIZE
 from pathlib import Path
@@ -186,3 +187,20 @@ def test_the_message_of_a_process(disk: Disk):
     (message,) = done.stderr.splitlines()
     assert FULL in message
     assert yaml.safe_load((run / "config.yaml").read_text())["algo"]["name"] == "sac"
+
+
+def test_full_under_tensorboard(disk: Disk):
+    """Its files are written by a thread of its own, which has nothing else to say."""
+    run = disk.path / "run"
+    words = [*RUN, "total_steps=100000", "checkpoint.every=1000000", "eval.every=100", "logger=[tensorboard]"]
+    command = [sys.executable, "-m", "rlplug", *words, "logger.tensorboard.flush_secs=1", f"hydra.run.dir={run}"]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not checkpoints(run) and program.poll() is None:  # of the first evaluation
+        time.sleep(0.01)
+    disk.fill()
+    out, err = program.communicate()
+    assert (program.returncode, out) == (1, "")
+    (message,) = err.splitlines()
+    assert FULL in message
+    assert f"the last good checkpoint is {checkpoints(run)[0]}; continue with: " in message
+    whole(run)

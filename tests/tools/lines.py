@@ -1,6 +1,9 @@
 """Command lines as people mistype them, and what rlplug answers: never a traceback, nor silence.
 
-python -m tests.tools.lines 500 [seed]
+python -m tests.tools.lines 1000 [seed]
+
+Without a seed, there is a new one, which is printed. What would train is checked only, but for some lines, which are
+given few steps. Every line is answered by a copy of one process that has imported everything.
 """
 
 from __future__ import annotations
@@ -55,6 +58,16 @@ VALUES = (
         "..",
         "/",
         "\\",
+    ),
+    *("1e3", "9223372036854775807", "9223372036854775808", "2147483648", "1e400", "100k", "linear", "auto", "0.0"),
+    *(
+        "range(3)",
+        "choice(1,2)",
+        "glob(*)",
+        "int(3)",
+        "sort(3,1)",
+        "[[0,1],[1e30,2]]",
+        "[[0,1e-3],['${total_steps}',0]]",
     ),
     *("[100000,100000]", "[0]", "[-3]", "x" * 5000, "!!python/object:os.system", "???", "@", "#", "$", "%s", "{}{}"),
 )
@@ -120,6 +133,35 @@ ODDITIES = (
         "model.hidden=[100000,100000]",
     ),
 )
+SWEPT = (
+    *("range(1e9)", "range(0,1,1e-12)", "range(1,5,0)", "shuffle(range(1000000000))", "interval(0,1)", "choice(1,x)"),
+    *("1,2,x", "glob(*)", "range(3)", "[1],[2]", "sort(range(1e9))", "tag(a,range(1e9))", "1," + "2," * 200 + "3"),
+)
+FLAGS = (
+    *("--dry-run", "-v", "--list", "--experimental-rerun x", "--seed=3", "--env", "-m", "--multirun", "-cd nowhere"),
+    *(
+        "--config-path /nowhere",
+        "--config-name nope",
+        "--hydra-help",
+        "--info all",
+        "--info",
+        "--resolve",
+        "--run",
+        "-c",
+    ),
+    *("-p algo", "-cn x", "-sc query=bash", "--shell-completion nope", "--version", "--help", "-h", "--", "---"),
+)
+PLACES = (
+    *("runs", "latest", ".", "..", "/", "/proc", "/dev/null", "/etc/passwd", "~", "*", "**", "nope/*", "\0", "--json"),
+    *("data.path=../../..", "data.path=/dev", "data.path=[]", "x" * 300, "algo", "algo sac", "--explore", "a/../b"),
+)
+TRAINED = 50
+"""one line in so many is trained"""
+TINY = (
+    *("env=cartpole", "tuned=none", "total_steps=64", "num_envs=1", "rollout_fragment_length=16", "eval.episodes=1"),
+    *("train_batch_size=16", "num_steps_sampled_before_learning_starts=16", "hardware=cpu", "compile=off"),
+    *("data.path=null", "record.path=null", "hydra.run.dir=run"),
+)
 
 
 def leaves(node: Any, path: str = "") -> Iterator[str]:
@@ -170,8 +212,36 @@ def generate(count: int, seed: int) -> list[list[str]]:
     def oddity() -> list[str]:
         return rng.choice(ODDITIES).split(" ")
 
-    kinds: list[Callable[[], list[str]]] = [cross, value, value, key, option, oddity]
-    return [rng.choice(kinds)() for _ in range(count)]
+    def several() -> list[str]:
+        return [*value(), *(word for _ in range(rng.randint(1, 3)) for word in value()[1:])]
+
+    def sweep() -> list[str]:
+        algo = rng.choice([*bases])
+        return ["-m", f"algo={algo},nope", f"{rng.choice(bases[algo])}={rng.choice(SWEPT)}"]
+
+    def flag() -> list[str]:
+        return [*rng.choice([[], cross()]), *rng.choice(FLAGS).split(" "), *rng.choice([[], value()]), "seed=x"]
+
+    def word() -> list[str]:
+        verb = rng.choice(
+            ["resume", "evaluate", "estimate", "data", "plugins", "new", "check", "profile", "play", "plot"]
+        )
+        said = [verb, *(rng.choice([*PLACES, *value(), *key()]) for _ in range(rng.randint(0, 3)))]
+        return said if verb != "profile" else [*said, "algo=nope"]
+
+    def tiny() -> list[str]:
+        algo = rng.choice(["ppo", "dqn"])
+        return ["train", f"algo={algo}", f"{rng.choice(bases[algo])}={rng.choice(VALUES)}", *TINY]
+
+    def garbled() -> list[str]:
+        line = " ".join(rng.choice([cross, value, option])())
+        for _ in range(rng.randint(1, 3)):
+            line = slip(line, rng)
+        return [part for part in line.split(" ") if part] or ["algo"]
+
+    kinds: list[Callable[[], list[str]]] = [cross, value, value, value, key, option, oddity]
+    kinds += [several, sweep, flag, word, garbled]
+    return [(rng.choice(kinds) if i % TRAINED else tiny)() for i in range(count)]
 
 
 @dataclass
@@ -188,7 +258,8 @@ class Answer:
             return f"no answer in {LIMIT_S} s"
         if "Traceback (most recent call last)" in self.printed:
             return "a traceback"
-        if self.code not in (0, 2):
+        stopped = self.code == 1 and self.line[0] == "train" and self.printed.count("rlplug: ") > 0
+        if self.code not in (0, 2) and not stopped:
             return f"exit code {self.code}"
         said = [line for line in self.printed.splitlines() if line.startswith("rlplug: ")]
         if self.code == 2 and not (said and len(self.printed.splitlines()) <= 3):  # a library may warn beside it
@@ -236,23 +307,28 @@ def ask(line: Sequence[str]) -> Answer:
 
 
 def run(lines: Sequence[Sequence[str]]) -> list[Answer]:
-    """Return the answers to command lines."""
+    """Return the answers to command lines, and print those that are wrong."""
     import rlplug.cli.check
     import rlplug.cli.describe
     import rlplug.cli.train
     import rlplug.run.build  # noqa: F401  what every copy of this process needs
 
-    return [ask(line) for line in lines]
+    answers: list[Answer] = []
+    for line in lines:
+        answers.append(answer := ask(line))
+        if answer.fault:
+            print(f"--- {' '.join(line)[:300]}: {answer.fault}\n{answer.printed[-1500:]}", flush=True)
+    return answers
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "odd":
         answers = run([line.split(" ") for line in ODDITIES])
     else:
-        answers = run(generate(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+        seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(10**6)
+        print(f"seed {seed}", flush=True)
+        answers = run(generate(int(sys.argv[1]), seed))
     bad = [answer for answer in answers if answer.fault]
-    for answer in bad:
-        print(f"--- {' '.join(answer.line)[:300]}: {answer.fault}\n{answer.printed[-1500:]}")
     codes = {
         code: sum(answer.code == code for answer in answers) for code in sorted({a.code for a in answers}, key=str)
     }

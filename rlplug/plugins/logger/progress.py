@@ -181,5 +181,8 @@ def _evaluation(metrics: Mapping[str, Any]) -> str:
     return "" if math.isnan(mean) else f"{mean:,.1f} ± {metrics['eval/return_std']:,.1f}"
 
 
+LONGEST = 10**9  # seconds that are told apart; what is longer will not end
+
+
 def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+    return str(timedelta(seconds=round(min(seconds, LONGEST))))

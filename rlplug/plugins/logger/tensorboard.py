@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
@@ -27,12 +29,13 @@ class TensorBoard:
     @hookimpl
     def rlplug_started(self, run: Run) -> None:
         steps = run.steps
-        self._writer = SummaryWriter(
-            str(run.run_dir / "tensorboard"),
-            purge_step=steps + 1 if steps else 0,  # hides what a run that is continued had logged behind that step
-            max_queue=1000,  # of scalars; a full queue makes the run wait for the disk, and the default is 10
-            flush_secs=self.cfg.flush_secs,
-        )
+        with _silent_threads():
+            self._writer = SummaryWriter(
+                str(run.run_dir / "tensorboard"),
+                purge_step=steps + 1 if steps else 0,  # hides what a run that is continued had logged behind that step
+                max_queue=1000,  # of scalars; a full queue makes the run wait for the disk, and the default is 10
+                flush_secs=self.cfg.flush_secs,
+            )
         self._writer.add_text("config", f"```json\n{json.dumps(run.config.raw, indent=2)}\n```", steps)
 
     @hookimpl
@@ -45,3 +48,17 @@ class TensorBoard:
     def rlplug_ended(self, run: Run, summary: Mapping[str, Any]) -> None:
         if self._writer:
             self._writer.close()
+
+
+@contextmanager
+def _silent_threads() -> Iterator[None]:
+    """Let threads that are started here end without a traceback: the writer raises their errors in its next call."""
+    others, hook = set(threading.enumerate()), threading.excepthook
+    yield
+    own = set(threading.enumerate()) - others
+
+    def failed(args: threading.ExceptHookArgs) -> None:
+        if args.thread not in own:
+            hook(args)
+
+    threading.excepthook = failed

@@ -1,0 +1,145 @@
+"""What an error of Hydra's means: the key, what is wrong, and what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import MarkedYAMLError
+
+from rlplug.config import errors
+from rlplug.config.composition import EXISTS, GROUPS, PRIMARY, composed, option_names, session
+from rlplug.config.errors import peers, value_at
+from rlplug.config.origins import asked_by, check_packages, choices_of, is_selected, unreadable
+from rlplug.config.schema import SEVERAL
+from rlplug.registry import owners
+from rlplug.registry.discovery import unknown
+from rlplug.types import ConfigError
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """Return an error of Hydra or OmegaConf with its key and remedy; it carries little but text, so that is read."""
+    if isinstance(error, ConfigError):
+        return error
+    overrides = [override for override in overrides if not override.startswith("-")]
+    text, cause = str(error), error.__cause__
+    try:
+        check_packages(choices_of(overrides))
+    except ConfigError as wrong:
+        return wrong
+    if isinstance(error, MarkedYAMLError):
+        return unreadable(error)
+    if keyless := [override for override in overrides if override.startswith("=")]:
+        return ConfigError("", f"cannot read {keyless[0]!r}: should be key=value")
+    if isinstance(error, OverrideParseException):
+        line = error.override
+        reason = " ".join(text.removeprefix(f"Error parsing override '{line}'").partition("See http")[0].split())
+        special = f", with quotes around special characters ({reason})" if "=" in line else ""
+        key = line.partition("=")[0] if special else ""
+        return ConfigError(key, f"cannot read {line!r}: should be key=value{special}")
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        found = unknown_option(error.missing_cfg_file, overrides)
+        group, _, option = error.missing_cfg_file.partition("/")
+        return ConfigError(found.key, found.message + asked_by(group, option, overrides))
+    if (found := re.match(r"Could not delete from config\. '(.+?)' does not exist", text)) or (
+        isinstance(cause, ConfigAttributeError | ConfigKeyError)
+        and (found := re.match(r"Could not override '(.+)'", text))
+    ):
+        return no_such_key_of(_base(overrides), found[1])
+    if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
+        return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
+    if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
+        return ConfigError(found[1], f"should be exactly one option of {', '.join(option_names(found[1], overrides))}")
+    if "${algo}_${env}" in text:  # of the defaults list
+        group = "env" if any(word.startswith(("~env", "env=[")) for word in overrides) else "algo"
+        return ConfigError(group, f"should be exactly one option of {', '.join(option_names(group, ['~tuned']))}")
+    if "Config group override must be a string" in text:
+        for override in OverridesParser.create().parse_overrides(overrides):
+            if option_names(override.key_or_group) and not isinstance(override.value(), str | list | dict):
+                return unknown_option(f"{override.key_or_group}/{override.get_value_string()}", overrides)
+    if found := re.match(r"Could not override '(.+?)'\.\s*(Did you mean .*|No match.*)", text):
+        return ConfigError(found[1], f"there is no such group. {found[2]}")
+    if found := re.search(r"Multiple values for (\S+)\.|An item is already at '(.+?)'", text):
+        key = found[1] or found[2]
+        return ConfigError(key, EXISTS.format(key))
+    if found := re.match(r"provider=(hydra\.searchpath) .*path=(.*) is not available", text):
+        return ConfigError(found[1], f"{found[2]} does not exist")
+    if isinstance(error, MissingMandatoryValue):
+        return ConfigError(str(error.full_key), f"must be given: {error.full_key}=<value>")
+    for known in (error, cause):
+        if isinstance(known, OmegaConfBaseException):
+            return ConfigError(str(known.full_key or ""), str(known).splitlines()[0])
+    return ConfigError("", " ".join(text.partition("Config search path:")[0].split()) or type(error).__name__)
+
+
+def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
+    """Split ``env/foo`` or ``hydra/launcher/foo``: the group is the longest beginning of the path that has options."""
+    parts = path.split("/")
+    for end in range(len(parts) - 1, 0, -1):
+        group, name = "/".join(parts[:end]), "/".join(parts[end:])
+        if options := option_names(group, overrides):
+            meant = next(
+                (to for word, to in peers("options").get(group, {}).items() if word.lower() == name.lower()), None
+            )
+            said = f"unknown option {name!r}"
+            if (declares := owners().get((group, name), ())) and not is_selected(group, name):  # type: ignore[call-overload]
+                said = f"{declares[0]} has no conf/{group}/{name}.yaml, by which its {group} {name!r} would be chosen"
+            nothing = group in SEVERAL and name.lower() in ("none", "null", "false")
+            if words := [f"{group}=[]"] if nothing else [] if meant else chosen_as(name, {}, besides=group):
+                return ConfigError(group, f"{said}; did you mean {' or '.join(words)}?")
+            return ConfigError(group, f"{said}; {unknown(name, options, '', True, meant)}")
+    return ConfigError("", f"there is no configuration {path!r} in the search path; see --info searchpath")
+
+
+def no_such_key_of(tree: Mapping[str, Any], key: str) -> ConfigError:
+    """Return an error that says how to choose what has such a key, or else as ``errors.no_such_key``."""
+    kind, _, rest = key.partition(".")
+    name, nodes = rest.partition(".")[0], value_at(tree, kind) or {}
+    if kind in SEVERAL and name not in nodes and name in option_names(kind):
+        return not_chosen(kind, name, nodes)
+    if key not in peers("keys") and (words := chosen_as(key, tree)):
+        return ConfigError(key, f"unknown key; did you mean {' or '.join(words)}?")
+    return errors.no_such_key(tree, key)
+
+
+def not_chosen(kind: str, name: str, nodes: Iterable[str]) -> ConfigError:
+    return ConfigError(f"{kind}.{name}", f"is not among what is chosen; add it: {_together(kind, name, nodes)}")
+
+
+def _together(kind: str, name: str, nodes: Iterable[str]) -> str:
+    """Return ``logger=[progress,wandb]``: what is chosen already, but for what is always there, and one more."""
+    always = composed([f"{kind}=[]"])[kind]
+    return f"{kind}=[{','.join([*(other for other in nodes if other not in always), name])}]"
+
+
+def chosen_as(name: str, nodes: Mapping[str, Any], besides: str = "") -> list[str]:
+    """Return the words that choose what has a name in any group: ``buffer=her``, ``experiment=rainbow_pong``.
+
+    Args:
+        nodes: of the run, by key: what it has already of a group of several stays.
+        besides: a group that is not looked at.
+    """
+    found: list[str] = []
+    for group in GROUPS:
+        called = peers("options").get(group, {}).get(name, name)
+        for option in option_names(group) if group not in ("tuned", besides) else ():
+            if option == called or (group == "experiment" and option.startswith(f"{name}_")):
+                several = group in SEVERAL
+                found.append(_together(group, option, nodes.get(group) or ()) if several else f"{group}={option}")
+    return found
+
+
+def _base(overrides: Sequence[str]) -> Any:
+    """Compose the groups of the command line without its settings."""
+    groups = [o for o in overrides if re.match(r"[\w/@]+=", o) and option_names(re.split("[=@]", o)[0], overrides)]
+    folders = [o for o in overrides if o.startswith("hydra.searchpath=")]
+    with session(), suppress(Exception):
+        return OmegaConf.to_container(hydra.compose(PRIMARY, [*folders, *groups], return_hydra_config=True))
+    return {}
