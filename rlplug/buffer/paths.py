@@ -30,7 +30,7 @@ def without(batch: Batch, path: Path) -> Batch:
 
 
 def as_stored(row: Tensor, stored: Any) -> Any:
-    """Return a row as an array, or on the device of what stores it; the host does not wait, and may reuse its memory."""
+    """Return a row as an array, or on the device of what stores it, without waiting; its memory may be used again."""
     if not isinstance(stored, Tensor):
         return row.numpy()
     return (row.clone() if row.is_pinned() else row).to(stored.device, non_blocking=True)

@@ -280,7 +280,7 @@ class RankLearner:
         return True
 
     def check_finite(self, wait: bool = True) -> None:
-        """Read whether the gradient steps since the last call were made of finite numbers; on a device only if ``wait``.
+        """Read whether gradient steps since the last call were made of finite numbers; on a device only if ``wait``.
 
         Raises:
             RunError: names the first term or gradient that was not, and when. Every later call raises it again:
