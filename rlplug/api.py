@@ -242,8 +242,8 @@ class Trainable(nn.Module):
 
     Config: ClassVar[type[Any]]
     traceable: ClassVar[bool] = False
-    """``act``, ``perturb``, ``prepare`` and ``forward`` read nothing of ``self`` that changes, but tensors that are
-    moved in place: ``compile=auto`` may compile them. A subclass says it for itself: it is not inherited."""
+    """``act``, ``perturb``, ``prepare``, ``forward``, ``update`` and ``after_step`` read nothing of ``self`` and of the
+    learner that changes, but tensors that are moved in place: ``compile=auto`` may compile them. Not inherited."""
 
     def observe(self, segment: Segment, learner: Learner) -> None:
         """See each collected row once, in time order: running statistics.
