@@ -183,22 +183,24 @@ def check_determinism(case: Case) -> None:
 
 def check_compiled(case: Case) -> None:
     """What is traced for ``compile=max`` computes what Python does, to rounding."""
+    differ: list[str] = []
+    why = "what act, perturb, prepare and forward read of self is traced once; keep what changes in tensors, and move"
+    why = f"{why} these in place"
 
     def run(compile: str) -> list[dict[str, Tensor]]:
         trainer = case.build(f"compile={compile}")
-        with interpreted(), warnings.catch_warnings(action="ignore", category=UserWarning):  # it may run eagerly
+        with interpreted(), warnings.catch_warnings(record=True) as said:  # it may run eagerly
+            warnings.simplefilter("always")
             record = play(trainer, COMPILED)
         trainer.close()
+        differ.extend(str(one.message) for one in said if "compared with the eager function" in str(one.message))
         return record.losses[:COMPILED]
 
     for number, (eager, traced) in enumerate(zip(run("off"), run("max"), strict=True), 1):
         both = [key for key in eager if key in traced]
         names = [key for key in both if not torch.allclose(eager[key].float(), traced[key].float(), 1e-3, 1e-3)]
-        require(
-            not names,
-            f"with compile=max {some(names)} of update {number} are others: what act, perturb, prepare and forward read"
-            " of self is traced once; keep what changes in tensors, and move these in place",
-        )
+        require(not names, f"with compile=max {some(names)} of update {number} are others: {why}")
+    require(not differ, f"{'; '.join(differ)}: {why}")
 
 
 def check_state(case: Case) -> None:
