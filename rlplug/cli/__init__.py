@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from rlplug import registry
 from rlplug.distributed.output import outlive_readers
 from rlplug.registry.discovery import unknown
-from rlplug.types import ConfigError, RunError
+from rlplug.types import ConfigError, RunError, printable
 
 VERBS = ("train", "resume", "evaluate", "estimate", "check", "data", "profile", "plugins", "new")
 """each is a module of this package with a function ``main(arguments) -> exit code``"""
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = arguments.pop(0) if arguments and _is_word(arguments[0]) else "train"
         if verb not in VERBS:
             raise ConfigError("", f"unknown verb {verb!r}; {unknown(verb, VERBS)}. Settings are written key=value")
+        registry.plugins()  # first: what libraries that read entry points would stumble over is hidden by it
         outlive_readers("stderr", *(() if verb in PRINT else ("stdout",)))
         run = importlib.import_module(f"rlplug.cli.{verb}").main
         return _printed(run, arguments) if verb in PRINT else run(arguments)
@@ -52,7 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def tell(line: str) -> None:
     """Print a line for the user on stderr."""
-    print(f"rlplug: {line}", file=sys.stderr)
+    print(f"rlplug: {printable(line)}", file=sys.stderr)
+
+
+def say(text: object) -> None:
+    """Print a result for the user on stdout; it may hold texts of packages and of files."""
+    print(printable(text), flush=True)
 
 
 def refuse(error: ConfigError | RunError) -> int:
@@ -73,7 +80,7 @@ def _formatted(
 ) -> str:
     """Return a warning as it is printed: the words alone where it is the package's own, without its source."""
     if filename.startswith(PACKAGE):
-        return f"rlplug: {message}\n"
+        return f"rlplug: {printable(message)}\n"
     return _format(message, category, filename, lineno, line)
 
 

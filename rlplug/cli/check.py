@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from rlplug.cli import say
 from rlplug.config import composed, validated
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     from rlplug.run.build import build
 
     with closing(build(run, Path())) as trainer:
-        print(describe(trainer))
+        say(describe(trainer))
     if pair:
-        print(pair)
+        say(pair)
     return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, NoReturn
 
-from rlplug.cli import refuse, sweep, tell
+from rlplug.cli import refuse, say, sweep, tell
 from rlplug.config import composed, validated
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, RunError
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     Plugins.instance().register(PluginConfigs)
     flags = _flags(arguments)
     if flags.help:
-        print(_help(flags.overrides))
+        say(_help(flags.overrides))
         return 0
     if flags.package and not flags.cfg:
         raise ConfigError("", "--package chooses a part of what --cfg shows: --cfg job --package algo")

@@ -24,7 +24,7 @@ from rlplug.config import errors
 from rlplug.config.errors import peers, value_at
 from rlplug.config.origins import asked_by, blamed, check_packages, choices_of, is_selected, unreadable
 from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, kind_of, parse
-from rlplug.registry import KINDS, Kind, owners, plugins, until_refresh, warn_broken
+from rlplug.registry import KINDS, Kind, owners, plugins, presets, until_refresh, warn_broken
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
@@ -212,11 +212,12 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
     """
     check_packages([(kind, option)])
     config = deepcopy(_alone(kind, option))
-    node = config[kind][option] if kind in SEVERAL else config[kind]
-    with open_dict(node):
-        node.update(changes or {})
-    OmegaConf.resolve(node)
-    return OmegaConf.to_container(node)  # type: ignore[return-value]
+    with explained():
+        node = config[kind][option] if kind in SEVERAL else config[kind]
+        with open_dict(node):
+            node.update(changes or {})
+        OmegaConf.resolve(node)
+        return OmegaConf.to_container(node)  # type: ignore[return-value]
 
 
 @until_refresh
@@ -269,6 +270,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return error
     overrides = [override for override in overrides if not override.startswith("-")]
     text, cause = str(error), error.__cause__
+    if isinstance(error, RecursionError):
+        files = " or ".join(str(presets()[pair][0]) for pair in choices_of(overrides))
+        return ConfigError("", f"{files or 'a value'} is nested too deeply")
     try:
         check_packages(choices_of(overrides))
     except ConfigError as wrong:

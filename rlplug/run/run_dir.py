@@ -20,7 +20,7 @@ import yaml
 
 from rlplug import registry
 from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, read_manifest
+from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, Word, read_manifest
 from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
@@ -48,7 +48,7 @@ class _NoAliases(yaml.SafeLoader):
 
 
 class RunManifest(Manifest):
-    versions: dict[str, str]
+    versions: dict[Word, Word]
     resumed: list[Any]
 
 
