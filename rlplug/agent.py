@@ -108,6 +108,8 @@ class Agent:
                 seen[key][seen["is_first"]] = 0
             out, self._carry = self.algorithm.act(seen, self._carry, mode)
         self._action = out["action"].cpu().numpy()
+        if self._action.shape != (columns, *(self._inside.action.shape or ())):
+            raise ValueError(f"the policy's actions {self._action.shape[1:]} are not of {self._inside.action}")
         self._first = np.zeros(columns, np.bool_)
         action = self._execute(self._action)
         return action[0] if n is None else action
