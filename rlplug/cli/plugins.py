@@ -11,9 +11,9 @@ import yaml
 from rlplug import registry
 from rlplug.cli import say, table
 from rlplug.config.errors import joined, show, single, value_at
+from rlplug.packages import one_line
 from rlplug.registry import KINDS, Kind, Preset
 from rlplug.registry.discovery import unknown
-from rlplug.registry.packages import one_line
 from rlplug.types import ConfigError
 
 USAGE = """rlplug plugins                 every component, with its distribution and version; presets

@@ -19,8 +19,8 @@ from typing import Any, TypeVar, cast
 
 import pluggy
 
+from rlplug.packages import Package, cause, check_size, guarded, packages, yaml_files
 from rlplug.registry.hookspecs import KINDS, Component, Kind, Manifest
-from rlplug.registry.packages import Package, cause, check_size, guarded, packages, yaml_files
 from rlplug.types import ConfigError
 
 GROUP = "rlplug"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplug import ConfigError, registry
-from rlplug.registry import discovery, packages
+from rlplug import ConfigError, packages, registry
+from rlplug.registry import discovery
 from rlplug.types import RunError, printable
 from tests.installing import Install, install_into, manifest
 from tests.tools import packages as tool
