@@ -80,7 +80,7 @@ def test_the_tool_sees_what_is_wrong():
         (2, "damaged\n"),
         (2, "rlplug: x\x1b\n"),
         (2, "rlplug: x\nrlplug: FORGED\n"),
-        (2, "rlplug: x\n" * 20),
+        (2, "rlplug: x\n" * 50),
         (2, "rlplug: " + "x" * 5000),
     ):
         assert fault(code, printed), (code, printed)

@@ -46,7 +46,7 @@ from tests.tools.damage import NONSENSE, Planted, Scene, copied, places
 
 LIMIT_S = 60
 MEMORY = 12 * 1024**3  # of address space, of which a process with torch takes some
-MOST_LINES = 6  # of a message, which has one for each setting that is wrong
+MOST_LINES = 40  # of a message, which has one for each setting that is wrong
 ESCAPES = ("\x1b[31m", "\x1b]0;owned\x07", "\x07\x08", "\u202e", "\x9b2J", "\r", "\u2028", "\x7f", "\ud800")
 SHORT = ("eval.every=0", "eval.episodes=1", "hardware=cpu", "logger=[]", "tuned=none")
 SMALL = ("num_steps_sampled_before_learning_starts=20", "train_batch_size=8", "buffer.capacity=100", "total_steps=120")
