@@ -16,7 +16,7 @@ from gymnasium.spaces import flatdim
 
 from rlplug import tree
 from rlplug.api import Algorithm, Plan, VecEnv
-from rlplug.checkpointing.format import Checkpoint, find
+from rlplug.checkpointing.format import MISFITS, Checkpoint, find
 from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
@@ -108,6 +108,8 @@ class Agent:
                 seen[key][seen["is_first"]] = 0
             out, self._carry = self.algorithm.act(seen, self._carry, mode)
         self._action = out["action"].cpu().numpy()
+        if self._action.shape != (columns, *(self._inside.action.shape or ())):
+            raise ValueError(f"the policy's actions {self._action.shape[1:]} are not of {self._inside.action}")
         self._first = np.zeros(columns, np.bool_)
         action = self._execute(self._action)
         return action[0] if n is None else action
@@ -311,22 +313,22 @@ def _restored(
     spec, algo = from_json(manifest["spec"]), choose("algo", "algo", raw["algo"])
     slots = {slot: node or raw["model"] for slot, node in raw.items() if kind_of(slot) == "model"}  # as config.parse
     models = {slot: choose("model", slot, node) for slot, node in slots.items()}
-    needs = needs_of(algo, models.values(), spec)
     run = {name: getattr(core, name) for name in ("num_envs", "total_steps", "seed", "deterministic")}
     tempo = {name: manifest[name] for name in ("rollout_length", "batch_size")}
-    ctx = RunContext(spec=spec, needs=needs, slots=models, device=device, **run, **tempo)
-    ctx.make_env = lambda of: choose("env", "env", raw["env"]).build(of)  # for a simulator alone
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-        algorithm = algo.build(ctx).to(device)
     weights: dict[str, Any] = checkpoint.tree("weights")
-    columns = len(weights["normalizer"].get("returns", ()))  # the first rank's environments
-    normalizer = Normalizer(core.preprocess, spec, columns).to(device)
     try:
+        needs = needs_of(algo, models.values(), spec)
+        ctx = RunContext(spec=spec, needs=needs, slots=models, device=device, **run, **tempo)
+        ctx.make_env = lambda of: choose("env", "env", raw["env"]).build(of)  # for a simulator alone
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+            algorithm = algo.build(ctx).to(device)
+        columns = len(weights["normalizer"].get("returns", ()))  # the first rank's environments
+        normalizer = Normalizer(core.preprocess, spec, columns).to(device)
         algorithm.load_state_dict(weights["algorithm"])
         normalizer.load_state_dict(weights["normalizer"])
         refuse_nan(algorithm.named_parameters())
-    except (RuntimeError, KeyError, ValueError) as error:
-        reason = [line.strip() for line in str(error).splitlines()][:2][-1]
+    except MISFITS as error:
+        reason = [line.strip() for line in (str(error) or type(error).__name__).splitlines()][:2][-1]
         raise CheckpointError(f"{checkpoint.path} does not fit algo {algo.name!r} as it is now: {reason}") from None
     ctx.schedules.refresh(checkpoint.steps)
     return algorithm, ctx, normalizer

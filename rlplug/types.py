@@ -147,6 +147,14 @@ class Progress:
     version: int = 0
 
 
+LONGEST = 2000  # characters of a line of a message
+
+
+def printable(text: object) -> str:
+    """Return a text with all characters but newlines that would steer a terminal written as ``\\x1b``."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in str(text))
+
+
 class ConfigError(Exception):
     """The run cannot start as configured. Shown to the user as one message, without a traceback.
 
@@ -156,7 +164,9 @@ class ConfigError(Exception):
     """
 
     def __init__(self, key: str, message: str) -> None:
-        self.key, self.message = key, message  # pickle passes what Exception.__new__ has noted: the same arguments
+        # pickle passes what Exception.__new__ has noted: the same arguments
+        self.key = printable(key).replace("\n", "\\n")
+        self.message = "\n".join(line[:LONGEST] for line in printable(message).split("\n"))
 
     def __str__(self) -> str:
         return f"{self.key}: {self.message}" if self.key else self.message
@@ -171,3 +181,6 @@ class CheckpointError(ConfigError):
 
 class RunError(Exception):
     """A run had to stop, through no mistake in its configuration. Shown as one message, without a traceback."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())

@@ -37,20 +37,38 @@ from rlplug.types import Batch, CheckpointError, Tree, Unit
 
 FORMAT = 1  # is raised when the meaning of a file changes
 MANIFEST, FOLDER, DAMAGED = "manifest.json", "checkpoints", ".damaged"
+MISFITS = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
+MISFITS = (*MISFITS, MemoryError, AssertionError)
+"""what state that is not one's own makes of the code that takes it"""
 CHUNK = 64 * 2**20  # most bytes of a file of rows, and of the memory that a write needs on top
 
 
+Word = Annotated[str, Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$")]  # messages quote it
+
+
 class Origin(BaseModel):
-    kind: str
-    name: str
-    distribution: str
-    version: str
+    kind: Word
+    name: Word
+    distribution: Word
+    version: Word
 
 
 class Manifest(BaseModel):
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
-    run: str
-    plugins: dict[str, Origin]
+    run: Word
+    plugins: dict[Word, Origin]
+
+
+class Node(BaseModel):
+    name: str
+
+
+class Settings(BaseModel):
+    total_steps: int
+    algo: Node
+    env: Node
+    hardware: Node
+    model: Node
 
 
 class FileRecord(BaseModel):
@@ -66,11 +84,11 @@ class CheckpointManifest(Manifest):
     wall_s: float
     since_logged_s: float
     spent: dict[str, float]
-    not_restored: list[str]
+    not_restored: list[Word]
     spec: dict[str, Any]
     rollout_length: int
     batch_size: int
-    config: dict[str, Any]
+    config: Settings
     files: dict[
         Annotated[str, Field(pattern=r"^(weights|learner|rank\d+((_part\d+)?_rows_\d+_\d+_*)?)\.pt$")], FileRecord
     ]

@@ -40,7 +40,37 @@ def encode(tree: Tree) -> bytes:
 
 def decode(data: bytes) -> Tree:
     """Return the tree that ``encode`` was given, on the host, without executing any code; fail at any other bytes."""
-    return _map(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), {dict: _unpack})
+    tree = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    parts, seen = [tree], set[int]()
+    for part in parts:
+        if isinstance(part, Tensor):  # kernels may walk its memory from its first value on
+            end = part.storage_offset() * part.element_size() + part.nbytes
+            if part.is_meta or end > part.untyped_storage().nbytes():
+                raise ValueError("a tensor has less memory than values")
+        if isinstance(part, dict | list | tuple) and part:
+            if id(part) in seen:  # a few parts could stand for more than fits into memory, or for no end
+                raise ValueError("a part occurs twice")
+            seen.add(id(part))
+            parts += part.values() if isinstance(part, dict) else part
+    return _map(tree, {dict: _unpack})
+
+
+def check_like(own: Tree, loaded: Tree, path: str = "") -> None:
+    """Raise ``ValueError`` where a loaded state is of another kind, or of another shape, than the one that it replaces.
+
+    Lists, and tensors along their first axis, may be longer or shorter; None, and keys of one side, may be anything.
+    """
+    if isinstance(own, Mapping) and isinstance(loaded, Mapping):
+        for key in own.keys() & loaded.keys():
+            check_like(own[key], loaded[key], f"{path}.{key}".lstrip("."))
+    elif own is not None and loaded is not None and _kind(own) != _kind(loaded):
+        raise ValueError(f"{path} should be {_kind(own)}, and is {_kind(loaded)}")
+
+
+def _kind(value: Tree) -> str:
+    if isinstance(value, int | float | Tensor | np.ndarray | np.generic):
+        return f"a number of shape {['n' if i == 0 else n for i, n in enumerate(getattr(value, 'shape', ()))]}"
+    return "a list" if isinstance(value, list | tuple) else f"of type {type(value).__name__}"
 
 
 def write_tree(path: Path, tree: Tree) -> Record:
@@ -62,6 +92,8 @@ def read_tree(path: Path, record: Record) -> Tree:
         data = atomic.read(path)
     except OSError as error:
         raise damaged(path, str(error.strerror)) from None
+    except MemoryError:
+        raise damaged(path, f"its {size:,} bytes do not fit into memory") from None
     if hashlib.sha256(data).hexdigest() != record["sha256"]:
         raise damaged(path, "its checksum does not match")
     try:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from rlplug import registry
 from rlplug.distributed.output import outlive_readers
-from rlplug.types import ConfigError, RunError
+from rlplug.types import ConfigError, RunError, printable
 
 VERBS = ("train", "resume", "evaluate", "estimate", "check", "data", "profile", "plugins", "new")
 """each is a module of this package with a function ``main(arguments) -> exit code``"""
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from rlplug.cli.meant import no_verb
 
             raise no_verb(verb)
+        registry.plugins()  # first: what libraries that read entry points would stumble over is hidden by it
         outlive_readers("stderr", *(() if verb in PRINT else ("stdout",)))
         run = importlib.import_module(f"rlplug.cli.{verb}").main
         return _printed(run, arguments) if verb in PRINT else run(arguments)
@@ -58,7 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def tell(line: str) -> None:
     """Print a line for the user on stderr."""
-    print(f"rlplug: {line}", file=sys.stderr)
+    print(f"rlplug: {printable(line)}", file=sys.stderr)
+
+
+def say(text: object) -> None:
+    """Print a result for the user on stdout; it may hold texts of packages and of files."""
+    print(printable(text), flush=True)
 
 
 def refuse(error: ConfigError | RunError) -> int:
@@ -79,7 +86,7 @@ def _formatted(
 ) -> str:
     """Return a warning as it is printed: the words alone where it is the package's own, without its source."""
     if filename.startswith(PACKAGE):
-        return f"rlplug: {message}\n"
+        return f"rlplug: {printable(message)}\n"
     return _format(message, category, filename, lineno, line)
 
 

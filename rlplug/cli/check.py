@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from rlplug.cli import say
 from rlplug.cli.meant import no_flag
 from rlplug.cli.sweep import require_folders
 from rlplug.config import composed, validated
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     from rlplug.run.build import build
 
     with closing(build(run, Path())) as trainer:
-        print(describe(trainer))
+        say(describe(trainer))
     if pair:
-        print(pair)
+        say(pair)
     return 0

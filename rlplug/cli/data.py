@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlplug.cli import tell
+from rlplug.cli import say, tell
 from rlplug.types import ConfigError
 
 USAGE = """rlplug data <files, folders or patterns ...> [--json]
@@ -41,5 +41,5 @@ def main(arguments: Sequence[str]) -> int:
     about = describe(Recording(paths, reading))
     for note in reading.notes:
         tell(note)
-    print(json.dumps(about) if "--json" in arguments else table(about))
+    say(json.dumps(about) if "--json" in arguments else table(about))
     return 1 if reading.counts["damaged"] else 0

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     from rlplug.agent import estimate  # here: torch takes seconds to import
 
     result = estimate(path, overrides, cli.tell)
-    print(json.dumps(result) if "--json" in arguments else table(result))
+    cli.say(json.dumps(result) if "--json" in arguments else table(result))
     return 0
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlplug.cli import tell
+from rlplug.cli import say, tell
 from rlplug.cli.meant import require_run
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, Mode
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     from rlplug.agent import evaluate  # here: torch takes seconds to import
 
     result = evaluate(path, overrides, tell, *modes)
-    print(json.dumps(result) if "--json" in arguments else table(result))
+    say(json.dumps(result) if "--json" in arguments else table(result))
     return 0
 
 

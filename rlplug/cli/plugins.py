@@ -9,8 +9,9 @@ from typing import Any, get_args
 import yaml
 
 from rlplug import registry
-from rlplug.cli import table
+from rlplug.cli import say, table
 from rlplug.config.errors import joined, show, single, value_at
+from rlplug.packages import one_line
 from rlplug.registry import KINDS, Kind, Preset
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
@@ -41,11 +42,11 @@ def main(arguments: Sequence[str]) -> int:
     if kind and kind not in groups:
         raise ConfigError("", f"unknown kind {kind!r}; {unknown(kind, groups)}")
     if not name:
-        print("\n".join(_listed([group for group in groups if group == kind or not kind])))
+        say("\n".join(_listed([group for group in groups if group == kind or not kind])))
     elif kind in KINDS:
         _show(kind, name)
     else:
-        print("\n".join(_settings(kind, name)))
+        say("\n".join(_settings(kind, name)))
     return 0
 
 
@@ -83,9 +84,9 @@ def _show(kind: Kind, name: str) -> None:
     cls, plugin = registry.load(kind, component), registry.owner(kind, component)
     check_class(kind, cls)
     target = plugin.components[kind, registry.split(component)[1]].target
-    print(f"{kind} {name}: {target}, of {plugin}{f'; {file}' if file and file.option != component else ''}")
+    say(f"{kind} {name}: {target}, of {plugin}{f'; {file}' if file and file.option != component else ''}")
     rows = [(o.name, o.type, o.default, o.range, o.doc) for o in options(cls.Config, node)]
-    print("\n".join(table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]))
+    say("\n".join(table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]))
     if file is None:
         wanted = f"conf/{kind}/{name}.yaml, with `name: {name}` and every option"
         raise ConfigError("", f"{plugin} has no YAML file that chooses its {kind} {name!r}: it wants {wanted}")
@@ -126,9 +127,15 @@ def _settings(group: str, name: str) -> list[str]:
     if (file := registry.preset(group, name)) is None:
         names = [option for of, option in registry.presets() if of == group]
         raise ConfigError("", f"unknown {group} {name!r}; {unknown(name, names)}")
-    content = yaml.safe_load(file.path.read_bytes()) or {}
-    entries = [entry for entry in content.pop("defaults", ()) if isinstance(entry, dict)]
-    chosen = [f"{key.split('/')[-1]}={show(value)}" for entry in entries for key, value in entry.items()]
+    try:
+        content = yaml.safe_load(file.path.read_bytes()) or {}
+        if not isinstance(content, dict):
+            raise ValueError("it holds no settings")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError("", f"{file} cannot be read: {one_line(str(error))}") from None
+    defaults = content.pop("defaults", ())
+    entries = [entry for entry in defaults if isinstance(entry, dict)] if isinstance(defaults, list) else []
+    chosen = [f"{str(key).split('/')[-1]}={show(value)}" for entry in entries for key, value in entry.items()]
     return [f"{group} {name}: {file}", *(line.replace("'", "") for line in chosen), *_leaves(content)]
 
 

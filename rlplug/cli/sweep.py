@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import OmegaConf
 
 from rlplug.checkpointing import atomic
-from rlplug.cli import FAILED, refuse, table, tell
+from rlplug.cli import FAILED, refuse, say, table, tell
 from rlplug.config import RunConfig, compose, composed
 from rlplug.config.errors import differences, show
 from rlplug.types import ConfigError, RunError
@@ -218,7 +218,7 @@ def report(folder: Path) -> int:
     missing = sum(row["status"] != "finished" for row in rows)
     if any(os.environ.get(rank, "0") != "0" for rank in ("RANK", "SLURM_PROCID")):
         return FAILED if missing else 0
-    print("\n".join(["", *table((*swept, "score", "status", ""), cells), f"as a table: {folder / TABLE}"]), flush=True)
+    say("\n".join(["", *table((*swept, "score", "status", ""), cells), f"as a table: {folder / TABLE}"]))
     if missing:
         again = f"the same command with hydra.sweep.dir={folder} tries them again"
         tell(f"{missing} of {len(rows)} jobs did not finish; {again}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, NoReturn
 
-from rlplug.cli import refuse, sweep, tell
+from rlplug.cli import refuse, say, sweep, tell
 from rlplug.cli.meant import no_flag
 from rlplug.config import RunConfig, composed, parse, validated
 from rlplug.registry import warn_broken
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     Plugins.instance().register(PluginConfigs)
     flags = _flags(arguments)
     if flags.help:
-        print(_help(flags.overrides))
+        say(_help(flags.overrides))
         return 0
     if flags.experimental_rerun:  # which would execute what a pickle says
         raise ConfigError("", "--experimental-rerun is not for runs; resume continues one: resume <run folder>")

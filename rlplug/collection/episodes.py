@@ -118,6 +118,9 @@ class Episodes:
         return {"return": self._return, "length": self._length, "finished": self._finished, "groups": groups}
 
     def load(self, state: Tree) -> None:
-        self._return, self._length, self._finished = state["return"], state["length"], state["finished"]
+        np.copyto(self._return, state["return"])
+        np.copyto(self._length, state["length"])
+        envs = range(-1, len(self._return))  # -1: of a job
+        self._finished = [(float(total), int(n), envs[env + 1]) for total, n, env in state["finished"]]
         for name, group in self.groups.items():
             group.load(state["groups"][name])

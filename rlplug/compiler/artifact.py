@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlplug.compiler.cache import own_folder
 from rlplug.compiler.compiled import Compiled, Function, restored
 from rlplug.compiler.tracing import traced
 from rlplug.types import Batch
@@ -91,8 +92,8 @@ def _interpreter(graph: Any) -> Callable[[list[Tensor]], list[Tensor]]:
 
 def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tensor]]:
     """Compile a graph, unless the same one lies in the compiler's cache, and load it."""
+    folder = own_folder()  # first: torch's compiler keeps its files there from now on
     from torch._inductor import aot_compile
-    from torch._inductor.codecache import cache_dir
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     options = {"cpp.enable_floating_point_contract_flag": "fast"}  # a * b + c is one instruction
@@ -101,7 +102,7 @@ def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Te
     flags += (torch.are_deterministic_algorithms_enabled(),)
     shapes = [(x.dtype, x.device, [*map(str, x.shape)], [*map(str, x.stride())]) for x in inputs]
     key = hashlib.sha256(f"{graph.code}{shapes}{flags}".encode()).hexdigest()
-    known = Path(cache_dir()) / "rlplug" / key
+    known = folder / "rlplug" / key
     if not known.exists() or not Path(known.read_text()).exists():
         said = "rlplug: compiling for some ten seconds; later runs take it from the compiler's cache"
         print(said, file=sys.stderr, flush=True)

@@ -195,11 +195,12 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
     """
     check_packages([(kind, option)])
     config = deepcopy(_alone(kind, option))
-    node = config[kind][option] if kind in SEVERAL else config[kind]
-    with open_dict(node):
-        node.update(changes or {})
-    OmegaConf.resolve(node)
-    return OmegaConf.to_container(node)  # type: ignore[return-value]
+    with explained():
+        node = config[kind][option] if kind in SEVERAL else config[kind]
+        with open_dict(node):
+            node.update(changes or {})
+        OmegaConf.resolve(node)
+        return OmegaConf.to_container(node)  # type: ignore[return-value]
 
 
 @until_refresh

@@ -19,7 +19,7 @@ from rlplug.config.composition import EXISTS, GROUPS, PRIMARY, composed, option_
 from rlplug.config.errors import peers, value_at
 from rlplug.config.origins import asked_by, check_packages, choices_of, is_selected, unreadable
 from rlplug.config.schema import SEVERAL
-from rlplug.registry import owners
+from rlplug.registry import owners, presets
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
@@ -30,6 +30,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return error
     overrides = [override for override in overrides if not override.startswith("-")]
     text, cause = str(error), error.__cause__
+    if isinstance(error, RecursionError):
+        files = " or ".join(str(presets()[pair][0]) for pair in choices_of(overrides))
+        return ConfigError("", f"{files or 'a value'} is nested too deeply")
     try:
         check_packages(choices_of(overrides))
     except ConfigError as wrong:

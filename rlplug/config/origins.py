@@ -72,7 +72,7 @@ def _put(package: str, file: Preset) -> Any:
     """Return what a file holds, under its key."""
     try:
         content = yaml.safe_load(file.path.read_bytes())
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return {}
     for part in reversed([] if package == GLOBAL else package.split(".")):
         content = {part: content}

@@ -46,6 +46,8 @@ def snapshot(env: VectorEnv[Any, Any, Any]) -> Tree | None:
 def restore(env: VectorEnv[Any, Any, Any], state: Tree) -> None:
     """Give ``env``, made by the same constructor call, the attributes of a snapshot."""
     for layer, saved in zip(_layers(env), state, strict=True):
+        if methods := [name for name in saved if callable(getattr(type(layer), name, None))]:
+            raise ValueError(f"{methods[0]!r} is no state of an environment")
         vars(layer).update(_write(saved))
 
 
@@ -81,7 +83,10 @@ def _write(saved: Tree) -> Any:
     if isinstance(saved, np.ndarray):
         return saved.copy()
     if type(saved) is dict and isinstance(saved.get("bit_generator"), str):
-        bits = getattr(np.random, saved["bit_generator"])()
+        kind: Any = getattr(np.random, saved["bit_generator"], None)
+        if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
+            raise ValueError(f"{saved['bit_generator']!r} is no generator")
+        bits = kind()
         bits.state = saved
         return np.random.Generator(bits)
     if type(saved) is dict:

@@ -35,6 +35,8 @@ def from_json(node: Any) -> EnvSpec:
         CheckpointError: that is not where this comes from.
     """
     try:
+        if not node["groups"]:
+            raise ValueError("there are no groups")
         return EnvSpec(
             _groups_from_json(node["groups"]),
             native_spaces=_groups_from_json(node["native_spaces"]),

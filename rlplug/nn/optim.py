@@ -47,8 +47,19 @@ class Adam(torch.optim.Adam):
     state_dict = inspect.unwrap(torch.optim.Adam.state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state. Raises ``ValueError`` if it is that of other parameters."""
         inspect.unwrap(torch.optim.Adam.load_state_dict)(self, state_dict)
         self._lists = []
+        for p, state in self.state.items():  # the kernel walks memory, and compares no shapes
+            shapes = {"step": torch.Size(), "exp_avg": p.shape, "exp_avg_sq": p.shape}
+            if state and {key: getattr(x, "shape", None) for key, x in state.items()} != shapes:
+                raise ValueError("the state of an optimizer does not fit its parameters")
+        for group in self.param_groups:
+            for name in ("eps", "weight_decay", "maximize"):
+                if not isinstance(group.get(name), int | float):
+                    raise ValueError(f"{name} of an optimizer is no number")
+            if [isinstance(beta, int | float) for beta in group.get("betas", ())] != [True, True]:
+                raise ValueError("betas of an optimizer are no two numbers")
 
     def collect(self, share: bool = True) -> None:
         """Make what is missing of the state, and the lists of it.

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
 import re
+import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pluggy
 
+from rlplug.packages import Package, cause, check_size, guarded, packages, yaml_files
 from rlplug.registry.hookspecs import KINDS, Component, Kind, Manifest
 from rlplug.types import ConfigError
 
 GROUP = "rlplug"
+LIMIT_S, LEAST_S = 20.0, 0.5  # for all manifests together, of which each has half of what is left, and at least this
+MOST = 10_000  # components of a manifest
 Function = TypeVar("Function", bound=Callable[..., Any])
 _remembered: list[Any] = []
 
@@ -32,6 +38,7 @@ class Plugin:
     version: str
     components: Mapping[tuple[Kind, str], Component] = field(default_factory=dict[tuple[Kind, str], Component])
     conf: Path | None = None  # folder of its YAML groups
+    files: tuple[Path, ...] = ()  # the YAML files in it
     cause: str | None = None  # why it is broken and skipped; None if it is not
 
     def __str__(self) -> str:
@@ -47,7 +54,16 @@ def until_refresh(function: Function) -> Function:
 @until_refresh
 def plugins() -> tuple[Plugin, ...]:
     """Return every installed plugin, rlplug's own first, then by distribution. Imports manifests only."""
-    found = [_read(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)]
+    found, end = list[Plugin](), time.monotonic() + LIMIT_S
+    for package in packages(GROUP):
+        if package.cause:
+            found.append(Plugin(package.distribution, package.version, cause=package.cause))
+        for point in sorted(package.points, key=lambda point: point.name):
+            share = max((end - time.monotonic()) / 2, LEAST_S)
+            with warnings.catch_warnings(action="ignore"):  # of its code
+                plugin = guarded(share, package, partial(_declared, package, point))
+            whole = isinstance(plugin, Plugin)
+            found.append(plugin if whole else Plugin(package.distribution, package.version, cause=plugin))
     return tuple(sorted(found, key=lambda plugin: (plugin.distribution != GROUP, plugin.distribution)))
 
 
@@ -124,8 +140,10 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
     target = plugin.components[kind, split(name)[1]].target
     try:
         return pkgutil.resolve_name(target)
-    except Exception as error:
-        message = f"{target} of {plugin} cannot be imported: {_cause(error)}"
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        message = f"{target} of {plugin} cannot be imported: {cause(error)}"
         raise ConfigError(key or f"{kind}.name", message) from error
 
 
@@ -179,31 +197,34 @@ def conf_folder(package: str) -> Path:
     raise FileNotFoundError(f"rlplug_conf names {package!r}, which has no folder of YAML groups")
 
 
-def _read(point: EntryPoint) -> Plugin:
-    """Import one manifest. Whatever is wrong with it becomes ``cause``, so that the program goes on without it."""
-    fields = point.dist.metadata.json if point.dist else {}
-    distribution = str(fields.get("name", "a distribution without a name"))
-    version = str(fields.get("version", "of unknown version"))
-    try:
-        manager = pluggy.PluginManager(GROUP)
-        manager.add_hookspecs(Manifest)
-        manager.register(point.load(), name=point.name)
-        manager.check_pending()
-        components: dict[tuple[Kind, str], Component] = {}
-        for component in manager.hook.rlplug_components() or ():
-            if not isinstance(component, Component):
-                raise TypeError(f"rlplug_components gives {component!r}, which is not a Component")
-            if (component.kind, component.name) in components:
-                raise ValueError(f"rlplug_components names {component.kind} {component.name!r} twice")
-            components[component.kind, component.name] = component
-        conf = manager.hook.rlplug_conf()
-        if not components and conf is None:
-            raise ValueError(f"{point.value} implements neither rlplug_components nor rlplug_conf")
-        return Plugin(distribution, version, components, conf_folder(conf) if conf else None)
-    except (Exception, SystemExit) as error:
-        return Plugin(distribution, version, cause=_cause(error))
+def _manifest(point: EntryPoint) -> Any:
+    """Import what an entry point names, unless its source is too large."""
+    for name in itertools.accumulate(point.module.split("."), "{}.{}".format):
+        spec = find_spec(name)
+        if spec and (spec.origin or "").endswith(".py"):
+            check_size(Path(spec.origin or ""))
+    return point.load()
 
 
-def _cause(error: BaseException) -> str:
-    """Return one line such as ``ImportError: No module named 'x'``."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _declared(package: Package, point: EntryPoint) -> Plugin:
+    """Import one manifest and return what it declares."""
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(Manifest)
+    manager.register(_manifest(point), name=point.name)
+    manager.check_pending()
+    components: dict[tuple[Kind, str], Component] = {}
+    for component in itertools.islice(manager.hook.rlplug_components() or (), MOST + 1):
+        if type(component) is not Component:
+            raise TypeError(f"rlplug_components gives {component!r}, which is not a Component")
+        component = replace(component)  # which checks it
+        if (component.kind, component.name) in components:
+            raise ValueError(f"rlplug_components names {component.kind} {component.name!r} twice")
+        components[component.kind, component.name] = component
+    if len(components) > MOST:
+        raise ValueError(f"rlplug_components gives more than {MOST:,} components")
+    conf = manager.hook.rlplug_conf()
+    if not components and conf is None:
+        raise ValueError(f"{point.value} implements neither rlplug_components nor rlplug_conf")
+    folder = conf_folder(conf) if conf else None
+    files = yaml_files(folder) if folder else ()
+    return Plugin(package.distribution, package.version, components, folder, files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -39,8 +40,13 @@ class Component:
     tried_with: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        words = (self.kind, self.name, self.target, *self.tried_with) if type(self.tried_with) is tuple else (None,)
+        if not all(type(word) is str for word in words):
+            raise TypeError(f"component {self.name!r:.50}: kind, name, target and the tuple tried_with are of texts")
         if self.kind not in KINDS:
             raise ValueError(f"component {self.name!r}: kind {self.kind!r} is none of {', '.join(KINDS)}")
+        if not re.fullmatch(r"[\w.+-]{1,100}", self.name):
+            raise ValueError(f"{self.kind} {self.name!r:.50}: a name has letters, digits and _ . + - only")
         module, _, attribute = self.target.partition(":")
         if not module or not attribute.isidentifier():
             raise ValueError(f"{self.kind} {self.name!r}: target {self.target!r} is not 'package.module:Class'")

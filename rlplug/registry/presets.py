@@ -35,7 +35,7 @@ def presets() -> dict[tuple[str, str], tuple[Preset, ...]]:
     """Return the files for each (group, option), sorted; of several the first one is used."""
     found: dict[tuple[str, str], tuple[Preset, ...]] = {}
     for plugin in plugins():
-        for path in sorted(plugin.conf.rglob("*.yaml")) if plugin.conf else ():
+        for path in plugin.files:
             group = path.parent.relative_to(plugin.conf).as_posix()  # type: ignore[arg-type]
             found[group, path.stem] = (*found.get((group, path.stem), ()), Preset(group, path.stem, plugin, path))
     return dict(sorted(found.items()))

@@ -8,9 +8,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
-from rlplug.checkpointing.format import Checkpoint, FileRowLog, Snapshot
+from rlplug.checkpointing.format import MISFITS, Checkpoint, FileRowLog, Snapshot
 from rlplug.checkpointing.manager import CheckpointManager
-from rlplug.checkpointing.serialize import copy_to_host
+from rlplug.checkpointing.serialize import check_like, copy_to_host
 from rlplug.collection.play import Stopped
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
@@ -24,9 +24,6 @@ from rlplug.run.measure import Evaluation, MetricsLog
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
-
-# what components raise when they load the state of something else
-MISFITS = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 
 
 class Callbacks:
@@ -158,9 +155,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     own["normalizer"] = trainer.policy.normalizer.env_state()
     trees, missing = {f"rank{ctx.rank}": own}, list[str]()
     if ctx.rank == 0:
-        reports = {"log": callbacks.log.state(), "evaluation": callbacks.evaluation.state()}
-        reports["estimation"] = callbacks.estimation.state()
-        trees = {"weights": trainer.policy.state(), "learner": trainer.state() | reports} | trees
+        trees = {"weights": trainer.policy.state(), "learner": _learner(trainer)} | trees
     if ctx.rank == 0 or not trainer.learner.replicated:
         trainer.buffer.save(callbacks.row_log)
         own |= trainer.stream_state() | {"buffer": callbacks.row_log.state}
@@ -191,6 +186,12 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     return Snapshot(manifest, copies, list(callbacks.row_log.chunks), ctx.rank, plan.world_size)
 
 
+def _learner(trainer: Trainer) -> dict[str, Tree]:
+    callbacks = callbacks_of(trainer)
+    reports = {"log": callbacks.log.state(), "evaluation": callbacks.evaluation.state()}
+    return trainer.state() | reports | {"estimation": callbacks.estimation.state()}
+
+
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     """Let a fresh trainer of the same configuration go on where the checkpoint was written; return what differs.
 
@@ -207,6 +208,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
             raise CheckpointError(f"{path} is of another environment: {difference}")
         weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
         own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
+        check_like(_learner(trainer) | {"episodes": trainer.episodes.state()}, learner | {"episodes": data["episodes"]})
         trainer.clock.load(manifest["wall_s"], manifest["spent"])
         trainer.policy.load(weights)
         trainer.policy.normalizer.load_env_state(own["normalizer"])

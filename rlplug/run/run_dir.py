@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from pydantic import BaseModel
 
 from rlplug import registry
 from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, read_manifest
+from rlplug.checkpointing.format import FORMAT, MANIFEST, Manifest, Word, read_manifest
 from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
@@ -28,6 +29,7 @@ from rlplug.registry.installed import versions
 from rlplug.types import STEP, CheckpointError, ConfigError, Progress, Unit
 
 CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
+GIT_S = 20  # seconds that git may take
 
 
 class _Repeating(yaml.SafeDumper):
@@ -51,7 +53,7 @@ class Resumed(BaseModel):
 
 
 class RunManifest(Manifest):
-    versions: dict[str, str]
+    versions: dict[Word, Word]
     resumed: list[Resumed]
 
 
@@ -198,10 +200,29 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _git() -> dict[str, Any] | None:
-    """Return the commit of the working directory's checkout, and whether it has changes; None outside of one."""
+    """Return the commit of the working directory's checkout, and whether it has changes; None outside of one.
+
+    The configuration of a repository can name programs, as its monitor, filters and hooks, and it may be a stranger's.
+    So git looks for changes through a folder without configuration, which leads to the same objects and index.
+    """
+
+    def ask(*words: str, **variables: str) -> str:
+        given = {"env": {**os.environ, **variables}, "capture_output": True, "text": True, "timeout": GIT_S}
+        return subprocess.run(["git", "-c", "core.fsmonitor=", *words], check=True, **given).stdout  # type: ignore[call-overload]
+
+    paths = [word for name in ("objects", "index", "info/exclude") for word in ("--git-path", name)]
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        commit, *found = ask("rev-parse", "HEAD", *paths).splitlines()
+        objects, index, exclude = map(os.path.abspath, found)
+        top = next(str(folder) for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".git").exists())
+        with tempfile.TemporaryDirectory() as own:
+            for name in ("refs", "info"):
+                Path(own, name).mkdir()
+            Path(own, "HEAD").write_text(commit, encoding="ascii")
+            Path(own, "info", "exclude").symlink_to(exclude)
+            places = {"GIT_DIR": own, "GIT_WORK_TREE": top, "GIT_OBJECT_DIRECTORY": objects, "GIT_INDEX_FILE": index}
+            words = ("status", "--porcelain", "--ignore-submodules=dirty")
+            changed = ask(*words, GIT_OPTIONAL_LOCKS="0", **places)
+    except (OSError, ValueError, subprocess.SubprocessError, StopIteration):
         return None
-    return {"commit": commit.stdout.strip(), "changed": bool(status.stdout.strip())}
+    return {"commit": commit, "changed": bool(changed.strip())}

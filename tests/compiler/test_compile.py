@@ -298,7 +298,7 @@ def test_auto_leaves_alone_what_does_not_say_itself_that_it_can_be_traced(monkey
 @pytest.mark.slow
 def test_a_run_says_when_it_compiles(monkeypatch, tmp_path, capsys):
     """Not when the machine code lies in the cache; of a deterministic run it is another one."""
-    monkeypatch.setattr("torch._inductor.codecache.cache_dir", lambda: str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     said = []
     for deterministic in (False, False, True):
         torch.use_deterministic_algorithms(deterministic)

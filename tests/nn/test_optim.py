@@ -59,3 +59,34 @@ def test_parameters_share_a_count_of_steps_until_one_stays_behind():
 def test_what_the_kernel_is_not_given_is_refused(option):
     with pytest.raises(ValueError, match=f"{option}: rlplug.nn.Adam has no such option"):
         Adam([torch.ones(2)], lr=0.1, **{option: True})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("exp_avg", torch.zeros(1)),
+        ("exp_avg_sq", 5),
+        ("step", torch.zeros(3)),
+        ("exp_avg", None),
+        ("other", torch.zeros(())),
+    ],
+)
+def test_a_state_of_other_parameters_is_refused_since_the_kernel_compares_no_shapes(key, value):
+    p = torch.nn.Parameter(torch.zeros(4, 3))
+    p.grad = torch.ones_like(p)
+    optimizer = Adam([p], lr=0.1)
+    optimizer.step()
+    state = optimizer.state_dict()
+    Adam([p], lr=0.1).load_state_dict(state)
+    state["state"][0] = state["state"][0] | {key: value}
+    with pytest.raises(ValueError, match="the state of an optimizer does not fit its parameters"):
+        Adam([p], lr=0.1).load_state_dict(state)
+
+
+@pytest.mark.parametrize("options", [{"betas": "x"}, {"betas": (0.9,)}, {"eps": "x"}, {"maximize": None}])
+def test_options_of_another_kind_are_refused(options):
+    p = torch.nn.Parameter(torch.zeros(3))
+    state = Adam([p], lr=0.1).state_dict()
+    state["param_groups"][0] |= options
+    with pytest.raises(ValueError, match=r"of an optimizer (is|are) no"):
+        Adam([p], lr=0.1).load_state_dict(state)

@@ -16,6 +16,32 @@ BROKEN = {
     "syntax error": ("def f(:", "SyntaxError"),
     "raises": ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
     "exits": ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
+    "ends at once": ("raise SystemExit", "SystemExit"),
+    "interrupts": ("raise KeyboardInterrupt('stop')", "KeyboardInterrupt: stop"),
+    "raises a base exception": ("class Own(BaseException): pass\nraise Own('x')", "Own: x"),
+    "raises what cannot be shown": (
+        "class Own(Exception):\n    def __str__(self): raise SystemExit\nraise Own",
+        "an error that cannot be shown",
+    ),
+    "raises escape sequences": ("raise ValueError('\x1b[31mred\x9b2J\u202e')", r"ValueError: \x1b[31mred\x9b2J\u202e"),
+    "raises a book": ("raise ValueError('x' * 10**6)", "ValueError: xxx"),
+    "a name that is no text": (manifest(("algo", 5, "a:B")), "TypeError: component 5: kind, name, target and"),
+    "a name that cannot be typed": (manifest(("algo", "a b", "a:B")), "algo 'a b': a name has letters, digits and _"),
+    "words that are no tuple": (
+        "from rlplug import Component, hookimpl\nimport itertools\n@hookimpl\n"
+        "def rlplug_components(): return [Component('algo', 'x', 'a:B', itertools.repeat('x'))]",
+        "TypeError: component 'x': kind, name, target and the tuple tried_with are of texts",
+    ),
+    "a component that was never made": (
+        "from rlplug import Component, hookimpl\n@hookimpl\n"
+        "def rlplug_components(): return [object.__new__(Component)]",
+        "AttributeError",
+    ),
+    "components without an end": (
+        "from rlplug import Component, hookimpl\nimport itertools\n@hookimpl\n"
+        "def rlplug_components(): return (Component('algo', f'x{i}', 'a:B') for i in itertools.count())",
+        "ValueError: rlplug_components gives more than 10,000 components",
+    ),
     "no hook": ("x = 1", "implements neither rlplug_components nor rlplug_conf"),
     "unknown hook": (
         "from rlplug import hookimpl\n@hookimpl\ndef rlplug_component(): return []",
@@ -92,7 +118,7 @@ def test_a_distribution_without_metadata_does_not_stop_the_others(install: Insta
     (site / "rlplug_moon-1.2.dist-info" / "METADATA").unlink()
     registry.refresh()
     (broken,) = registry.broken()
-    assert str(broken) == "a distribution without a name of unknown version"
+    assert str(broken) == "rlplug_moon 1.2"
     assert "ppo" in registry.names("algo")
 
 

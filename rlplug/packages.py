@@ -1,0 +1,220 @@
+"""Read what installed packages declare, whatever their files hold: in bounded time and memory.
+
+A manifest is code that runs with the rights of the user. The limits end what is broken or slow; they are no sandbox.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import re
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.parser import HeaderParser
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from rlplug.types import printable
+
+MOST_BYTES = 2**20  # of a file
+MOST_FILES = 10_000  # of a folder of YAML groups
+MOST_NODES = 100_000  # of a YAML file, once its aliases are followed
+PATIENCE = 3  # seconds that code may go on after its time limit
+LONGEST = 300  # characters of a cause
+T = TypeVar("T")
+_hidden, _read_text = set[str](), metadata.PathDistribution.read_text
+
+
+class Package(NamedTuple):
+    """An installed distribution that has entry points of a group, or whose entry points cannot be read."""
+
+    distribution: str
+    version: str
+    points: tuple[metadata.EntryPoint, ...]
+    cause: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+def packages(group: str) -> list[Package]:
+    """Return the installed packages of a group, of several with one name the first on ``sys.path``.
+
+    Entry points that cannot be read are hidden from the whole process: pydantic, torch and others read those of every
+    package when they are imported, and would fail.
+    """
+    found, names = list[Package](), set[str]()
+    _hidden.clear()
+    every: Iterator[Any] = iter(metadata.distributions())
+    for one in every:
+        if (key := one._normalized_name) in names:  # as importlib.metadata tells them apart
+            continue
+        names.add(key)
+        path = Path(str(getattr(one, "_path", key)))
+        name, _, version = printable(path.stem[:LONGEST]).partition("-")
+        try:
+            points = _points(_text(one, path, "entry_points.txt"), group)
+        except Exception as error:
+            _hidden.add(str(path))
+            found.append(Package(name, version, (), one_line(f"entry_points.txt: {error}")))
+            continue
+        if points:
+            try:
+                fields = HeaderParser().parsestr(_text(one, path, "METADATA") or _text(one, path, "PKG-INFO"))
+                stated = str(fields.get("Name", name)), str(fields.get("Version", version))
+                if re.sub(r"[-_.]+", "_", stated[0]).lower() != key or not re.fullmatch(r"[\w.!+-]{1,100}", stated[1]):
+                    raise ValueError(f"{stated!r:.100} are not name and version of {path.name!r:.100}")
+                found.append(Package(*stated, points))
+            except Exception as error:
+                found.append(Package(name, version, (), one_line(f"METADATA: {error}")))
+    if _hidden:
+        setattr(metadata.PathDistribution, "read_text", _shown)  # noqa: B010
+    return found
+
+
+def _shown(self: Any, filename: str) -> str | None:
+    return None if filename == "entry_points.txt" and str(self._path) in _hidden else _read_text(self, filename)
+
+
+def _text(distribution: Any, folder: Path, name: str) -> str:
+    file = folder / name
+    return read(file) if os.path.lexists(file) else distribution.read_text(name) or ""  # which may be an archive's
+
+
+def _points(text: str, group: str) -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of a group. Raise ``ValueError`` if a line, of any group, has no value."""
+    found, section = list[metadata.EntryPoint](), None
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, equals, value = map(str.strip, line.partition("="))
+        if line.startswith("[") and line.endswith("]"):
+            section = line.strip("[]")
+        elif section is None or line.startswith("#"):
+            continue
+        elif not equals:
+            raise ValueError(f"{line!r:.50} has no value")
+        elif section == group:
+            if not metadata.EntryPoint.pattern.match(value):
+                raise ValueError(f"the value of {name!r:.50} is {value!r:.50}, not package.module:attribute")
+            found.append(metadata.EntryPoint(name, value, group))
+    return tuple(found)
+
+
+def read(path: Path) -> str:
+    """Return the text of a file. Raises as ``check_size``."""
+    check_size(path)
+    return path.read_bytes().decode()
+
+
+def check_size(path: Path) -> None:
+    """Raise ``ValueError`` unless this is a regular file of at most 1 MiB, ``OSError`` if there is none."""
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise ValueError("is no regular file")
+    if info.st_size > MOST_BYTES:
+        raise ValueError(f"has {info.st_size:,} bytes, and {MOST_BYTES:,} are the limit")
+
+
+def guarded(seconds: float, who: object, function: Callable[[], T]) -> T | str:
+    """Return ``function()``; a text, in one line, if it raises anything or takes longer than ``seconds``.
+
+    The time limit works in the main thread, where signals arrive: it ends Python code and calls of the system, but no C
+    code that never looks for signals. Code that goes on nevertheless ends the program, and so does Ctrl-C.
+    """
+    stopped, late = list[int](), list[int]()
+
+    def run() -> T | str:
+        try:
+            return function()
+        except BaseException as error:
+            if stopped and isinstance(error, KeyboardInterrupt):
+                raise
+            return cause(error)
+
+    def interrupt(number: int, frame: Any) -> Any:
+        stopped.append(number)
+        return stop(number, frame)
+
+    def end(number: int, frame: Any) -> None:
+        late.append(number)
+        if len(late) > PATIENCE:
+            os.write(2, f"rlplug: {who} does not end: uninstall it\n".encode())
+            os._exit(1)
+        raise TimeoutError(f"takes longer than {seconds:.3g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        return run()
+    stop: Any = signal.getsignal(signal.SIGINT)
+    handlers: list[tuple[int, Any]] = [(signal.SIGALRM, end), *([(signal.SIGINT, interrupt)] if callable(stop) else ())]
+    before = {number: signal.signal(number, handler) for number, handler in handlers}
+    begin, (left, again) = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    try:
+        return run()
+    except TimeoutError as error:  # just as it ended
+        return cause(error)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begin), 0.001), again)
+
+
+def cause(error: BaseException) -> str:
+    """Return one line such as ``ImportError: No module named 'x'``."""
+    try:
+        return one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
+    except BaseException:
+        return "an error that cannot be shown"
+
+
+def one_line(text: str) -> str:
+    return printable(" ".join(text.split()))[:LONGEST]
+
+
+def yaml_files(conf: Path) -> tuple[Path, ...]:
+    """Return the YAML files of a folder of groups, in order.
+
+    Raises:
+        ValueError: there are too many, or one is no small file of text, or its aliases stand for too much.
+    """
+    found = list[Path]()
+    every = (Path(folder, name) for folder, *kinds in os.walk(conf) for names in kinds for name in names)
+    for number, path in enumerate(every):
+        if number == MOST_FILES:
+            raise ValueError(f"the folder of YAML groups has more than {MOST_FILES:,} files")
+        if path.suffix == ".yaml":
+            name = path.relative_to(conf).as_posix()
+            try:
+                if not name.isprintable() or name.startswith("hydra/"):  # which every command would follow
+                    raise ValueError("the group is Hydra's own" if name.isprintable() else "its name cannot be printed")
+                if re.search(r"(?m)(^|[\s,:\[{-])\*\w", text := read(path)) and _nodes(text) > MOST_NODES:
+                    raise ValueError(f"stands for more than {MOST_NODES:,} values")
+            except (ValueError, OSError, RecursionError) as error:
+                raise ValueError(f"conf/{name}: {error}") from None
+            found.append(path)
+    return tuple(sorted(found))
+
+
+def _nodes(text: str) -> float:
+    """Return how many values a YAML text stands for; infinity if one holds itself."""
+    yaml: Any = importlib.import_module("yaml")  # here: few files have aliases
+
+    known = dict[int, float]()
+
+    def count(node: Any) -> float:
+        if (number := known.get(id(node))) is None:
+            known[id(node)] = float("inf")  # what holds itself has no end
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            pairs = isinstance(node, yaml.MappingNode)
+            number = known[id(node)] = 1 + sum(map(count, itertools.chain.from_iterable(parts) if pairs else parts))
+        return number
+
+    try:
+        return count(yaml.compose(text, yaml.SafeLoader))
+    except yaml.YAMLError:
+        return 0  # whoever chooses the file is told where

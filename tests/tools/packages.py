@@ -1,0 +1,585 @@
+"""Packages that are broken or hostile, and what commands say of them: one line for each, and no more.
+
+python -m tests.tools.packages 150 [seed]
+
+Every package is a real folder with metadata on the path of a real process, several of them together with a good one.
+``plugins``, ``check`` and ``--help`` have to end with the exit code 0, within a minute, without a traceback, without a
+control character, with exactly one line for each package that is broken, and without anything executed but manifests. A
+package whose YAML file is wrong only when somebody chooses it is chosen, too, and refused in one line.
+
+Left out is what no reader of a manifest survives, since a manifest is code: one that ends the process or its threads.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+LIMIT_S = 60
+TOGETHER = 10  # packages of one folder
+ESCAPES = ("\x1b[31m", "\x1b]0;owned\x07", "\x07", "\x08" * 9, "\u202e", "\x9b2J", "\r", "\u2028", "\x7f", "\x00")
+HUGE = 3 * 2**30  # bytes of a file that takes none on disk
+HEAD = "from rlplug import Component, hookimpl\n"
+GOOD = HEAD + "@hookimpl\ndef rlplug_components(): return [Component('env', {name!r}, {target!r})]\n"
+CONF = "@hookimpl\ndef rlplug_conf(): return {conf!r}\n"
+
+
+Kind: TypeAlias = "Callable[[Scene], None]"
+
+
+@dataclass
+class Scene:
+    """One package that is being made."""
+
+    site: Path
+    number: int
+    rng: random.Random
+    marker: Path
+    """made only if something was executed that must not be"""
+    kind: str = ""
+    broken: bool = True
+    chosen: tuple[str, str] | None = None
+    """group and option that have to be refused"""
+    info: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name, self.module = f"hostile-{self.number}", f"hostile_{self.number}"
+        self.info = self.site / f"{self.module}-1.0.dist-info"
+        self.info.mkdir(parents=True)
+        self.metadata(f"Metadata-Version: 2.1\nName: {self.name}\nVersion: 1.0\n")
+        self.points(f"[rlplug]\n{self.module} = {self.module}\n")
+        self.manifest(GOOD.format(name=self.module, target=f"{self.module}.env:Env"))
+        self.write("env.py", f"import os\nos.mkdir({str(self.marker)!r})\nclass Env: ...\n")
+
+    def escape(self) -> str:
+        return f"{self.rng.choice(ESCAPES[:-1])}rlplug: FORGED"
+
+    def metadata(self, content: str | bytes) -> None:
+        put(self.info / "METADATA", content)
+
+    def points(self, content: str | bytes) -> None:
+        put(self.info / "entry_points.txt", content)
+
+    def manifest(self, content: str | bytes) -> None:
+        self.write("__init__.py", content)
+
+    def components(self, code: str) -> None:
+        self.manifest(f"{HEAD}import itertools, time\n@hookimpl\ndef rlplug_components():\n    return {code}\n")
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        return put(self.site / self.module / name, content)
+
+    def conf(self, name: str = "env/x.yaml", content: str | bytes = "name: x\n") -> Path:
+        """Declare a folder of YAML groups with one file, which is harmless unless another one is given."""
+        self.manifest(
+            GOOD.format(name=self.module, target=f"{self.module}.env:Env") + CONF.format(conf=f"{self.module}.conf")
+        )
+        return self.write(f"conf/{name}", content)
+
+    def choice(self, content: str | bytes) -> None:
+        """A YAML file that is wrong only for those who choose it."""
+        group = self.rng.choice(("env", "algo", "experiment", "tuned", "exploration", "logger", "model"))
+        self.conf(f"{group}/{self.module}.yaml", content)
+        self.broken = False
+        self.chosen = (group, self.module)
+
+
+def put(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
+    return path
+
+
+def no_file(path: Path, rng: random.Random) -> None:
+    """Put something else than a small file of text in the place of a file."""
+    path.unlink(missing_ok=True)
+    kind = rng.choice(("pipe", "folder", "zeros", "loop", "huge", "bytes", "utf-16", "terminal"))
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind in ("zeros", "terminal"):
+        path.symlink_to({"zeros": "/dev/zero", "terminal": "/dev/stdin"}[kind])
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "huge":
+        with path.open("wb") as file:
+            file.truncate(HUGE)
+    else:
+        path.write_bytes(b"\xff\xfe\x80" + rng.randbytes(99) if kind == "bytes" else "a = b\n".encode("utf-16"))
+
+
+# ---- what is wrong with a package ------------------------------------------------------------------------------------
+
+RAISED = (
+    *("SystemExit('no licence')", "SystemExit(0)", "SystemExit", "KeyboardInterrupt", "KeyboardInterrupt('stop')"),
+    *(
+        "GeneratorExit",
+        "MemoryError",
+        "StopIteration(3)",
+        "RecursionError",
+        "BaseException('x')",
+        "OSError(28, 'full')",
+    ),
+    *(
+        "Own('base')",
+        "asyncio.CancelledError()",
+        "ExceptionGroup('several', [ValueError(1)])",
+        "UnicodeError('\\ud800')",
+    ),
+    *(
+        "Mute()",
+        "Slow()",
+        "Long()",
+        "type('Named\\x1b[31m', (Exception,), {})()",
+        "ConfigError('a', 'b')",
+        "SystemExit([1])",
+    ),
+)
+CLASSES = """
+import asyncio, time
+from rlplug import ConfigError
+class Own(BaseException): ...
+class Mute(Exception):
+    def __str__(self): raise KeyboardInterrupt
+class Slow(BaseException):
+    def __str__(self): time.sleep(10**9)
+class Long(Exception):
+    def __str__(self): return "x" * 10**8
+"""
+
+
+def raises(scene: Scene) -> None:
+    scene.manifest(f"{CLASSES}\nraise {scene.rng.choice(RAISED)}\n")
+
+
+def raises_in_a_hook(scene: Scene) -> None:
+    scene.manifest(f"{HEAD}{CLASSES}\n@hookimpl\ndef rlplug_components(): raise {scene.rng.choice(RAISED)}\n")
+
+
+def raises_escapes(scene: Scene) -> None:
+    kind = scene.rng.choice(("ValueError", "SystemExit", "ImportError", "KeyboardInterrupt"))
+    scene.manifest(f"raise {kind}({scene.escape() + chr(10) + scene.escape()!r})\n")
+
+
+WAITS = (
+    *("time.sleep(10**9)", "[0 for _ in iter(int, 1)]", "input()", "open(PIPE)", "threading.Event().wait()"),
+    *("two = threading.Lock(); two.acquire(); two.acquire()", "subprocess.run(['sleep', '1000'])"),
+    *("re.match('(a+)+$', 'a' * 50 + 'b')", "os.read(os.pipe()[0], 1)", "signal.pause()"),
+    *("socket.create_server(('localhost', 0)).accept()", "select.select([], [], [])", "queue.Queue().get()"),
+)
+
+
+def waits(scene: Scene, wait: str = "") -> None:
+    os.mkfifo(pipe := scene.site / f"{scene.module}.pipe")
+    modules = "import os, queue, re, select, signal, socket, subprocess, sys, threading, time"
+    scene.manifest(f"{modules}\nPIPE = {str(pipe)!r}\n{wait or scene.rng.choice(WAITS)}\n")
+
+
+def waits_once_more(scene: Scene) -> None:
+    waits(scene, "try:\n    time.sleep(10**9)\nexcept BaseException:\n    time.sleep(10**9)")
+
+
+def waits_in_a_hook(scene: Scene) -> None:
+    scene.components(scene.rng.choice(("time.sleep(10**9)", "[x for x in itertools.repeat(1) if not x]")))
+
+
+COMPONENTS = (
+    *("[Component('env', 5, 'a:B')]", "[Component('env', None, 'a:B')]", "[Component('env', b'x', 'a:B')]"),
+    *("[Component('env', '', 'a:B')]", "[Component('env', 'a b', 'a:B')]", "[Component('env', '\\x1b[31mx', 'a:B')]"),
+    *(
+        "[Component('env', '../../x', 'a:B')]",
+        "[Component('env', 'x' * 10**6, 'a:B')]",
+        "[Component('env', [], 'a:B')]",
+    ),
+    *("[Component([], 'x', 'a:B')]", "[Component('env', 'x', 5)]", "[Component('env', 'x', 'ab')]"),
+    *("[Component('env', 'x', 'a:B', 5)]", "[Component('env', 'x', 'a:B', itertools.repeat('y'))]"),
+    *("[Component('env', 'x', 'a:B', ('y', 5))]", "[Component('env', 'x\\n', 'a:B')]", "[object.__new__(Component)]"),
+    *("[Component('nope\\x1b[31m', 'x', 'a:B')]", "[Component('env', type('S', (str,), {})('x'), 'a:B')]"),
+    *(
+        "[type('C', (Component,), {})('env', 'x', 'a:B')]",
+        "(Component('env', f'x{i}', 'a:B') for i in itertools.count())",
+    ),
+    *(
+        "5",
+        "'env'",
+        "{'env': 'x'}",
+        "[['env']]",
+        "iter(int, 1)",
+        "[Component]",
+        "type('L', (list,), {'__iter__': 5})([1])",
+    ),
+    *("[Component('env', 'x', 'a\\x1b[31m')]", "[Component('env', 'x', 'a:B')] * 2", "(1 / 0 for _ in 'x')"),
+)
+
+
+def components(scene: Scene) -> None:
+    scene.components(scene.rng.choice(COMPONENTS))
+
+
+MANIFESTS = (
+    *(
+        "",
+        "x = 1",
+        "def f(:",
+        "\x00",
+        "import no_such_module",
+        "import hostile_nowhere.\x1b",
+        "# coding: nope\n",
+        "raise",
+    ),
+    *(
+        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_component(): return []",
+        "import sys; sys.modules[__name__] = 5",
+    ),
+    *(
+        "from rlplug import hookimpl\n@hookimpl\ndef rlplug_components(a, b): return []",
+        "import sys; del sys.modules[__name__]",
+    ),
+    *(
+        "from rlplug import hookimpl\n@hookimpl\nasync def rlplug_components(): return []",
+        "def __getattr__(name): 1 / 0",
+    ),
+    *(
+        "from rlplug import hookimpl\n@hookimpl(hookwrapper=True)\ndef rlplug_components(): return []",
+        "def f():\n\t  1\n\t 2",
+    ),
+    *("(" * 3000, "x = " + "-" * 100_000 + "1", "def __dir__(): return [5]\n__getattr__ = None\n__path__ = 5"),
+)
+
+
+def manifests(scene: Scene) -> None:
+    scene.manifest(scene.rng.choice(MANIFESTS))
+
+
+def manifest_no_file(scene: Scene) -> None:
+    no_file(scene.site / scene.module / "__init__.py", scene.rng)
+
+
+POINTS = (
+    *(
+        "[rlplug]\nx\n",
+        "[rlplug]\nx =\n",
+        "[rlplug]\n= x\n",
+        "[other]\nx\n[rlplug]\n{0} = {0}\n",
+        "[rlplug]\nx = a b c\n",
+    ),
+    *("[rlplug]\nx = \x1b[31m\n", "[rlplug]\n\x1b]0;owned\x07\n", "[rlplug]\nx = :x\n", "[rlplug]\nx = ..\n"),
+    *("[rlplug]\nx = {0}:nope\n", "[rlplug]\nx = {0}.nope:x.y\n", "[rlplug]\nx = os:getcwd\n", "[rlplug]\nx = {0} :\n"),
+    *(
+        "[rlplug]\nx = {0}:__doc__.nope\n",
+        "[rlplug]\nx = 5\n",
+        "[rlplug]\nx = {0}\n\x00\n",
+        "[rlplug]\nx = " + "a." * 9999,
+    ),
+)
+
+
+def points(scene: Scene) -> None:
+    scene.points(scene.rng.choice(POINTS).format(scene.module))
+
+
+def points_no_file(scene: Scene) -> None:
+    no_file(scene.info / "entry_points.txt", scene.rng)
+
+
+METADATA = (
+    *(
+        "Name: {1}\nVersion: 1.0\n",
+        "Name: rlplug\nVersion: 9\n",
+        "Name: {0}{1}\nVersion: 1\n",
+        "Name: torch\nVersion: 1\n",
+    ),
+    *(
+        "Name: {0}\nVersion: {1}\n",
+        "Name: {0}\nVersion: 1 2 3\n",
+        "Name: {0}; rm -rf x\nVersion: 1\n",
+        "Name:\nVersion:\n",
+    ),
+    *(
+        "Name: {0}\nVersion: " + "1" * 10**5 + "\n",
+        "Name: {0}\n {1}\nVersion: 1\n",
+        "Name: =?utf-8?q?=1B[31m?=\nVersion: 1\n",
+    ),
+)
+
+
+def metadata(scene: Scene) -> None:
+    scene.metadata(scene.rng.choice(METADATA).format(scene.name, scene.escape()))
+
+
+def metadata_no_file(scene: Scene) -> None:
+    no_file(scene.info / "METADATA", scene.rng)
+
+
+def conf_name(scene: Scene) -> None:
+    names = (
+        5,
+        "'\\x1b[31m'",
+        "'.conf'",
+        "'..'",
+        "'os'",
+        "'/'",
+        "'nope.conf'",
+        "'x' * 10**6",
+        "object()",
+        "['conf']",
+        "b'conf'",
+    )
+    scene.manifest(f"{HEAD}@hookimpl\ndef rlplug_conf(): return {scene.rng.choice(names)}\n")
+
+
+def yaml_no_file(scene: Scene) -> None:
+    no_file(scene.conf(), scene.rng)
+
+
+def conf_elsewhere(scene: Scene) -> None:
+    """A folder of YAML groups that leads to the whole disk."""
+    folder = scene.conf().parent.parent
+    shutil.rmtree(folder)
+    folder.symlink_to("/")
+
+
+def conf_of_many(scene: Scene) -> None:
+    folder = scene.conf().parent
+    for number in range(10_001):
+        (folder / f"{number}.txt").touch()
+
+
+def yaml_named(scene: Scene) -> None:
+    scene.conf(
+        f"{scene.rng.choice(('env', 'e' + scene.rng.choice(ESCAPES[:-1])))}/x{scene.rng.choice(ESCAPES[:-1])}.yaml"
+    )
+
+
+def bomb(scene: Scene) -> None:
+    wide, deep = scene.rng.choice(((9, 9), (2, 40), (30, 5)))
+    levels = [
+        f"a0: &a0 [{', '.join('x' * wide)}]",
+        *(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * wide)}]" for i in range(deep)),
+    ]
+    mapping = [f"a0: &a0 {{{', '.join(f'k{i}: 1' for i in range(wide))}}}"]
+    mapping += [f"a{i + 1}: &a{i + 1} {{{', '.join(f'k{j}: *a{i}' for j in range(wide))}}}" for i in range(deep)]
+    scene.conf(
+        content="\n".join(scene.rng.choice((levels, mapping, ["a: &a [*a, *a]"], ["a: &a {b: *a}"], ["&a [*a]"])))
+        + "\n"
+    )
+
+
+WRONG = (
+    *(
+        "[" * 5000,
+        "- " * 5000 + "x",
+        "{a: " * 3000,
+        "a: [",
+        "\x00",
+        "5",
+        "[1, 2]",
+        "name: !!python/object/apply:os.mkdir [MARKER]",
+    ),
+    *(
+        "name: !!python/name:os.mkdir",
+        "name: [x]",
+        "name: \x1b[31m",
+        'name: "\\e[31mrlplug"',
+        "? [a]\n: b",
+        "name: ${oc.env:HOME}",
+    ),
+    *(
+        "defaults: 5",
+        "defaults: [nope]",
+        "defaults: [{nope: x}]",
+        "_target_: os.mkdir\npath: MARKER",
+        "name: ${",
+        "a: ${a}",
+    ),
+    *(
+        "name: ${oc.create:x}",
+        "a: &a [x]\nb: *a\n",
+        "name: x\n---\nname: y",
+        "name: 1e999",
+        "hydra: {run: {dir: MARKER}}",
+    ),
+    *(
+        "# @package _global_\nhydra: {job: {chdir: true}}",
+        "# @package \x1b[31m\nname: x",
+        "# @package a..b\nname: x",
+        "%",
+    ),
+)
+
+
+def yaml_content(scene: Scene) -> None:
+    scene.choice(scene.rng.choice(WRONG).replace("MARKER", str(scene.marker)))
+
+
+def yaml_of_hydra(scene: Scene) -> None:
+    """Files that would take the place of Hydra's or of rlplug's own."""
+    names = ["hydra/config.yaml", "hydra/job_logging/default.yaml", "hydra/launcher/basic.yaml", "hydra/output/x.yaml"]
+    name = scene.rng.choice([*names, "config.yaml", "tuned/none.yaml"])
+    content = f"hydra: {{run: {{dir: {scene.marker}}}}}\nname: !!python/object/apply:os.mkdir [{scene.marker}]\n"
+    scene.conf(name, content)
+    scene.broken = name in names
+
+
+WAITING: tuple[Kind, ...] = (waits, waits_once_more, waits_in_a_hook)
+KINDS: tuple[Kind, ...] = (
+    *(
+        raises,
+        raises_in_a_hook,
+        raises_escapes,
+        waits,
+        waits_once_more,
+        waits_in_a_hook,
+        components,
+        components,
+        manifests,
+    ),
+    *(manifests, manifest_no_file, points, points, points_no_file, metadata, metadata_no_file, conf_name, yaml_no_file),
+    *(yaml_no_file, conf_elsewhere, conf_of_many, yaml_named, bomb, yaml_content, yaml_content, yaml_of_hydra),
+)
+
+
+# ---- what is said of it ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    command: list[str]
+    code: int | None  # None: it took too long
+    out: str
+    err: str
+    seconds: float
+
+    def faults(self, scenes: list[Scene]) -> list[str]:
+        """Return what is wrong with an answer, a line each."""
+        if self.code is None:
+            return [f"no answer in {LIMIT_S} s"]
+        printed = self.out + self.err
+        found = [f"exit code {self.code}"] if self.code not in ((0, 2) if self.chosen else (0,)) else []
+        if "Traceback (most recent call last)" in printed:
+            found.append("a traceback")
+        if odd := sorted({c for c in printed if not c.isprintable() and c != "\n"}):
+            found.append(f"control characters {odd}")
+        if any(line.startswith("rlplug: FORGED") for line in printed.splitlines()):
+            found.append("a forged line")
+        for scene in scenes:
+            said = [
+                line
+                for line in self.err.splitlines()
+                if re.search(rf"skipping .* {scene.module}\b|skipping .* {scene.name}\b", line)
+            ]
+            if self.command[0] != "plugins" and len(said) != scene.broken:
+                found.append(f"{scene.name} has {len(said)} lines instead of {int(scene.broken)}")
+            told = [
+                line for line in self.out.splitlines() if re.match(rf"broken: ({scene.module}|{scene.name}) ", line)
+            ]
+            if self.command == ["plugins"] and len(told) != scene.broken:
+                found.append(f"{scene.name} is listed {len(told)} times as broken instead of {int(scene.broken)}")
+        own = [line for line in self.err.splitlines() if " skipping " not in line and " is not used: " not in line]
+        if self.code == 2 and not (1 <= len(own) <= 3 and all(line.startswith("rlplug: ") for line in own)):
+            found.append(f"{len(own)} lines on what is wrong: {own[:5]}")
+        if self.command == ["plugins"] and not re.search(r"^env +good +good-package +1\.0$", self.out, re.MULTILINE):
+            found.append("the good package is missing")
+        if any(scene.marker.exists() for scene in scenes):
+            found.append("something was executed")
+        return found
+
+    @property
+    def chosen(self) -> bool:
+        return "hostile" in self.command[-1]
+
+
+def ask(site: Path, command: list[str]) -> Answer:
+    """Run a command in a process of its own, with a folder of packages on its path."""
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH", str(Path.cwd()))])])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    begin, silent = time.monotonic(), os.pipe()  # an input that never ends
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        streams = {"stdin": silent[0], "stdout": out, "stderr": err}
+        line = [sys.executable, "-m", "rlplug", *command]
+        process = subprocess.Popen(line, cwd=folder, env=environment, start_new_session=True, **streams)  # type: ignore[call-overload]
+        try:
+            code: int | None = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        with suppress(ProcessLookupError):  # what packages started as well
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for end in silent:
+            os.close(end)
+        texts = [file.seek(0) or file.read().decode(errors="replace") for file in (out, err)]
+    return Answer(command, code, *texts, time.monotonic() - begin)
+
+
+def good(site: Path) -> None:
+    put(site / "good_package" / "__init__.py", GOOD.format(name="good", target="good_package.env:Env"))
+    put(site / "good_package-1.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: good-package\nVersion: 1.0\n")
+    put(site / "good_package-1.0.dist-info" / "entry_points.txt", "[rlplug]\ngood = good_package\n")
+
+
+def made(work: Path, count: int, seed: int, among: Sequence[Kind] = KINDS) -> list[list[Scene]]:
+    """Make ``count`` packages, in folders of a few; each kind of package once before any comes again."""
+    rng = random.Random(seed)
+    kinds = [kind for _ in range(0, count, len(among)) for kind in rng.sample(among, len(among))][:count]
+    sites: list[list[Scene]] = []
+    for number, kind in enumerate(kinds):
+        if number % TOGETHER == 0:
+            sites.append([])
+            good(work / f"site{len(sites)}")
+        own, marker = random.Random(f"{seed} {number}"), work / f"marker{number}"
+        scene = Scene(work / f"site{len(sites)}", number, own, marker, kind.__name__)
+        kind(scene)
+        sites[-1].append(scene)
+    return sites
+
+
+def run(count: int, seed: int, work: Path, among: Sequence[Kind] = KINDS) -> tuple[list[str], Counter[str], float]:
+    """Return what is wrong with answers, how many packages there were of each kind, and the longest time."""
+    faults: list[str] = []
+    kinds: Counter[str] = Counter()
+    longest = 0.0
+    for scenes in made(work, count, seed, among):
+        commands = [["plugins"], ["check", "algo=ppo", "env=cartpole"], ["--help"]]
+        for group, option in [scene.chosen for scene in scenes if scene.chosen]:
+            value = f"[{option}]" if group in ("exploration", "logger") else option
+            commands += [["plugins", group, option], ["check", "algo=ppo", "env=cartpole", f"{group}={value}"]]
+        for command in commands:
+            answer = ask(scenes[0].site, command)
+            longest = max(longest, answer.seconds)
+            for fault in answer.faults(scenes):
+                kind = [scene.kind for scene in scenes if scene.name in fault]
+                faults.append(f"{scenes[0].site.name}, {' '.join(command)}: {fault} {kind}\n{answer.err[-3000:]}")
+        kinds.update(scene.kind for scene in scenes)
+    return faults, kinds, longest
+
+
+def main(count: int, seed: int) -> int:
+    work = Path(tempfile.mkdtemp(prefix="rlplug-packages-"))
+    faults, kinds, longest = run(count, seed, work)
+    for fault in faults:
+        print(f"--- {fault}")
+    print(", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items())))
+    print(
+        f"{sum(kinds.values())} packages, seed {seed}: {len(faults)} faults; the slowest command took {longest:.1f} s"
+    )
+    if not faults:
+        shutil.rmtree(work)
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(10**6)))
