@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
 from rlplug import tree
 from rlplug.envs.spaces import in_words, inside_obs
+from rlplug.types import ConfigError
 
 ROUNDING = 1e-5
 """so far, relative to a bound, an observation may lie beyond it"""
@@ -19,6 +21,25 @@ NUMBERS = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
 
 class MisfitError(Exception):
     """An environment said what its spaces do not allow."""
+
+
+_taken: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""environments that this process has taken over and that still exist, by their identity"""
+
+
+def take_over(envs: Iterable[Any]) -> None:
+    """Note environments as those of one vector, which steps and closes them, whatever is wrapped around them.
+
+    Raises:
+        ConfigError: one of them was taken over before, by this vector or by another one, which may be closed.
+    """
+    for env in envs:
+        inner = getattr(env, "unwrapped", env)
+        if _taken.get(id(inner)) is inner:
+            said = f"{type(inner).__name__} was made once and handed out twice, and its episodes would mix"
+            way = "whatever makes it has to return a new object at every call"
+            raise ConfigError("env", f"one object of {said}: {way}, for each of num_envs and for evaluations")
+        _taken[id(inner)] = inner
 
 
 def check_reset(seeds: Sequence[int], tasks: Any, num_envs: int) -> None:

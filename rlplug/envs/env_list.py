@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.envs.checking import MisfitError, began, check_reset, described, flag, number, writer
+from rlplug.envs.checking import MisfitError, began, check_reset, described, flag, number, take_over, writer
 from rlplug.envs.extras import Extras
 from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.masks import find_masks, late
@@ -53,7 +53,8 @@ class EnvList:
             begins the next episode, and ``step`` says so in ``restarted [B]``. None: the run stops.
 
     Raises:
-        ConfigError: the environments have spaces that cannot be served, or ``info`` lacks what is asked for.
+        ConfigError: two of the environments are one object, or one belongs to another vector; they have spaces that
+            cannot be served, or ``info`` lacks what is asked for.
     """
 
     autoreset = AutoresetMode.NEXT_STEP
@@ -70,6 +71,7 @@ class EnvList:
         env_ids: Sequence[int] | None = None,
         remake: Callable[[], gymnasium.Env[Any, Any]] | None = None,
     ) -> None:
+        take_over(envs)
         self.envs, self._remake = list(envs), remake
         self.num_envs = n = len(self.envs)
         self.env_ids = list(range(n) if env_ids is None else env_ids)
@@ -233,6 +235,7 @@ class EnvList:
         with suppress(Exception, SystemExit):  # it is broken
             self.envs[i].close()
         self.envs[i] = self._remake()
+        take_over(self.envs[i : i + 1])
         self._steps[i] = self.envs[i].step
         self._begin(i, self._episodes[i] + 1)
 

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlplug import tree
-from rlplug.envs.checking import MisfitError, began, check_reset, column, described, reader
+from rlplug.envs.checking import MisfitError, began, check_reset, column, described, reader, take_over
 from rlplug.envs.env_list import close
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.snapshot import restore, snapshot
@@ -43,7 +43,8 @@ class NativeVector:
         drop, select: see ``wrapping.view``.
 
     Raises:
-        ConfigError: the environment does not declare an autoreset mode, or has spaces that cannot be served.
+        ConfigError: the environment does not declare an autoreset mode, or has spaces that cannot be served; it
+            belongs to another vector, or two of its columns are one object.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class NativeVector:
             )
         self.env = env
         self._vector: Any = env.unwrapped
+        take_over([env, *getattr(self._vector, "envs", ())])
         # Actions come from a policy over this very space; asserting so is a sixth of the time of CartPole's step.
         vars(env.unwrapped.action_space)["contains"] = lambda action: True
         self.num_envs = n = env.num_envs
