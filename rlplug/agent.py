@@ -34,7 +34,8 @@ from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import CheckpointError, ConfigError, Mode
 
-EVALUABLE = ("eval.episodes", "seed", "env", "hardware", "deterministic", "record")  # what may change for an evaluation
+# what may change for an evaluation
+EVALUABLE = ("eval.episodes", "eval.max_episode_steps", "seed", "env", "hardware", "deterministic", "record")
 ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
 
@@ -212,12 +213,12 @@ def evaluate(
         files = EpisodeFiles(core.record, name, about)
         ctx.needs = replace(ctx.needs, recorded=recorded_keys(ctx.spec, ctx.needs))
         keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
-    with closing(Evaluator(make, algorithm, ctx, core.eval.episodes, normalize, keys=keys)) as evaluator:
+    with closing(Evaluator(make, algorithm, ctx, core.eval, normalize, keys=keys)) as evaluator:
         if mode == "greedy" and files is None:
             metrics, played = evaluator.evaluate(checkpoint.steps)
         else:
             job = replace(evaluator.job, mode=mode)
-            played = evaluator.play_job(job, checkpoint.steps)
+            played = evaluator.noted(evaluator.play_job(job, checkpoint.steps))
             metrics = episode_metrics(played)
             if files is not None:
                 files.add_all(played)

@@ -440,7 +440,7 @@ class Job:
     candidate: Batch | None = None  # made into weights where it is played, by ``Algorithm.candidate_weights``
     task: Tree = None  # what ``VecEnv.reset`` is given for every column
     episodes: int = 1
-    max_steps: int = 27_000  # after which an episode is truncated: 30 minutes of Atari, as is usual there
+    max_steps: int = 27_000  # after which an episode is truncated; 27,000 is eval.max_episode_steps in evaluations
     mode: Mode = "explore"
 
 

@@ -128,8 +128,8 @@ class EvalActor(RemotePolicy):
     """Plays some columns of every evaluation. It has no state: an evaluation starts from its number alone."""
 
     def _begin(self, env_ids: range) -> Tree:
-        policy, episodes = self.policy, self.policy.config.eval.episodes
-        self.evaluator = Evaluator(policy.env, policy.algorithm, policy.ctx, episodes, policy.normalize, env_ids)
+        policy, cfg = self.policy, self.policy.config.eval
+        self.evaluator = Evaluator(policy.env, policy.algorithm, policy.ctx, cfg, policy.normalize, env_ids)
         self.evaluator.begin()
         return {}
 

@@ -19,6 +19,8 @@ the given one (as checkpoints/best). --json prints one JSON object. --explore dr
 --random as before learning starts, both without exploration modules. Writes nothing, unless record.path is given.
 
   eval.episodes=100        how many episodes; as in the run, if not given
+  eval.max_episode_steps=1000
+                           steps after which an episode is cut; as in the run, if not given
   seed=7                   other episodes; as in the run, these are those of its own evaluation at that step
   hardware=cpu             where; if not given, as in the run, or the processor where that is not available
   record.path=data/expert  write the episodes down, for data.path of other runs; see docs/data.md

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rlplug.config.errors import show
-from rlplug.config.schema import Chosen, Core, Preprocess, RunConfig, choose, migrate, nested, parse, typed
+from rlplug.config.schema import Chosen, Core, Eval, Preprocess, RunConfig, choose, migrate, nested, parse, typed
 
 if TYPE_CHECKING:
     from rlplug.config.composition import compose, composed, default_node, option_names, plain, tuned, validated

@@ -60,7 +60,8 @@ class Chosen:
 class Eval:
     every: NonNegativeInt = option("Steps between evaluations; 0: only at the end.")
     episodes: PositiveInt = option("Episodes of one evaluation.")
-    record: NonNegativeInt = option("Episodes that every evaluation plays for a video, videos/step_*.gif; 0: none.")
+    max_episode_steps: PositiveInt = option("Steps after which an episode of an evaluation is cut; a line says so.")
+    record: NonNegativeInt = option("Episodes of a video with every evaluation, of 1000 pictures at most; 0: none.")
 
 
 def _interval(value: Any) -> Any:

@@ -12,10 +12,11 @@ import torch
 from rlplug import tree
 from rlplug.api import Algorithm, Job, VecEnv
 from rlplug.collection.play import MOST_COLUMNS, OF_EPISODE, Player, share_of
+from rlplug.config import Eval
 from rlplug.context import EnvShard, RunContext
+from rlplug.envs.env_list import tell_once
 from rlplug.types import Batch, Weights
 
-LONGEST = 27_000  # steps after which an episode is truncated: 30 minutes of Atari, as is usual there
 EVALUATION = 2  # tells evaluation's seeds from training's
 Played: TypeAlias = list[tuple[float, ...]]  # return, length and perhaps success of every episode
 
@@ -24,7 +25,7 @@ class Evaluator:
     """Plays the episodes of evaluations, in environments that are made once and kept.
 
     Args:
-        episodes: of the whole evaluation.
+        cfg: how many episodes the whole evaluation has, and after how many steps one is cut.
         columns: which of its columns are played here; None: all.
         keys: what is kept of an episode, beside the stream; None: what the algorithm's own evaluation may read.
     """
@@ -34,13 +35,13 @@ class Evaluator:
         make: Callable[[EnvShard], VecEnv],
         algorithm: Algorithm,
         ctx: RunContext,
-        episodes: int,
+        cfg: Eval,
         normalize: Callable[[Any], Any] | None = None,
         columns: Sequence[int] | None = None,
         keys: Sequence[str] | None = None,
     ) -> None:
-        self.algorithm, self.episodes = algorithm, episodes
-        self.job = Job(0, episodes=episodes, max_steps=LONGEST, mode="greedy")
+        self.algorithm, self.cfg = algorithm, cfg
+        self.job = Job(0, episodes=cfg.episodes, mode="greedy")
         self.shard, self.quota = share_of(self.job, "eval", columns)
         if keys is None:
             keys = ctx.needs.keys if evaluates_itself(algorithm) else ()
@@ -58,11 +59,11 @@ class Evaluator:
 
         def play(jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
             for job in jobs:
-                batch = self.play_job(job, number, weights)
+                batch = self.noted(self.play_job(job, number, weights))
                 played[job.mode == "greedy"].append(batch)
                 yield job, batch
 
-        metrics = self.algorithm.evaluate(play, self.episodes)
+        metrics = self.algorithm.evaluate(play, self.cfg.episodes)
         episodes = played[True] or played[False]
         return metrics, {key: torch.cat([batch[key] for batch in episodes]) for key in ("return", "length")}
 
@@ -84,8 +85,16 @@ class Evaluator:
         columns: Sequence[int] | None = None,
     ) -> Batch:
         """Play a job of evaluation ``number``, which are numbered from 0; returns and raises as ``Player.play``."""
-        job = replace(job, max_steps=min(job.max_steps, LONGEST))
+        most = self.cfg.max_episode_steps
+        job = replace(job, max_steps=most if job.max_steps == Job.max_steps else min(job.max_steps, most))
         return self.player.play(job, weights, stop, [number], columns)
+
+    def noted(self, batch: Batch) -> Batch:
+        """Return all episodes of a job; say, once, that some are cut which the environment would not end there."""
+        most, first = self.cfg.max_episode_steps, self.player.ctx.rank == 0
+        if first and (batch["length"] >= most).any() and (self.begin().spec.max_episode_steps or most + 1) > most:
+            tell_once(f"eval.max_episode_steps={most} cuts episodes of an evaluation; their returns lack what is left")
+        return batch
 
     def close(self) -> None:
         self.player.close()

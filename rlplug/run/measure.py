@@ -103,7 +103,7 @@ class Evaluation:
             with closing(policy.env(ALONE)) as env:
                 parts = parts if getattr(env, "independent", True) else 1
         self._parts = parts
-        self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, episodes, policy.normalize, self._share(episodes))
+        self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, self.cfg, policy.normalize, self._share(episodes))
         if is_async and evaluates_itself(policy.algorithm):
             said = f"is for greedy episodes, but {policy.config.algo.name} has an evaluation of its own; take 0"
             raise ConfigError("hardware.actors.evaluation", said)
@@ -147,7 +147,7 @@ class Evaluation:
                     trainer.agreed_stop = stop_signal  # which all ranks know
                     raise Stopped
                 shares.append(batch)
-            yield job, side_by_side(shares)
+            yield job, self.evaluator.noted(side_by_side(shares))
 
     def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
         """Play this rank's share of a job; None: it was asked to stop."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,7 +125,8 @@ def test_the_same_seed_gives_the_same_run(tmp_path, finished):
 def test_evaluation_plays_exactly_its_episodes_and_disturbs_nothing(tmp_path):
     trainer = build(compose([*PPO, "logger=[]"]), tmp_path)
     before = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
-    evaluator = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=40)
+    forty = replace(trainer.config.eval, episodes=40)
+    evaluator = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, forty)
     assert evaluator.quota.sum() == 40
     first, again, other = evaluator.play(0), evaluator.play(0), evaluator.play(1)
     assert first == again != other
@@ -312,12 +313,11 @@ def test_a_run_makes_its_steps_and_learns_from_whole_rollouts_only(tmp_path):
     assert summary["eval/env_steps"] == summary["env_steps"]
 
 
-def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlplug.evaluation.evaluator.LONGEST", 100)
+def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path):
     endless = ["env=gymnasium", "env.id=Pendulum-v1", "env.max_episode_steps=100000", "total_steps=1024"]
-    trainer = build(compose([*endless, "logger=[]"]), tmp_path)
-    played = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, episodes=2).play(0)
-    assert all(100 <= length < 200 for _, length in played)
+    trainer = build(compose([*endless, "logger=[]", "eval.episodes=2", "eval.max_episode_steps=100"]), tmp_path)
+    played = trainer.reports.evaluation.evaluator.play(0)
+    assert [length for _, length in played] == [100, 100]
     with pytest.raises(KeyboardInterrupt):
         trainer.reports.evaluation.evaluator.play(0, stop=lambda: True)
 
