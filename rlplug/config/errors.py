@@ -66,7 +66,10 @@ def single(error: ConfigError) -> Sequence[ConfigError]:
 def unknown_key(key: str, siblings: Iterable[str]) -> ConfigError:
     """Return ``algo.gama: unknown key; did you mean algo.gamma? There are: gamma, ...``"""
     parent, _, last = key.rpartition(".")
-    return UnknownKeyError(key, f"unknown key; {unknown(last, siblings, parent)}")
+    said = unknown(last, siblings := [*siblings], parent)
+    if "kwargs" in siblings and not said.startswith("did you mean"):
+        said = f"an argument of its constructor is written +{parent}.kwargs.{last}=<value>; {said}"
+    return UnknownKeyError(key, f"unknown key; {said}")
 
 
 def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:

@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -146,6 +147,17 @@ def make_list(
     return EnvList([make() for _ in range(num_envs)], **make.offers, **own)
 
 
+def render_modes(spec: EnvSpec) -> list[str]:
+    """What an environment says that it can render; empty: it does not say, or cannot be loaded."""
+    with suppress(Exception):  # of any kind, from its module: whoever makes it says so
+        return [*getattr(_creator(spec.entry_point), "metadata", {}).get("render_modes", ())]
+    return []
+
+
+def _creator(entry_point: Any) -> Any:
+    return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+
+
 def is_atari(spec: EnvSpec) -> bool:
     return "ale_py" in str(spec.entry_point)
 
@@ -155,8 +167,10 @@ def _require_atari(spec: EnvSpec) -> None:
         raise ConfigError("env.atari", f"{spec.id} is no Atari environment; use false")
 
 
-def why_not_native(spec: EnvSpec, wrapping: Wrapping) -> str | None:
+def why_not_native(spec: EnvSpec, wrapping: Wrapping, kwargs: Mapping[str, Any] | None = None) -> str | None:
     """Why the environment's own vector cannot be taken; None: it can."""
+    if (kwargs or {}).get("render_mode") is not None:
+        return "env.kwargs.render_mode is of single environments: a vector shows nothing"
     if spec.vector_entry_point is None or spec.additional_wrappers:
         return f"{spec.id} registers no vector of its own"
     if type(wrapping) is not Wrapping:
@@ -177,10 +191,15 @@ def why_not_native(spec: EnvSpec, wrapping: Wrapping) -> str | None:
     return None
 
 
-def has_native(spec: EnvSpec, wrapping: Wrapping | None = None, num_envs: int = sys.maxsize) -> bool:
+def has_native(
+    spec: EnvSpec,
+    wrapping: Wrapping | None = None,
+    num_envs: int = sys.maxsize,
+    kwargs: Mapping[str, Any] | None = None,
+) -> bool:
     """Does the environment have a vector of its own, can that do what is asked for, and are they enough to pay?"""
     _, least = VECTORS.get(spec.id, ("", 1))
-    return num_envs >= least and why_not_native(spec, wrapping or Wrapping()) is None
+    return num_envs >= least and why_not_native(spec, wrapping or Wrapping(), kwargs) is None
 
 
 def make_native(
@@ -195,7 +214,7 @@ def make_native(
     wrapping = Wrapping(max_episode_steps=max_episode_steps, **options)
     if wrapping.atari:
         _require_atari(spec)
-    if reason := why_not_native(spec, wrapping):
+    if reason := why_not_native(spec, wrapping, kwargs):
         raise ConfigError("env.vectorization", f"{reason}; use auto or list")
     told = Maker(spec, kwargs or {}, wrapping).offers
     del told["info_keys"]
@@ -243,8 +262,9 @@ def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
         raise ConfigError("env.id", f"{env_id} needs what is not installed: {said}") from error
     except (Exception, SystemExit) as error:
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-            known = ", ".join(name for name in inspect.signature(creator).parameters if name != "num_envs")
+            known = ", ".join(
+                name for name in inspect.signature(_creator(entry_point)).parameters if name != "num_envs"
+            )
             key = "env.max_episode_steps" if unknown[1] == "max_episode_steps" else "env.kwargs"
             raise ConfigError(key, f"{env_id} takes no {unknown[1]!r}; it takes {known or 'none'}") from error
         said = f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
 from rlplug.collection.making import make_shard
+from rlplug.collection.play import Stopped
 from rlplug.context import EnvShard, RunContext
 from rlplug.functional.returns import ended
 from rlplug.types import ConfigError
 
-LONGEST = 1000  # frames of a video; later ones are not shown
+LONGEST = 1000  # pictures of a video; later ones are not shown
 ALONE = EnvShard("eval", 1, range(1))
 
 
@@ -33,29 +34,40 @@ def record(
     ctx: RunContext,
     episodes: int,
     normalize: Callable[[Any], Any] | None,
+    stop: Callable[[], bool],
 ) -> None:
-    """Play greedy episodes in ``env``, which is closed afterwards, and write their pictures to ``path``, a GIF."""
+    """Play greedy episodes in ``env``, which is closed afterwards, and write their pictures to ``path``, a GIF.
+
+    Once ``stop()``, which is asked at every picture, nothing is written.
+    """
     from PIL import Image
 
-    with closing(env):
+    def shown(left: int) -> Iterator[Image.Image]:  # while they are encoded, which may take longer than to play
         collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], keys=(), normalize=normalize)
         collector.reset()
-        shown: list[np.ndarray] = []
-        while episodes and len(shown) < LONGEST:
-            shown.append(_picture(env))
-            segment = collector.collect(1, "greedy")
-            episodes -= int(ended(segment)[0, 0])
-        first, *others = [Image.fromarray(picture) for picture in shown]
-        fps = getattr(env, "render_fps", 30)
+        for _ in range(LONGEST):
+            if stop():
+                raise Stopped
+            yield Image.fromarray(_picture(env))
+            left -= int(ended(collector.collect(1, "greedy"))[0, 0])
+            if not left:
+                return
+
     path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(".partial")
-    first.save(partial, "GIF", save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
-    partial.replace(path)
+    partial, pictures = path.with_suffix(".partial"), shown(episodes)
+    duration = round(1000 / getattr(env, "render_fps", 30))
+    with suppress(Stopped), closing(env):
+        next(pictures).save(partial, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
+        partial.replace(path)
+    partial.unlink(missing_ok=True)
 
 
 def _picture(env: Any) -> np.ndarray:
     """Return what the first column of an environment looks like, ``[H, W, 3]`` uint8."""
-    shown = env.render() if hasattr(env, "render") else None
+    try:
+        shown = env.render() if hasattr(env, "render") else None
+    except NotImplementedError:  # it has another mode only, such as human
+        shown = None
     if shown is None:
-        raise ConfigError("eval.record", "this environment shows no pictures of itself; 0 records none")
+        raise ConfigError("eval.record", "this environment shows no pictures of itself (rgb_array); 0 records none")
     return np.asarray(shown, np.uint8)

@@ -133,7 +133,8 @@ class Evaluation:
                 raise ValueError(f"{type(policy.algorithm).__name__}.evaluate returns no eval/return_mean")
             if self.cfg.record and trainer.ctx.rank == 0:
                 path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
-                record(env, path, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize)
+                stop, normalize = lambda: bool(trainer.stop_signal), policy.normalize
+                record(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
         return metrics
 
     def _play(

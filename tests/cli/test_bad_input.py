@@ -49,6 +49,9 @@ BAD = {
     "foo.bar=1": "foo: unknown key; there are: algo, ",
     "~foo": "foo: unknown key; there are: algo, ",
     "~hardware": "hardware: is missing; choose one with hardware=<name>: 1gpu, 2cpu, ",
+    "env.render_mode=human": "env.render_mode: unknown key; an argument of its constructor is written "
+    "+env.kwargs.render_mode=<value>; there are: atari, ",
+    "+env.render_mode=human": "env.render_mode: unknown key; an argument of its constructor is written ",
     "env.kwargs.size=5": "env.kwargs.size: unknown key; there are none yet, and a new one is written with +: ",
     "algo.n_steps=5": "algo.n_steps: unknown key; did you mean rollout_fragment_length?",
     "logger.wandb.project=x": "logger.wandb: is not among what is chosen; add it: logger=[progress,tensorboard,wandb]",

@@ -148,6 +148,22 @@ def test_a_native_vector_without_a_time_limit_says_so(register):
     assert make("Endless-v0", 3).num_envs == 3
 
 
+def test_a_window_is_of_single_environments():
+    for mode in ("human", "rgb_array"):
+        env = make("CartPole-v1", 1, kwargs={"render_mode": mode})  # which has a vector of its own
+        assert isinstance(env, EnvList)
+        assert env.envs[0].render_mode == mode
+        env.close()
+    assert isinstance(make("CartPole-v1", 1, kwargs={"render_mode": None}), NativeVector)
+    for options, key in (
+        ({"vectorization": "native"}, "env.vectorization"),
+        ({"backend": "envpool"}, "env.kwargs.render_mode"),
+    ):
+        with pytest.raises(ConfigError, match=r"render_mode.* a vector shows nothing") as error:
+            make("CartPole-v1", 1, kwargs={"render_mode": "human"}, **options)
+        assert error.value.key == key
+
+
 @pytest.mark.parametrize(
     ("said", "hint"),
     [

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
+import signal
 from pathlib import Path
+from typing import ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from PIL import Image
 
 import rlplug
@@ -43,3 +49,61 @@ def test_an_environment_without_pictures_is_refused_before_the_run(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"^eval.record: .*World-v0 shows no pictures of itself; 0 records none"):
         rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
+
+
+class Shown(CartPoleEnv):
+    """CartPole that says it renders for humans alone."""
+
+    metadata = {"render_modes": ["human"], "render_fps": 50}  # noqa: RUF012
+
+
+class Undeclared(CartPoleEnv):
+    """CartPole that renders for humans alone, and does not say so."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def render(self):
+        raise NotImplementedError
+
+
+class Asked(CartPoleEnv):
+    """CartPole at whose third picture somebody presses Ctrl-C."""
+
+    pictures: ClassVar[int] = 0
+
+    def render(self):
+        Asked.pictures += 1
+        if Asked.pictures == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().render()
+
+
+for made in (Shown, Undeclared, Asked):
+    gymnasium.register(f"{made.__name__}-v0", made, max_episode_steps=500)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Shown", "Shown-v0 shows no pictures of itself: it renders human, and no rgb_array; 0 records none"),
+        ("Undeclared", "this environment shows no pictures of itself (rgb_array); 0 records none"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*render_mode='rgb_array' that is not in the possible")
+def test_an_environment_that_renders_for_humans_is_refused(name, says, tmp_path: Path):
+    words = [*SHORT[:2], "env=gymnasium", f"env.id={name}-v0", "eval.record=1"]
+    with pytest.raises(ConfigError) as error:
+        rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert str(error.value) == f"eval.record: {says}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_is_seen_while_a_video_is_recorded(tmp_path: Path):
+    words = [*SHORT[:1], "env=gymnasium", "env.id=Asked-v0", *SHORT[2:], "eval.record=500"]
+    with pytest.raises(KeyboardInterrupt):
+        launch.train(compose(words), tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["checkpoint"] == f"step_{summary['env_steps']:012d}"
+    assert Asked.pictures == 3
+    assert not [*(tmp_path / "run" / "videos").iterdir()]

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rlplug.api import Context, VecEnv
 from rlplug.envs.env_list import EnvList
-from rlplug.envs.making import Maker, find, has_native, make_native
+from rlplug.envs.making import Maker, find, has_native, make_native, render_modes
 from rlplug.envs.subprocess import Subprocess
 from rlplug.envs.wrapping import Wrapping
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, option, settings
@@ -97,7 +97,7 @@ class Gymnasium:
             own["remake"] = make
         if cfg.vectorization == "subprocess":
             return Subprocess(make, workers=cfg.workers, **own, **make.offers)
-        fits = cfg.vectorization == "auto" and has_native(spec, wrapping, ctx.num_envs)
+        fits = cfg.vectorization == "auto" and has_native(spec, wrapping, ctx.num_envs, cfg.kwargs)
         native = cfg.vectorization == "native" or fits
         if native and not cfg.restart_failed:
             return make_native(spec, len(ctx.env_ids), cfg.kwargs, **options, **own)
@@ -121,8 +121,11 @@ def _check_masks(cfg: Config, there: bool) -> None:
 def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
     """Single environments, which are the ones that show pictures of themselves."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draws without a screen
+    if (modes := render_modes(spec := find(cfg.id))) and "rgb_array" not in modes:
+        said = f"{cfg.id} shows no pictures of itself: it renders {', '.join(modes)}, and no rgb_array"
+        raise ConfigError("eval.record", f"{said}; 0 records none")
     try:
-        make = Maker(find(cfg.id), {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, cfg.id.rpartition(":")[0])
+        make = Maker(spec, {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, cfg.id.rpartition(":")[0])
         return EnvList([make() for _ in own["env_ids"]], **make.offers, **own)
     except ConfigError as error:
         raise ConfigError("eval.record", f"{cfg.id} shows no pictures of itself; 0 records none ({error})") from error
@@ -131,6 +134,8 @@ def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
 def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
     if options.pop("info_keys"):
         raise ConfigError("env.info_keys", "reads info of single environments, and env.backend=envpool has none")
+    if cfg.kwargs.get("render_mode") is not None:
+        raise ConfigError("env.kwargs.render_mode", "is of single environments: a vector shows nothing; leave it out")
     from rlplug.envs.envpool import make_envpool  # only where it is chosen: the package is optional
 
     if cfg.vectorization not in ("auto", "native"):
