@@ -322,5 +322,7 @@ def _with_way_back(error: object, folder: Path) -> str:
     """Return an error, of one line or several, and below it how to go on from the newest checkpoint."""
     said, last = str(error), next(iter(checkpoints(folder)), None)
     between = "\n" if "\n" in said else "; " if said else ""
-    good = "there is no checkpoint yet" if last is None else f"the last good checkpoint is {last}"
-    return f"{said}{between}{good}; continue with: python -m rlplug resume {folder}"
+    good = (
+        "there is no checkpoint yet; begin again" if last is None else f"the last good checkpoint is {last}; continue"
+    )
+    return f"{said}{between}{good} with: python -m rlplug resume {folder}"

@@ -113,10 +113,10 @@ def test_full_while_checkpoints_are_written(
     with punctual():
         assert main([*RUN, f"hydra.run.dir={run}"]) == 1
     message, good = only_line(capsys), checkpoints(run)
-    last = f"the last good checkpoint is {good[0]}" if good else "there is no checkpoint yet"
+    last = f"the last good checkpoint is {good[0]}" if good else "there is no checkpoint yet; begin again"
     what = f"a checkpoint could not be written to {run}", f"{run / 'metrics.csv'}"  # whichever the disk refused first
     assert message.startswith(tuple(f"rlplug: {one}: {FULL}; {last}" for one in what))
-    assert message.endswith(f"; continue with: python -m rlplug resume {run}")
+    assert message.endswith(f"{'continue' if good else 'begin again'} with: python -m rlplug resume {run}")
     whole(run)
 
     disk.fill()
@@ -135,7 +135,7 @@ def test_full_while_metrics_are_appended(disk: Disk, undisturbed: Path, capsys: 
     disk.fill(but=10 * PAGESIZE)
     assert main([*RUN, "checkpoint.every=0", f"hydra.run.dir={run}"]) == 1
     where = only_line(capsys).removesuffix(
-        f": {FULL}; there is no checkpoint yet; continue with: python -m rlplug resume {run}"
+        f": {FULL}; there is no checkpoint yet; begin again with: python -m rlplug resume {run}"
     )
     assert where in (f"rlplug: {run}", f"rlplug: {run / 'metrics.csv'}")  # the latter: there was room for half a row
     disk.make_room()
@@ -170,7 +170,7 @@ def test_full_from_the_start(pages: int, disk: Disk, capsys: pytest.CaptureFixtu
     assert FULL in message
     assert not list(run.glob("*.partial"))
     disk.make_room()
-    if "continue with" in message:
+    if "begin again with" in message:
         assert resume(run) == 0
     else:
         assert main(command) == 0
