@@ -55,7 +55,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         isinstance(cause, ConfigAttributeError | ConfigKeyError)
         and (found := re.match(r"Could not override '(.+)'", text))
     ):
-        return no_such_key_of(_base(overrides), found[1])
+        tree, key = _base(overrides), found[1]
+        inside = value_at(tree, key) is not None  # what is set is a mapping, and holds the key
+        return no_such_key_of(tree, cause.full_key if inside else key)  # type: ignore[union-attr]
     if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
         return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
@@ -141,7 +143,7 @@ def chosen_as(name: str, nodes: Mapping[str, Any], besides: str = "") -> list[st
 
 def _base(overrides: Sequence[str]) -> Any:
     """Compose the groups of the command line without its settings."""
-    groups = [o for o in overrides if re.match(r"[\w/@]+=", o) and option_names(re.split("[=@]", o)[0], overrides)]
+    groups = [o for o in overrides if re.match(r"[\w/@]+=(?!{)", o) and option_names(re.split("[=@]", o)[0], overrides)]
     folders = [o for o in overrides if o.startswith("hydra.searchpath=")]
     with session(), suppress(Exception):
         return OmegaConf.to_container(hydra.compose(PRIMARY, [*folders, *groups], return_hydra_config=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,8 +20,34 @@ NUMBERS = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
 """kinds of numbers that stand for those of a space"""
 
 
+RESET = "wanted is Gymnasium's (observation, info) = reset(seed=None, options=None)"
+STEP = "wanted is Gymnasium's (observation, reward, terminated, truncated, info) = step(action)"
+OLD = "what there is looks like Gym before 0.26"
+
+
 class MisfitError(Exception):
     """An environment said what its spaces do not allow."""
+
+
+def rules_broken(where: str, error: BaseException) -> str | None:
+    """Return how ``reset`` or ``step`` differs from Gymnasium's, where that is why a caller of it raised ``error``.
+
+    The caller is this package or a wrapper of Gymnasium; what an environment raises itself is another matter.
+    """
+    trace, said = error.__traceback__, str(error)
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    if module.partition(".")[0] not in ("gymnasium", "rlplug"):
+        return None
+    if isinstance(error, TypeError) and (argument := re.search(r"unexpected keyword argument '(seed|options)'", said)):
+        return f"{where}() takes no {argument[1]!r}; {RESET}, and {OLD}" if where == "reset" else None
+    counts = re.match(r"(?:not enough|too many) values to unpack \(expected (\d+)(?:, got (\d+))?\)", said)
+    if not counts and not re.match("cannot unpack non-(?:iterable|sequence)", said):
+        return None
+    got = "returns something else" if counts is None else f"returns {counts[2] or 'too many'} values"
+    old = f", and {OLD}" if counts and counts.groups() in (("5", "4"), ("2", None)) else ""
+    return f"{where}() {got}; {STEP if where == 'step' else RESET}{old}"
 
 
 _taken: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -46,12 +73,14 @@ def check_reset(seeds: Sequence[int], tasks: Any, num_envs: int) -> None:
     """Check what an environment without tasks is reset with.
 
     Raises:
-        ValueError: not one seed a column, or tasks.
+        ValueError: not one seed a column.
+        ConfigError: there are tasks.
     """
     if len(seeds) != num_envs:
         raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
     if tasks is not None:
-        raise ValueError("this environment has no tasks")
+        said = "has no tasks, and a job has one; an algorithm with tasks refuses specs whose offers lack 'tasks'"
+        raise ConfigError("env", said)
 
 
 def reader(space: Space[Any], n: int | None = None) -> Callable[[Any], Any]:
@@ -166,7 +195,7 @@ def began(answer: Any) -> tuple[Any, Mapping[str, Any]]:
     """What ``reset`` returned. Raises ``MisfitError`` if it is not (observation, info)."""
     if not isinstance(answer, tuple) or len(answer) != 2:  # pyright: ignore[reportUnknownArgumentType]
         got = f"{len(answer)} values" if isinstance(answer, tuple) else f"one value {_kind(answer)}"  # pyright: ignore[reportUnknownArgumentType]
-        raise MisfitError(f"reset() returns {got}; wanted is (observation, info)")
+        raise MisfitError(f"reset() returns {got}; {RESET}")
     obs, info = answer
     return obs, described("reset", info)
 

@@ -16,7 +16,17 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.envs.checking import MisfitError, began, check_reset, described, flag, number, take_over, writer
+from rlplug.envs.checking import (
+    MisfitError,
+    began,
+    check_reset,
+    described,
+    flag,
+    number,
+    rules_broken,
+    take_over,
+    writer,
+)
 from rlplug.envs.extras import Extras
 from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.masks import find_masks, late
@@ -103,7 +113,8 @@ class EnvList:
         """Begin episode 0 of every column.
 
         Raises:
-            ValueError: not one seed a column, or tasks for an environment that has none.
+            ValueError: not one seed a column.
+            ConfigError: there are tasks, and the environment has none.
             RunError: an environment raises, or says what its spaces do not allow.
         """
         check_reset(seeds, tasks, self.num_envs)
@@ -275,8 +286,8 @@ class EnvList:
         )
 
     def _failure(self, i: int, where: str, error: Exception | SystemExit) -> RunError:
-        if isinstance(error, MisfitError):
-            return RunError(f"{self._where(i)}: {error}")
+        if said := str(error) if isinstance(error, MisfitError) else rules_broken(where, error):
+            return RunError(f"{self._where(i)}: {said}")
         inside = error.__traceback__.tb_next if error.__traceback__ else None  # without this file's own frame
         lines = traceback.format_exception(type(error), error, inside)
         return RunError(f"{self._where(i)} raised in {where}():\n{''.join(lines).rstrip()}")

@@ -36,6 +36,8 @@ VECTORS = {
     "CartPole-v1": ("rlplug.envs.cartpole:CartPoleVector", 1),
 }
 """Vectors of our own, and how many environments make one faster than a list of them."""
+OLD_ATARI = re.compile(r"([A-Z][A-Za-z]+?)(-ram|)(Deterministic|NoFrameskip|)-v([04])")
+"""What Gym called an Atari game"""
 STICKY, FRAMES = "repeat_action_probability", "max_num_frames_per_episode"
 ATARI = {"noop_max": 30, "reward_clipping": False, "use_fire_reset": False, "episodic_life": False}
 """What ALE's vector is told to do as ``gymnasium.wrappers.AtariPreprocessing`` does."""
@@ -53,6 +55,8 @@ def find(env_id: str) -> EnvSpec:
     known, package = next((found for begin, found in PACKAGES.items() if name.startswith(begin)), ("", ""))
     if name not in gymnasium.registry and known:
         _import(known, f"{env_id} comes with a package that cannot be imported: pip install {package!r}")
+    if name not in gymnasium.registry and (older := OLD_ATARI.fullmatch(name)):
+        _find_old_atari(name, older)
     if name in gymnasium.registry:
         spec = gymnasium.registry[name]
         return replace(spec, vector_entry_point=VECTORS[name][0]) if name in VECTORS else spec
@@ -69,6 +73,30 @@ def find(env_id: str) -> EnvSpec:
         f"there is no environment {name!r}; {hint} An environment of another package is registered when that"
         f" is imported, as in env.id=package:{name}",
     )
+
+
+def _find_old_atari(name: str, older: re.Match[str]) -> None:
+    """Import what registers Atari games, if an id may be one that Gym gave them.
+
+    Raises:
+        ConfigError: it is one, and what registers them is not installed, or knows it by another id alone.
+    """
+    game, ram, kind, version = older.groups()
+    now, package = f"ALE/{game}-v5", PACKAGES["ALE"][1]
+    with suppress(ImportError):
+        importlib.import_module("ale_py")
+    if name in gymnasium.registry or not (ram or kind or now in gymnasium.registry):
+        return
+    if now in gymnasium.registry:
+        sticky = "" if version == "4" else " env.sticky_actions=0.25"
+        way = f"env=atari env.id={now}{sticky}" if not ram else f"env=gymnasium env.id={now} +env.kwargs.obs_type=ram"
+        raise ConfigError("env.id", f"there is no {name!r}, as Gym called an Atari game; take {way}")
+    found = [spec.removeprefix("ALE/").removesuffix("-v5") for spec in gymnasium.registry if spec.startswith("ALE/")]
+    if not found:
+        raise ConfigError("env.id", f"{name} comes with a package that cannot be imported: pip install {package!r}")
+    near = difflib.get_close_matches(game, found)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(found[:4])} and others"
+    raise ConfigError("env.id", f"there is no Atari game {game!r}; {hint}")
 
 
 @dataclass(frozen=True)

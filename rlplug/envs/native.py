@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlplug import tree
-from rlplug.envs.checking import MisfitError, began, check_reset, column, described, reader, take_over
+from rlplug.envs.checking import MisfitError, began, check_reset, column, described, reader, rules_broken, take_over
 from rlplug.envs.env_list import close
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.snapshot import restore, snapshot
@@ -90,7 +90,8 @@ class NativeVector:
         """Begin an episode in every column.
 
         Raises:
-            ValueError: not one seed a column, or tasks for an environment that has none.
+            ValueError: not one seed a column.
+            ConfigError: there are tasks, and the environment has none.
             RunError: the environment raises, or says what its spaces do not allow.
         """
         check_reset(seeds, tasks, self.num_envs)
@@ -225,6 +226,8 @@ class NativeVector:
         return f"{of} (a vector with seeds {_few(self._seeds)}, step {self._steps})"
 
     def _failure(self, where: str, error: Exception | SystemExit) -> RunError:
+        if said := rules_broken(where, error):
+            return RunError(f"{self._place(self.env_ids)}: {said}")
         inside = error.__traceback__.tb_next if error.__traceback__ else None
         lines = traceback.format_exception(type(error), error, inside)
         return RunError(f"{self._place(self.env_ids)} raised in {where}():\n{''.join(lines).rstrip()}")

@@ -71,7 +71,8 @@ class OnDevice:
         """Begin episode 0 of every column.
 
         Raises:
-            ValueError: not one seed a column, or tasks for an environment that has none.
+            ValueError: not one seed a column.
+            ConfigError: there are tasks, and the environment has none.
         """
         check_reset(seeds, tasks, self.num_envs)
         own = np.array([int(seed) % 2**64 for seed in seeds], np.uint64).view(np.int64)

@@ -97,7 +97,8 @@ class Subprocess:
         """Begin episode 0 of every column.
 
         Raises:
-            ValueError: not one seed a column, or tasks for an environment that has none.
+            ValueError: not one seed a column.
+            ConfigError: there are tasks, and the environment has none.
             RunError: an environment raises, or says what its spaces do not allow; or a worker died.
         """
         check_reset(seeds, tasks, self.num_envs)

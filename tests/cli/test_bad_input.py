@@ -52,6 +52,12 @@ BAD = {
     "env.render_mode=human": "env.render_mode: unknown key; an argument of its constructor is written "
     "+env.kwargs.render_mode=<value>; there are: atari, ",
     "+env.render_mode=human": "env.render_mode: unknown key; an argument of its constructor is written ",
+    "env.kwargs={size:5}": "env.kwargs.size: unknown key; there are none yet, and a new one is written with +: ",
+    "eval={evry:3}": "eval.evry: unknown key; did you mean eval.every? There are: ",
+    "logger.csv={x:1}": "logger.csv.x: unknown key; there are: name",
+    "eval={every:3,x:{y:3}}": "eval.x: unknown key; there are: episodes, every",
+    "algo={gama:0.9}": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
+    "exploration={icm:{eta:1}}": "exploration.icm: is not among what is chosen; add it: exploration=[icm]",
     "env.kwargs.size=5": "env.kwargs.size: unknown key; there are none yet, and a new one is written with +: ",
     "algo.n_steps=5": "algo.n_steps: unknown key; did you mean rollout_fragment_length?",
     "logger.wandb.project=x": "logger.wandb: is not among what is chosen; add it: logger=[progress,tensorboard,wandb]",
@@ -303,7 +309,7 @@ def test_an_environment_that_fails(where: str, monkeypatch: pytest.MonkeyPatch, 
         assert list(tmp_path.iterdir()) == []
     else:
         assert error == "rlplug: OSError: nothing moves"
-        assert last.startswith("rlplug: there is no checkpoint yet; continue with: python -m rlplug resume ")
+        assert last.startswith("rlplug: there is no checkpoint yet; begin again with: python -m rlplug resume ")
 
 
 @pytest.mark.parametrize("line", ["algo=sacc", "algo.gamma=2", "-m algo.gamma=2,3"])

@@ -72,6 +72,11 @@ def register():
         ("not an id", "there is no environment 'not an id'"),
         ("absent_package:Some-v0", "the module 'absent_package' cannot be imported"),
         ("HalfCheetah-v2", "gymnasium-robotics"),
+        ("PognNoFrameskip-v4", "there is no Atari game 'Pogn'; did you mean Pong?"),
+        ("BreakoutDeterministic-v4", "as Gym called an Atari game; take env=atari env.id=ALE/Breakout-v5$"),
+        ("BreakoutDeterministic-v0", r"take env=atari env.id=ALE/Breakout-v5 env.sticky_actions=0.25$"),
+        ("Breakout-ram-v4", r"take env=gymnasium env.id=ALE/Breakout-v5 \+env.kwargs.obs_type=ram"),
+        ("Foo-v4", "there is no environment 'Foo-v4'"),  # may be a game, and is none
         pytest.param(
             "LunarLander-v3",
             r"pip install 'rlplug\[box2d\]'",

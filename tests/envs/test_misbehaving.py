@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from rlplug.cli import main
 from rlplug.envs import EnvList, NativeVector, env_list
@@ -101,6 +102,78 @@ def test_a_native_vector_says_what_is_wrong(what):
     with pytest.raises(RunError) as error:
         play(NativeVector(RudeVector(**{what: given})))
     assert said in str(error.value).splitlines()[-1]
+
+
+class Step(Rude):
+    """Returns what it is told, as many values as there are."""
+
+    def step(self, action):
+        return self.answers["step"]
+
+
+class Seedless(Rude):
+    def reset(self):
+        return OBS, {}
+
+
+class Optionless(Rude):
+    def reset(self, *, seed=None):
+        return OBS, {}
+
+
+class Clumsy(Rude):
+    def step(self, action):
+        first, second = OBS, 0.0, False
+        return first, second
+
+
+STEPS = "wanted is Gymnasium's (observation, reward, terminated, truncated, info) = step(action)"
+RESETS = "wanted is Gymnasium's (observation, info) = reset(seed=None, options=None)"
+OLD = ", and what there is looks like Gym before 0.26"
+BROKEN = {
+    "four values": (lambda: Step(step=(OBS, 0.0, False, {})), f"step() returns 4 values; {STEPS}{OLD}"),
+    "three values": (lambda: Step(step=(OBS, 0.0, False)), f"step() returns 3 values; {STEPS}"),
+    "six values": (lambda: Step(step=(OBS, 0.0, False, False, {}, 1)), f"step() returns too many values; {STEPS}"),
+    "nothing": (lambda: Step(step=None), f"step() returns something else; {STEPS}"),
+    "no seed": (Seedless, f"reset() takes no 'seed'; {RESETS}{OLD}"),
+    "the observation alone": (lambda: Rude(reset=OBS), f"reset() returns one value of type ndarray; {RESETS}"),
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TimeLimit(env, 9)], ids=["bare", "wrapped"])
+@pytest.mark.parametrize("what", BROKEN)
+def test_another_interface_is_named(what, wrap):
+    make_one, said = BROKEN[what]
+    with pytest.raises(RunError) as error:
+        play(EnvList([wrap(make_one()) for _ in range(2)]))
+    assert str(error.value).endswith(f"): {said}")
+
+
+def test_a_vector_with_another_interface_is_named():
+    class Four(RudeVector):
+        def step(self, actions):
+            return super().step(actions)[1:]
+
+    with pytest.raises(RunError, match=r"\): step\(\) returns 4 values; wanted is Gymnasium's"):
+        play(NativeVector(Four()))
+
+
+def test_a_reset_without_options_is_named():
+    with pytest.raises(RunError) as error:
+        play(EnvList([TimeLimit(Optionless(), 9), Rude()]))
+    assert str(error.value).endswith(f"): reset() takes no 'options'; {RESETS}{OLD}")
+
+
+def test_what_an_environment_takes_apart_itself_is_its_own_mistake():
+    with pytest.raises(RunError, match=r"(?s)raised in step\(\):\nTraceback .*first, second = OBS, 0.0, False"):
+        play(EnvList([TimeLimit(Clumsy(), 9), Rude()]))
+
+
+@pytest.mark.parametrize("kind", [lambda: EnvList([Rude()]), lambda: NativeVector(RudeVector())])
+def test_tasks_are_refused(kind):
+    envs = kind()
+    with pytest.raises(ConfigError, match=r"^env: has no tasks, and a job has one; an algorithm with tasks refuses"):
+        envs.reset(range(envs.num_envs), tasks=np.zeros(envs.num_envs))
 
 
 def test_numbers_and_flags_of_any_type_are_taken():

@@ -70,7 +70,9 @@ class SAC(Algorithm):
         match action:
             case spaces.Box():
                 if not action.is_bounded():
-                    raise ConfigError("algo", f"sac needs actions within bounds, but the environment's are {action}")
+                    raise ConfigError(
+                        "algo", f"sac needs actions within bounds, and {action} has none; algo=ppo serves it"
+                    )
             case spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
                 keys = (*keys, "action_mask")
             case _:

@@ -62,7 +62,8 @@ class Bandit:
         """Begin with round 0 of every column.
 
         Raises:
-            ValueError: not one seed a column, or tasks for an environment that has none.
+            ValueError: not one seed a column.
+            ConfigError: there are tasks, and the environment has none.
         """
         check_reset(seeds, tasks, self.num_envs)
         self.load({"seeds": [int(seed) for seed in seeds], "number": 0, "length": 0})
