@@ -59,6 +59,7 @@ class EnvList:
         info_keys: what of ``info`` every row has as an extra.
         check_bounds: whoever collects shall say so, once, at an observation beyond the bounds of its space.
         env_ids: the environments' global numbers, for messages.
+        seed_bits: 32, or 31 for environments that take signed numbers of 32 bits.
         remake: makes an environment in place of one that raises or says what its spaces do not allow; its column
             begins the next episode, and ``step`` says so in ``restarted [B]``. None: the run stops.
 
@@ -79,13 +80,14 @@ class EnvList:
         info_keys: Sequence[str] = (),
         check_bounds: bool = True,
         env_ids: Sequence[int] | None = None,
+        seed_bits: int = 32,
         remake: Callable[[], gymnasium.Env[Any, Any]] | None = None,
     ) -> None:
         take_over(envs)
         self.envs, self._remake = list(envs), remake
         self.num_envs = n = len(self.envs)
         self.env_ids = list(range(n) if env_ids is None else env_ids)
-        self._seeds, self._episodes = [0] * n, [0] * n
+        self._seeds, self._episodes, self._seed_bits = [0] * n, [0] * n, seed_bits
         self._actions: list[list[Any]] = [[] for _ in range(n)]
         self._final, self._warned = [False] * n, False
         self._failures = [0] * n  # since the last step
@@ -271,8 +273,18 @@ class EnvList:
             raise self._failure(i, "reset", error) from error
 
     def _seed(self, i: int) -> int:
-        """Of the column's current episode."""
-        return int(np.random.SeedSequence([self._seeds[i], self._episodes[i]]).generate_state(1)[0])
+        """Of the column's current episode, ``[0, 2**seed_bits)``."""
+        drawn = np.random.SeedSequence([self._seeds[i], self._episodes[i]]).generate_state(1)[0]
+        return int(drawn) >> (32 - self._seed_bits)
+
+    def _needs_31_bits(self, i: int) -> bool:
+        """Whether an environment that failed to reset does so with a seed of 31 bits."""
+        if self._seed(i) < 2**31:
+            return False
+        with suppress(Exception, SystemExit):
+            self.envs[i].reset(seed=self._seed(i) >> 1)
+            return True
+        return False
 
     def _allow(self, i: int, info: Mapping[str, Any], final: bool, terminated: bool) -> None:
         assert self._masks is not None
@@ -288,6 +300,9 @@ class EnvList:
     def _failure(self, i: int, where: str, error: Exception | SystemExit) -> RunError:
         if said := str(error) if isinstance(error, MisfitError) else rules_broken(where, error):
             return RunError(f"{self._where(i)}: {said}")
+        if where == "reset" and self._needs_31_bits(i):
+            way = "it takes one of 31 bits: set env.seed_bits=31"
+            return RunError(f"{self._where(i)} does not take this seed ({type(error).__name__}: {error}); {way}")
         inside = error.__traceback__.tb_next if error.__traceback__ else None  # without this file's own frame
         lines = traceback.format_exception(type(error), error, inside)
         return RunError(f"{self._where(i)} raised in {where}():\n{''.join(lines).rstrip()}")

@@ -36,6 +36,8 @@ VECTORS = {
     "CartPole-v1": ("rlplug.envs.cartpole:CartPoleVector", 1),
 }
 """Vectors of our own, and how many environments make one faster than a list of them."""
+OWN = ("check_bounds", "env_ids", "seed_bits")
+"""what a vector is told, and no wrapper"""
 OLD_ATARI = re.compile(r"([A-Z][A-Za-z]+?)(-ram|)(Deterministic|NoFrameskip|)-v([04])")
 """What Gym called an Atari game"""
 STICKY, FRAMES = "repeat_action_probability", "max_num_frames_per_episode"
@@ -170,7 +172,7 @@ def make_list(
     Raises:
         ConfigError: the environment cannot be made; says why, and what to install.
     """
-    own = {key: options.pop(key) for key in ("check_bounds", "env_ids") if key in options}
+    own = {key: options.pop(key) for key in OWN if key in options}
     make = Maker(spec, kwargs or {}, Wrapping(max_episode_steps=max_episode_steps, **options))
     return EnvList([make() for _ in range(num_envs)], **make.offers, **own)
 
@@ -238,7 +240,7 @@ def make_native(
     **options: Any,
 ) -> NativeVector:
     """``num_envs`` environments that are one vector by themselves. Arguments and errors as ``make_list``."""
-    own = {key: options.pop(key) for key in ("check_bounds", "env_ids") if key in options}
+    own = {key: options.pop(key) for key in OWN if key in options}
     wrapping = Wrapping(max_episode_steps=max_episode_steps, **options)
     if wrapping.atari:
         _require_atari(spec)

@@ -39,7 +39,8 @@ class NativeVector:
     Args:
         env: the environment; it is taken over and closed.
         max_episode_steps: after how many steps its episodes truncate; None: never, or unknown.
-        frame_stack, mask_key, check_bounds, env_ids: as of ``EnvList``; the mask may also be in a Dict observation.
+        frame_stack, mask_key, check_bounds, env_ids, seed_bits: as of ``EnvList``; the mask may also be in a Dict
+            observation, and a vector that takes one seed for all columns is always given 31 bits.
         drop, select: see ``wrapping.view``.
 
     Raises:
@@ -56,6 +57,7 @@ class NativeVector:
         mask_key: str | None = None,
         check_bounds: bool = True,
         env_ids: Sequence[int] | None = None,
+        seed_bits: int = 32,
         drop: Sequence[str] = (),
         select: Sequence[int] | None = None,
     ) -> None:
@@ -78,6 +80,7 @@ class NativeVector:
         left, _ = view(space, [self._in_obs] if self._in_obs else [], None)
         shown, self._view = view(left, drop, select)
         self._seeds, self._steps, self._mask_key = [0] * n, 0, mask_key
+        self._unused_bits = 0 if hasattr(self._vector, "replay") else 32 - seed_bits  # that one goes on as a list does
         known = isinstance(self._vector, SyncVectorEnv | AsyncVectorEnv)
         self.independent = getattr(self._vector, "independent", known)
         self._masks = None if mask_key is None else find_masks(action_space, mask_key, self._info(*self._reset()))
@@ -157,8 +160,9 @@ class NativeVector:
     def _reset(self) -> tuple[Any, Any]:
         # All that VectorEnv.reset promises to take is one int; 31 bits, because some are C++ inside.
         one = int(np.random.SeedSequence(self._seeds).generate_state(1)[0]) >> 1
+        each: Any = [seed >> self._unused_bits for seed in self._seeds]
         try:
-            return began(self.env.reset(seed=self._seeds if self.independent else one))  # type: ignore[arg-type]
+            return began(self.env.reset(seed=each if self.independent else one))
         except MisfitError as error:
             raise RunError(f"{self._place(self.env_ids)}: {error}") from error
         except (Exception, SystemExit) as error:

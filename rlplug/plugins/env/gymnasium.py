@@ -38,6 +38,9 @@ class Config:
         " arrays that every reset and step give. With is_success, evaluations say how many episodes ended with it."
     )
     check_bounds: bool = option("Say so, once a run, at an observation beyond the bounds that its space declares.")
+    seed_bits: Literal[31, 32] = option(
+        "Episodes are seeded by numbers of so many bits; 31: for environments that take signed numbers of 32 bits."
+    )
     timeout_s: PositiveFloat | None = option("Seconds without an answer after which a line says so; null: never.")
     restart_failed: bool = option(
         "Replace an environment that raises or returns what its spaces do not allow, and begin another episode."
@@ -55,7 +58,7 @@ class Config:
 
     @classmethod
     def migrate(cls, old: dict[str, Any]) -> dict[str, Any]:
-        return {"info_keys": [], "timeout_s": 60.0, "fire": False} | old
+        return {"info_keys": [], "timeout_s": 60.0, "fire": False, "seed_bits": 32} | old
 
 
 class Gymnasium:
@@ -81,7 +84,7 @@ class Gymnasium:
     @classmethod
     def _made(cls, cfg: Config, ctx: Context) -> VecEnv:
         options = {f.name: getattr(cfg, f.name) for f in fields(Wrapping)}
-        own: dict[str, Any] = {"env_ids": ctx.env_ids, "check_bounds": cfg.check_bounds}
+        own: dict[str, Any] = {"env_ids": ctx.env_ids, "check_bounds": cfg.check_bounds, "seed_bits": cfg.seed_bits}
         wrapping = cls.wrapping(**{f.name: getattr(cfg, f.name) for f in fields(cls.wrapping)})
         if ctx.render:
             return _shown(cfg, wrapping, own)
