@@ -126,7 +126,7 @@ def test_wrong_arguments_are_refused():
     env = NativeVector(cartpole())
     with pytest.raises(ValueError, match="1 seeds for 4 environments"):
         env.reset([0])
-    with pytest.raises(ValueError, match="no tasks"):
+    with pytest.raises(ConfigError, match="no tasks"):
         env.reset([0, 1, 2, 3], tasks=[])
 
 
