@@ -18,7 +18,7 @@ from rlplug.nn.mlp import MLP, Activation, Init, LayerNorm, Linear, precise
 from rlplug.nn.module import Module
 from rlplug.nn.optim import Adam, adam_or_rmsprop
 from rlplug.nn.recurrent import GRU, LSTM, Recurrent, unroll
-from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten
+from rlplug.nn.spaces import Flatten, choices_of, flat_size, flatten, remarks
 
 __all__ = [
     "CNN",
@@ -63,5 +63,6 @@ __all__ = [
     "head_for",
     "is_image",
     "precise",
+    "remarks",
     "unroll",
 ]

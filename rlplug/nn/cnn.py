@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from rlplug.nn.mlp import ACTIVATIONS, MLP, Activation, Init
 from rlplug.nn.module import Module
+from rlplug.nn.spaces import reaches_255
 from rlplug.types import ConfigError
 
 Filter: TypeAlias = tuple[int, int, int]
@@ -38,7 +39,7 @@ class Pixels:
 
     Args:
         space: a Box with 3 axes.
-        pixel_max: pixels of type uint8 are divided by it.
+        pixel_max: pixels of type uint8, and those of a space from 0 to 255, are divided by it.
 
     Raises:
         ConfigError: the space is no such Box.
@@ -51,7 +52,7 @@ class Pixels:
                 f"a convolutional network takes images, a Box [C, H, W] or [H, W, C], not {space}: take model=mlp, "
                 "which flattens anything, or model=multi_input for images beside other parts",
             )
-        self.shape, self.scale = space.shape, 1.0 / pixel_max
+        self.shape, self.scale, self.scales_all = space.shape, 1.0 / pixel_max, reaches_255(space)
         self.channels, self.height, self.width = _sizes(space.shape)
         self.channels_first = space.shape[0] <= space.shape[2]
 
@@ -59,7 +60,8 @@ class Pixels:
         x = x.reshape(-1, *self.shape)
         x = x if self.channels_first else x.permute(0, 3, 1, 2)
         if x.dtype != torch.uint8:
-            return x.to(torch.float32, memory_format=torch.channels_last)
+            x = x.to(torch.float32, memory_format=torch.channels_last)
+            return x * self.scale if self.scales_all else x
         device = x.device.type
         seen = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
         x = x.contiguous(memory_format=torch.channels_last)  # while they are bytes, a quarter of the memory of floats

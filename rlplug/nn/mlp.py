@@ -140,12 +140,13 @@ class MLP(Module):
         )
         self.norms = nn.ModuleList(LayerNorm(m, ensemble_size=ensemble_size) for m in hidden) if layer_norm else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[..., in] -> [..., out]``, of an ensemble ``[E, ..., out]``."""
+    def forward(self, x: Tensor, each: bool = False) -> Tensor:
+        """Map ``[..., in] -> [..., out]``, of an ensemble ``[E, ..., out]``; ``each``: ``x`` has its ``E``, too."""
         if self.ensemble_size == 1:
             return self._layers(x)
-        lead = x.shape[:-1]
-        features = self._layers(x.reshape(1, -1, self.in_features).expand(self.ensemble_size, -1, -1))
+        lead = x.shape[each:-1]
+        own = x.reshape(self.ensemble_size if each else 1, -1, self.in_features)
+        features = self._layers(own.expand(self.ensemble_size, -1, -1))
         return features if len(lead) == 1 else features.unflatten(1, lead)
 
     def _layers(self, x: Tensor) -> Tensor:

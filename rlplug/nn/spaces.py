@@ -8,33 +8,41 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from rlplug import host
 from rlplug.types import ConfigError
 
+MOST_ONE_HOT = 10_000
+"""choices of a Discrete part beyond which a network learns a table of them"""
+
 
 class Flatten:
     """Turns a tree of ``space`` with any leading axes into ``[..., size]`` float32.
 
-    Box and MultiBinary: trailing axes flattened, bytes from 0 to 255 divided by 255; Discrete and MultiDiscrete,
-    which count from 0: one-hot; Dict and Tuple: their parts one behind the other, in the order of the space. A flat
-    float32 Box passes through untouched. The sizes are read once, since NumPy integers of a space stop
+    Box and MultiBinary: trailing axes flattened, bytes and images from 0 to 255 divided by 255; Discrete and
+    MultiDiscrete, which count from 0: one-hot; Dict and Tuple: their parts one behind the other, in the order of the
+    space. A flat float32 Box passes through untouched. The sizes are read once, since NumPy integers of a space stop
     ``torch.compile``.
+
+    Args:
+        embed: each of more than ``MOST_ONE_HOT`` choices becomes some numbers of a table, which is learned; their count
+            is the fourth root of that of the choices. Who flattens so registers ``tables`` as its modules.
 
     Raises:
         ConfigError: the space is none of these.
     """
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: spaces.Space[Any], embed: bool = False) -> None:
         self.shape = space.shape or ()
         self.parts: list[tuple[Any, Flatten]] = []
         self.choices: list[int] = []
-        self.bytes = False
+        self.bytes = self.image = False
         match space:
             case spaces.Box():
                 self.bytes = space.dtype == np.uint8 and bool((space.high == 255).all())
+                self.image = len(self.shape) == 3 and reaches_255(space)
             case spaces.MultiBinary():
                 pass
             case spaces.Discrete():
@@ -42,13 +50,22 @@ class Flatten:
             case spaces.MultiDiscrete():
                 self.choices = space.nvec.ravel().tolist()
             case spaces.Dict():
-                self.parts = [(key, Flatten(sub)) for key, sub in space.spaces.items()]
+                self.parts = [(key, Flatten(sub, embed)) for key, sub in space.spaces.items()]
             case spaces.Tuple():
-                self.parts = [(i, Flatten(sub)) for i, sub in enumerate(space.spaces)]
+                self.parts = [(i, Flatten(sub, embed)) for i, sub in enumerate(space.spaces)]
             case _:
                 served = "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
                 raise ConfigError("env.id", f"{space} has no flat form; served are {served}")
-        self.size = sum(part.size for _, part in self.parts) or sum(self.choices) or math.prod(self.shape)
+        large = [n > MOST_ONE_HOT and embed for n in self.choices]
+        self._tables = [nn.Embedding(n, width_of(n)) if it else None for n, it in zip(self.choices, large, strict=True)]
+        widths = [width_of(n) if it else n for n, it in zip(self.choices, large, strict=True)]
+        self.size = sum(part.size for _, part in self.parts) or sum(widths) or math.prod(self.shape)
+
+    @property
+    def tables(self) -> list[nn.Embedding]:
+        """What is learned of all parts; empty unless some have more than ``MOST_ONE_HOT`` choices and ``embed``."""
+        inside = [table for _, part in self.parts for table in part.tables]
+        return inside + [table for table in self._tables if table is not None]
 
     def __call__(self, x: Any) -> Tensor:
         """Flatten ``x``: leading axes, then the shape of the space; a dict or sequence of such for Dict and Tuple.
@@ -61,9 +78,9 @@ class Flatten:
         if len(self.shape) != 1:
             x = self._flat_event(x)
         if not self.choices:
-            return x / 255.0 if self.bytes and x.dtype == torch.uint8 else x.float()
-        columns = x.long().unbind(-1)
-        return torch.cat([_one_hot(c, n) for c, n in zip(columns, self.choices, strict=True)], -1).float()
+            return x / 255.0 if self.image or (self.bytes and x.dtype == torch.uint8) else x.float()
+        columns = list(zip(x.long().unbind(-1), self.choices, self._tables, strict=True))
+        return torch.cat([_one_hot(c, n).float() if table is None else table(c) for c, n, table in columns], -1)
 
     def _flat_event(self, x: Tensor) -> Tensor:
         lead = x.ndim - len(self.shape)
@@ -77,6 +94,38 @@ def _one_hot(x: Tensor, n: int) -> Tensor:
     if host.reads_freely(x):
         return one_hot(x, n)
     return x.unsqueeze(-1) == torch.arange(n, device=x.device)
+
+
+def reaches_255(space: spaces.Box) -> bool:
+    """Return whether all numbers go from 0 to 255, and are no bytes."""
+    return space.dtype != np.uint8 and bool((space.low == 0).all() and (space.high == 255).all())
+
+
+def width_of(choices: int) -> int:
+    """Return how many numbers stand for one of so many choices in a table."""
+    return round(choices**0.25)
+
+
+def remarks(space: spaces.Space[Any], name: str = "observation") -> list[str]:
+    """Return what models do with such observations that is not plain from the space, a line each."""
+    match space:
+        case spaces.Dict():
+            return [line for key, sub in space.spaces.items() for line in remarks(sub, f"{name}[{key!r}]")]
+        case spaces.Box() if math.prod(space.shape) and reaches_255(space):
+            if len(space.shape) == 3:
+                way = "are divided by 255, as bytes are; of type uint8 they take less memory"
+                return [f"{name}: pixels from 0 to 255 of type {space.dtype} {way}"]
+            way = (
+                "go into networks as they are; uint8 is divided by 255, preprocess.normalize_obs=true normalizes floats"
+            )
+            return [f"{name}: numbers from 0 to 255 of type {space.dtype} {way}"]
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            large = {n: width_of(n) for n in choices_of(space) or () if n > MOST_ONE_HOT}
+            how = f"not one-hot, as up to {MOST_ONE_HOT:,} are: model=mlp learns a table"
+            return [
+                f"{name}: {n:,} choices, {how} of {w} numbers for each, {n * w:,} weights" for n, w in large.items()
+            ]
+    return []
 
 
 def choices_of(space: spaces.Space[Any]) -> list[int] | None:

@@ -27,6 +27,7 @@ from rlplug.distributed.signals import handle_signals
 from rlplug.distributed.spawn import RankError, last_words, spawn_ranks
 from rlplug.distributed.torch_setup import denormals_flushed
 from rlplug.envs.silence import is_silent
+from rlplug.nn import remarks
 from rlplug.registry.installed import check_installed, check_same, installed
 from rlplug.run import checks, run_dir
 from rlplug.run.build import build, start
@@ -124,7 +125,8 @@ def _train(
             run_dir.require_new(folder)
             lock.enter_context(run_dir.locked(folder, "hydra.run.dir"))
             run_dir.create(folder, config, plan, trainer.reports.identity, command)
-            for note in notes:
+            seen = (line for group in trainer.ctx.spec.groups.values() for line in remarks(group.obs))
+            for note in (*notes, *seen):
                 tell(note)
         return _drive(trainer)
 

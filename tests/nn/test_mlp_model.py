@@ -1,5 +1,7 @@
 """The mlp component, built as a run builds it."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from gymnasium import spaces
@@ -97,3 +99,33 @@ def test_an_ensemble_of_models_without_carry_has_none():
     features, carry = ensemble(torch.randn(5, 2), {}, None)
     assert features.shape == (2, 5, 4)
     assert carry == {}
+
+
+@pytest.mark.parametrize("lead", [(7,), (4, 7)])
+def test_members_learn_tables_of_many_choices_of_their_own(lead):
+    space = spaces.Dict({"id": spaces.Discrete(10_001), "action": box(2)})
+    model = build(space=space, ensemble_size=2, hidden=[8])
+    x = {"id": torch.randint(10_001, lead), "action": torch.randn(*lead, 2)}
+    features, _ = model(x, {}, None)
+    assert features.shape == (2, *lead, 8)
+    features[1].sum().backward()
+    first, second = (table.weight.grad for table in model.tables)
+    assert not first.any()
+    assert sorted({*x["id"].flatten().tolist()}) == second.any(-1).nonzero().flatten().tolist()
+    alone = build(space=space, hidden=[8])
+    alone.flatten.tables[0].load_state_dict(model.tables[1].state_dict())
+    for mine, layer in zip(alone.net.layers, model.net.layers, strict=True):
+        mine.load_state_dict({"weight": layer.weight[1].T, "bias": layer.bias[1, 0]})
+    assert_close(alone(x, {}, None)[0], features[1])
+
+
+def test_a_million_choices_take_half_of_the_weights_and_a_copy_is_one():
+    model = build(space=spaces.Discrete(1_000_000))
+    assert sum(p.numel() for p in model.parameters()) < 0.51 * 64_000_000
+    small = build(space=spaces.Discrete(10_001), hidden=[4])
+    twin, ids = deepcopy(small), torch.tensor([3])
+    before = twin(ids, {}, None)[0]
+    with torch.no_grad():
+        small.tables[0].weight.add_(1)
+    assert torch.equal(twin(ids, {}, None)[0], before)
+    assert not torch.equal(small(ids, {}, None)[0], before)

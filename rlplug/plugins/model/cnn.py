@@ -50,7 +50,9 @@ class NatureCNN(Convolutional):
         activation: Activation = option("Nonlinearity after every layer.")
         layer_norm: bool = option("Layer normalization before every activation.")
         init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
-        pixel_max: PositiveFloat = option("Pixels of type uint8 are divided by it.")
+        pixel_max: PositiveFloat = option(
+            "Pixels of type uint8, and those of a space from 0 to 255, are divided by it."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__(cfg.pixel_max, ctx)
@@ -81,7 +83,9 @@ class ImpalaCNN(Convolutional):
         hidden: list[PositiveInt] = option("Sizes of the fully connected layers.")
         layer_norm: bool = option("Layer normalization before every activation.")
         init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
-        pixel_max: PositiveFloat = option("Pixels of type uint8 are divided by it.")
+        pixel_max: PositiveFloat = option(
+            "Pixels of type uint8, and those of a space from 0 to 255, are divided by it."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__(cfg.pixel_max, ctx)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
+from torch.nn import ModuleList
 
 from rlplug import nn
 from rlplug.api import Context, Model
@@ -30,7 +32,10 @@ class MLP(Model):
         super().__init__()
         if ctx.space is None:
             raise ConfigError("model", "mlp is built inside another component, which gives it the space of its input")
-        self.flatten = Flatten(ctx.space)
+        self.flatten = Flatten(ctx.space, embed=True)
+        others = range(1, ctx.ensemble_size) if self.flatten.tables else ()  # each member learns tables of its own
+        self.flattens = [self.flatten, *(Flatten(ctx.space, embed=True) for _ in others)]
+        self.tables = ModuleList(table for flatten in self.flattens for table in flatten.tables)
         self.net = nn.MLP(
             self.flatten.size,
             cfg.hidden,
@@ -46,4 +51,6 @@ class MLP(Model):
 
         With ensemble_size the features are ``[E, ..., out_dim]``.
         """
-        return self.net(self.flatten(x)), carry
+        if len(self.flattens) == 1:
+            return self.net(self.flatten(x)), carry
+        return self.net(torch.stack([flatten(x) for flatten in self.flattens]), each=True), carry
