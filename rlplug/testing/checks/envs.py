@@ -18,6 +18,7 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.testing.checks.devices import action_for, rows_of
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
+from rlplug.testing.checks.simulators import check_simulator
 from rlplug.types import KEYS, Batch, ConfigError, EnvSpec, Group
 
 COLUMNS, STEPS = 3, 1100
@@ -161,7 +162,11 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
     if spec.max_episode_steps and spec.max_episode_steps < STEPS:
         require(ends, f"no episode ended within {STEPS} steps, although max_episode_steps is {spec.max_episode_steps}")
     _follows_its_seeds(env, make(name, option, **changes))
+    model = getattr(env, "simulator", lambda: None)()
+    rows = [] if model is None or spec.has_agents else list(walk(env, 11, 200))
     env.close()
+    if rows:
+        check_simulator(env, model, rows)
     if option in (None, complete(name)[0]) and _can(name, option, "subprocess"):
         _same_in_processes(*(make(name, option, **changes | {"vectorization": how}) for how in ("list", "subprocess")))
 

@@ -15,7 +15,9 @@ from rlplug.api import Job
 from rlplug.cli import main
 from rlplug.config import compose
 from rlplug.run.build import build
+from rlplug.testing import conformance
 from rlplug.types import ConfigError
+from tests.contract.tenants import planning
 from tests.contract.tenants.planning import FILES, CartPoleModel
 from tests.installing import install, site  # noqa: F401  fixtures
 
@@ -57,3 +59,86 @@ def test_an_environment_without_a_simulator_is_refused():
     for words in ((*WORDS, "env.model=false"), (*WORDS[:1], "env=cartpole", *WORDS[2:])):
         with pytest.raises(ConfigError, match=r"^env: this environment offers no simulator, which the algorithm plans"):
             build(compose([*words]), Path())
+
+
+class Backwards(CartPoleModel):
+    def step(self, env_state, action):
+        return super().step(env_state, 1 - action)
+
+
+class Late(CartPoleModel):
+    def step(self, env_state, action):
+        row = super().step(env_state, action)
+        return row | {"terminated": row["terminated"] & (row["obs"][..., 2].abs() > 0.25)}
+
+
+class Paid(CartPoleModel):
+    def reward(self, batch):
+        return super().reward(batch) * ~batch["terminated"]
+
+
+class Overwriting(CartPoleModel):
+    def step(self, env_state, action):
+        row = super().step(env_state, action)
+        env_state.copy_(row["env_state"])
+        return row
+
+
+class Noisy(CartPoleModel):
+    def step(self, env_state, action):
+        row = super().step(env_state, action)
+        return row | {"reward": row["reward"] + torch.rand(()) * 1e-6}
+
+
+class Mixing(CartPoleModel):
+    def step(self, env_state, action):
+        row = super().step(env_state, action)
+        return row | {"obs": row["obs"] + (0.01 if len(action) == 1 else 0)}
+
+
+class Short(CartPoleModel):
+    def step(self, env_state, action):
+        return {key: x for key, x in super().step(env_state, action).items() if key != "env_state"}
+
+
+class Truncating(CartPoleModel):
+    def step(self, env_state, action):
+        row = super().step(env_state, action)
+        return row | {"truncated": row["terminated"]}
+
+
+WRONG = {
+    Backwards: "does not step as the environment does: it gives obs ",
+    Late: "does not step as the environment does: it gives terminated ",
+    Paid: "does not step as the environment does: it gives reward ",
+    Overwriting: "changes what it is given",
+    Noisy: "gives something else when it is called again",
+    Mixing: "for one column alone gives obs ",
+    Short: "gives no env_state",
+    Truncating: "truncates where the environment does not",
+}
+
+
+def episodes():
+    return next(check for check in conformance.checks_of("env", "modeled") if check.what == "episodes-modeled")
+
+
+def test_the_kit_takes_a_simulator_that_steps_as_the_environment():
+    episodes()()
+
+
+@pytest.mark.parametrize("model", WRONG, ids=lambda model: model.__name__)
+def test_the_kit_finds_a_simulator_that_does_not(model, monkeypatch):
+    monkeypatch.setattr(planning, "CartPoleModel", model)
+    with pytest.raises(AssertionError) as error:
+        episodes()()
+    assert WRONG[model] in str(error.value)
+
+
+@pytest.mark.parametrize("words", [("algo=ppo",), ("algo=ppo", "env=modeled")])
+def test_an_environment_is_checked_in_runs_of_its_own(words):
+    """Its manifest, or whoever calls the check, may name an algorithm alone."""
+    planning.MADE.clear()
+    run = next(check for check in conformance.checks_of("env", "modeled", overrides=words) if check.what == "in-a-run")
+    run()
+    assert planning.MADE

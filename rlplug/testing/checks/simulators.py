@@ -1,0 +1,80 @@
+"""A simulator that an environment offers steps as the environment does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from rlplug import tree
+from rlplug.api import VecEnv
+from rlplug.testing.checks.runs import differences, flat, require, some
+from rlplug.types import Batch
+
+CLOSE = 1e-4  # relative to the size of a number, and absolute near zero
+RESULT = ("obs", "reward", "terminated", "truncated", "env_state")
+
+
+def check_simulator(env: VecEnv, model: Any, rows: Sequence[tuple[Batch, Any]]) -> None:
+    """Check a simulator on what its environment did.
+
+    Args:
+        env: the environment, which may be closed: a simulator lives on.
+        model: what its method ``simulator`` returned.
+        rows: what it gave, copied, each with the action that led to it, of columns that keep step.
+
+    Raises:
+        AssertionError: the simulator gives other transitions, or is no pure function of its columns.
+    """
+    device = getattr(env, "device", None) or torch.device("cpu")
+    made = [_made(env, *one, *two) for one, two in itertools.pairwise(rows)]
+    whole = tree.map(lambda *leaves: torch.as_tensor(np.concatenate(leaves), device=device), *made)
+    state, action, expected = whole["state"], whole["action"], whole["expected"]
+    require(len(action), "the simulator could not be compared: no transition was made")
+    given = tree.map(torch.clone, {"state": state, "action": action})
+    said = _stepped(model, state, action)
+    require(not differences(given, {"state": state, "action": action}), "simulator().step() changes what it is given")
+    again = differences(said, _stepped(model, state, action))
+    require(not again, "simulator().step() gives something else when it is called again")
+    last = tree.map(lambda x: x[-1:], {"state": state, "action": action, "said": said})
+    _same(last["said"], _stepped(model, last["state"], last["action"]), "for one column alone gives")
+    early = said.pop("truncated").bool() & ~expected.pop("truncated")  # a time limit is no part of a state
+    require(not early.any(), "simulator().step() truncates where the environment does not")
+    _same({key: said[key] for key in expected}, expected, "does not step as the environment does: it gives")
+
+
+def _made(env: VecEnv, row: Batch, _: Any, after: Batch, action: Any) -> Batch:
+    """The transitions of the columns that went on: state, action, and what came of it."""
+    none = np.zeros(len(action), np.bool_)
+    over = row.get("terminated", none) | row.get("truncated", none)
+    going = np.flatnonzero(~over | (env.autoreset is not AutoresetMode.NEXT_STEP))
+    final, ends = after.get("final_obs", after["obs"]), after["terminated"] | after["truncated"]
+    obs = tree.map(lambda x, y: np.where(ends.reshape(-1, *[1] * (x.ndim - 1)), y, x), after["obs"], final)
+    expected = {"obs": obs} | {key: after[key] for key in ("reward", "terminated", "truncated")}
+    if "env_state" in after and env.autoreset is AutoresetMode.NEXT_STEP:
+        expected["env_state"] = after["env_state"]
+    state = row["env_state" if "env_state" in row else "obs"]
+    return tree.map(lambda x: x[going], {"state": state, "action": action, "expected": expected})
+
+
+def _stepped(model: Any, state: Any, action: Any) -> Batch:
+    said = model.step(state, action)
+    missing = [key for key in RESULT if key not in said]
+    require(not missing, f"simulator().step() gives no {some(missing)}")
+    return {key: said[key] for key in RESULT}
+
+
+def _same(found: Batch, expected: Batch, said: str) -> None:
+    """Check that two batches hold the same numbers to rounding; ``said`` is what is wrong otherwise."""
+    one, two = flat(found), flat(expected)
+    require(one.keys() == two.keys(), f"simulator().step() {said} {some(sorted(one.keys() ^ two.keys()))}")
+    for name, right in two.items():
+        x = one[name]
+        require(x.shape == right.shape, f"simulator().step() {said} {name} of shape {[*x.shape]}, not {[*right.shape]}")
+        close = torch.isclose(x.double(), right.double(), rtol=CLOSE, atol=CLOSE)
+        wrong = [(a, b) for a, b in zip(x[~close].tolist()[:1], right[~close].tolist()[:1], strict=True)]
+        require(not wrong, f"simulator().step() {said} {name} {wrong[:1]}, which should be equal")
