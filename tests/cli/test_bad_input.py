@@ -188,6 +188,7 @@ BAD |= {  # what is right in another program, or said in another way
     "--learning-rate=1e-3": "there is no flag --learning-rate: settings are written algo.lr=1e-3",
     "--track": f"there is no flag --track: settings are written {WANDB}",
     "--experimental-rerun job.pickle": "--experimental-rerun is not for runs; resume continues one",
+    "-sc query=bash": "--shell-completion query= is for the shell, which says what was typed; see install=",
     # verbs
     "play": f"unknown verb 'play'; {PLAYS}",
     "test runs/x": f"unknown verb 'test'; {PLAYS}",
