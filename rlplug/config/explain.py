@@ -55,7 +55,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         isinstance(cause, ConfigAttributeError | ConfigKeyError)
         and (found := re.match(r"Could not override '(.+)'", text))
     ):
-        return no_such_key_of(_base(overrides), found[1])
+        return no_such_key_of(_base(overrides), str(getattr(cause, "full_key", None) or found[1]))
     if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
         return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):

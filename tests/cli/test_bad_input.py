@@ -221,6 +221,9 @@ BAD |= {  # what is right in another program, or said in another way
     "logger=none": "logger: unknown option 'none'; did you mean logger=[]?",
     "exploration=false": "exploration: unknown option 'false'; did you mean exploration=[]?",
     "tuned=false": "tuned: unknown option 'false'; did you mean none? There are: ",
+    "env=frozenlake env.kwargs={is_slippery:false}": "env.kwargs.is_slippery: unknown key; there are none yet, and a "
+    "new one is written with +: +env.kwargs.is_slippery=<value>",
+    "--hydra-help seed=3": "seed: cannot be set here",
     # folders
     "hydra.run.dir=": "hydra.run.dir: '' is no folder; name one, or leave it out",
     "hydra.run.dir=null": "hydra.run.dir: field 'hydra.run.dir' is not Optional",
