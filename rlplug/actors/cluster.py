@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any, cast
 
 import psutil
@@ -74,8 +75,7 @@ def connected(plan: Plan, address: str | None = None) -> Iterator[str]:
         if not ray.is_initialized():  # otherwise another part of this program ends the connection
             others = _descendants()
             _init(plan.ray, address or plan.ray.address)
-            stack.enter_context(_ended_with_this(_descendants() - others))
-            stack.callback(ray.shutdown)
+            stack.enter_context(_ended_with_this(_descendants() - others, ray.shutdown))
         if address is None:
             there = ray.cluster_resources()
             require_room(plan, {key: there.get(key, 0.0) for key in ("CPU", "GPU")}, "the cluster")
@@ -118,17 +118,33 @@ def _init(cfg: RayCluster, address: str | None) -> None:
 
 
 @contextmanager
-def _ended_with_this(processes: Iterable[psutil.Process]) -> Iterator[None]:
+def _ended_with_this(processes: Collection[psutil.Process], shutdown: Callable[[], None]) -> Iterator[None]:
     """While the block runs, let Ray's processes be killed when this one is; some of them would live on for a minute.
 
-    If the one that stands for this machine, the raylet, dies, Ray ends this process without a word: that is told.
+    If the one that stands for this machine, the raylet, dies, Ray ends this process without a word: that is told. If
+    the one that knows the cluster, the GCS, dies, Ray would try for a minute to reach it: that ends this process.
     """
+    over = threading.Event()
+
+    def watch(gcs: psutil.Process) -> None:
+        while not over.wait(1.0):
+            if not gcs.is_running() or gcs.status() == psutil.STATUS_ZOMBIE:
+                for process in processes:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                os._exit(1)  # calls of Ray would not return; the watchdog says what happened
+
+    for gcs in processes:
+        if gcs.name() == "gcs_server":
+            threading.Thread(target=watch, args=[gcs], daemon=True).start()
     raylet_first = sorted(processes, key=lambda process: process.name() != "raylet")
     words = ["/bin/sh", "-c", WATCHDOG, "sh", *(str(process.pid) for process in raylet_first)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as watchdog:
         try:
             yield
         finally:
+            over.set()
+            shutdown()
             watchdog.kill()
 
 

@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if flags.experimental_rerun:  # which would execute what a pickle says
         raise ConfigError("", "--experimental-rerun is not for runs; resume continues one: resume <run folder>")
+    if flags.shell_completion and "COMP_LINE" not in os.environ and any("query=" in word for word in flags.overrides):
+        raise ConfigError("", "--shell-completion query= is for the shell, which says what was typed; see install=")
     if flags.package and not flags.cfg:
         raise ConfigError("", "--package chooses a part of what --cfg shows: --cfg job --package algo")
     try:

@@ -77,7 +77,9 @@ def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
     if others := _called(tree, key):
         return ConfigError(key, f"unknown key; did you mean {' or '.join(others)}?")
     parts = key.split(".")  # the first of them that is not there is what is wrong
-    key = next(head for i in range(len(parts)) if value_at(tree, head := ".".join(parts[: i + 1]), parts) is parts)
+    heads = (".".join(parts[: i + 1]) for i in range(len(parts)))
+    if (key := next((head for head in heads if value_at(tree, head, parts) is parts), "")) == "":
+        return ConfigError(".".join(parts), "cannot be set here")
     parent, _, last = key.rpartition(".")
     node = value_at(tree, parent) if parent else tree
     if not isinstance(node, Mapping):

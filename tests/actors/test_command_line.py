@@ -48,6 +48,24 @@ def test_killed_and_resumed(tmp_path: Path):
     assert differences_of_runs(whole, killed) == []
 
 
+@pytest.mark.slow
+def test_a_cluster_that_is_lost_ends_the_run(tmp_path: Path):
+    """Ray itself would try for a minute to reach its GCS, and then say so in its own words."""
+    run = tmp_path / "run"
+    program = rlplug(*PPO, "total_steps=10_000_000", f"hydra.run.dir={run}")
+    while program.poll() is None and not list(run.glob("checkpoints/step_*[0-9]")):
+        time.sleep(0.01)
+    started = psutil.Process(program.pid).children(recursive=True)
+    (gcs,) = (process for process in started if process.name() == "gcs_server")
+    gcs.kill()
+    _, printed = program.communicate()
+    said = "rlplug: this run, or Ray on this machine, was killed, and both ended; resume continues it"
+    assert (program.returncode, printed.splitlines()[-1]) == (1, said)
+    assert "Failed to connect" not in printed
+    psutil.wait_procs(started)
+    assert not [process for process in started if process.is_running()]
+
+
 def test_resumed_with_another_number_of_actors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

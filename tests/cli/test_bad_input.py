@@ -197,6 +197,7 @@ BAD |= {  # what is right in another program, or said in another way
     "--learning-rate=1e-3": "there is no flag --learning-rate: settings are written algo.lr=1e-3",
     "--track": f"there is no flag --track: settings are written {WANDB}",
     "--experimental-rerun job.pickle": "--experimental-rerun is not for runs; resume continues one",
+    "-sc query=bash": "--shell-completion query= is for the shell, which says what was typed; see install=",
     # verbs
     "play": f"unknown verb 'play'; {PLAYS}",
     "test runs/x": f"unknown verb 'test'; {PLAYS}",
@@ -229,6 +230,9 @@ BAD |= {  # what is right in another program, or said in another way
     "logger=none": "logger: unknown option 'none'; did you mean logger=[]?",
     "exploration=false": "exploration: unknown option 'false'; did you mean exploration=[]?",
     "tuned=false": "tuned: unknown option 'false'; did you mean none? There are: ",
+    "env=frozenlake env.kwargs={is_slippery:false}": "env.kwargs.is_slippery: unknown key; there are none yet, and a "
+    "new one is written with +: +env.kwargs.is_slippery=<value>",
+    "--hydra-help seed=3": "seed: cannot be set here",
     # folders
     "hydra.run.dir=": "hydra.run.dir: '' is no folder; name one, or leave it out",
     "hydra.run.dir=null": "hydra.run.dir: field 'hydra.run.dir' is not Optional",

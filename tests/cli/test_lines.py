@@ -26,9 +26,14 @@ def refused(printed: str) -> int:
     return int(found[1]) if found else 0
 
 
-@pytest.mark.slow
 def test_a_few_generated_lines():
-    assert refused(ask("40", "7")) > 20
+    """Other ones each time; the seed is printed."""
+    assert refused(ask("12")) > 5
+
+
+@pytest.mark.slow
+def test_more_generated_lines():
+    assert refused(ask("100")) > 60
 
 
 def test_odd_lines():

@@ -262,7 +262,8 @@ class Answer:
         if self.code not in (0, 2) and not stopped:
             return f"exit code {self.code}"
         said = [line for line in self.printed.splitlines() if line.startswith("rlplug: ")]
-        if self.code == 2 and not (said and len(self.printed.splitlines()) <= 3):  # a library may warn beside it
+        most = 3 * len(self.line)  # a line for each mistake, and a library may warn
+        if self.code == 2 and not (said and len(self.printed.splitlines()) <= most):
             return f"{len(self.printed.splitlines())} lines, {len(said)} of them its own"
         return None
 
