@@ -68,7 +68,7 @@ class Forger:
     def case(self, number: int) -> str:
         """Run one case, and return how it ended: ``read``, ``refused``, or the kind of its violation."""
         rng, folder = Random(f"{self.seed} {number}"), self.work / f"case{number}"
-        kinds = sorted(FORGERIES)
+        kinds = Random(self.seed).sample(sorted(FORGERIES), len(FORGERIES))
         name = kinds[number % len(kinds)]
         folder.mkdir(parents=True)
         marker = folder / "executed"
