@@ -286,7 +286,7 @@ def estimate(
 def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[str], None], what: str) -> Plan:
     """Return the run's hardware, or the processor where that is not here and was not asked for."""
     try:
-        plan: Plan = choose("hardware", "hardware", raw["hardware"]).build(None).plan()
+        plan: Plan = choose("hardware", "hardware", raw["hardware"]).plan()
         if plan.accelerator == "cuda" and not torch.cuda.is_available():  # it was another machine's
             raise ConfigError("hardware", "needs a CUDA device, and none is found here")
     except ConfigError as error:

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from rlplug.api import Context, Goals, Loop, Needs, Plan, Simulator, VecEnv
-from rlplug.contract import check_model
+from rlplug.contract import MisuseError
+from rlplug.contract.results import check_model
 from rlplug.functional.schedule import piecewise_linear
 from rlplug.nn.ensemble import Ensemble
+from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError, EnvSpec, Role, Tree
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def needs_of(
         ConfigError: one of them cannot serve these spaces, or the algorithm recurrent models.
     """
     needs: Needs = algo.needs(spec)
-    needs = algo.cls.recurrent(algo.cfg, needs) if any(model.cls.recurrent for model in models) else needs
+    needs = algo.needs(needs, member="recurrent") if any(model.cls.recurrent for model in models) else needs
     read = (key for other in others for key in other.needs(spec))
     needs = replace(needs, keys=tuple(dict.fromkeys((*needs.keys, *read))))
     return replace(needs, recorded=recorded_keys(spec, needs)) if recorded else needs
@@ -203,6 +205,8 @@ class RunContext(Context):
         return self.derive(spec=spec, needs=needs or self.needs)
 
     def build(self, slot: Any, space: Space[Any], ensemble_size: int = 1) -> Any:
+        if isinstance(slot, str) and slot not in self.slots:
+            raise MisuseError(f"ctx.build({slot!r}): there is no such slot; {unknown(slot, self.slots)}")
         chosen = self.slots[slot] if isinstance(slot, str) else slot
         self.built.add((slot if isinstance(slot, str) else "", chosen.cls))
         members = ensemble_size if chosen.cls.batched else 1
@@ -252,7 +256,8 @@ class RunContext(Context):
             everybody = draw((mine * self.world_size, *rest), generator=source, device=source.device)
             return everybody[self.rank * mine : (self.rank + 1) * mine]
         if mine != len(self.env_ids):
-            raise ValueError(f"noise for {mine} rows, but {len(self.env_ids)} environments act; see rows=False")
+            said = f"a draw of {mine} rows where {len(self.env_ids)} environments act"
+            raise MisuseError(f"{said}; draw one for each, or what all share with rows=False")
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
 

@@ -72,3 +72,17 @@ def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:
     import torch  # here: processes of environments import this module, and no torch
 
     return map(lambda *parts: torch.cat(parts, axis), *trees)
+
+
+def what(x: Any) -> str:
+    """Return what a value is, in words: ``a tensor of shape [2, 8]``, ``a tuple of 2``, ``Needs``."""
+    if x is None:
+        return "None"
+    if hasattr(x, "shape") and not isinstance(x, type):
+        return f"{article(type(x).__name__.lower())} of shape {[*x.shape]}"
+    return f"a tuple of {len(x)}" if isinstance(x, tuple) else article(type(x).__name__)
+
+
+def article(name: str) -> str:
+    """Return the name of a class with its article; one that begins with a capital has none."""
+    return name if name[0].isupper() else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -76,7 +76,7 @@ def _show(kind: Kind, name: str) -> None:
     """
     from rlplug.cli.options import options
     from rlplug.config import default_node
-    from rlplug.contract import check_class
+    from rlplug.contract.members import check_class
 
     file = registry.preset(kind, name) or _selecting(kind, name)
     node = default_node(kind, file.option) if file else {}

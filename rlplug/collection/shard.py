@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlplug import contract, tree
+from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.perturbing import acting_with
 from rlplug.collection.segment import OneCopy, SegmentMemory, as_it_is, copied, merged, on_device, only, to_array
 from rlplug.context import EnvShard, RunContext
+from rlplug.contract import results
 from rlplug.envs.checking import Bounds
 from rlplug.envs.silence import watched
 from rlplug.types import Batch, Group, Mode, Tree, Weights, groups_of
@@ -96,7 +97,7 @@ class ShardCollector:
         Raises:
             RunError: a first observation is NaN or infinite.
         """
-        first = contract.check_rows(self.env, "reset", self._reset(self.seeds, tasks), self.num_envs)
+        first = results.check_rows(self.env, "reset", self._reset(self.seeds, tasks), self.num_envs)
         self._open = first | self._from_host({key: np.ones(self.num_envs, dtype) for key, dtype in COLUMN.items()})
         check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids)
         # what the first row of an episode has for the row before it, and what a row has that nobody acts on
@@ -140,20 +141,20 @@ class ShardCollector:
         Raises:
             ConfigError: one of them returns something else than it should, or a key that is needed is given by none.
         """
-        with contract.acting(self.algorithm, self.exploration, self.ctx.spec, self.num_envs):
+        with results.acting(self.algorithm, self.exploration, self.ctx.spec, self.num_envs):
             if not self._open:
                 self.reset()
             with torch.inference_mode(), self.ctx.acting(self.shard):
                 rows = self._postprocess(self._allocate(2).tensors)
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.nested))
         if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
-            raise contract.nobody_gives(missing, self.algorithm, self.exploration)
+            raise results.nobody_gives(missing, self.algorithm, self.exploration)
         return tree.take(rows, 0)
 
     def _first_step(self, action: Any) -> Batch:
         """Execute the first action, and check what the environments return."""
         self._step = watched(self.env, self.env.step, self.shard.env_ids)
-        return contract.check_rows(self.env, "step", self._step(action), self.num_envs)
+        return results.check_rows(self.env, "step", self._step(action), self.num_envs)
 
     def collect(
         self,

@@ -35,21 +35,29 @@ class Chosen:
     cfg: Any  # an instance of cls.Config
 
     def build(self, ctx: Any) -> Any:
-        with self._full_keys():
-            return self.cls(self.cfg, ctx)
+        with self._full_keys() as contract:
+            return contract.make(self.cls, self.cfg, ctx)
 
-    def needs(self, spec: Any) -> Any:
+    def needs(self, *args: Any, member: str = "needs") -> Any:
         """Return the ``Needs`` of an algorithm, or the keys of rows that a buffer or an exploration module reads."""
-        from rlplug.contract import check_needs  # here: it imports torch
+        with self._full_keys() as contract:
+            return contract.ask_needs(self.kind, self.cls, member, self.cfg, *args)
 
-        with self._full_keys():
-            return check_needs(self.kind, self.cls, self.cls.needs(self.cfg, spec))
+    def plan(self) -> Any:
+        """Return the ``Plan`` of hardware."""
+        with self._full_keys() as contract:
+            return contract.ask_plan(self.build(None))
 
     @contextmanager
-    def _full_keys(self) -> Iterator[None]:
-        """Name the options of a component inside another one as they are written: ``algo.algo.gamma``."""
+    def _full_keys(self) -> Iterator[Any]:
+        """Name the options of a component inside another one as they are written: ``algo.algo.gamma``.
+
+        What it yields asks components for something.
+        """
+        from rlplug.contract import members  # here: it imports torch
+
         try:
-            yield
+            yield members
         except ConfigError as error:
             if error.key.split(".")[0] != self.kind or self.kind not in SINGLE:
                 raise
@@ -243,7 +251,7 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
     cls = registry.load(kind, name, f"{key}.name")
     if not hasattr(cls, "Config"):
         raise ConfigError(key, f"{kind} {name!r} of {registry.owner(kind, name)} declares no Config")
-    from rlplug.contract import check_class  # here: it imports torch
+    from rlplug.contract.members import check_class
 
     check_class(kind, cls)
     return Chosen(kind, key, name, cls, typed(cls.Config, {k: v for k, v in node.items() if k != "name"}, key))

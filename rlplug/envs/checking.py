@@ -131,7 +131,7 @@ def leaf_reader(name: str, space: Space[Any], n: int | None = None) -> Callable[
     kinds, start = NUMBERS[dtype.kind], getattr(space, "start", 0)
     shifted = bool(np.any(start))
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
-    indices = None if isinstance(space, Box) else _limits(inside)
+    indices = None if isinstance(space, Box) else limits_of(inside)
 
     def read(obs: Any) -> np.ndarray:
         try:
@@ -232,7 +232,7 @@ class Bounds:
     """
 
     def __init__(self, space: Space[Any]) -> None:
-        self._leaves = [(path, leaf, limits) for path, leaf in _leaves(space) if (limits := _limits(leaf))]
+        self._leaves = [(path, leaf, found) for path, leaf in _leaves(space) if (found := limits_of(leaf))]
 
     def find(self, obs: Any) -> tuple[int, int, str] | None:
         """Row, column and description of the first number that is out of bounds; None where there is none.
@@ -260,7 +260,7 @@ def _leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tup
         yield path, space
 
 
-def _limits(space: Space[Any]) -> tuple[Any, Any] | None:
+def limits_of(space: Space[Any]) -> tuple[Any, Any] | None:
     """The bounds of an inside leaf, with room for rounding; None where its type has no other numbers."""
     match space:
         case Discrete():

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from rlplug import contract
 from rlplug.api import Buffer, Collector, Plan
 from rlplug.collection.broadcast import BroadcastCollector
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, ResolvedRun
+from rlplug.contract import results
 from rlplug.data.collector import MixedCollector, RecordingCollector
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
@@ -75,7 +75,7 @@ def build(
     modules = zip(config.exploration.values(), policy.exploration.values(), strict=True)
     for chosen, who in ((config.algo, policy.algorithm), *modules):
         following = policy.ctx.schedules.following
-        contract.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
+        results.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
     identity = identity or learner.collectives.broadcast(uuid4().hex)  # the same on all ranks
     estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
     given = {slot for slot in config.models if slot != "model" and config.raw[slot] is not None}
@@ -170,4 +170,3 @@ def start(trainer: Trainer) -> None:
     trainer.collector.start()
     if first:
         loggers.register(trainer)
-    trainer.hooks.check_pending()

@@ -54,7 +54,7 @@ def train(
         RunError: the run could not go on.
         KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, and its folder says so; it holds the signal.
     """
-    plan: Plan = config.hardware.build(None).plan()
+    plan: Plan = config.hardware.plan()
     return _launch(plan, config.raw, folder, tell, _train, config.raw, list(command), list(notes))
 
 
@@ -74,7 +74,7 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) 
     """
     folder = Path(path)
     raw, *_ = _read(folder, overrides)
-    plan: Plan = choose("hardware", "hardware", raw.get("hardware")).build(None).plan()
+    plan: Plan = choose("hardware", "hardware", raw.get("hardware")).plan()
     return _launch(plan, raw, folder, tell, _resume, list(overrides))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlplug.api import Plan, VecEnv
 from rlplug.config import RunConfig
 from rlplug.context import ResolvedRun, RunContext
-from rlplug.contract import check_env
+from rlplug.contract.members import check_env
 from rlplug.data.advice import of_recordings
 from rlplug.run import checks
 from rlplug.types import EnvSpec
@@ -17,7 +17,7 @@ def resolve(config: RunConfig, plan: Plan | None = None) -> ResolvedRun:
     Raises:
         ConfigError: the run cannot start as configured.
     """
-    chosen: Plan = config.hardware.build(None).plan() if plan is None else plan
+    chosen: Plan = config.hardware.plan() if plan is None else plan
     env: VecEnv = config.env.build(RunContext(spec=EnvSpec({}), seed=config.seed))
     spec = check_env(env)
     env.close()

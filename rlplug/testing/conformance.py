@@ -33,7 +33,6 @@ from importlib import metadata
 from typing import Any
 
 from rlplug import registry
-from rlplug.config import typed
 from rlplug.registry import Kind
 from rlplug.registry.discovery import unknown
 from rlplug.testing.checks import (
@@ -50,13 +49,10 @@ from rlplug.testing.checks import (
     steps,
     stored,
 )
-from rlplug.testing.checks.runs import Case, case_of, node_of, option_of, options, require
-from rlplug.testing.checks.words import changes_of, first_case
+from rlplug.testing.checks.runs import Case, case_of, option_of, options
+from rlplug.testing.checks.words import ENVS, accepted, changes_of, first_case
 from rlplug.testing.limits import LIMIT_S, refuse_import, time_limit
 from rlplug.types import ConfigError
-
-ENVS = ("cartpole", "pendulum")
-"""environments that algorithms are tried on, where they accept them and their manifest names no other"""
 
 OF_ALGORITHM: dict[str, Callable[[Case], None]] = {
     "learns": algorithms.check_learns,
@@ -222,30 +218,6 @@ def cases(algorithm: str, env: str | None = None, overrides: Sequence[str] = ())
     ]
 
 
-@registry.until_refresh
-def accepted(algorithm: str) -> list[str]:
-    """The environments that an algorithm accepts: of those that its manifest names, or else of ``ENVS``.
-
-    Raises:
-        AssertionError: none.
-    """
-    cls = registry.load("algo", algorithm)
-    node = {key: value for key, value in node_of("algo", option_of("algo", algorithm)).items() if key != "name"}
-    cfg, found, refusals = typed(cls.Config, node, "algo"), [], []
-    named = [word[4:] for word in registry.tried_with("algo", algorithm) if word.startswith("env=")]
-    for option in named or ENVS:
-        name = node_of("env", option)["name"]
-        env = envs.make(name, option)
-        env.close()
-        try:
-            cls.needs(cfg, env.spec)
-            found.append(option)
-        except ConfigError as error:
-            refusals.append(f"{option} ({error})")
-    require(found, f"it accepts none of {'; '.join(refusals)}: call check_algorithm({algorithm!r}, env=...)")
-    return found
-
-
 Property = tuple[str, Callable[[], None]]
 
 
@@ -260,11 +232,11 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
     changes = changes_of(kind, words)
     match kind:
         case "exploration":
-            tried = _every_case(words)
-            yield "served", partial(explorations.check_served, tried, name)
+            tried, option = _every_case(words), option_of(kind, name)
+            yield "served", partial(explorations.check_served, tried, option)
             for case in tried:
-                yield f"on-{case.name}-{case.env}", partial(_on, explorations.check_on, case, name)
-            yield "ranks", partial(explorations.check_ranks, tried, name)
+                yield f"on-{case.name}-{case.env}", partial(_on, explorations.check_on, case, option)
+            yield "ranks", partial(explorations.check_ranks, tried, option)
         case "buffer" if stored.fills_itself(name):
             case = case_of(words)
             yield "stored", partial(_on, stored.check_stored, case, name)

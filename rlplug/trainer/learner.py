@@ -15,10 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlplug import contract, tree
+from rlplug import tree
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
+from rlplug.contract import results
 from rlplug.distributed.fabric import AnyFabric
 from rlplug.functional.curiosity import rewarded
 from rlplug.trainer.collectives import Collectives
@@ -106,8 +107,8 @@ class RankLearner:
         if compiler:  # checks read numbers
             self.use(None)
         compiled = self.compiler is not None and bool(self.compiler.wanted)
-        contract.check_given(batch, self.exploration)
-        with contract.learning(self.algorithm, self.exploration, self.buffer, self.ctx.needs, compiled):
+        results.check_given(batch, self.exploration)
+        with results.learning(self.algorithm, self.exploration, self.buffer, self.ctx.needs, compiled):
             losses = self.update(batch)
         if compiler:
             self.use(compiler)
@@ -187,7 +188,7 @@ class RankLearner:
     def parts(self, who: Trainable) -> dict[str, OptimizerState]:
         """Return the optimizers of ``who`` by part; they are set up at the first call."""
         if who not in self._parts:
-            self._parts[who] = {name: OptimizerState(optim) for name, optim in contract.optimizers(who).items()}
+            self._parts[who] = {name: OptimizerState(optim) for name, optim in results.optimizers(who).items()}
         return self._parts[who]
 
     def minimize(

@@ -14,7 +14,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import nn
 
-from rlplug.api import Exploration, Model, Needs, Optim
+from rlplug import hookimpl
+from rlplug.api import Exploration, Loop, Model, Needs, Optim, Plan
 from rlplug.config import RunConfig, compose, parse
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import Component
@@ -136,6 +137,141 @@ class Listed(Sound):
         return {"all": Optim(torch.optim.SGD(self.parameters(), self.cfg.lr))}
 
 
+class BatchOnly(Sound):
+    def forward(self, batch):
+        return super().forward(batch, ("policy", "baseline"))
+
+
+class ConfigOnly(Sound):
+    def __init__(self, cfg):
+        super().__init__(cfg, None)
+
+
+class Swapped(Sound):
+    def __init__(self, ctx, cfg):
+        super().__init__(cfg, ctx)
+
+
+class NoSuper(Sound):
+    def __init__(self, cfg, ctx):
+        self.cfg, self.ctx = cfg, ctx
+        self.policy = nn.Linear(4, 2)
+
+
+class NeedsKey(Sound):
+    @classmethod
+    def needs(cls, cfg, spec):
+        return Needs(key=("obs", "action"))
+
+
+class NeedsWindow(Sound):
+    @classmethod
+    def needs(cls, cfg, spec):
+        return Needs(data="window", keys=("obs", "action"))
+
+
+class NeedsText(Sound):
+    @classmethod
+    def needs(cls, cfg, spec):
+        return Needs(keys="obs")
+
+
+class NeedsNoObs(Sound):
+    @classmethod
+    def needs(cls, cfg, spec):
+        return Needs(keys=("action",))
+
+
+class BuildsModels(Sound):
+    def __init__(self, cfg, ctx):
+        super().__init__(cfg, ctx)
+        self.torso = ctx.build("models", ctx.spec.single_agent.obs)
+
+
+class Yielding(Sound):
+    def optimizers(self):
+        yield from super().optimizers().items()
+
+
+class Spent(Sound):
+    def optimizers(self):
+        every = self.parameters()
+        return {name: Optim(torch.optim.SGD(every, self.cfg.lr)) for name in ("policy", "baseline")}
+
+
+class Clipping(Sound):
+    def optimizers(self):
+        return {"all": Optim(torch.optim.SGD(self.parameters(), self.cfg.lr), clip=0.5)}
+
+
+class FixedLr(Sound):
+    def optimizers(self):
+        return {"all": Optim(torch.optim.SGD(self.parameters(), self.cfg.lr), lr=self.cfg.lr)}
+
+
+class Detached(Sound):
+    def forward(self, batch, parts):
+        losses = super().forward(batch, parts)
+        losses.terms["policy"] = losses.terms["policy"].detach()
+        return losses
+
+
+class NumberMetric(Sound):
+    def forward(self, batch, parts):
+        losses = super().forward(batch, parts)
+        losses.metrics["mean"] = losses.terms["policy"].mean().item()
+        return losses
+
+
+class Broadcasting(Sound):
+    def forward(self, batch, parts):
+        value = self.baseline(batch["obs"])
+        return type(super().forward(batch, parts))({"baseline": nn.functional.mse_loss(value, batch["weight"])})
+
+
+class DropsValid(Sound):
+    def prepare(self, batch):
+        return {key: leaf for key, leaf in super().prepare(batch).items() if key != "valid"}
+
+
+class WideAdvantage(Sound):
+    def prepare(self, batch):
+        return super().prepare(batch) | {"advantage": batch["reward"][..., None]}
+
+
+class WideValue(Sound):
+    @classmethod
+    def needs(cls, cfg, spec):
+        return Needs(keys=("obs", "action", "value"))
+
+    def act(self, step, carry, mode):
+        out, carry = super().act(step, carry, mode)
+        return out | {"value": self.baseline(step["obs"])}, carry
+
+
+class OutOfRange(Sound):
+    def act(self, step, carry, mode):
+        out, carry = super().act(step, carry, mode)
+        return {"action": out["action"] + 2}, carry
+
+
+class FloatAction(Sound):
+    def act(self, step, carry, mode):
+        out, carry = super().act(step, carry, mode)
+        return {"action": out["action"].float()}, carry
+
+
+class DrawsThree(Sound):
+    def act(self, step, carry, mode):
+        out, carry = super().act(step, carry, mode)
+        return {"action": (out["action"] + self.ctx.randint(2, 3)[0]) % 2}, carry
+
+
+class ReadsPrevious(Sound):
+    def act(self, step, carry, mode):
+        return super().act(step | {"obs": step["obs"] * step["prev_reward"][:, None]}, carry, mode)
+
+
 class NoAlgorithm:
     """No ``Algorithm``."""
 
@@ -158,6 +294,11 @@ class Stateless(Model):
         self.linear, self.out_dim = nn.Linear(ctx.space.shape[0], 8), 8
 
     def forward(self, x, carry, is_first):
+        return self.linear(x)
+
+
+class ReadsInput(Stateless):
+    def forward(self, x):
         return self.linear(x)
 
 
@@ -278,6 +419,29 @@ class Specless(Walk):
         del self.spec
 
 
+class ResetsItself(Walk):
+    def reset(self):
+        return super().reset(None)
+
+
+class BareGroup(Walk):
+    def __init__(self, cfg, ctx):
+        super().__init__(cfg, ctx)
+        self.spec = EnvSpec(Group(spaces.Box(-1, 1, (4,)), spaces.Discrete(2)))
+
+
+class BareSpaces(Walk):
+    def __init__(self, cfg, ctx):
+        super().__init__(cfg, ctx)
+        self.spec = EnvSpec({"agent": spaces.Box(-1, 1, (4,))})
+
+
+class Sizes(Walk):
+    def __init__(self, cfg, ctx):
+        super().__init__(cfg, ctx)
+        self.spec = EnvSpec({"agent": Group(spaces.Box(-1, 1, (4,)), 2)})
+
+
 # ---- exploration -----------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +458,18 @@ class PerturbsAlone(Exploration):
 class PerturbsBare(PerturbsAlone):
     def perturb(self, out, step, carry):
         return out["action"], carry
+
+
+class PerturbsAction(PerturbsAlone):
+    def perturb(self, action):
+        return action
+
+
+class Initless(Exploration):
+    Config = Nothing
+
+    def perturb(self, out, step, carry):
+        return out, carry
 
 
 class ShortReward(Exploration):
@@ -357,13 +533,89 @@ class Unsized(Replay):
     nbytes = None
 
 
+# ---- loops, hardware, loggers ----------------------------------------------------------------------------------------
+
+
+class Endless(Loop):
+    Config = Nothing
+
+    def __init__(self, cfg, ctx):
+        pass
+
+    def run(self, run):
+        pass
+
+
+class NoLoop:
+    Config = Nothing
+    unit = "updates"
+
+    def __init__(self, cfg, ctx):
+        pass
+
+    def run(self, run):
+        pass
+
+
+class Threads:
+    Config = Nothing
+
+    def __init__(self, cfg, ctx):
+        pass
+
+    def plan(self):
+        return Plan(thread=2)
+
+
+class OnGPU(Threads):
+    def plan(self):
+        return Plan(accelerator="gpu")
+
+
+class DictPlan(Threads):
+    def plan(self):
+        return {"accelerator": "cpu"}
+
+
+class Logger:
+    """Without a mistake, and without a hook."""
+
+    Config = Nothing
+
+    def __init__(self, cfg, ctx):
+        pass
+
+
+class Misspelled(Logger):
+    @hookimpl
+    def rlplug_loged(self, run, metrics, step):
+        pass
+
+
+class MisspelledParameter(Logger):
+    @hookimpl
+    def rlplug_logged(self, run, metric, step):
+        pass
+
+
+class Unmarked(Logger):
+    def rlplug_logged(self, run, metrics, step):
+        pass
+
+
 OF_KIND = {
     "algo": [cls for cls in globals().values() if isinstance(cls, type) and issubclass(cls, Sound) and cls is not Sound]
     + [NoAlgorithm],
-    "model": [Stateless, NoModel, Sizeless, Narrow, Forgotten],
+    "model": [Stateless, ReadsInput, NoModel, Sizeless, Narrow, Forgotten],
     "env": [Walk, *Walk.__subclasses__()],
-    "exploration": [PerturbsAlone, PerturbsBare, ShortReward, Storing, Greedy, Deciding, TellsNothing],
+    "exploration": [
+        *(PerturbsAlone, PerturbsBare, PerturbsAction, Initless),
+        *(ShortReward, Storing, Greedy, Deciding, TellsNothing),
+    ],
     "buffer": [NoIndex, ShortSample, Unsized],
+    "loop": [Endless, NoLoop],
+    "hardware": [Threads, OnGPU, DictPlan],
+    "logger": [Misspelled, MisspelledParameter, Unmarked],
 }
 KIND = {cls.__name__.lower(): (kind, cls) for kind, every in OF_KIND.items() for cls in every}
 
@@ -397,10 +649,10 @@ DQN = ("algo=dqn", "num_steps_sampled_before_learning_starts=16", "train_batch_s
 def config(name: str, **changes: Any) -> RunConfig:
     """Return a run with one mistake in it, on top of PPO, or of DQN for buffers and changed actions."""
     kind, cls = KIND[name]
-    raw = deepcopy(_base(*(DQN if kind == "buffer" or issubclass(cls, PerturbsAlone) else PPO)))
+    raw = deepcopy(_base(*(DQN if kind == "buffer" or issubclass(cls, (PerturbsAlone, Initless)) else PPO)))
     node = {"name": name} | changes
     match kind:
-        case "exploration":
+        case "exploration" | "logger":
             raw[kind] = {name: node}
         case "buffer":
             raw[kind] |= node

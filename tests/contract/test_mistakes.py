@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gymnasium import spaces
 
-from rlplug import tree
+from rlplug import hookimpl, tree
+from rlplug.api import Loop, Needs, Optim, Plan
 from rlplug.context import RunContext
+from rlplug.contract.members import BASES, DERIVED, Made, check_class, check_env, declared, make, record_misfit, written
+from rlplug.envs.rows import actions_misfit
+from rlplug.plugins.buffer.replay import Replay
+from rlplug.plugins.loop.alternate import Alternate
+from rlplug.registry import KINDS
 from rlplug.run import launch
 from rlplug.types import ConfigError, EnvSpec
 from tests.contract import mistakes
 from tests.contract.mistakes import build_run, run
+from tests.contract.toys import Sound
 from tests.contract.worlds import chosen
 from tests.installing import install, site  # noqa: F401  fixtures
 
 SCHEDULE = {"lr": [[0, 0.1], [100, 0.01]]}
 PAIR = "return (a dict with the action, a dict with the carry)"
+INIT = "write def __init__(self, cfg: Any, ctx: Context) -> None"
 BUILT = {  # found before anything is collected
+    "BatchOnly": ".forward takes (self, batch); write def forward(self, batch: Batch, parts: Sequence[str]) -> Losses",
+    "ConfigOnly": f".__init__ takes (self, cfg); {INIT}",
+    "Swapped": f".__init__ takes (self, ctx, cfg); {INIT}",
+    "NoSuper": ".__init__ has to call super().__init__() first",
+    "NeedsKey": ".needs calls Needs(key=...); did you mean keys? There are: burn_in, carry_stride, data, gradients, "
+    "keys, lookahead, noise, off_policy, perturbable, recorded, rewards, window",
+    "NeedsWindow": ".needs returned Needs with 'window' for data; give 'rollout', 'segments', 'windows' or 'episodes'",
+    "NeedsText": ".needs returned Needs with 'obs' for keys; give a valid tuple",
+    "BuildsModels": ".__init__ uses ctx.build('models'): there is no such slot; did you mean model? There are: "
+    "critic_model, model",
+    "Yielding": ".optimizers returned a generator; return a dict of Optim, by the names of parts",
+    "Spent": ".optimizers gives an optimizer no parameters; self.parameters() is empty once it was read: call it "
+    "for each",
+    "Clipping": ".optimizers calls Optim(clip=...); did you mean grad_clip? There are: every, grad_clip, grad_clip_by, "
+    "lr, optimizer",
+    "FixedLr": ".optimizers returned Optim with 0.01 for lr; give Tensor",
+    "WideValue": ".act returned value of shape [2, 1]; a row has one number: value.squeeze(-1)",
+    "OutOfRange": ".act returned the action 2, which is not in Discrete(2)",
+    "FloatAction": ".act returned actions of float32 for Discrete(2); return int64",
+    "DrawsThree": ".act uses a draw of 3 rows where 2 environments act; draw one for each, or what all share with "
+    "rows=False",
+    "ReadsPrevious": ".act reads 'prev_reward', which its rows lack; name it in needs, or let prepare compute it",
+    "ReadsInput": ".forward takes (self, x); write def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> "
+    "tuple[Tensor, Batch]",
+    "ResetsItself": ".reset takes (self); write def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch",
+    "BareGroup": ".spec is EnvSpec of Group; write EnvSpec({'agent': Group(obs, action)})",
+    "BareSpaces": ".spec has a box of shape [4] for 'agent'; write EnvSpec({'agent': Group(obs, action)})",
+    "Sizes": ".spec has an int for action of 'agent'; give a space of gymnasium.spaces",
+    "PerturbsAction": ".perturb takes (self, action); write def perturb(self, out: Batch, step: Batch, carry: Batch) "
+    "-> tuple[Batch, Batch]",
+    "Initless": f".__init__ is missing; {INIT}",
+    "Endless": ".updates is missing; write def updates(self, env_steps: int) -> int",
+    "NoLoop": " is no Loop; write class NoLoop(Loop), of rlplug.api",
+    "Threads": ".plan calls Plan(thread=...); did you mean threads? There are: accelerator, actors, devices, "
+    "float32_matmul_precision, launcher, max_restarts, microbatches, num_nodes, precision, ray, threads",
+    "OnGPU": ".plan returned Plan with 'gpu' for accelerator; give 'cpu' or 'cuda'",
+    "DictPlan": ".plan returned a dict; return Plan",
+    "Misspelled": ".rlplug_loged is no hook; did you mean rlplug_logged? There are: rlplug_checkpoint, "
+    "rlplug_collected, rlplug_ended, rlplug_evaluated, rlplug_logged, rlplug_started, rlplug_updated",
+    "MisspelledParameter": ".rlplug_logged takes (self, run, metric, step); write def rlplug_logged(self, run: Run, "
+    "metrics: Mapping[str, float], step: int) -> None",
+    "Unmarked": ".rlplug_logged is never called; write @hookimpl above it, of rlplug",
     "ActsAlone": f".act returned a dict; {PAIR}",
     "ActsBare": f".act returned (a tensor of shape [2], a dict); {PAIR}",
     "ActsWide": ".act returned actions of shape [2, 1]; wanted are [2]",
@@ -53,6 +106,12 @@ BUILT = {  # found before anything is collected
     "Unsized": ".nbytes is missing; write def nbytes(self, row: Batch) -> int",
 }
 RUNNING = {  # found by the first step, or the first update
+    "NeedsNoObs": ".forward reads 'obs', which its rows lack; name it in needs, or let prepare compute it",
+    "Detached": ".forward returned the term 'policy' without a gradient; compute it without detach() and no_grad()",
+    "NumberMetric": ".forward returned the metric 'mean' as a float; metrics are tensors, of every row or 0-d",
+    "Broadcasting": ".forward compares shapes that broadcast: [9, 2] and [9, 2, 1]",
+    "DropsValid": ".prepare returned no valid for the rows [9, 2] of obs; return batch | {...}",
+    "WideAdvantage": ".prepare returned advantage of shape [9, 2, 1]; a row has one number: advantage.squeeze(-1)",
     "TensorLoss": ".forward returned a tensor of shape []; return Losses, with a dict of terms",
     "ListedLoss": ".forward returned the term 'policy' as a float; terms are tensors, of every row or 0-d",
     "WideLoss": ".forward returned a term of shape [9, 2, 1] for rows [9, 2]",
@@ -111,6 +170,216 @@ def test_the_table_has_every_mistake():
     assert {name.lower() for name in BUILT | RUNNING} == mistakes.KIND.keys() - SOUND
     missing = [name for name in BUILT | RUNNING if said(name).replace("|", "\\|") not in DOCS]
     assert missing == []
+
+
+# ---- signatures: every member of every kind, as its base declares it -------------------------------------------------
+
+SOUND_CLASSES = {
+    "algo": Sound,
+    "exploration": mistakes.Storing,
+    "model": mistakes.Narrow,
+    "loop": Alternate,
+    "buffer": Replay,
+    "hardware": mistakes.OnGPU,
+    "env": mistakes.Walk,
+    "logger": mistakes.Logger,
+}
+
+
+def wrong_ways(kind: str, base: Any) -> dict[str, str]:
+    """Return what an author writes in place of a member, by what is wrong with it; parameters follow ``self``."""
+    names = [p.name for p in parameters(base)]
+    if isinstance(base, property):
+        return {"a method": ""}
+    ways = {"one more": ", ".join([*names, "more"])}
+    if kind == "logger":  # a hook may leave parameters out
+        return ways | {"another name": ", ".join([*names[:-1], "other"])}
+    ways |= {"one less": ", ".join(names[:-1])} if names else {}
+    ways |= {"two swapped": ", ".join([names[1], names[0], *names[2:]])} if len(names) > 1 else {}
+    return ways | ({"no class method": ", ".join(names)} if isinstance(base, classmethod) else {})
+
+
+def parameters(base: Any) -> list[inspect.Parameter]:
+    function = getattr(base, "__func__", None) or getattr(base, "fget", base)
+    return [*inspect.signature(function).parameters.values()][1:]
+
+
+EVERY = [
+    pytest.param(kind, member, way, id=f"{kind}-{member}-{way.replace(' ', '-')}")
+    for kind in KINDS
+    for member, base in {**declared(kind), "__init__": vars(Made)["__init__"]}.items()
+    for way in wrong_ways("" if member == "__init__" else kind, base)
+]
+
+
+def look_at(kind: str, cls: type[Any]) -> None:
+    """Check a class, and what is made of it where another class may make that."""
+    check_class(kind, cls)
+    if kind == "env":
+        check_env(cls(None, RunContext(spec=EnvSpec({}))))
+
+
+@pytest.mark.parametrize(("kind", "member", "way"), EVERY)
+def test_a_signature_is_looked_at(kind, member, way):
+    base = vars(Made)["__init__"] if member == "__init__" else declared(kind)[member]
+    names = wrong_ways("" if member == "__init__" else kind, base)[way]
+    scope: dict[str, Any] = {}
+    exec(f"def {member}({', '.join(filter(None, ('self', names)))}): ...", scope)
+    function = scope[member]
+    if isinstance(base, classmethod) and way != "no class method":
+        function = classmethod(function)
+    cls = type(
+        "Wrong", (SOUND_CLASSES[kind],), {member: hookimpl(function) if member.startswith("rlplug_") else function}
+    )
+    with pytest.raises(ConfigError) as error:
+        look_at(kind, cls)
+    taken = f"takes ({', '.join(filter(None, ('self', names)))}); write {written(base)}"
+    said = {"a method": "is no property; write @property above it", "no class method": "is no classmethod"}.get(
+        way, taken
+    )
+    assert f":Wrong.{member} {said}" in str(error.value)
+
+
+def test_every_kind_is_looked_at():
+    assert {values[0] for values in (param.values for param in EVERY)} == set(KINDS) == SOUND_CLASSES.keys()
+    assert {"act", "forward", "observe", "prepare", "values"} <= declared("algo").keys()
+    assert {"device", "warm_up", "sample"} <= declared("buffer").keys()
+    assert not {"parameters", "to", "__call__"} & declared("model").keys()
+
+
+@pytest.mark.parametrize("kind", ["algo", "exploration", "model", "loop", "hardware"])
+def test_a_missing_init_is_no_error_of_python(kind):
+    bases = (BASES[kind],) if kind in DERIVED else ()
+    own = {"Config": mistakes.Nothing} | {name: vars(SOUND_CLASSES[kind]).get(name) for name in ("needs", "act", "run")}
+    with pytest.raises(ConfigError, match=r":Wrong\.__init__ is missing; write def __init__\(self, cfg: Any, ctx: "):
+        check_class(kind, type("Wrong", bases, own))
+
+
+def test_an_environment_may_hand_on_what_is_asked():
+    class Outer:
+        def __init__(self, env):
+            self.env = env
+
+        def __getattr__(self, name):
+            return getattr(self.env, name)
+
+    env = mistakes.Walk(None, RunContext(spec=EnvSpec({})))
+    assert check_env(Outer(env)) is env.spec
+    del env.spec
+    with pytest.raises(ConfigError, match=r"Outer\.spec is missing; declare spec: EnvSpec"):
+        check_env(Outer(env))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_that_signatures_are_tried_with_have_no_mistake(kind):
+    look_at(kind, SOUND_CLASSES[kind])
+
+
+def test_what_can_be_called_in_that_way_is_no_mistake():
+    class Other(Sound):
+        def __init__(self, *given, **options):
+            super().__init__(*given)
+
+        def act(self, row, state, how="explore", *, temperature=1.0):
+            return {}, state
+
+        def prepare(self, *rows):
+            return rows[0]
+
+        @torch.no_grad()
+        def observe(self, segment, learner, **more): ...
+
+        @staticmethod
+        def needs(cfg, spec): ...
+
+        optimizers = functools.partial(dict)
+
+    check_class("algo", Other)
+    check_class("loop", type("ByUpdates", (Loop,), {**vars(mistakes.Endless), "unit": "updates"}))  # counts no steps
+
+
+@pytest.mark.parametrize("kind", ["algo", "exploration", "model"])
+@pytest.mark.parametrize("body", ["pass", "self.cfg = cfg", "self.part = torch.nn.Linear(1, 1)", "self.part(1)"])
+def test_a_module_without_its_base_is_one_line(kind, body):
+    scope: dict[str, Any] = {"torch": torch}
+    exec(f"def __init__(self, cfg, ctx): {body}", scope)
+    cls = type("Wrong", (SOUND_CLASSES[kind],), {"__init__": scope["__init__"]})
+    with pytest.raises(ConfigError, match=r":Wrong\.__init__ has to call super\(\)\.__init__\(\) first$"):
+        make(cls, None, None)
+
+
+def test_what_fails_otherwise_keeps_its_error():
+    """A helper of an author's own without its base is named; any other error comes as it is."""
+
+    class Helper(torch.nn.Module):
+        def __init__(self):
+            self.layer = torch.nn.Linear(1, 1)
+
+    def made(body):
+        def init(self, cfg, ctx):
+            torch.nn.Module.__init__(self)
+            body(self)
+
+        return type("Wrong", (Sound,), {"__init__": init})
+
+    with pytest.raises(ConfigError, match=r":.*Helper\.__init__ has to call"):
+        make(made(lambda self: Helper()), None, None)
+    for body, error in (
+        (lambda self: {}["obs"], KeyError),
+        (lambda self: None.value, AttributeError),
+        (lambda self: int("x", y=1), TypeError),
+    ):
+        with pytest.raises(error):
+            make(made(body), None, None)
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "said"),
+    [
+        (spaces.MultiDiscrete([3, 2]), [[2, 2]], "the action 2, which is not in MultiDiscrete([3 2])"),
+        (spaces.MultiBinary(2), [[1, -1]], "the action -1, which is not in MultiBinary(2)"),
+        (spaces.MultiBinary(2), [[1.0, 0.0]], "actions of float32 for MultiBinary(2); return int64"),
+        (spaces.Discrete(2), [-1], "the action -1, which is not in Discrete(2)"),
+        (spaces.Box(-1, 1, (1,)), [[1]], "actions of int64 for Box(-1.0, 1.0, (1,), float32); return float32"),
+        (spaces.MultiDiscrete([3, 2]), [[2, 1]], None),
+        (spaces.MultiBinary(2), [[1, 0]], None),
+        (spaces.Box(-1, 1, (1,)), [[9.0]], None),  # it is clipped
+    ],
+)
+def test_actions_are_of_their_space(space, action, said):
+    spec = EnvSpec({"agent": mistakes.Group(spaces.Box(-1, 1, (4,)), space)})
+    found = actions_misfit(spec, {"action": torch.tensor(action)}, 1)
+    assert found == (said and f"returned {said}")
+
+
+def test_numbers_of_a_row_may_have_an_axis_of_agents():
+    group = mistakes.Group(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), ("one",))
+    out = {"action": torch.zeros(3, 1, dtype=torch.long), "value": torch.zeros(3, 1)}
+    assert actions_misfit(EnvSpec({"team": group}), out, 3) is None
+    out["value"] = torch.zeros(3, 1, 1)
+    assert actions_misfit(EnvSpec({"team": group}), out, 3) == (
+        "returned value of shape [3, 1, 1]; a row has one number: value.squeeze(-1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (lambda: Needs(window=1.5), "Needs with 1.5 for window; give a valid integer"),
+        (lambda: Needs(keys=("obs", 3)), "Needs with a tuple of 2 for keys; give a valid string"),
+        (lambda: Needs(off_policy="yes"), "Needs with 'yes' for off_policy; give a valid boolean"),
+        (lambda: Plan(devices="2"), "Plan with '2' for devices; give a valid integer"),
+        (lambda: Plan(launcher="slurm"), "Plan with 'slurm' for launcher; give 'processes' or 'ray'"),
+        (lambda: Plan(actors=4), "Plan with 4 for actors; give a dictionary or an instance of Actors"),
+        (lambda: Optim(None), "Optim with None for optimizer; give Optimizer"),
+    ],
+)
+def test_values_of_records_are_of_their_types(record, said):
+    made = record()
+    assert str(record_misfit(made, type(made))).startswith(f"returned {said}")
 
 
 def test_what_has_no_mistake_runs():
@@ -177,7 +446,7 @@ def test_a_model_is_tried_without_a_trace():
 def test_members_and_copies_are_watched_as_themselves():
     import copy
 
-    from rlplug.contract import watched
+    from rlplug.contract.results import watched
 
     class Who:
         def __init__(self, x):
@@ -197,7 +466,7 @@ def test_members_and_copies_are_watched_as_themselves():
 
 
 def test_dicts_and_groups_of_observations_are_compared():
-    from rlplug.contract import check_rows
+    from rlplug.contract.results import check_rows
 
     class Env(mistakes.Walk):
         def __init__(self, space):

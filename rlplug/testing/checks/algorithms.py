@@ -25,6 +25,7 @@ from rlplug.testing.checks.runs import (
     answers,
     differences,
     episodes,
+    learning,
     play,
     require,
     some,
@@ -50,6 +51,7 @@ def check_learns(case: Case) -> None:
         f"{name}.{key}".lstrip("."): part
         for name, who in trainables(learner, trainer.algorithm).items()
         for key, part in learner.parts(who).items()
+        if learning(part)
     }
     before = {name: [p.detach().clone() for p in part.params] for name, part in parts.items()}
     updates = max([UPDATES + 1, *(part.optim.every for part in parts.values())])

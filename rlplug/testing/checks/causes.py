@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -48,6 +48,17 @@ def require_own_rows(alone: Any, among: Any, what: str, root: nn.Module) -> None
     require(same, f"{what} when other rows stand beside it: {why}")
 
 
+def counted(batch: Batch, term: Tensor) -> Tensor | None:
+    """Return which numbers of a term count: rows that are valid, and in them agents that are alive if it has that axis.
+
+    None: all do.
+    """
+    valid, alive = batch.get("valid"), batch.get("alive")
+    if alive is not None and term.ndim == alive.ndim:
+        valid = alive if valid is None else valid[..., None] & alive
+    return valid[: len(term)] if valid is not None and term.ndim else None
+
+
 def check_rows(who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
     """Terms of a column are the same when copies of it take the place of all other columns."""
     axis, terms = column_axis(batch), who.forward(batch, parts).terms
@@ -62,6 +73,7 @@ def check_rows(who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
     for name, term in terms.items():
         if term.ndim > axis:
             index = (slice(None),) * axis + (column,)
-            counted = valid[: len(term), column] if axis else ...
-            one, other = (x.detach()[index][counted] for x in (term, alone[name]))
+            mask = counted(batch, term)
+            where = ... if mask is None or not axis else mask[index]
+            one, other = (x.detach()[index][where] for x in (term, alone[name]))
             require_own_rows(one, other, f"forward() gives the term {name!r} of a row another value", who)

@@ -24,6 +24,7 @@ from rlplug.testing.checks.runs import (
     asking,
     differences,
     episodes,
+    node_of,
     play,
     require,
     some,
@@ -37,13 +38,26 @@ ROUNDS = 8
 """of collection after a short run, which show that actions are others"""
 
 
+def _component(option: str) -> type[Any]:
+    """The class that an option, a YAML file, selects, which may be called otherwise."""
+    return load("exploration", str(node_of("exploration", option)["name"]))
+
+
+def _module(trainer: Trainer, option: str) -> Exploration:
+    """A run's only module of that option."""
+    return next(x for x in trainer.policy.exploration.values() if isinstance(x, _component(option)))
+
+
 def accepts(case: Case, name: str) -> bool:
     """Can the exploration be added? Refusals blame ``exploration``.
+
+    Args:
+        name: its option.
 
     Raises:
         AssertionError: it was accepted although its ``perturb`` does what the algorithm cannot learn from.
     """
-    perturbs = load("exploration", name).perturb is not Exploration.perturb
+    perturbs = _component(name).perturb is not Exploration.perturb
     try:
         trainer = case.build(f"exploration=[{name}]")
     except ConfigError as error:
@@ -86,7 +100,7 @@ def _on(tried: Sequence[Case]) -> str:
 
 def check_exploration(case: Case, name: str) -> None:
     """A short run with it: it changes the data, actions stay inside the space, equal seeds give equal runs."""
-    cls = load("exploration", name)
+    cls = _component(name)
     require(issubclass(cls, Exploration), f"{cls.__name__} is no rlplug.api.Exploration: derive it from that class")
     runs, shown = list[Any](), False
     for word in (f"exploration=[{name}]", f"exploration=[{name}]", "exploration=[]"):
@@ -104,8 +118,8 @@ def check_exploration(case: Case, name: str) -> None:
             trainer.collect()
         runs.append(({"weights": weights, "obs": trainer.collector.state()["open"]["obs"]}, record.losses))
         if word != "exploration=[]":
-            _check_module(trainer, trainer.policy.exploration[name])
-            shown = _acts_otherwise(trainer, trainer.policy.exploration[name])
+            _check_module(trainer, _module(trainer, name))
+            shown = _acts_otherwise(trainer, _module(trainer, name))
         trainer.close()
     names = differences(runs[0], runs[1])
     require(not names, f"two runs with seed 0 differ in {some(names)}: draw with ctx.randn, ctx.rand and ctx.randint")
@@ -115,7 +129,7 @@ def check_exploration(case: Case, name: str) -> None:
         trainer = case.build(f"exploration=[{name}]", "algo.n_step=3")
         watch(trainer)
         play(trainer)
-        _check_reward(trainer, trainer.policy.exploration[name])
+        _check_reward(trainer, _module(trainer, name))
         trainer.close()
 
 

@@ -6,6 +6,7 @@ import json
 import pickle
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pluggy
 
@@ -15,6 +16,7 @@ from rlplug.registry import Events, load, tried_with
 from rlplug.run.launch import resume, train
 from rlplug.testing.checks.resume import check_resumes
 from rlplug.testing.checks.runs import CPU, case_of, node_of, options, require
+from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
 STEPS, FEW_UPDATES = 2048, 32  # of a whole run
@@ -57,14 +59,34 @@ def check_loop(name: str, *overrides: str) -> None:
         foreseen = [loop.updates(steps) for steps in range(0, total + 1, 64)]
         require(foreseen[0] == 0, f"updates(0) is {foreseen[0]}: nothing is learned before anything was collected")
         require(foreseen == sorted(foreseen), "updates() falls with more environment steps")
+    rounds, played = _rounds(trainer)
     loop.run(trainer)
-    require(trainer.steps <= total, f"it made {trainer.steps} {loop.unit} of total_steps={total}: ask run.done")
+    require(rounds, "it never calls run.report(), which logs, evaluates and writes checkpoints: call it between rounds")
+    within = trainer.steps <= total or max(played, default=total) < total  # whole episodes may exceed it
+    require(within, f"it made {trainer.steps} {loop.unit} of total_steps={total}: ask run.done before each round")
     require(
         progress.env_steps > 0 or not loop.collects, "it collected nothing; one that does not says collects = False"
     )
     require(progress.env_steps == 0 or loop.collects, "it collected, and says collects = False")
     require(progress.updates > 0, "it made no update")
     trainer.close()
+
+
+def _rounds(trainer: Trainer) -> tuple[list[int], list[int]]:
+    """Return the steps at which rounds of a run begin, and those at which the rounds did that play jobs."""
+    rounds, played = list[int](), list[int]()
+    report, play = trainer.report, trainer.play
+
+    def reported() -> None:
+        report()
+        rounds.append(trainer.steps)
+
+    def plays(*args: Any, **options: Any) -> Any:
+        played.extend(rounds[-1:])
+        return play(*args, **options)
+
+    trainer.report, trainer.play = reported, plays  # type: ignore[method-assign]
+    return rounds, played
 
 
 def check_loop_resumes(name: str, *overrides: str) -> None:

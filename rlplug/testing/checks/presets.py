@@ -16,6 +16,7 @@ from rlplug.run.build import build
 from rlplug.testing.checks import envs, models
 from rlplug.testing.checks.runs import node_of, require
 from rlplug.testing.checks.settings import MISSING
+from rlplug.testing.checks.words import accepted
 from rlplug.types import ConfigError
 
 HERE = ("hardware=cpu", "logger=[]", "compile=off")
@@ -65,8 +66,8 @@ def _check(file: Preset) -> None:
         case "experiment":
             _build([f"experiment={option}"])
         case "algo":
-            words = registry.tried_with("algo", str(node_of("algo", option)["name"]))
-            _build([*words, f"algo={option}"])
+            name = str(node_of("algo", option)["name"])
+            _build([*registry.tried_with("algo", name), f"algo={option}", f"env={accepted(name, option)[0]}"])
         case "env":
             if MISSING not in node_of("env", option).values():
                 envs.check_env(str(node_of("env", option)["name"]), option)

@@ -85,7 +85,7 @@ def ask(case: Case, *overrides: str) -> dict[str, Any]:
     sample = {key: leaf for key, leaf in learner.sampled.items() if key != "gradients"}  # computed from the rows anew
     if "reward_int" in sample:  # as the buffer gave it
         sample["reward"] = sample["reward"] - sample.pop("reward_int")
-    columns = sample["valid"].shape[1]
+    columns = 0 if learner.given else sample["valid"].shape[1]
     require(columns % 4 == 0, f"a sample has {columns} columns; pass overrides that make it divisible by 4")
     ctx, modules = trainer.ctx, trainer.policy.exploration if overrides else {}
     options = {"spec": ctx.spec, "needs": ctx.needs, "num_envs": 8, "total_steps": ctx.total_steps}
@@ -101,14 +101,17 @@ def ask(case: Case, *overrides: str) -> dict[str, Any]:
         "progress": dataclasses.replace(trainer.progress),
         "steps": trainer.steps,
         "sample": sample,
+        "given": learner.given,
+        "episodes": learner.episodes,
         "acted": list(zip(acted, rows, strict=True)),
     }
 
 
 def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> dict[str, Tensor]:
-    """Make the update on this rank's columns of the sample."""
+    """Make the update on this rank's columns of the sample; on all of what a loop gave, as every rank has that."""
     ctx, algorithm, exploration = _restored(fabric, question)
-    share = columns_of(question["sample"], ctx.rank, ctx.world_size)
+    given, sample = question["given"], question["sample"]
+    share = tree.map(torch.clone, sample) if given else columns_of(sample, ctx.rank, ctx.world_size)
     learner = RankLearner(
         fabric=fabric,
         ctx=ctx,
@@ -118,8 +121,9 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
         progress=dataclasses.replace(question["progress"]),
         microbatches=microbatches,
     )
-    learner.observe(Segment(share))
-    losses = learner.update()
+    for segment in [Segment(rows, whole=True) for rows in question["episodes"]] if given else [Segment(share)]:
+        learner.observe(segment)
+    losses = learner.update(share) if given else learner.update()
     modules = {name: extra.state_dict() for name, extra in exploration.items()}
     return flat({"weights": algorithm.state_dict(), "exploration": modules, "logged": losses.terms | losses.metrics})
 
@@ -146,7 +150,8 @@ def _restored(fabric: Any, question: dict[str, Any]) -> tuple[RunContext, Algori
     config = parse(question["raw"])
     rank, world = fabric.global_rank, fabric.world_size
     env_ids = np.array_split(np.arange(question["options"]["num_envs"]), world)[rank].tolist()
-    ctx = RunContext(slots=config.models, rank=rank, world_size=world, env_ids=env_ids, **question["options"])
+    place = {"rank": rank, "world_size": world, "env_ids": env_ids, "make_env": config.env.build}
+    ctx = RunContext(slots=config.models, **place, **question["options"])
     torch.manual_seed(ctx.seed)
     algorithm = config.algo.build(ctx)
     algorithm.load_state_dict(question["state"])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm, Losses, Segment, Trainable
+from rlplug.collection.segment import only
 from rlplug.config import RunConfig, compose, default_node, option_names, parse
 from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
@@ -24,8 +25,9 @@ from rlplug.run.build import build
 from rlplug.run.callbacks import Callbacks
 from rlplug.testing.checks.devices import action_for, rows_of
 from rlplug.trainer.learner import RankLearner
+from rlplug.trainer.optimizer import OptimizerState
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, EnvSpec, groups_of
+from rlplug.types import Batch, EnvSpec, Weights, groups_of
 
 UPDATES = 2
 """learner steps of a short run"""
@@ -163,13 +165,35 @@ Look = Callable[["Watching", Trainable, Batch, Sequence[str]], None]
 
 
 class Watching(RankLearner):
-    """A learner that lets somebody look at the batch of every gradient step, and keeps the buffer's last sample."""
+    """A learner that lets somebody look at the batch of every gradient step, and keeps what it learned from last.
+
+    Attributes:
+        sampled: the buffer's last sample, or what a loop gave it.
+        given: a loop gave it, as one that plays jobs does.
+        episodes: those of jobs, as they were observed.
+        applied: whether a step was made with gradients from elsewhere.
+    """
 
     look: Look | None = None
     sampled: Batch
+    episodes: list[Batch]
+    given, applied = False, False
 
-    def sample(self) -> tuple[Batch, dict[str, Tensor]]:
-        batch, bonuses = super().sample()
+    def update(self, batch: Batch | None = None) -> Losses:  # type: ignore[override]
+        self.given = batch is not None
+        return super().update(batch)
+
+    def observe(self, segment: Segment) -> None:
+        if segment.whole:
+            self.episodes.append(tree.map(torch.clone, segment.batch))
+        super().observe(segment)
+
+    def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
+        self.applied = True
+        super().apply(grads, who, parts)
+
+    def _received(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
+        batch, bonuses = super()._received(batch)
         self.sampled = tree.map(torch.clone, batch)
         return batch, bonuses
 
@@ -193,13 +217,15 @@ def watch(trainer: Trainer, look: Look | None = None) -> Watching:
         progress=old.progress,
         normalizer=old.normalizer,
     )
-    new.look = look
+    new.look, new.episodes = look, list[Batch]()
     trainer.learner = new
     return new
 
 
 def each_gradient_step(case: Case, look: Look, updates: int = 2, most: int = 4) -> None:
     """Make a run of ``updates``; ``look`` at its first ``most`` gradient steps.
+
+    An algorithm that computes its gradients by itself, and calls ``learner.apply``, has no batch to look at.
 
     Raises:
         AssertionError: there are none, although the algorithm has optimizers.
@@ -216,7 +242,8 @@ def each_gradient_step(case: Case, look: Look, updates: int = 2, most: int = 4) 
     play(trainer, updates)
     trainer.close()
     learns = trainables(learner, trainer.algorithm)
-    require(seen or not learns, f"{case.name} has optimizers, but its update() never calls learner.minimize")
+    steps = seen or learner.applied or not learns
+    require(steps, f"{case.name} has optimizers, but its update() calls neither learner.minimize nor learner.apply")
 
 
 class _Again:
@@ -243,21 +270,35 @@ COLUMNS = 4
 
 
 def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
-    """What ``act`` is asked in a real environment under random actions: what is observed, and ``is_first``."""
+    """What ``act`` is given in a real environment under random actions: what is observed, ``is_first``, and of the row
+    before what the algorithm names in its keys, ``prev_action`` and ``prev_reward``."""
     shard = EnvShard("eval", COLUMNS, range(COLUMNS))
     env = trainer.config.env.build(trainer.ctx.derive(shard=shard))
     for group in env.spec.groups.values():
         group.action.seed(0)
     first, over, rows = np.ones(COLUMNS, np.bool_), np.zeros(COLUMNS, np.bool_), []
-    result = rows_of(env, env.reset(list(range(COLUMNS))))
+    result, action, nested = rows_of(env, env.reset(list(range(COLUMNS)))), sample_actions(env.spec), env.spec.nested
+    before = result
     for _ in range(length):
-        step = _observed(result) | {name: _observed(result[name]) for name in env.spec.nested} | {"is_first": first}
+        step: Batch = _observed(result) | {name: _observed(result[name]) for name in nested} | {"is_first": first}
+        single = [] if nested else [(step, before, result, action)]
+        for part, old, new, acted in [(step[n], before[n], result[n], action[n]) for n in nested] or single:
+            part.update(only(_previous(old, new, acted, first), trainer.ctx.needs.keys))
         rows.append(tree.map(lambda x: torch.as_tensor(np.array(x)), step))
-        result = rows_of(env, env.step(action_for(env, sample_actions(env.spec))))
+        before, action = result, sample_actions(env.spec)
+        result = rows_of(env, env.step(action_for(env, action)))
         ended = result["terminated"] | result["truncated"] if not env.spec.has_agents else _left(result)
         first, over = over if env.autoreset is AutoresetMode.NEXT_STEP else ended, ended
     env.close()
     return rows
+
+
+def _previous(before: Batch, result: Batch, action: np.ndarray, first: np.ndarray) -> Batch:
+    """Return what a row has of the one ``before``, zeros where an episode begins or nobody acted; of one group."""
+    acted = (before["alive"].T & ~first).T if "alive" in before else ~first
+    reward = result.get("reward", np.zeros(acted.shape, np.float32))
+    wide = acted.reshape(*acted.shape, *[1] * (action.ndim - acted.ndim))
+    return {"prev_action": action * wide, "prev_reward": reward * acted}
 
 
 def _observed(row: Batch) -> Batch:
@@ -330,12 +371,18 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
+def learning(part: OptimizerState) -> list[Tensor]:
+    """Return the parameters of a part that are not frozen."""
+    return [p for p in part.params if p.requires_grad]
+
+
 def trainables(learner: RankLearner, root: Trainable) -> dict[str, Trainable]:
-    """The modules that bring optimizers, outermost first: the algorithm, or else the children inside it."""
+    """The modules that bring optimizers of what is not frozen, outermost first: the algorithm, or else the children
+    inside it."""
     found: dict[str, Trainable] = {}
 
     def visit(module: torch.nn.Module, name: str) -> None:
-        if isinstance(module, Trainable) and learner.parts(module):
+        if isinstance(module, Trainable) and any(map(learning, learner.parts(module).values())):
             found[name] = module
             return
         for child, inner in module.named_children():

@@ -12,8 +12,18 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Losses, Trainable
-from rlplug.testing.checks.causes import check_rows, mixing_layers, random_layers
-from rlplug.testing.checks.runs import Case, Watching, differences, each_gradient_step, require, some, trainables, watch
+from rlplug.testing.checks.causes import check_rows, counted, mixing_layers, random_layers
+from rlplug.testing.checks.runs import (
+    Case,
+    Watching,
+    differences,
+    each_gradient_step,
+    learning,
+    require,
+    some,
+    trainables,
+    watch,
+)
 from rlplug.types import Batch
 
 
@@ -24,12 +34,13 @@ def check_terms(case: Case) -> None:
         losses = who.forward(batch, parts)
         require(isinstance(losses, Losses), f"forward() returns {type(losses).__name__}; return rlplug.api.Losses")
         require(losses.terms, f"forward() gives no terms for the parts {', '.join(parts)}")
-        valid = batch.get("valid")
-        rows = [term.shape for term in (*losses.terms.values(), *losses.metrics.values()) if term.ndim]
+        rows = [term for term in (*losses.terms.values(), *losses.metrics.values()) if term.ndim]
+        alive = batch.get("alive", torch.empty(()))
+        like = alive if any(term.ndim == alive.ndim for term in rows) else batch.get("valid")
         for name, term in (losses.terms | losses.metrics).items():
             if term.ndim == 0:
                 continue
-            wanted = [rows[0]] if valid is None else [valid.shape, (len(valid) - 1, *valid.shape[1:])]
+            wanted = [rows[0].shape] if like is None else [like.shape, (len(like) - 1, *like.shape[1:])]
             require(
                 any(tuple(term.shape) == tuple(shape) for shape in wanted),
                 f"forward() gives {name!r} with shape {list(term.shape)}; a term or metric is 0-d, or has a number for"
@@ -37,8 +48,9 @@ def check_terms(case: Case) -> None:
             )
         for name, term in losses.terms.items():
             require(term.requires_grad, f"the term {name!r} has no gradient: was it detached, or computed in no_grad?")
-            counted = term if valid is None or not term.ndim else term[valid[: len(term)]]
-            require(torch.isfinite(counted).all(), f"the term {name!r} is not finite on every valid row")
+            mask = counted(batch, term)
+            finite = torch.isfinite(term if mask is None else term[mask]).all()
+            require(finite, f"the term {name!r} is not finite on every valid row")
 
     each_gradient_step(case, look)
 
@@ -85,7 +97,7 @@ def check_parts(case: Case) -> None:
     trainer.close()
 
     def look(learner: Watching, who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
-        params = {part: learner.parts(who)[part].params for part in parts}
+        params = {part: learning(learner.parts(who)[part]) for part in parts}
         names = {id(p): name for name, p in who.named_parameters()}
         alone: dict[int, Tensor | None] = {}
         for part in parts:
@@ -116,11 +128,10 @@ def check_parts(case: Case) -> None:
 def _gradients(
     who: Trainable, batch: Batch, parts: Sequence[str], params: Sequence[Tensor]
 ) -> dict[int, Tensor | None]:
-    valid = batch.get("valid")
     total = torch.zeros(())
     for term in who.forward(batch, parts).terms.values():
-        rows = term if valid is None or not term.ndim else torch.where(valid[: len(term)], term, 0.0)
-        total = total + rows.sum()
+        mask = counted(batch, term)
+        total = total + (term if mask is None else torch.where(mask, term, 0.0)).sum()
     gradients = torch.autograd.grad(total, list(params), allow_unused=True)
     return dict(zip(map(id, params), gradients, strict=True))
 

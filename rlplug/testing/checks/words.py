@@ -7,9 +7,42 @@ from typing import Any
 
 import yaml
 
+from rlplug import registry
+from rlplug.config import typed
 from rlplug.registry import Kind
-from rlplug.testing.checks.runs import Case
+from rlplug.testing.checks import envs
+from rlplug.testing.checks.runs import Case, node_of, option_of, require
 from rlplug.types import ConfigError
+
+ENVS = ("cartpole", "pendulum")
+"""environments that algorithms are tried on, where they accept them and their manifest names no other"""
+
+
+@registry.until_refresh
+def accepted(algorithm: str, option: str | None = None) -> list[str]:
+    """The environments that an algorithm accepts: of those that its manifest names, or else of ``ENVS``.
+
+    Args:
+        option: the YAML file that its settings are read from, which may serve others; None: its own.
+
+    Raises:
+        AssertionError: none.
+    """
+    cls = registry.load("algo", algorithm)
+    node = {key: x for key, x in node_of("algo", option or option_of("algo", algorithm)).items() if key != "name"}
+    cfg, found, refusals = typed(cls.Config, node, "algo"), [], []
+    named = [word[4:] for word in registry.tried_with("algo", algorithm) if word.startswith("env=")]
+    for env_option in [*named, *(() if named and not option else ENVS)]:
+        name = node_of("env", env_option)["name"]
+        env = envs.make(name, env_option)
+        env.close()
+        try:
+            cls.needs(cfg, env.spec)
+            found.append(env_option)
+        except ConfigError as error:
+            refusals.append(f"{env_option} ({error})")
+    require(found, f"it accepts none of {'; '.join(refusals)}: call check_algorithm({algorithm!r}, env=...)")
+    return found
 
 
 def first_case(tried: Sequence[Case], *overrides: str) -> Case:

@@ -216,7 +216,8 @@ from rlplug import Component, hookimpl
 @hookimpl
 def rlplug_components():
     module = "tests.contract.tenants.meta:"
-    return [Component(kind, name.lower(), module + name) for kind, name in
+    tried = {"MAML": ("env=goals", "loop.episodes=5"), "Meta": ("algo=maml", "env=goals", "loop.episodes=5")}
+    return [Component(kind, name.lower(), module + name, tried.get(name, ())) for kind, name in
             (("algo", "MAML"), ("loop", "Meta"), ("env", "Goals"))]
 
 @hookimpl

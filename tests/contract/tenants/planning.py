@@ -95,7 +95,8 @@ from rlplug import Component, hookimpl
 @hookimpl
 def rlplug_components():
     module = "tests.contract.tenants.planning:"
-    return [Component("algo", "lookahead", module + "Lookahead"), Component("env", "modeled", module + "Modeled")]
+    planner = Component("algo", "lookahead", module + "Lookahead", ("env=modeled",))
+    return [planner, Component("env", "modeled", module + "Modeled")]
 
 @hookimpl
 def rlplug_conf():

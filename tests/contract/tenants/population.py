@@ -116,7 +116,8 @@ from rlplug import Component, hookimpl
 @hookimpl
 def rlplug_components():
     module = "tests.contract.tenants.population:"
-    return [Component("algo", "es", module + "ES"), Component("loop", "population", module + "Population")]
+    loop = Component("loop", "population", module + "Population", ("algo=es",))
+    return [Component("algo", "es", module + "ES"), loop]
 
 @hookimpl
 def rlplug_conf():

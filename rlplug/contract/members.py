@@ -1,0 +1,211 @@
+"""What a class has to have, and what is asked of it before a run: its signatures, ``Needs``, ``Plan`` and spaces."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Protocol, get_type_hints
+
+from gymnasium.vector import AutoresetMode
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from torch import nn
+
+from rlplug import tree
+from rlplug.api import Algorithm, Buffer, Context, Exploration, Loop, Model, Needs, Trainable, VecEnv
+from rlplug.contract import explained, mistake, refuse
+from rlplug.envs.rows import spec_misfit
+from rlplug.plan import Hardware, Plan
+from rlplug.registry import KINDS, Events, Kind
+from rlplug.registry.discovery import unknown
+from rlplug.types import ConfigError, EnvSpec
+
+_DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events)
+BASES: Mapping[Kind, type[Any]] = dict(zip(KINDS, _DECLARE, strict=True))
+"""what declares the members of a kind: a class that has one of them can be called in the same way"""
+DERIVED: tuple[Kind, ...] = ("algo", "exploration", "model", "loop")  # a class has the base's own defaults
+MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # what a class says itself; the others are there
+    "algo": ("needs", "act"),
+    "model": ("forward",),
+    "loop": ("run",),
+    "buffer": ("gives", "sequences", "size_key", "add", "ready", "sample", "feedback", "nbytes", "save", "load"),
+    "hardware": ("plan",),
+    "env": ("spec", "autoreset", "reset", "step", "state", "load", "close"),
+}
+
+
+class Made(Protocol):
+    """How a component of every kind is made."""
+
+    def __init__(self, cfg: Any, ctx: Context) -> None: ...
+
+
+def check_class(kind: Kind, cls: type[Any]) -> None:
+    """Raise ``ConfigError`` unless a class has what its kind needs before anything of it is called."""
+    base = BASES[kind]
+    if kind in DERIVED and base not in getattr(cls, "__mro__", ()):
+        raise mistake(cls, "", f"is no {base.__name__}; write class {cls.__name__}({base.__name__}), of rlplug.api")
+    if not hasattr(cls.Config, "__pydantic_fields__"):
+        raise mistake(cls, "Config", "is an ordinary class; write @settings above it, of rlplug.settings")
+    own = next(parent for parent in cls.__mro__ if {"__init__", "__new__"} & vars(parent).keys())
+    if own in base.__mro__:
+        raise _missing(cls, Made, "__init__")
+    refuse(cls, "__init__", _misfit(vars(own).get("__init__") or vars(own)["__new__"].__func__, vars(Made)["__init__"]))
+    if kind == "logger":
+        _check_hooks(cls)
+    if kind not in ("env", "logger"):  # of an environment see check_env: another class may make it
+        _check_members(kind, cls, ["updates"] * (kind == "loop" and cls.unit == "env_steps"))
+    if kind == "algo" and cls.forward is Trainable.forward and cls.update is Trainable.update:
+        raise _missing(cls, Trainable, "forward")
+
+
+def _check_members(kind: Kind, who: Any, more: Sequence[str] = ()) -> None:
+    """Check that a class, or an object, has its members, and that each can be called as it is declared."""
+    base = BASES[kind]
+    for member in (*MEMBERS.get(kind, ()), *more):
+        there = inspect.getattr_static(base, member, None)
+        if getattr(who, member, None) is None or (there and inspect.getattr_static(who, member, None) is there):
+            raise _missing(who, base, member)
+    for member, there in declared(kind).items():
+        refuse(who, member, _misfit(inspect.getattr_static(who, member, None), there))
+
+
+@cache
+def declared(kind: Kind) -> dict[str, Any]:
+    """Return the functions, class methods and properties that the base of a kind declares, by name."""
+    own = [vars(cls) for cls in reversed(BASES[kind].__mro__) if cls.__module__.startswith("rlplug.")]
+    called = (types.FunctionType, classmethod, property)
+    return {name: x for of in own for name, x in of.items() if isinstance(x, called) and name[0] != "_"}
+
+
+def _misfit(own: Any, base: Any) -> str | None:
+    """Compare a member with its declaration: can it be called so? None, too, where that cannot be seen."""
+    function = getattr(own, "__func__", own)
+    if own is base or not isinstance(function, types.FunctionType):
+        return None
+    if isinstance(base, property) or (isinstance(base, classmethod) and function is own):
+        return f"is no {type(base).__name__}; write @{type(base).__name__} above it"
+    takes, given = _parameters(own), _parameters(base)
+    names = [p.name for p in takes]
+    try:
+        for some in (given, [p for p in given if p.default is p.empty]):
+            inspect.Signature(takes).bind(*some)
+        fits = all(p.name not in names or names[i] == p.name for i, p in enumerate(given))  # and none is swapped
+    except TypeError:
+        fits = False
+    return None if fits else f"takes {_plain(function)}; write {written(base)}"
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    """Return the parameters after ``self`` or ``cls``."""
+    every = [*inspect.signature(getattr(function, "__func__", function)).parameters.values()]
+    bound = every and every[0].kind is not inspect.Parameter.VAR_POSITIONAL and not isinstance(function, staticmethod)
+    return every[1:] if bound else every
+
+
+def _plain(function: Any) -> inspect.Signature:
+    """Return a signature without types."""
+    own = inspect.signature(function)
+    names = [p.replace(annotation=p.empty) for p in own.parameters.values()]
+    return own.replace(parameters=names, return_annotation=own.empty)
+
+
+def written(declared: Any) -> str:
+    """Return how a member is written."""
+    function = getattr(declared, "__func__", None) or getattr(declared, "fget", declared)
+    mark = "" if function is declared else f"@{type(declared).__name__} "
+    return f"{mark}def {function.__name__}{inspect.signature(function)}".replace("'", "")
+
+
+def _missing(who: Any, base: type[Any], member: str) -> ConfigError:
+    """Return the error for a member that is not there, with its declaration in ``rlplug.api``."""
+    there = inspect.getattr_static(base, member, None)
+    if there is None or isinstance(there, str | frozenset):
+        return mistake(who, member, f"is missing; declare {member}: {base.__annotations__[member]}")
+    return mistake(who, member, f"is missing; write {written(there)}")
+
+
+def _check_hooks(cls: type[Any]) -> None:
+    """Check that what looks like a hook is one, is marked, and takes what it is called with."""
+    hooks = declared("logger")
+    for name in dir(cls):
+        own = inspect.getattr_static(cls, name)
+        mark = getattr(own, "rlplug_impl", None)
+        hook = hooks.get((mark and mark["specname"]) or name)
+        if not callable(own) or (mark is None and not name.startswith("rlplug_")):
+            continue
+        if hook is None and not (mark and mark["optionalhook"]):
+            raise mistake(cls, name, f"is no hook; {unknown(name, hooks)}")
+        if mark is None:
+            raise mistake(cls, name, "is never called; write @hookimpl above it, of rlplug")
+        taken = {p.name for p in _parameters(own) if p.default is p.empty}
+        if hook and taken - {p.name for p in _parameters(hook)}:
+            raise mistake(cls, name, f"takes {_plain(own)}; write {written(hook)}")
+
+
+def make(cls: type[Any], cfg: Any, ctx: Any) -> Any:
+    """Return ``cls(cfg, ctx)``. Raises ``ConfigError`` for mistakes that every kind has in common."""
+    try:
+        with explained(cls, "__init__"):
+            made = cls(cfg, ctx)
+    except AttributeError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        _check_initialized(frame.f_locals.get("self"))
+        raise
+    _check_initialized(made)
+    return made
+
+
+def _check_initialized(made: Any) -> None:
+    if isinstance(made, nn.Module) and "_modules" not in vars(made):
+        raise mistake(made, "__init__", "has to call super().__init__() first")
+
+
+def ask_needs(kind: Kind, cls: type[Any], member: str, *args: Any) -> Any:
+    """Return the ``Needs`` of an algorithm, or the keys of another component. Raises ``ConfigError`` for others."""
+    with explained(cls, member):
+        returned = getattr(cls, member)(*args)
+    if kind == "algo":
+        refuse(cls, member, record_misfit(returned, Needs))
+    elif not (isinstance(returned, tuple) and all(isinstance(key, str) for key in returned)):
+        raise mistake(cls, member, f"returned {tree.what(returned)}; return a tuple of keys of a row")
+    return returned
+
+
+def ask_plan(hardware: Hardware) -> Plan:
+    """Return where a run computes. Raises ``ConfigError`` if it is no ``Plan``, or one of other values."""
+    with explained(hardware, "plan"):
+        returned = hardware.plan()
+    refuse(hardware, "plan", record_misfit(returned, Plan))
+    return returned
+
+
+def record_misfit(returned: Any, cls: type[Any]) -> str | None:
+    """Look at the values of a dataclass of the contracts."""
+    if not isinstance(returned, cls):
+        return f"returned {tree.what(returned)}; return {tree.article(cls.__name__)}"
+    for name, hint in get_type_hints(cls).items():
+        try:
+            _typed(hint).validate_python(x := getattr(returned, name))
+        except ValidationError as error:
+            got = repr(x) if isinstance(x, str | int | float) else tree.what(x)
+            right = re.sub("^Input should be (an instance of )?", "", error.errors()[0]["msg"])
+            return f"returned {cls.__name__} with {got} for {name}; give {right}"
+    return None
+
+
+@cache
+def _typed(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+
+
+def check_env(env: VecEnv) -> EnvSpec:
+    """Return what an environment offers. Raises ``ConfigError`` unless it has what is asked of it."""
+    _check_members("env", env)
+    refuse(env, "spec", spec_misfit(env.spec))
+    if not isinstance(env.autoreset, AutoresetMode):
+        raise mistake(env, "autoreset", f"is {tree.what(env.autoreset)}; it has to be of AutoresetMode")
+    return env.spec

@@ -1,0 +1,229 @@
+"""What a component's methods return, and what they are given: looked at once, by the first rows and updates."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlplug import tree
+from rlplug.api import Algorithm, Buffer, Exploration, Losses, Model, Needs, Optim, Trainable, VecEnv
+from rlplug.buffer.samples import sample_misfit
+from rlplug.contract import explained, mistake, named, refuse
+from rlplug.contract.members import record_misfit
+from rlplug.envs.rows import actions_misfit, numbers_misfit, rows_misfit
+from rlplug.envs.spaces import allocate
+from rlplug.nn.trial import model_misfit, pair_misfit
+from rlplug.types import Batch, ConfigError, EnvSpec, groups_of
+
+Watching = AbstractContextManager[None]
+Check = Callable[..., str | None]
+"""looks at what a method returned, and at what it was given, and says what is wrong"""
+
+
+def check_model(model: Model, space: Any, members: int, generators: Mapping[str, torch.Generator]) -> None:
+    """Let a model read two rows of zeros, without a trace, and raise ``ConfigError`` if it returns something else.
+
+    Args:
+        members: that it computes, on a leading axis.
+        generators: which are as before afterwards, as torch's own is.
+    """
+    if found := model_misfit(model, tree.map(torch.as_tensor, allocate(space, 2)), members, generators):
+        raise mistake(model, *found)
+
+
+def check_rows(env: VecEnv, member: str, rows: Any, n: int) -> Batch:
+    """Return what ``reset`` or ``step`` of ``n`` environments returned. Raises ``ConfigError`` if rows are not so."""
+    refuse(env, member, rows_misfit(env.spec, member, rows, n))
+    return rows
+
+
+def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: EnvSpec, n: int) -> Watching:
+    """Check what acting on ``n`` environments returns, as long as this lasts: while the first row is made."""
+
+    def acted(returned: Any, *given: Any) -> str | None:
+        return pair_misfit(returned, "a dict with the action", dict) or actions_misfit(spec, returned[0], n)
+
+    both: dict[str, Check] = {"initial_carry": _is(dict)}
+    acts = {"act": acted, "postprocess": _is(dict)}
+    return watching((algorithm, both | acts), *((extra, both | {"perturb": acted}) for extra in exploration.values()))
+
+
+def nobody_gives(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping[str, Exploration]) -> ConfigError:
+    """Return the error for keys that neither the environment nor the algorithm puts into a row."""
+    own = Exploration.needs.__func__
+    asking = [algorithm, *(extra for extra in exploration.values() if type(extra).needs.__func__ is not own)]
+    said = f"names {', '.join(keys)}, which neither the environment gives nor {named(algorithm, 'act')}"
+    return ConfigError("", f"{' or '.join(named(who, 'needs') for who in asking)} {said}")
+
+
+# ---- the first update ------------------------------------------------------------------------------------------------
+
+
+def learning(
+    algorithm: Algorithm, exploration: Mapping[str, Exploration], buffer: Buffer, needs: Needs, compiled: bool
+) -> Watching:
+    """Check what learning returns, as long as this lasts: during the first update.
+
+    Args:
+        compiled: gradient steps are graphs, into which no check is traced.
+    """
+    of_update: dict[str, Check] = {"update": _is(Losses)} | ({} if compiled else {"forward": _losses})
+    return watching(
+        (algorithm, of_update | ({} if compiled else {"prepare": _prepared})),
+        *((extra, of_update | {"intrinsic_reward": _bonus}) for extra in exploration.values()),
+        (buffer, {"sample": lambda returned: _is(dict)(returned) or sample_misfit(returned, needs)}),
+    )
+
+
+def check_given(batch: Batch | None, exploration: Mapping[str, Exploration]) -> None:
+    """Raise ``ConfigError`` where a loop gives the learner something else than rows, and a module rewards rows."""
+    for name, extra in exploration.items():
+        if batch and "valid" not in batch and type(extra).intrinsic_reward is not Exploration.intrinsic_reward:
+            said = f"rewards the rows of a sample, and the loop gives the learner {', '.join(batch)} instead"
+            raise ConfigError(f"exploration.{name}", f"{said}; leave it out")
+
+
+def _bonus(returned: Any, batch: Batch) -> str | None:
+    if returned is None:
+        return None
+    parts, given = groups_of(batch), returned if isinstance(returned, dict) else {"": returned}
+    if not given.keys() <= parts.keys():
+        return f"returned {tree.what(returned)}; return a dict with a reward of every row for {' or '.join(parts)}"
+    for name, x in given.items():
+        shape = parts[name]["reward"].shape
+        if not isinstance(x, Tensor) or x.shape != shape:
+            got = f"rewards of shape {[*x.shape]}" if isinstance(x, Tensor) else tree.what(x)
+            return f"returned {got}; wanted is one of every row of the sample, {[*shape]}"
+    return None
+
+
+def _prepared(returned: Any, batch: Batch) -> str | None:
+    if not isinstance(returned, dict) or "valid" in returned or "valid" not in batch:
+        return _is(dict)(returned) or numbers_misfit(returned, returned.get("alive", returned.get("valid")))
+    rows = batch["valid"].shape
+    whole = [key for key, x in returned.items() if isinstance(x, Tensor) and x.shape[:2] == rows]
+    if not whole or rows[0] == rows[-1]:  # of one row of each, [B, B] are not told from [T+1, B]
+        return None
+    return f"returned no valid for the rows {[*rows]} of {whole[0]}; return batch | {{...}}"
+
+
+def _losses(returned: Any, *given: Any) -> str | None:
+    if not isinstance(returned, Losses):
+        return f"returned {tree.what(returned)}; return Losses, with a dict of terms"
+    if not isinstance(returned.terms, dict) or not returned.terms:
+        got = tree.what(returned.terms) if returned.terms else "empty"
+        return f"returned Losses whose terms are {got}; name one at least"
+    for what, tensors in (("term", returned.terms), ("metric", returned.metrics)):
+        for name, x in tensors.items():
+            if not isinstance(x, Tensor):
+                return f"returned the {what} {name!r} as {tree.what(x)}; {what}s are tensors, of every row or 0-d"
+            if what == "term" and torch.is_grad_enabled() and not x.requires_grad:
+                return f"returned the term {name!r} without a gradient; compute it without detach() and no_grad()"
+    return None
+
+
+def optimizers(who: Trainable) -> dict[str, Optim]:
+    """Return the optimizers of a trainable. Raises ``ConfigError`` if they are no dict of ``Optim``."""
+    try:
+        with explained(who, "optimizers"):
+            returned: Any = who.optimizers()
+    except ValueError as error:
+        if "empty parameter list" not in str(error):
+            raise
+        said = "gives an optimizer no parameters; self.parameters() is empty once it was read: call it for each"
+        raise mistake(who, "optimizers", said) from error
+    if not isinstance(returned, dict):
+        raise mistake(
+            who, "optimizers", f"returned {tree.what(returned)}; return a dict of Optim, by the names of parts"
+        )
+    for part, optim in returned.items():
+        if not isinstance(optim, Optim):
+            raise mistake(who, "optimizers", f"returned {part!r} as {tree.what(optim)}; write Optim(...) around it")
+        refuse(who, "optimizers", record_misfit(optim, Optim))
+    return returned
+
+
+def check_step_sizes(
+    key: str,
+    cfg: Any,
+    who: Trainable,
+    parts: Callable[[], Mapping[str, Any]],
+    following: Callable[[Any], Sequence[Tensor]],
+) -> None:
+    """Raise ``ConfigError`` where a step size (``lr`` or ``..._lr``) has a schedule that no optimizer follows.
+
+    Args:
+        key: of the component's node.
+        parts: returns its ``OptimizerState`` by part.
+        following: returns the tensors that ``ctx.schedule`` gave for these points.
+    """
+    schedules = {
+        option: following(points)
+        for option, points in vars(cfg).items()
+        if re.search("(^|_)lr$", option) and isinstance(points, list) and len(points) > 1
+    }
+    for option in (option for option, tensors in schedules.items() if not tensors):
+        raise mistake(who, "", f"never calls ctx.schedule(cfg.{option}), and {key}.{option} is a schedule")
+    optims = {part: state.optim for part, state in parts().items()}
+    for option, tensors in schedules.items() if optims else ():
+        if not any(optim.lr is tensor for optim in optims.values() for tensor in tensors):
+            deaf = " and ".join(repr(part) for part, optim in optims.items() if optim.lr is None)
+            said = (
+                f"gives {deaf} no lr, and {key}.{option} is a schedule; write Optim(..., lr=ctx.schedule(cfg.{option}))"
+            )
+            raise mistake(who, "optimizers", said)
+
+
+# ---- watching --------------------------------------------------------------------------------------------------------
+
+
+class _Watched:
+    """A method whose results are looked at; an object, so that a deep copy of its owner gets one of its own."""
+
+    def __init__(self, who: Any, member: str, check: Check) -> None:
+        self.who, self.member, self.check = who, member, check
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings(), explained(self.who, self.member, args):
+            warnings.filterwarnings("error", "Using a target size", UserWarning)
+            try:
+                returned = getattr(type(self.who), self.member)(self.who, *args, **kwargs)
+            except UserWarning as error:
+                shapes = " and ".join(re.findall(r"torch.Size\((.*?)\)", str(error)))
+                raise mistake(self.who, self.member, f"compares shapes that broadcast: {shapes}") from error
+        refuse(self.who, self.member, self.check(returned, *args))
+        return returned
+
+
+@contextmanager
+def watching(*every: tuple[Any, Mapping[str, Check]]) -> Iterator[None]:
+    """Watch several; see ``watched``."""
+    with ExitStack() as stack:
+        for who, checks in every:
+            stack.enter_context(watched(who, **checks))
+        yield
+
+
+@contextmanager
+def watched(who: Any, **checks: Check) -> Iterator[None]:
+    """Check what methods return, as long as this lasts; nothing of it remains."""
+    own = {member: check for member, check in checks.items() if member not in getattr(who, "__dict__", checks)}
+    if own:
+        vars(who).update({member: _Watched(who, member, check) for member, check in own.items()})
+    try:
+        yield
+    finally:
+        for member in own:
+            vars(who).pop(member, None)
+
+
+def _is(cls: type[Any]) -> Check:
+    return lambda returned, *given: (
+        None if isinstance(returned, cls) else f"returned {tree.what(returned)}; return {tree.article(cls.__name__)}"
+    )
