@@ -14,6 +14,7 @@ import torch
 
 from rlplug import registry, tree
 from rlplug.api import Algorithm, Losses
+from rlplug.collection.play import MOST_COLUMNS
 from rlplug.config import RunConfig, parse
 from rlplug.context import EnvShard, RunContext, needs_of
 from rlplug.evaluation.evaluator import Evaluator
@@ -266,7 +267,7 @@ def _train(trainer: Trainer, probe: Probe, kind: Kind) -> Found:
 
     watch(trainer, look)
     trainer.hooks.register(steps)
-    with closing(_evaluator(trainer)) as evaluator:
+    with closing(_evaluator(trainer, probe.memory)) as evaluator:
         while True:
             steps.until = goal
             trainer.request_stop(0)
@@ -283,17 +284,20 @@ def _settled(looks: Sequence[Found], probe: Probe) -> bool:
     """Tell whether what was learned is exact twice in a row, or is something else, and does not change any more."""
     if len(looks) > 1 and not looks[-1].wrong and not looks[-2].wrong:
         return True
-    if probe.memory or looks[-1].steps < LEAST or len(looks) < 3:  # it may take long until it remembers at all
+    least = 4 * LEAST if probe.memory else LEAST  # it may take long until it remembers at all
+    if looks[-1].steps < least or len(looks) < 3:
         return False
     return looks[-1].error > STUCK * looks[-3].error
 
 
-def _evaluator(trainer: Trainer) -> Evaluator:
+def _evaluator(trainer: Trainer, memory: bool) -> Evaluator:
     def made(shard: EnvShard) -> Any:
         return trainer.config.env.build(trainer.ctx.derive(shard=shard))
 
     keys = ("obs", "action", "action_mask", "q", "value")
-    return Evaluator(made, trainer.algorithm, trainer.ctx, EPISODES, None, keys=keys)
+    # a recurrent state is kept into the next episode only where an environment plays several
+    episodes = 4 * MOST_COLUMNS if memory else EPISODES
+    return Evaluator(made, trainer.algorithm, trainer.ctx, episodes, None, keys=keys)
 
 
 def read(trainer: Trainer, evaluator: Evaluator, probe: Probe, kind: Kind, number: int = 0) -> Found:

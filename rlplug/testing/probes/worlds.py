@@ -214,15 +214,15 @@ class Delayed(World):
 
 
 class Masked(World):
-    """What the mask forbids pays 10. What it allows pays -2 or -4; it is not the same in both states."""
+    """What the mask forbids pays 10. What it allows costs 2 at least; it is not the same in both states."""
 
     probe = Probe(
         "masked",
         "takes what the mask forbids, or counts it in a maximum",
         one_hot(2),
-        {0: -3.8, 1: -2.0},
-        {0: 0, 1: 1},
-        mistakes=((0, -2.0, "the value of the next row is a maximum over forbidden actions, too"),),
+        {0: -7.8, 1: -2.0},
+        {0: 0, 1: 2},
+        mistakes=((0, -6.0, "the value of the next row is a maximum over forbidden actions, too"),),
         kinds=("discrete",),
         choices=4,
         mask=True,
@@ -236,8 +236,8 @@ class Masked(World):
         return np.array([1, 1, 0, 0] if self.state == 0 else [0, 1, 1, 0], np.int8)
 
     def move(self, action: Any) -> Outcome:
-        reward = (-2.0 if action == self.state else -4.0) if self.allowed()[action] else FORBIDDEN
-        return reward, 1, "terminated" if self.state else ""
+        pays = {0: -6.0, 1: -8.0} if self.state == 0 else {1: -6.0, 2: -2.0}
+        return pays.get(action, FORBIDDEN), 1, "terminated" if self.state else ""
 
 
 class Cued(Probe):
@@ -249,10 +249,10 @@ class Cued(Probe):
 
 
 class Cue(World):
-    """The first row shows one of two cues, or none, a blank one follows, and the third asks which it was.
+    """The first row shows one of two cues, or none, up to five blank ones follow, and the last asks which it was.
 
-    Some of the episodes end before they ask, so that a state that is kept into the next one remembers its cue: where
-    the first row shows none, it is as blank as others.
+    Some episodes end before they ask, so that a state that is kept into the next one remembers its cue: where the first
+    row shows none, it is as blank as the others, and the number of rows since a cue says nothing.
     """
 
     probe = Cued(
@@ -272,10 +272,11 @@ class Cue(World):
 
     def move(self, action: Any) -> Outcome:
         self.row += 1
-        if self.row == 1:
-            return (0.0, 2, "terminated") if self.np_random.random() < 0.3 else (0.0, 2, "")
-        if self.row == 2:
-            return 0.0, 3, ""
+        if self.state != 3:
+            if self.np_random.random() < 0.25:
+                return 0.0, 2, "terminated"
+            asks = self.row > 5 or (self.row > 1 and self.np_random.random() < 0.5)
+            return 0.0, 3 if asks else 2, ""
         if self.kind == "box":
             return -4.0 * (action - self.probe.target[4 + self.cue]) ** 2, 3, "terminated"
         return float(action == self.cue), 3, "terminated"

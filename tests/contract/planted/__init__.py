@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlplug.plugins import rlplug_components
 from rlplug.registry import Component, Kind
 from rlplug.testing.conformance import Check, checks_of
 from tests.contract.planted import manners, values
@@ -57,7 +58,6 @@ def algo(cls: type[Any], base: str, check: str, quick: bool = False) -> Bug:
     return Bug(cls, "algo", base, check, quick=quick)
 
 
-EPSILON = ("algo=dqn", "env=masked_cartpole")
 BUGS = [
     algo(values.DqnBootstrapsAfterTheEnd, "dqn", "probe-ends", True),
     algo(values.PpoBootstrapsAfterTheEnd, "ppo", "probe-ends"),
@@ -83,7 +83,7 @@ BUGS = [
     algo(values.DdpgFollowsTheWrongSign, "ddpg", "probe-target"),
     algo(values.DdpgTrainsTheCriticByThePolicy, "ddpg", "parts", True),
     algo(values.SacForgetsThePolicy, "sac", "learns"),
-    algo(values.BcImitatesTheNextAction, "bc", "probe-delayed"),
+    algo(values.BcImitatesTheNextAction, "bc", "probe-masked"),
     algo(values.DqnJudgesTheWrongAction, "dqn", "probe-bandit"),
     algo(values.LinUcbKeepsRewards, "linucb", "probe-bandit"),
     algo(values.DqnForgetsImportanceWeights, "dqn", "probe-rare", True),
@@ -91,7 +91,7 @@ BUGS = [
     algo(values.DqnActsOutsideTheMask, "dqn", "probe-masked", True),
     algo(values.DqnBootstrapsOutsideTheMask, "dqn", "probe-masked"),
     algo(values.DqnTakesTheMaskOfAnotherRow, "dqn", "probe-masked"),
-    algo(values.PpoKeepsItsStateAtReset, "ppo", "probe-cue", True),
+    algo(values.DqnKeepsItsStateAtReset, "dqn", "probe-cue"),
     algo(values.PpoForgetsItsState, "ppo", "probe-cue"),
     algo(values.DqnLearnsWithoutItsState, "dqn", "probe-cue"),
     algo(manners.PpoFreezesTheClip, "ppo", "schedules", True),
@@ -106,15 +106,9 @@ BUGS = [
     algo(manners.SacDrawsFromTorch, "sac", "determinism"),
     algo(manners.DqnSharesOneDraw, "dqn", "act"),
     algo(manners.A2cCentersRewards, "a2c", "resumes"),
-    algo(manners.PpoMeansOverItsOwnRows, "ppo", "ranks"),
-    algo(manners.DqnReturnsAMean, "dqn", "ranks"),
     algo(manners.DqnCountsSteps, "dqn", "resumes"),
     algo(manners.PpoNormsTheBatch, "ppo", "pure"),
-    Bug(manners.EpsilonOutsideTheMask, "exploration", "epsilon_greedy", "on-dqn", EPSILON),
-    Bug(manners.GaussianInPlace, "exploration", "gaussian", "on-ddpg", ("algo=ddpg", "env=pendulum")),
-    Bug(manners.GaussianFromNumpy, "exploration", "gaussian", "on-ddpg", ("algo=ddpg", "env=pendulum")),
     Bug(manners.Weightless, "buffer", "prioritized", "probe-rare", ("algo=dqn",)),
-    Bug(manners.DeafToPriorities, "buffer", "prioritized", "streams"),
     Bug(manners.DrawsFromNumpy, "buffer", "replay", "saves"),
     Bug(manners.MixesEnds, "buffer", "replay", "probe-ends", ("algo=dqn",)),
     Bug(manners.ShiftsRewards, "buffer", "replay", "streams"),
@@ -127,7 +121,11 @@ BUGS = [
 
 
 def components() -> list[Component]:
-    return [Component(bug.kind, bug.name, f"{bug.cls.__module__}:{bug.cls.__name__}") for bug in BUGS]
+    tried = {(x.kind, x.name): x.tried_with for x in rlplug_components()}
+    return [
+        Component(bug.kind, bug.name, f"{bug.cls.__module__}:{bug.cls.__name__}", tried.get((bug.kind, bug.base), ()))
+        for bug in BUGS
+    ]
 
 
 MANIFEST = """

@@ -285,7 +285,7 @@ class DqnTakesTheMaskOfAnotherRow(DQN):
         return rows | ({"next_action_mask": rows["action_mask"]} if "action_mask" in rows else {})
 
 
-class PpoKeepsItsStateAtReset(PPO):
+class DqnKeepsItsStateAtReset(DQN):
     """The recurrent state is not reset where an episode begins."""
 
     def act(self, step, carry, mode):
