@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,9 @@ def main() -> None:
     text = PAGE.read_text()
     for name, module in TABLES.items():
         done = subprocess.run([sys.executable, "-m", module], stdout=subprocess.PIPE, text=True, check=False)
-        begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
-        text = re.sub(f"{begin}.*{end}", lambda _, t=done.stdout: f"{begin}\n\n{t}\n{end}", text, flags=re.DOTALL)
+        head, _, rest = text.partition(f"<!-- {name} -->")
+        end = f"<!-- end {name} -->"
+        text = f"{head}<!-- {name} -->\n\n{done.stdout}\n{end}{rest.partition(end)[2]}"
     PAGE.write_text(text)
 
 
