@@ -31,7 +31,9 @@ import grimp
 DOCS = Path(__file__).parent
 CODE = DOCS.parent / "rlplug"
 PAGE, PICTURE = DOCS / "architecture.md", DOCS / "img" / "architecture.svg"
-NO_CODE = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER")}
+NO_CODE = {
+    getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER")
+}
 MARK = re.compile(r"(<!-- architecture: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NUMBER = re.compile(r"\d[\d,]*")
 

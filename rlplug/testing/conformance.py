@@ -40,11 +40,13 @@ from rlplug.testing.checks import (
     buffers,
     envs,
     explorations,
+    leaving,
     models,
     others,
     presets,
     ranks,
     resume,
+    schedules,
     settings,
     steps,
     stored,
@@ -52,6 +54,7 @@ from rlplug.testing.checks import (
 from rlplug.testing.checks.runs import Case, case_of, option_of, options
 from rlplug.testing.checks.words import ENVS, accepted, changes_of, first_case
 from rlplug.testing.limits import LIMIT_S, refuse_import, time_limit
+from rlplug.testing.probes import PROBES, check_probe, check_with, kind_of
 from rlplug.types import ConfigError
 
 OF_ALGORITHM: dict[str, Callable[[Case], None]] = {
@@ -63,6 +66,9 @@ OF_ALGORITHM: dict[str, Callable[[Case], None]] = {
     "terms": steps.check_terms,
     "pure": steps.check_pure,
     "parts": steps.check_parts,
+    "rows-stay": leaving.check_rows_stay,
+    "pickles": leaving.check_pickles,
+    "schedules": schedules.check_schedules,
     "ranks": ranks.check_ranks,
     "compiled": algorithms.check_compiled,
 }
@@ -227,6 +233,7 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
         for case in cases(name, env, overrides):
             for what, check in OF_ALGORITHM.items():
                 yield f"{what}-{case.env}", partial(_on, check, case)
+        yield from _probes(name, overrides)
         return
     words = (*registry.tried_with(kind, name), *([f"env={env}"] if env else []), *overrides)
     changes = changes_of(kind, words)
@@ -237,6 +244,7 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
             for case in tried:
                 yield f"on-{case.name}-{case.env}", partial(_on, explorations.check_on, case, option)
             yield "ranks", partial(explorations.check_ranks, tried, option)
+            yield "schedules", partial(schedules.check_exploration_schedules, tried, option)
         case "buffer" if stored.fills_itself(name):
             case = case_of(words)
             yield "stored", partial(_on, stored.check_stored, case, name)
@@ -245,9 +253,12 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
             yield "streams", partial(buffers.check_streams, name, **changes)
             yield "nbytes", partial(buffers.check_nbytes, name, **changes)
             yield "saves", partial(buffers.check_saves, name, **changes)
+            for probe in ("ends", "rare"):
+                yield f"probe-{probe}", partial(check_with, kind, option_of(kind, name), probe, words)
         case "model":
             for option in options(kind, name):
                 yield f"shapes-{option}", partial(models.check_model, name, option, **changes)
+            yield "probe-cue", partial(check_with, kind, option_of(kind, name), "cue", words)
         case "env":
             for option in [env] if env else envs.complete(name):
                 yield f"episodes-{option}", partial(envs.check_env, name, option, **changes)
@@ -263,6 +274,13 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
         words = (*words, *(f"env={option}" for option in own)) if own else ()
     if kind in ("buffer", "model", "env") and words and not (kind == "buffer" and stored.fills_itself(name)):
         yield "in-a-run", partial(_in_a_run, kind, name, words)
+
+
+def _probes(name: str, overrides: tuple[str, ...]) -> Iterator[Property]:
+    """Give the probes that an algorithm serves: does it learn what is exact there?"""
+    for probe in PROBES.values():
+        if (actions := kind_of(name, probe, overrides)) is not None:
+            yield f"probe-{probe.name}", partial(check_probe, name, probe, actions, overrides)
 
 
 def _on(check: Callable[..., None], case: Case, *args: str) -> None:

@@ -26,11 +26,39 @@ from tests.installing import install, site  # noqa: F401  fixtures
 PLUGINS = Path(__file__).parent.parent.parent / "plugins"
 
 
+QUICK = {
+    "a2c": "probe-ends",
+    "a3c": "probe-absorbing",
+    "apex_ddpg": "probe-delayed",
+    "apex_dqn": "probe-ends",
+    "appo": "probe-stale",
+    "bc": "probe-delayed",
+    "cql": "probe-delayed",
+    "ddpg": "probe-split",
+    "discrete_cql": "probe-masked",
+    "dqn": "probe-cue probe-ends probe-split probe-delayed probe-masked probe-rare",
+    "impala": "probe-stale",
+    "iql": "probe-ends",
+    "lingreedy": "probe-bandit",
+    "linucb": "probe-bandit",
+    "lints": "probe-bandit",
+    "marwil": "probe-ends",
+    "ppo": "probe-ends probe-absorbing probe-delayed probe-masked probe-bandit probe-target",
+    "sac": "probe-ends",
+    "td3": "probe-delayed",
+    "td3_bc": "probe-delayed",
+    "prioritized": "probe-rare",
+}
+"""probes on which components are trained in every run of the tests; the others take minutes together"""
+
+
 def long(check: conformance.Check) -> bool:
-    """Does it play a module with every algorithm, as the matrix does, trace another one than these, or build one of
-    many presets?"""
+    """Does it play a module with every algorithm, as the matrix does, trace another one than these, train on another
+    probe than the quick ones, or build one of many presets?"""
     if check.what.startswith("compiled"):
         return check.name not in ("dqn", "sac")
+    if check.what.startswith("probe-"):
+        return check.what not in QUICK.get(check.name, "").split()
     return check.what.startswith("on-") or check.what == "composes"
 
 

@@ -70,7 +70,7 @@ class Cell:
         torso, action = TORSO.get(self.observation, "mlp"), self.action.removesuffix("+mask")
         extra = [name for name in (self.curiosity, self.noise) if name != "none"]
         if extra and self.noise == "none":  # curiosity changes rewards alone, and some algorithms need to try something
-            extra = [*_raw([f"algo={option_of('algo', self.algorithm)}", *CPU])["exploration"], *extra]
+            extra = [*raw_of([f"algo={option_of('algo', self.algorithm)}", *CPU])["exploration"], *extra]
         words = [
             f"algo={option_of('algo', self.algorithm)}",
             *CPU,
@@ -99,7 +99,7 @@ class Cell:
             words.append("preprocess.normalize_reward=true")
         if self.normalization == "all":
             words.append("preprocess.normalize_obs=true")
-        raw = _raw(words)
+        raw = raw_of(words)
         if raw["buffer"]["name"] == "rollout":
             del raw["train_batch_size"]  # a rollout is learned from whole
         return words + _small(raw)
@@ -110,7 +110,7 @@ class Cell:
         Raises:
             ConfigError: some option is wrong.
         """
-        return parse(_raw(self.words))
+        return parse(raw_of(self.words))
 
     def build(self, *words: str) -> Trainer:
         """The run, with nothing collected yet.
@@ -118,7 +118,7 @@ class Cell:
         Raises:
             ConfigError: the cell is refused.
         """
-        return build(parse(_raw([*self.words, *words])), Path())
+        return build(parse(raw_of([*self.words, *words])), Path())
 
     def refusal(self) -> str | None:
         """In which words it is refused; None: it is not."""
@@ -181,23 +181,28 @@ def _composed(*words: str) -> RunConfig:
     return compose(words)
 
 
-def _raw(words: Sequence[str]) -> dict[str, Any]:
+def raw_of(words: Sequence[str]) -> dict[str, Any]:
     """What Hydra makes of ``words``, which begin with the algorithm and ``CPU``."""
     first = 1 + len(CPU)
     raw = copy.deepcopy(_composed(*words[:first]).raw)
     for word in words[first:]:
-        key, _, text = word.removeprefix("+").partition("=")
-        value, (kind, _, path) = yaml.safe_load(text), key.partition("@")
-        if kind in SEVERAL:
-            value = {name: node_of(kind, name) for name in value}
-        elif kind in KINDS:
-            value = node_of(kind, value)  # type: ignore[arg-type]
-        *parents, last = (path or key).split(".")
-        node = raw
-        for parent in parents:
-            node = node[parent]
-        node[last] = value
+        put(raw, word)
     return raw
+
+
+def put(raw: dict[str, Any], word: str) -> None:
+    """Change what a word of the command line says, in place."""
+    key, _, text = word.removeprefix("+").partition("=")
+    value, (kind, _, path) = yaml.safe_load(text), key.partition("@")
+    if kind in SEVERAL:
+        value = {name: node_of(kind, name) for name in value}
+    elif kind in KINDS:
+        value = node_of(kind, value)  # type: ignore[arg-type]
+    *parents, last = (path or key).split(".")
+    node = raw
+    for parent in parents:
+        node = node[parent]
+    node[last] = value
 
 
 def _small(node: dict[str, Any], prefix: str = "") -> list[str]:

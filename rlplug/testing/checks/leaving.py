@@ -1,0 +1,65 @@
+"""What a component leaves as it was: the rows that it is given, and what it is when a process hands it to another."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from rlplug import tree
+from rlplug.testing.checks.runs import Case, answers, differences, episodes, play, require, some
+from rlplug.types import Batch
+
+
+def check_rows_stay(case: Case) -> None:
+    """``act``, ``postprocess``, ``observe`` and ``prepare`` change nothing of the rows that they are given."""
+    with closing(case.build()) as trainer:
+        who: Any = trainer.algorithm
+        for name in ("act", "postprocess", "first_priorities", "prepare"):
+            setattr(who, name, _leaving(name, getattr(who, name)))
+        observe = who.observe
+
+        def watched(segment: Any, learner: Any) -> None:
+            before = tree.map(torch.clone, segment.batch)
+            observe(segment, learner)
+            _require_same(before, segment.batch, "observe")
+
+        who.observe = watched
+        play(trainer)
+
+
+def _leaving(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def called(batch: Batch, *args: Any, **options: Any) -> Any:
+        before = tree.map(torch.clone, batch)
+        out = method(batch, *args, **options)
+        _require_same(before, batch, name)
+        return out
+
+    return called
+
+
+def _require_same(before: Batch, after: Batch, name: str) -> None:
+    names = differences(before, after)
+    require(
+        not names,
+        f"{name}() changes {some(names)} of the rows that it is given, which others read, too: compute new tensors, and"
+        " return them in a dict of its own, as in `batch | {...}`",
+    )
+
+
+def check_pickles(case: Case) -> None:
+    """A pickled copy of a trained algorithm acts as it does: processes hand each other such copies."""
+    with closing(case.build()) as trainer:
+        play(trainer)
+        rows = episodes(trainer, 4)
+        said = answers(trainer.algorithm, trainer.ctx, rows, "greedy")
+        try:
+            copy = pickle.loads(pickle.dumps(trainer.algorithm))
+        except Exception as error:
+            why = "a lambda, a function inside a function, a generator, an open file"
+            raise AssertionError(f"it cannot be pickled ({error}): look for {why} on self") from error
+        names = differences(said, answers(copy, trainer.ctx, rows, "greedy"))
+        require(not names, f"a pickled copy acts otherwise ({some(names)}): does __getstate__ leave something out?")

@@ -1,0 +1,9 @@
+"""Probes: tiny environments whose values and best actions are known exactly, and what algorithms learn on them.
+
+``python -m rlplug.testing.probes`` trains every algorithm on every probe that it serves, and prints a table.
+"""
+
+from rlplug.testing.probes.trying import Found, check_probe, check_with, kind_of, learn
+from rlplug.testing.probes.worlds import PROBES, Kind, Probe
+
+__all__ = ["PROBES", "Found", "Kind", "Probe", "check_probe", "check_with", "kind_of", "learn"]

@@ -1,0 +1,404 @@
+"""Which algorithm serves which probe, how it is trained on it, and what it has learned."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlplug import registry, tree
+from rlplug.api import Algorithm, Losses
+from rlplug.collection.play import MOST_COLUMNS
+from rlplug.config import RunConfig, parse
+from rlplug.context import EnvShard, RunContext, needs_of
+from rlplug.evaluation.evaluator import Evaluator
+from rlplug.registry import Kind as ComponentKind
+from rlplug.registry import hookimpl
+from rlplug.run.build import build
+from rlplug.testing.checks.matrix import put, raw_of
+from rlplug.testing.checks.runs import CPU, option_of, require, watch
+from rlplug.testing.probes.worlds import PROBES, Kind, Probe, make
+from rlplug.trainer.trainer import Trainer
+from rlplug.types import Batch, ConfigError, EnvSpec
+
+ID = "rlplug.testing.probes.worlds:Probe-v0"
+EPISODES = 32
+"""that are played to see what was learned"""
+RECORDED = 1500
+"""steps of a recording that is learned from"""
+FIRST, GROWTH = 128, 1.6
+"""gradient steps before the first look, and how many times as many before the next one"""
+LEAST, STUCK = 500, 0.8
+"""gradient steps before anything is given up, and the share of the error of two looks before that is no progress"""
+MOST, MOST_STEPS = 5000, 60_000
+"""gradient steps and environment steps after which no more is learned"""
+EVERYWHERE: dict[str, Any] = {
+    "hidden": [32],
+    "hiddens": [32],
+    "activation": "tanh",
+    "lr": 5e-3,
+    "actor_lr": 3e-3,
+    "critic_lr": 5e-3,
+    "value_lr": 5e-3,
+    "alpha_lr": None,
+    "initial_alpha": 1e-3,
+    "opt_type": "adam",
+    "entropy_coeff": 0.0,
+    "initial_log_std": -1.0,
+    "vf_loss_coeff": 1.0,
+    "sgd_minibatch_size": 64,
+    "num_sgd_iter": 4,
+    "grad_clip": None,
+    "clip_param": 0.3,
+    "td_error_loss_fn": "mse",
+    "max_seq_len": 4,
+    "sequence_length": 6,
+    "burn_in": 2,
+    "stride": 2,
+    "bc_iters": 100,
+    "min_q_weight": 0.1,
+    "moving_average_sqd_adv_norm_start": 1.0,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "": {
+        "total_steps": 10**7,
+        "num_envs": 8,
+        "rollout_fragment_length": 16,
+        "train_batch_size": 64,
+        "num_steps_sampled_before_learning_starts": 256,
+        "replay_ratio": 0.25,
+    },
+    "algo": EVERYWHERE | {"beta": 10.0},
+    "model": EVERYWHERE,
+    "critic_model": EVERYWHERE,
+    "buffer": {"capacity": 4096, "alpha": 1.0, "beta": 1.0},
+}
+"""options by the names that they usually have, where a run, its algorithm or its models have them, and use them"""
+
+
+def _set(node: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Change options in place; one that is switched off stays so."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            _set(value, values)
+        elif key == "tau" and 0.0 < value < 1.0:
+            node[key] = 0.1
+        elif key == "target_network_update_freq" and node.get("tau") == 1.0:
+            node[key] = min(value, 10)
+        elif key in values and value:
+            wanted = values[key]
+            node[key] = wanted[0] if isinstance(wanted, list) and not isinstance(value, list) else wanted
+
+
+def kind_of(algorithm: str, probe: Probe, overrides: Sequence[str] = ()) -> Kind | None:
+    """Return the actions with which an algorithm serves a probe; None: it does not.
+
+    It does where its ``needs`` accept the spaces, masks are read where there are some, ``recurrent`` accepts a model
+    with a memory where one is needed, and it discounts (an option ``gamma``) where an action pays later than at once.
+    """
+    return next((kind for kind in probe.kinds if _serves(algorithm, probe, kind, overrides)), None)
+
+
+def _serves(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str]) -> bool:
+    cls: type[Algorithm] = registry.load("algo", algorithm)
+    config = _config(algorithm, probe, kind, overrides)
+    with closing(config.env.build(_one_env())) as env:
+        try:
+            needs = needs_of(config.algo, config.models.values(), env.spec)
+        except ConfigError:
+            return False
+    if probe.mask and "action_mask" not in needs.keys:
+        return False
+    if probe.stale and (config.loop.cls.reads or not needs.off_policy or needs.data != "segments"):
+        return False
+    if not needs.rewards:  # it imitates
+        return bool(config.loop.cls.reads and (probe.best or probe.target))
+    if probe.steps > 1 and not probe.memory and not hasattr(config.algo.cfg, "gamma"):
+        return False
+    judged = type(None) if cls.values is Algorithm.values else cls
+    return bool(probe.best or probe.target) or judged is cls
+
+
+def _one_env() -> Any:
+    return RunContext(spec=EnvSpec({})).derive(shard=EnvShard("learner", 1, range(1)))
+
+
+def _config(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str], data: str | None = None) -> RunConfig:
+    """Return the run of an algorithm on a probe: everything small, and what the manifest and ``overrides`` say.
+
+    Raises:
+        ConfigError: an option is wrong.
+    """
+    own = [f"algo={option_of('algo', algorithm)}", *CPU]
+    plain = parse(raw_of(own))
+    reads, windows = plain.loop.cls.reads, "windows" in plain.buffer.cls.gives
+    more = [word for word in (*registry.tried_with("algo", algorithm), *overrides) if not word.startswith("env")]
+    if reads:  # it learns from a recording, and not from what it plays
+        more = [word for word in more if not word.startswith(("loop=", "rollout_fragment_length=", "total_steps="))]
+    words = [*own, "env=gymnasium", f"env.id={ID}", f"+env.kwargs.probe={probe.name}", f"+env.kwargs.action={kind}"]
+    words += ["env.vectorization=list", *probe.words]
+    words += ["preprocess.normalize_obs=false", "preprocess.normalize_reward=false"]
+    if probe.memory:
+        words += ["model=gru", "critic_model=null", *(["buffer=sequence", "buffer.alpha=0.0"] if windows else [])]
+    else:
+        words += ["model=mlp", "critic_model=null"]
+        words += ["buffer=prioritized"] if probe.surprises and windows and not reads else []
+    raw = raw_of([*words, *(word for word in more if "." not in word.partition("=")[0])])
+    raw["algo"] |= {"gamma": probe.gamma} if "gamma" in raw["algo"] else {}
+    for group, values in SETTINGS.items():
+        if not group:
+            raw |= {key: value for key, value in values.items() if raw[key] is not None}
+        elif isinstance(raw[group], dict):
+            _set(raw[group], values)
+    if probe.memory and windows:  # of sequences
+        raw["train_batch_size"] = 16
+    if reads:
+        raw |= {"num_envs": 1, "num_steps_sampled_before_learning_starts": 0}
+        raw["data"]["path"] = data
+    if probe.stale and "broadcast_interval" in raw["loop"]:
+        raw["loop"]["broadcast_interval"] = 10**6
+    for word in more:
+        put(raw, word)
+    return parse(raw)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """A hook that ends a run after so many gradient steps, or updates of what makes none."""
+
+    def __init__(self) -> None:
+        self.made, self.updates, self.until = 0, 0, 0
+
+    @hookimpl
+    def rlplug_updated(self, run: Any, losses: Losses) -> None:
+        self.updates += 1
+        if self.count >= self.until or run.progress.env_steps >= MOST_STEPS:
+            run.request_stop(1)
+
+    @property
+    def count(self) -> int:
+        return max(self.made, self.updates)
+
+
+@dataclass
+class Found:
+    """What was learned.
+
+    Args:
+        values: by state; NaN: it was not seen.
+        actions: the greedy ones, by state.
+        wrong: what differs from what is exact, in words; empty: nothing does.
+        steps: gradient steps that it took.
+        error: of values, in units of their tolerance, and of actions, summed up.
+    """
+
+    values: dict[int, float]
+    actions: dict[int, list[float]]
+    wrong: list[str]
+    steps: int = 0
+    error: float = 0.0
+
+
+def check_probe(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str] = ()) -> None:
+    """Train an algorithm on a probe, and compare what it learned with what is exact.
+
+    Raises:
+        AssertionError: it is not the same; the message has both.
+    """
+    found = learn(algorithm, probe, kind, overrides)
+    require(
+        not found.wrong,
+        f"after {found.steps} gradient steps on the probe {probe.name!r} {'; '.join(found.wrong)}. That is what an"
+        f" algorithm shows that {probe.shows}. Where it only learns slowly, its manifest may set options:"
+        " Component(..., tried_with=('algo.<option>=<value>',))",
+    )
+
+
+def check_with(kind: ComponentKind, option: str, name: str, words: Sequence[str] = ()) -> None:
+    """Train the first algorithm on a probe that can be built with a component of another kind; none can: nothing.
+
+    Args:
+        option: of the component's group.
+        name: of the probe.
+        words: of the command line; ``algo=`` chooses the algorithm.
+
+    Raises:
+        AssertionError: see ``check_probe``.
+    """
+    chosen = [word[5:] for word in words if word.startswith("algo=")]
+    more = (*(word for word in words if not word.startswith("algo=")), f"{kind}={option}")
+    for algorithm in chosen[-1:] or registry.names("algo"):
+        try:
+            actions = kind_of(algorithm, PROBES[name], more)
+            if actions is None or (config := _config(algorithm, PROBES[name], actions, more)).loop.cls.reads:
+                continue
+            build(config, Path()).close()
+        except ConfigError:
+            continue
+        try:
+            check_probe(algorithm, PROBES[name], actions, more)
+        except AssertionError as error:
+            error.add_note(f"tried with algo={algorithm} {' '.join(more)}")
+            raise
+        return
+
+
+def learn(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str] = (), seed: int = 0) -> Found:
+    """Train until what was learned is exact, and stays so while more than half as much again is learned."""
+    with recorded(algorithm, probe, kind, overrides) as data:
+        config = _config(algorithm, probe, kind, overrides, data)
+        with closing(build(parse(config.raw | {"seed": seed}), Path())) as trainer:
+            return _train(trainer, probe, kind)
+
+
+def _train(trainer: Trainer, probe: Probe, kind: Kind) -> Found:
+    steps, goal, looks = Steps(), FIRST, list[Found]()
+
+    def look(*args: Any) -> None:
+        steps.made += 1
+
+    watch(trainer, look)
+    trainer.hooks.register(steps)
+    with closing(_evaluator(trainer, probe.memory)) as evaluator:
+        while True:
+            steps.until = goal
+            trainer.request_stop(0)
+            trainer.loop.run(trainer)
+            trainer.learner.check_finite()
+            looks.append(read(trainer, evaluator, probe, kind, steps.count))
+            looks[-1].steps = steps.count
+            if steps.count >= MOST or trainer.progress.env_steps >= MOST_STEPS or _settled(looks, probe):
+                return looks[-1]
+            goal = int(steps.count * GROWTH)
+
+
+def _settled(looks: Sequence[Found], probe: Probe) -> bool:
+    """Tell whether what was learned is exact twice in a row, or is something else, and does not change any more."""
+    if len(looks) > 1 and not looks[-1].wrong and not looks[-2].wrong:
+        return True
+    least = 4 * LEAST if probe.memory else LEAST  # it may take long until it remembers at all
+    if looks[-1].steps < least or len(looks) < 3:
+        return False
+    return looks[-1].error > STUCK * looks[-3].error
+
+
+def _evaluator(trainer: Trainer, memory: bool) -> Evaluator:
+    def made(shard: EnvShard) -> Any:
+        return trainer.config.env.build(trainer.ctx.derive(shard=shard))
+
+    keys = ("obs", "action", "action_mask", "q", "value")
+    # a recurrent state is kept into the next episode only where an environment plays several
+    episodes = 4 * MOST_COLUMNS if memory else EPISODES
+    cfg = replace(trainer.config.eval, episodes=episodes)
+    return Evaluator(made, trainer.algorithm, trainer.ctx, cfg, keys=keys)
+
+
+def read(trainer: Trainer, evaluator: Evaluator, probe: Probe, kind: Kind, number: int = 0) -> Found:
+    """Play greedy episodes, and compare with what is exact: values where actions do not matter to them, and actions."""
+    algorithm, played = trainer.algorithm, evaluator.play_job(evaluator.job, number)
+    states = probe.label(played["obs"].numpy())
+    acted = played["valid"].numpy()
+    best: Mapping[int, float] = probe.target if kind == "box" and probe.target else probe.best
+    found = Found({}, {}, [])
+    action = played["action"].float().reshape(*acted.shape, -1)[..., 0].numpy()
+    for state, right in best.items():
+        chosen = action[acted & (states == state)]
+        found.actions[state] = sorted(set(chosen.round(2).tolist()))
+        numbers = kind == "box" and bool(probe.target)
+        taken = chosen if kind != "box" or numbers else (chosen > 0).astype(float)
+        near = np.abs(taken - right) <= (probe.near if numbers else 0.0)
+        found.error += float(np.abs(taken - right).mean()) if len(taken) else 1.0
+        if not near.all():
+            found.wrong.append(f"in state {state} it does {found.actions[state]}, and {right:g} is best")
+    value = values_of(algorithm, played)
+    off_policy_values = trainer.ctx.needs.data == "episodes" or trainer.loop.reads
+    if value is not None and probe.values and not (off_policy_values and best):
+        for state, right in probe.values.items():
+            here = acted & (states == state)
+            found.values[state] = float(value[here].mean()) if here.any() else float("nan")
+            far = abs(found.values[state] - right) / probe.tolerance if here.any() else 0.0
+            found.error += far
+            if far > 1.0:
+                why = [said for at, x, said in probe.mistakes if at == state and abs(x - found.values[state]) < 0.4]
+                found.wrong.append(
+                    f"the value of state {state} is {found.values[state]:.2f}, and {right:g} is exact"
+                    + (f" ({why[0]})" if why else "")
+                )
+    return found
+
+
+def values_of(algorithm: Algorithm, played: Batch) -> np.ndarray | None:
+    """Return the estimates ``[T+1, B]`` of the returns from every row on, or of whole episodes; None: it has none.
+
+    They are those of ``Algorithm.values``, or else the ``value`` that ``act`` gives, or the maximum of its ``q``.
+    """
+    if type(algorithm).values is Algorithm.values:
+        if "value" in played:
+            return played["value"].numpy()
+        return played["q"].amax(-1).numpy() if "q" in played else None
+    rows: Batch = {key: played[key] for key in played if key not in ("return", "length", "q", "value")}
+    if carry := algorithm.initial_carry(rows["valid"].shape[1]):
+        rows["carry"] = tree.map(lambda x: x.unsqueeze(0), carry)
+    with torch.no_grad():
+        return algorithm.values(rows).numpy()
+
+
+# ---- recordings ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def recorded(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str] = ()) -> Iterator[str | None]:
+    """Give a recording of the probe to what learns from recordings: of its best actions, or of random ones.
+
+    What does not read rewards gets the best ones.
+    """
+    config = _config(algorithm, probe, kind, overrides)
+    if not config.loop.cls.reads:
+        yield None
+        return
+    with closing(config.env.build(_one_env())) as env:
+        rewards = needs_of(config.algo, config.models.values(), env.spec).rewards
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recorded.npz"
+        np.savez(path, allow_pickle=False, **record(probe, kind, random=0.9 if rewards else 0.0))
+        yield str(path)
+
+
+def record(probe: Probe, kind: Kind, random: float, seed: int = 0) -> dict[str, np.ndarray]:
+    """Play ``RECORDED`` steps, a share ``random`` of them of random actions, and the others of the best one."""
+    dice, env = np.random.default_rng(seed), make(probe.name, kind)
+    rows: dict[str, list[Any]] = {key: [] for key in ("observations", "actions", "rewards", "terminals", "timeouts")}
+    rows |= {"next_observations": []} | ({"action_mask": []} if probe.mask else {})
+    best: Mapping[int, float] = probe.target if kind == "box" and probe.target else probe.best
+    episode = 0
+    while len(rows["rewards"]) < RECORDED:
+        (obs, info), seen, over = env.reset(seed=1000 + episode), list[Any](), False
+        episode += 1
+        while not over:
+            seen.append(obs)
+            state = int(probe.label(np.array(seen)[:, None])[-1, 0])
+            allowed = np.flatnonzero(info["action_mask"]) if probe.mask else np.arange(probe.choices)
+            if dice.random() < random or state not in best:
+                action: Any = int(dice.choice(allowed)) if kind == "discrete" else dice.uniform(-1, 1, 1)
+            else:
+                right = best[state]
+                action = int(right) if kind == "discrete" else np.array([right if probe.target else 2 * right - 1.0])
+            action = action if kind == "discrete" else action.astype(np.float32)
+            after, reward, terminated, truncated, later = env.step(action)
+            row = {"observations": obs, "actions": action, "rewards": reward, "terminals": terminated}
+            row |= {"timeouts": truncated, "next_observations": after} | (
+                {"action_mask": info["action_mask"]} if probe.mask else {}
+            )
+            for key, leaf in row.items():
+                rows[key].append(leaf)
+            obs, info, over = after, later, terminated or truncated
+    found = {key: np.array(column) for key, column in rows.items()}
+    return found | {"rewards": found["rewards"].astype(np.float32)}

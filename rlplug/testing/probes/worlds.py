@@ -1,0 +1,390 @@
+"""Environments whose values and best actions are known in closed form, each of them for one thing that goes wrong.
+
+``env=gymnasium env.id=rlplug.testing.probes.worlds:Probe-v0 +env.kwargs.probe=ends +env.kwargs.action=box``
+
+Every probe is played with ``Discrete`` actions, or with one number in [-1, 1], or with both. A number above zero is
+then choice 1, and any other one choice 0, unless the probe reads the number itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+Kind = Literal["discrete", "box"]
+Outcome = tuple[float, int, Literal["", "terminated", "truncated"]]
+"""reward, next state, and how the episode ends with it"""
+
+FORBIDDEN = 10.0
+"""what an action pays that the mask forbids"""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A probe, and what is exact in it.
+
+    Args:
+        shows: what an algorithm that learns it wrongly does.
+        obs: what is seen of every state, one row for each.
+        values: of states, under the best policy, and under any policy where no action matters.
+        best: the best choice of states; empty: no action matters, unless there is ``target``.
+        target: the best numbers of states, with ``box``.
+        mistakes: the values of states that show a known mistake, and which one.
+        kinds: of actions.
+        choices: that there are with ``discrete``.
+        steps: that it takes for an action to pay; 1: rounds that nothing leads to.
+        memory: what is best depends on what was seen before.
+        mask: some actions are forbidden.
+        words: of the command line, that it is played with.
+        stale: what is learned from are actions of an old policy.
+        surprises: a replay draws by priority.
+        tolerance: of values.
+        near: how far an action may be from ``target``.
+    """
+
+    name: str
+    shows: str
+    obs: tuple[tuple[float, ...], ...]
+    values: dict[int, float] = field(default_factory=dict[int, float])
+    best: dict[int, int] = field(default_factory=dict[int, int])
+    target: dict[int, float] = field(default_factory=dict[int, float])
+    mistakes: tuple[tuple[int, float, str], ...] = ()
+    gamma: float = 0.9
+    kinds: tuple[Kind, ...] = ("discrete", "box")
+    choices: int = 2
+    steps: int = 2
+    memory: bool = False
+    mask: bool = False
+    stale: bool = False
+    surprises: bool = False
+    words: tuple[str, ...] = ()
+    tolerance: float = 0.25
+    near: float = 0.15
+
+    def label(self, obs: np.ndarray) -> np.ndarray:
+        """Return the states ``[T, B]`` that the observations ``[T, B, n]`` of episodes show; row 0 is their first."""
+        return np.abs(obs[..., None, :] - np.array(self.obs)).sum(-1).argmin(-1)
+
+
+class World(gymnasium.Env[Any, Any]):
+    """A probe as an environment. A subclass says where an episode begins, and what an action leads to."""
+
+    probe: ClassVar[Probe]
+
+    def __init__(self, action: Kind = "discrete") -> None:
+        self.kind, self.state = action, 0
+        self.observation_space = Box(-1.0, 1.0, (len(self.probe.obs[0]),), np.float32)
+        self.action_space = Discrete(self.probe.choices) if action == "discrete" else Box(-1.0, 1.0, (1,), np.float32)
+
+    def begin(self) -> int:
+        """Return the state of an episode's first row."""
+        raise NotImplementedError(f"{type(self).__name__}.begin")
+
+    def move(self, action: Any) -> Outcome:
+        """Return what follows a choice, or a number where ``probe.target`` has numbers."""
+        raise NotImplementedError(f"{type(self).__name__}.move")
+
+    def allowed(self) -> np.ndarray:
+        """Return which actions are allowed in this state, ``[choices]``."""
+        return np.ones(self.probe.choices, np.int8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.state = self.begin()
+        return self._row()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise ValueError(f"the action {action!r} is outside of {self.action_space}")
+        number = float(np.ravel(action)[0])
+        choice = (
+            number if self.kind == "box" and self.probe.target else int(number > 0 if self.kind == "box" else action)
+        )
+        reward, self.state, end = self.move(choice)
+        obs, info = self._row()
+        return obs, reward, end == "terminated", end == "truncated", info
+
+    def _row(self) -> tuple[Any, dict[str, Any]]:
+        info = {"action_mask": self.allowed()} if self.probe.mask else {}
+        return np.array(self.probe.obs[self.state], np.float32), info
+
+
+def one_hot(states: int) -> tuple[tuple[float, ...], ...]:
+    """Return what is seen of so many states."""
+    return tuple(tuple(map(float, row)) for row in np.eye(states))
+
+
+class Absorbing(World):
+    """Two states that nothing leaves: they pay 0 and 1. Episodes are cut after eight steps."""
+
+    probe = Probe(
+        "absorbing",
+        "bootstraps from the wrong row, discounts otherwise, or takes a cut for an end",
+        one_hot(2),
+        {0: 0.0, 1: 10.0},
+        mistakes=((1, 1.0, "a value of one reward: it does not bootstrap"),),
+        tolerance=0.5,
+    )
+
+    def begin(self) -> int:
+        self.left = 8
+        return int(self.np_random.integers(2))
+
+    def move(self, action: Any) -> Outcome:
+        self.left -= 1
+        return float(self.state), self.state, "" if self.left else "truncated"
+
+
+class Ends(World):
+    """Two states that pay 1. The first ends the episode for good, the second goes on, and is cut after two steps."""
+
+    probe = Probe(
+        "ends",
+        "bootstraps after a termination, or does not bootstrap after a truncation",
+        one_hot(2),
+        {0: 1.0, 1: 10.0},
+        mistakes=(
+            (0, 10.0, "it bootstraps from the row after a termination, whose value is 0"),
+            (1, 1.9, "it takes a truncation for a termination: the value of the final observation counts"),
+            (1, 1.0, "it takes a truncation for a termination: the value of the final observation counts"),
+        ),
+        tolerance=0.5,
+    )
+
+    def begin(self) -> int:
+        self.left = 2
+        return int(self.np_random.integers(2))
+
+    def move(self, action: Any) -> Outcome:
+        self.left -= 1
+        return 1.0, self.state, "terminated" if self.state == 0 else "" if self.left else "truncated"
+
+
+class Split(World):
+    """One state leads to either of two by chance: one pays 4, and the other nothing."""
+
+    probe = Probe(
+        "split",
+        "lets gradients flow into the target, or mixes up rows: a successor is then drawn to what leads to it",
+        one_hot(3),
+        {0: 1.8, 1: 4.0, 2: 0.0},
+        mistakes=((2, 0.9, "the loss has a gradient through the target: detach it"),),
+        tolerance=0.4,
+    )
+
+    def begin(self) -> int:
+        return 0
+
+    def move(self, action: Any) -> Outcome:
+        if self.state == 0:
+            return 0.0, 1 + int(self.np_random.integers(2)), ""
+        return (4.0 if self.state == 1 else 0.0), self.state, "terminated"
+
+
+class Delayed(World):
+    """Choice 1 pays 4, three steps later; choice 0 pays 0.5 at once, and nothing after it."""
+
+    probe = Probe(
+        "delayed",
+        "counts a step too many or too few, or sees only the reward that follows at once",
+        one_hot(5),
+        {0: 1.0, 1: 2.0, 3: 4.0},
+        {0: 1},
+        mistakes=(
+            (0, 0.5, "it discounts the first reward, too: the return is a step off"),
+            (0, 2.0, "it discounts a step less: the return is a step off"),
+        ),
+        gamma=0.5,
+        steps=3,
+    )
+
+    def begin(self) -> int:
+        return 0
+
+    def move(self, action: Any) -> Outcome:
+        if self.state == 0:
+            return (0.0, 1, "") if action == 1 else (0.5, 2, "")
+        if self.state < 3:
+            return 0.0, self.state + 2, ""
+        return (4.0 if self.state == 3 else 0.0), self.state, "terminated"
+
+
+class Masked(World):
+    """What the mask forbids pays 10. What it allows costs 2 at least; it is not the same in both states."""
+
+    probe = Probe(
+        "masked",
+        "takes what the mask forbids, or counts it in a maximum",
+        one_hot(2),
+        {0: -7.8, 1: -2.0},
+        {0: 0, 1: 2},
+        mistakes=((0, -6.0, "the value of the next row is a maximum over forbidden actions, too"),),
+        kinds=("discrete",),
+        choices=4,
+        mask=True,
+        tolerance=0.4,
+    )
+
+    def begin(self) -> int:
+        return 0
+
+    def allowed(self) -> np.ndarray:
+        return np.array([1, 1, 0, 0] if self.state == 0 else [0, 1, 1, 0], np.int8)
+
+    def move(self, action: Any) -> Outcome:
+        pays = {0: -6.0, 1: -8.0} if self.state == 0 else {1: -6.0, 2: -2.0}
+        return pays.get(action, FORBIDDEN), 1, "terminated" if self.state else ""
+
+
+class Cued(Probe):
+    """States from 4 on are those of the row that asks, one for every cue."""
+
+    def label(self, obs: np.ndarray) -> np.ndarray:
+        cue = np.where(obs[:1, :, 0] > 0, 0, np.where(obs[:1, :, 1] > 0, 1, 2))
+        return np.where(obs[..., 2] > 0, 4 + cue, super().label(obs))
+
+
+class Cue(World):
+    """The first row shows one of two cues, or none, up to five blank ones follow, and the last asks which it was.
+
+    Some episodes end before they ask, so that a state that is kept into the next one remembers its cue: where the first
+    row shows none, it is as blank as the others, and the number of rows since a cue says nothing.
+    """
+
+    probe = Cued(
+        "cue",
+        "does not remember, does not learn through time, or keeps its state into the next episode",
+        ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0)),
+        best={4: 0, 5: 1, 6: 2},
+        target={4: -0.6, 5: 0.6, 6: 0.0},
+        choices=3,
+        memory=True,
+        near=0.25,
+    )
+
+    def begin(self) -> int:
+        self.cue, self.row = int(self.np_random.integers(3)), 0
+        return self.cue
+
+    def move(self, action: Any) -> Outcome:
+        self.row += 1
+        if self.state != 3:
+            if self.np_random.random() < 0.25:
+                return 0.0, 2, "terminated"
+            asks = self.row > 5 or (self.row > 1 and self.np_random.random() < 0.5)
+            return 0.0, 3 if asks else 2, ""
+        if self.kind == "box":
+            return -4.0 * (action - self.probe.target[4 + self.cue]) ** 2, 3, "terminated"
+        return float(action == self.cue), 3, "terminated"
+
+
+MEANS = ((1.0, 0.0, 0.5), (0.0, 0.5, 2.0))
+
+
+class Bandit(World):
+    """Two contexts, three arms, noisy rewards: the means of the best arms are 1 and 2."""
+
+    probe = Probe(
+        "bandit",
+        "confuses rows or actions, or learns from noise",
+        one_hot(2),
+        {0: 1.0, 1: 2.0},
+        {0: 0, 1: 2},
+        mistakes=((0, 0.5, "it is the mean over all arms: the policy stays uniform"),),
+        kinds=("discrete",),
+        choices=3,
+        steps=1,
+        words=("env.max_episode_steps=1",),
+    )
+
+    def begin(self) -> int:
+        return int(self.np_random.integers(2))
+
+    def move(self, action: Any) -> Outcome:
+        noise = 0.3 * self.np_random.normal()
+        return MEANS[self.state][action] + noise, self.state, "terminated"
+
+
+class Rare(World):
+    """A round pays 10 in one of ten cases, and nothing in the others, whatever is done."""
+
+    probe = Probe(
+        "rare",
+        "draws what surprises more often, and forgets the importance weights",
+        ((1.0,),),
+        {0: 1.0},
+        mistakes=((0, 2.5, "the mean of what was drawn by priority: multiply the terms by batch['weight']"),),
+        steps=1,
+        surprises=True,
+        words=("env.max_episode_steps=1",),
+        tolerance=0.6,
+    )
+
+    def begin(self) -> int:
+        return 0
+
+    def move(self, action: Any) -> Outcome:
+        self.rounds = getattr(self, "rounds", int(self.np_random.integers(10))) + 1
+        return (10.0 if self.rounds % 10 == 0 else 0.0), 0, "terminated"
+
+
+class Stale(World):
+    """Choice 1 pays 4, and choice 0 nothing. What is learned from are the actions of an old, nearly uniform policy."""
+
+    probe = Probe(
+        "stale",
+        "learns from what another policy did as if it had done that itself",
+        ((1.0,),),
+        {0: 4.0},
+        {0: 1},
+        mistakes=((0, 2.0, "the value is that of the policy that acted: importance weights are missing"),),
+        kinds=("discrete",),
+        stale=True,
+        steps=1,
+        words=("env.max_episode_steps=1",),
+        tolerance=0.8,
+    )
+
+    def begin(self) -> int:
+        return 0
+
+    def move(self, action: Any) -> Outcome:
+        return 4.0 * action, 0, "terminated"
+
+
+class Target(World):
+    """A number is best at 0.5 in one context, and at -0.3 in the other."""
+
+    probe = Probe(
+        "target",
+        "follows the gradient the wrong way, or reads actions in other units",
+        one_hot(2),
+        target={0: 0.5, 1: -0.3},
+        kinds=("box",),
+        steps=1,
+        words=("env.max_episode_steps=1",),
+    )
+
+    def begin(self) -> int:
+        return int(self.np_random.integers(2))
+
+    def move(self, action: Any) -> Outcome:
+        return -4.0 * (action - self.probe.target[self.state]) ** 2, self.state, "terminated"
+
+
+WORLDS: dict[str, type[World]] = {
+    world.probe.name: world for world in (Absorbing, Ends, Split, Delayed, Masked, Cue, Bandit, Rare, Stale, Target)
+}
+PROBES: dict[str, Probe] = {name: world.probe for name, world in WORLDS.items()}
+
+
+def make(probe: str, action: Kind = "discrete") -> World:
+    """Return a probe's environment."""
+    return WORLDS[probe](action)
+
+
+gymnasium.register("Probe-v0", entry_point=f"{__name__}:make")
