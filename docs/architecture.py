@@ -65,6 +65,7 @@ ROOMS = {
     "nn": "parts of networks",
     "tree": "operations on nested dicts",
     "host": "what may be read at no cost",
+    "packages": "what packages declare",
     "types": "the stream rule, batch keys",
 }
 BUDGETS: dict[str, dict[str, Any]] = json.loads((DOCS / "budgets.json").read_text(encoding="utf-8"))

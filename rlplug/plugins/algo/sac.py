@@ -49,15 +49,11 @@ class SAC(Algorithm):
         tau: UnitFloat = option("Polyak step of the target critics.")
         target_network_update_freq: PositiveInt = option("Critic steps between two moves of the target.")
         initial_alpha: PositiveFloat = option("Temperature at the start.")
-        target_entropy: Literal["auto"] | float = option(
-            "auto: minus the number of action dimensions; of discrete actions target_entropy_fraction."
-        )
+        target_entropy: Literal["auto"] | float = option("auto: -dim(action); discrete: target_entropy_fraction.")
         target_entropy_fraction: UnitFloat = option("Discrete: auto is this share of the entropy of uniform actions.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
-        alpha_lr: Scheduled[NonNegativeFloat] | None = option(
-            "Adam's step size of log(alpha); null: alpha stays at initial_alpha."
-        )
+        alpha_lr: Scheduled[NonNegativeFloat] | None = option("Adam's step size of log(alpha); null: alpha is fixed.")
         grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
         grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
         sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
@@ -70,9 +66,7 @@ class SAC(Algorithm):
         match action:
             case spaces.Box():
                 if not action.is_bounded():
-                    raise ConfigError(
-                        "algo", f"sac needs actions within bounds, and {action} has none; algo=ppo serves it"
-                    )
+                    raise ConfigError("algo", f"sac needs bounded actions, and {action} is not; algo=ppo serves it")
             case spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
                 keys = (*keys, "action_mask")
             case _:
@@ -94,12 +88,9 @@ class SAC(Algorithm):
         self.sequences, self.discrete = ctx.needs.carry_stride > 0, choices is not None
         self.model = ctx.build("model", obs)
         if self.sequences and not self.model.initial_carry(1):
-            said = "has no recurrent state, but critic_model has; sac needs both, or the first alone"
-            raise ConfigError("model", said)
+            raise ConfigError("model", "has no recurrent state, but critic_model has; sac needs both, or the first")
         n = self.model.out_dim
-        self.policy = (
-            TanhGaussianHead(n, self.size) if choices is None else MultiCategoricalHead(n, choices, self.shape)
-        )
+        self.policy = MultiCategoricalHead(n, choices, self.shape) if choices else TanhGaussianHead(n, self.size)
         build = partial(critic_for, partial(ctx.build, "critic_model"), obs, action, recurrent=self.sequences)
         self.critic, self.target = (build(ensemble_size=ensemble_size) for _ in range(2))
         self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())
