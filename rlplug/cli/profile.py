@@ -61,7 +61,8 @@ CALLED = {  # a function in this package, and what it calls in a plugin or a lib
     ("_play", "step"): (COLLECT, "environments"),
     ("_receive", "add"): (COLLECT, "storing"),
     ("_received", "intrinsic_reward"): (LEARN, "intrinsic rewards"),
-    ("update", "prepare"): (LEARN, "targets"),
+    ("update", "sample"): (LEARN, "sampling"),
+    ("_learned", "prepare"): (LEARN, "targets"),
     ("call", "prepare"): (LEARN, "targets"),
     ("update", "feedback"): (LEARN, "priorities"),
 }
@@ -75,7 +76,7 @@ class Profile(NamedTuple):
     seconds: dict[Part, float]
     steps_per_s: float
     updates_per_s: float
-    busy: float | None
+    busy: float | None = None
     """share of the time in which a CUDA device computes; None: there is none"""
 
     def of(self, what: str) -> dict[str, float]:

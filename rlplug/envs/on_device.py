@@ -88,9 +88,9 @@ class OnDevice:
         moved, reward, terminated = self.move(self._state, action)
         self._counter += over * self._stride
         self._length.add_(1).mul_(going)
-        self._state.copy_(torch.where(over, self.initial(self._noise()), moved))
+        torch.where(over, self.initial(self._noise()), moved, out=self._state)
         terminated, truncated = terminated & going, self._length >= self.limit
-        self._over.copy_(terminated | truncated)
+        torch.logical_or(terminated, truncated, out=self._over)
         said = {"reward": (reward * going).float(), "terminated": terminated, "truncated": truncated}
         return {"obs": self.observe(self._state).float()} | said
 
@@ -101,7 +101,10 @@ class OnDevice:
 
     def load(self, state: Tree) -> None:
         for name, values in state.items():
-            getattr(self, f"_{name}").copy_(values)
+            if (own := getattr(self, f"_{name}", None)) is None:
+                setattr(self, f"_{name}", values.to(self.device, copy=True))
+            else:  # what was recorded reads it there
+                own.copy_(values)
 
     def close(self) -> None:
         """Do nothing: there are tensors only."""

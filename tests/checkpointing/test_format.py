@@ -228,7 +228,7 @@ def snapshot(env_steps: int, store: FileRowLog | None = None, score: float | Non
         "not_restored": [],
         "plugins": {},
         "spec": {},
-        "config": {"total_steps": 1},
+        "config": {"total_steps": 1} | {kind: {"name": "a"} for kind in ("algo", "env", "hardware", "model")},
     }
     trees = {"weights": {"w": torch.full((50,), env_steps)}, "learner": {"n": env_steps}, "rank0": {"buffer": None}}
     return Snapshot(manifest, trees, list(store.chunks) if store is not None else [])

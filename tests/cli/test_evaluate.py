@@ -123,7 +123,7 @@ BAD = {
     "evaluate --json": "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help",
     "evaluate eval.episodes=3": "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help",
     "evaluate nowhere": "nowhere does not exist",
-    "evaluate .": ". is not a run or checkpoint of rlplug: manifest.json: No such file",
+    "evaluate .": ". holds no run; the newest run in it is run",
     "evaluate run/config.yaml": "run/config.yaml is not a run or checkpoint of rlplug: ",
     "evaluate empty": "empty holds no checkpoint yet",
     "evaluate run -m": "evaluate takes no flag -m; see rlplug evaluate --help",
@@ -141,7 +141,7 @@ BAD = {
     "evaluate run env=gymnasium": "env.id: must be given: env.id=<value>",
     "evaluate run env.id=Pendulum-v7": "env.id: ",
     "evaluate run +env.kwargs.nope=1": "env.kwargs: ",
-    "evaluate run +env.nope=1": "env.nope: unknown key; there are: ",
+    "evaluate run +env.nope=1": "env.nope: unknown key; an argument of its constructor is written +env.kwargs.nope=<value>; there are: ",
 }
 
 

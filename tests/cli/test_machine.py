@@ -30,8 +30,8 @@ LINES = {
     "resume closed/run": "closed/run cannot be read: Permission denied",
     "evaluate closed/run": "closed/run cannot be read: Permission denied",
     "estimate closed/run data.path=x": "closed/run cannot be read: Permission denied",
-    "data closed/run": "closed/run: Permission denied",
-    "check algo=bc data.path=closed/run": "closed/run: Permission denied",
+    "data closed/run": "data.path: closed/run cannot be read: Permission denied",
+    "check algo=bc data.path=closed/run": "data.path: closed/run cannot be read: Permission denied",
     "algo=ppo hydra.run.dir=closed/x": "hydra.run.dir: closed/x cannot be made: Permission denied",
     "-m seed=1,2 hydra.sweep.dir=closed/x": "hydra.run.dir: closed/x cannot be made: Permission denied",
     "algo=ppo": "hydra.run.dir: runs cannot be made: Permission denied",
@@ -108,4 +108,4 @@ def test_a_limit_of_memory_that_is_met_while_the_buffer_is_allocated(tmp_path: P
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1
     assert line.startswith("rlplug: there is no memory for a tensor of ")
-    assert " takes less; there is no checkpoint yet; continue with: python -m rlplug resume " in line
+    assert " takes less; there is no checkpoint yet; begin again with: python -m rlplug resume " in line

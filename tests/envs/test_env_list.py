@@ -6,6 +6,7 @@ from gymnasium.vector import AutoresetMode
 from rlplug import tree
 from rlplug.envs import EnvList
 from rlplug.envs.spaces import equal, execute, observe
+from rlplug.types import ConfigError
 from tests.envs.walking import Walk, flat, linear_policy, transitions
 
 MAKERS = {
@@ -145,7 +146,7 @@ def test_seeds_and_tasks_must_fit():
     env = make(Walk, 2)
     with pytest.raises(ValueError, match="1 seeds for 2 environments"):
         env.reset([0])
-    with pytest.raises(ValueError, match="no tasks"):
+    with pytest.raises(ConfigError, match="no tasks"):
         env.reset([0, 1], tasks=[1, 2])
 
 

@@ -141,8 +141,9 @@ def test_cartpole_has_no_wind(options, said):
 
 
 def test_settings_of_an_older_run_are_completed():
-    assert Gymnasium.Config.migrate({"id": "a"}) == {"id": "a", "info_keys": [], "timeout_s": 60.0, "fire": False}
-    given = {"info_keys": ["wind"], "timeout_s": None, "fire": True}
+    later = {"info_keys": [], "timeout_s": 60.0, "fire": False, "seed_bits": 32}
+    assert Gymnasium.Config.migrate({"id": "a"}) == {"id": "a"} | later
+    given = {"info_keys": ["wind"], "timeout_s": None, "fire": True, "seed_bits": 31}
     assert Gymnasium.Config.migrate(given) == given
 
 

@@ -131,7 +131,7 @@ def test_seeds_and_tasks_are_checked():
     env = make("cartpole_torch", 2)
     with pytest.raises(ValueError, match="3 seeds for 2 environments"):
         env.reset([0, 1, 2])
-    with pytest.raises(ValueError, match="no tasks"):
+    with pytest.raises(ConfigError, match="no tasks"):
         env.reset([0, 1], tasks=np.zeros(2))
     big = [env.reset(seeds)["obs"] for seeds in ([2**64 - 1, 2**40], [-1, 2**40])]
     assert torch.equal(*big)

@@ -83,7 +83,7 @@ def test_every_space_comes_back_from_strict_json(space):
 
 @settings(max_examples=50, deadline=None)
 @given(
-    groups=st.dictionaries(KEYS, st.builds(Group, SPACES, SPACES, st.lists(KEYS).map(tuple)), max_size=2),
+    groups=st.dictionaries(KEYS, st.builds(Group, SPACES, SPACES, st.lists(KEYS).map(tuple)), min_size=1, max_size=2),
     extras=st.dictionaries(KEYS, SPACES, max_size=2),
     limit=st.none() | st.integers(1),
     offers=st.frozensets(st.sampled_from(("state", "simulator", "tasks"))),

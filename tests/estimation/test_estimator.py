@@ -12,7 +12,8 @@ from gymnasium import spaces
 
 from rlplug import testing
 from rlplug.api import Algorithm, Needs
-from rlplug.config.estimate import ESTIMATE, Estimate
+from rlplug.config import compose
+from rlplug.config.estimate import Estimate
 from rlplug.config.schema import typed
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
@@ -67,7 +68,7 @@ def estimator(
     write_parquet(path / "a.parquet", rows, spec)
     recording = Recording([str(path)], Reading(spec))
     ctx = testing.context(spec, overrides=["model.hidden=[16]"], needs=needs or Needs())
-    return Estimator(typed(Estimate, ESTIMATE | FAST | changes), recording, algorithm(ctx), ctx)
+    return Estimator(typed(Estimate, compose([]).raw["estimate"] | FAST | changes), recording, algorithm(ctx), ctx)
 
 
 def test_importance_sampling_says_the_truth(tmp_path):

@@ -114,7 +114,8 @@ class Fuzzer:
             self.total = newest + 2 * trainer.ctx.rollout_length * trainer.config.num_envs
         # short, and without anything that depends on time
         raw |= {"total_steps": self.total, "logger": {"csv": {"name": "csv"}}}
-        raw |= {"eval": {"every": 0, "episodes": 1, "record": 0}, "checkpoint": raw["checkpoint"] | {"every": 0}}
+        raw |= {"eval": raw["eval"] | {"every": 0, "episodes": 1, "record": 0}}
+        raw |= {"checkpoint": raw["checkpoint"] | {"every": 0}}
         self.config = raw
         run_folder.write_config(self.good, raw)
         self.other = self.work / "other"
@@ -195,7 +196,7 @@ class Fuzzer:
             if not checkpoints(run):
                 return "from the beginning"
             checkpoint = find(run)
-            launch._check_own(checkpoint, manifest["run"], parse(self.config))
+            launch._check_own(checkpoint, manifest, parse(self.config), ())
             state = state_of(checkpoint, self.config)
         except ConfigError as error:
             return self._refused(error, expected)
