@@ -141,7 +141,7 @@ BAD = {
     "evaluate run env=gymnasium": "env.id: must be given: env.id=<value>",
     "evaluate run env.id=Pendulum-v7": "env.id: ",
     "evaluate run +env.kwargs.nope=1": "env.kwargs: ",
-    "evaluate run +env.nope=1": "env.nope: unknown key; an argument of its constructor is written +env.kwargs.nope=<value>; there are: ",
+    "evaluate run +env.nope=1": "env.nope: unknown key; an argument of its constructor is written ",
 }
 
 

@@ -22,7 +22,7 @@ from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
 from rlplug.cli.sweep import check_sweep
 from rlplug.config import parse
-from rlplug.config.changes import change
+from rlplug.config.changes import change, resumed
 from rlplug.config.schema import RESUMABLE
 from rlplug.registry import KINDS, Events, Manifest
 from tests.installing import Install, install_project
@@ -262,8 +262,10 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
             continue
         elif arguments and arguments[0] in MAY:
             arguments = [argument for argument in arguments if argument not in ("--explore", "--random")]
-            changed = change(rlplug.compose(["algo=sac"]).raw, arguments[2:], MAY[arguments[0]], "")
-            parse(changed)
+            raw, verb, words = rlplug.compose(["algo=sac"]).raw, arguments[0], arguments[2:]
+            if verb == "resume" and "algo.lr=1e-4" in words:  # of an algorithm with one step size
+                raw = rlplug.compose(["algo=dqn"]).raw
+            parse(resumed(raw, words) if verb == "resume" else change(raw, words, MAY[verb], ""))
         elif "-m" in arguments:
             check_sweep(arguments[1:])
         elif any(argument.startswith("--") for argument in arguments):  # Hydra prints, and sets up logging
