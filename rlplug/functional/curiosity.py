@@ -13,7 +13,12 @@ def prediction_error(predicted: Tensor, actual: Tensor) -> Tensor:
 
 
 def rewarded(batch: Batch, bonus: Tensor | dict[str, Tensor]) -> Batch:
-    """Return rows with an intrinsic reward more; a dict has those of groups of agents."""
+    """Return rows with an intrinsic reward added to ``reward`` and ``reward_int``, ``[T+1, B]``.
+
+    Args:
+        batch: rows, or ``{group: rows}``.
+        bonus: ``[T+1, B]`` as the rewards, or one of each group.
+    """
     if isinstance(bonus, dict):
         return batch | {name: rewarded(batch[name], x) for name, x in bonus.items()}
     intrinsic = batch["reward_int"] + bonus if "reward_int" in batch else bonus

@@ -125,7 +125,11 @@ class Adam(torch.optim.Adam):
             )
 
     def move(self, grads: Sequence[Tensor | None]) -> None:
-        """Do the same as ``apply`` in operations that ``torch.compile`` traces."""
+        """Do the same as ``apply`` in operations that ``torch.compile`` traces.
+
+        Args:
+            grads: as of ``apply``, ``[...]`` each.
+        """
         grads = list(grads)
         for group, lists in zip(self.param_groups, self._lists, strict=True):
             own, grads = grads[: len(lists.params)], grads[len(lists.params) :]

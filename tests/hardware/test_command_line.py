@@ -244,5 +244,5 @@ def test_one_process_evaluates_what_two_ranks_trained(undisturbed: Path, capsys:
 
 
 def test_another_number_of_ranks_is_refused(undisturbed: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["resume", str(undisturbed), "total_steps=3200", "hardware=cpu"]) == 2
+    assert main(["resume", str(undisturbed), "total_steps=3200", "schedules=stretch", "hardware=cpu"]) == 2
     assert "was written by 2 ranks, and continues on as many: hardware.devices=2" in capsys.readouterr().err

@@ -111,8 +111,8 @@ def test_the_refusal_names_both_ways(run: Path):
         silently(run, "total_steps=300")
     with pytest.raises(ConfigError, match=said):  # given, and no other
         silently(run, "total_steps=300", "algo.lr=[[0,0.01],[128,0]]")
-    with pytest.raises(ConfigError, match=r"^schedules: 'strech' is none of the options: should be 'stretch'$"):
-        silently(run, "total_steps=300", "schedules=strech")
+    with pytest.raises(ConfigError, match=r"^schedules: 'shrink' is none of the options: should be 'stretch'$"):
+        silently(run, "total_steps=300", "schedules=shrink")
     with pytest.raises(ConfigError, match=r"^algo\.gamma: cannot be changed: it alters what is learned"):
         silently(run, "total_steps=300", STRETCH, "algo.gamma=0.5")
     with pytest.raises(ConfigError, match=r"^algo\.lr: -1 is out of range"):
