@@ -54,7 +54,7 @@ class OptimizerState:
         if host.reads_freely(grads[0]):
             largest = (max if by == "norm" else math.hypot)(*(norm.item() for norm in norms), 0.0)
             if largest < (1.0 - ROUNDING) * limit:
-                return norms
+                return norms if by == "norm" else (torch.tensor(largest),)
         size = torch.stack(norms) if by == "norm" else torch.stack(norms).norm()
         factor = (limit / (size + 1e-6)).clamp_(max=1.0)
         torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)

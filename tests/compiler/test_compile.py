@@ -188,6 +188,14 @@ def test_a_part_that_is_due_less_often_leaves_the_steps_of_others_alone():
         torch.testing.assert_close(p, q, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("by", ["value", "norm", "global_norm"])
+@pytest.mark.parametrize("limit", [1e-4, 1e4])
+def test_a_gradient_is_compiled_whether_it_is_clipped_or_not(by, limit):
+    words = (*WORLD, *ALGORITHMS["dqn"], *MODELS["mlp"], "+env.kwargs.action=discrete", f"algo.grad_clip={limit}")
+    with interpreted(), warnings.catch_warnings(action="error", category=UserWarning):
+        assert weights((*words, f"algo.grad_clip_by={by}"), "max")[1]
+
+
 def test_rows_of_one_number_do_not_decide_for_those_of_another():
     """A rank's share of the first minibatch may be one row, for which the tracer takes other operations."""
     words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["mlp"], "+env.kwargs.action=discrete")
