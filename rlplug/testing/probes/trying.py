@@ -21,6 +21,7 @@ from rlplug.evaluation.evaluator import Evaluator
 from rlplug.registry import Kind as ComponentKind
 from rlplug.registry import hookimpl
 from rlplug.run.build import build
+from rlplug.testing.checks import stored
 from rlplug.testing.checks.matrix import put, raw_of
 from rlplug.testing.checks.runs import CPU, option_of, require, watch
 from rlplug.testing.probes.worlds import PROBES, Kind, Probe, make
@@ -116,6 +117,8 @@ def _serves(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str]) 
     if probe.mask and "action_mask" not in needs.keys:
         return False
     if probe.stale and (config.loop.cls.reads or not needs.off_policy or needs.data != "segments"):
+        return False
+    if stored.fills_itself(config.buffer.name):  # with what is not the probe's
         return False
     if not needs.rewards:  # it imitates
         return bool(config.loop.cls.reads and (probe.best or probe.target))

@@ -157,6 +157,8 @@ class Independent(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
+        if not spec.has_agents:
+            raise ConfigError("env", "independent learners need an environment with agents")
         every = [cfg.algo.needs(own) for _, own, *_ in cls.agents(spec)]
         return replace(every[0], keys=tuple(dict.fromkeys(key for needs in every for key in needs.keys)))
 
