@@ -70,7 +70,9 @@ def _check_members(kind: Kind, who: Any, more: Sequence[str] = ()) -> None:
         if getattr(who, member, None) is None or (there and inspect.getattr_static(who, member, None) is there):
             raise _missing(who, base, member)
     for member, there in declared(kind).items():
-        refuse(who, member, _misfit(inspect.getattr_static(who, member, None), there))
+        own = inspect.getattr_static(who, member, None)
+        on_object = isinstance(own, types.FunctionType) and not isinstance(who, type) and member in vars(who)
+        refuse(who, member, _misfit(staticmethod(own) if on_object else own, there))  # which has no self
 
 
 @cache
