@@ -100,13 +100,13 @@ def _columns(group: Any, path: Path) -> dict[str, Any]:
     Raises:
         ValueError: one is kept elsewhere, or declares far more than the file can hold.
     """
-    found = {name: item for top in group if top in CALLED for name, item in _walk(_held(group, top), top)}
-    if "infos" in group:
-        infos = _held(group, "infos")
-        for name in OF_LOGP:
-            if name in infos:
-                found["logp"] = _held(infos, name)
     h5py, size = needs_package("h5py", str(path)), 0
+    if not isinstance(group, h5py.Group):  # whose names come one by one: those of a data set are its elements
+        raise ValueError("has a data set where a group is expected")
+    found = {name: item for top in group if top in CALLED for name, item in _walk(_held(group, top), top)}
+    if "infos" in group and isinstance(infos := _held(group, "infos"), h5py.Group):
+        for name in filter(infos.__contains__, OF_LOGP):
+            found["logp"] = _held(infos, name)
     for name, item in found.items():
         if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS:
             raise ValueError(f"holds no numbers in {name!r}")
@@ -135,8 +135,6 @@ def _held(group: Any, name: str) -> Any:
         ValueError: it is a link to elsewhere.
     """
     h5py = needs_package("h5py", name)
-    if not isinstance(group, h5py.Group):
-        raise ValueError(f"has a data set where a group is expected, above {name!r}")
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
         raise ValueError(f"has a link to elsewhere at {name!r}, and only its own contents are read")
     return group[name]

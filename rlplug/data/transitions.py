@@ -94,7 +94,9 @@ def check_rows(columns: Batch, final: int = 0) -> int:
 
 
 def not_finite(columns: Batch, block: int) -> np.ndarray:
-    """Return which rows ``[n]`` have a number that is not finite: its place in ``FINITE`` plus 1, and 0 elsewhere.
+    """Return which rows ``[n]`` have a number that is not finite in 32 bits, which is how floats are learned from.
+
+    Such a row has the place of its column in ``FINITE``, plus 1; others have 0.
 
     Args:
         columns: leaves ``[n, ...]``; some may be shorter.
@@ -104,7 +106,8 @@ def not_finite(columns: Batch, block: int) -> np.ndarray:
     found = np.zeros(max((len(leaf) for _, leaf in leaves), default=0), np.int8)
     for place, leaf in leaves:
         for low in range(0, len(leaf) if leaf.dtype.kind == "f" else 0, block):
-            values = np.asarray(leaf[low : low + block])
+            with np.errstate(over="ignore"):
+                values = np.asarray(leaf[low : low + block]).astype(np.float32)
             found[low : low + len(values)][~np.isfinite(values).reshape(len(values), -1).all(1)] = place
     return found
 

@@ -224,6 +224,29 @@ def test_hdf5_that_is_kept_elsewhere(episodes, kind, tmp_path):
     assert re.search(LINKS[kind], refusal(path))
 
 
+@pytest.mark.parametrize("name", ["infos", "episode_0", "observations"])
+def test_data_sets_in_place_of_groups(name, tmp_path):
+    """To look for a name in a data set is to read all of it."""
+    with h5py.File(path := tmp_path / "a.hdf5", "w") as file:
+        for key, leaf in columns(Random(0)).items():
+            if key != name:
+                file[key] = leaf
+        file.create_dataset(name, (2**40,), "f4", chunks=(2**20,), compression="gzip")
+    if name == "infos":  # from which nothing is needed
+        assert len(Recording([str(path)], Reading(SPEC)).lengths)
+    else:
+        assert re.search("a data set where a group is expected|MiB are said to be in", refusal(path))
+
+
+@pytest.mark.parametrize("name", ["observations", "rewards"])
+def test_numbers_that_are_infinite_in_32_bits(name, tmp_path):
+    values = columns(Random(0))
+    values[name] = values[name].astype(np.float64)
+    values[name][1] = 1e300
+    np.savez(tmp_path / "a.npz", **values)  # type: ignore[arg-type]
+    assert "that is not a finite number, in row 1" in refusal(tmp_path / "a.npz")
+
+
 def test_zip_files_that_unpack_to_more_than_they_can_hold(tmp_path, monkeypatch):
     monkeypatch.setattr("rlplug.data.source.ALWAYS", 2**20)
     path = npz(tmp_path, Random(0))

@@ -170,7 +170,8 @@ KINDS: dict[str, Callable[[int], Any]] = {
 def columns_of_other_kinds(folder: Path, rng: Random, marker: Path) -> Path:
     values = columns(rng)
     name = rng.choice([*values, "episode", "logp", "action_mask", "observations/a", "dones", "\x1b[31m"])
-    values[name] = KINDS[rng.choice([*KINDS])](len(values["rewards"]))
+    n = len(values["rewards"])
+    values[name] = KINDS[rng.choice([*KINDS])](n)
     form = rng.choice(["npz", "hdf5", "parquet"])
     path = folder / f"a.{form}"
     if form == "npz":
@@ -181,9 +182,9 @@ def columns_of_other_kinds(folder: Path, rng: Random, marker: Path) -> Path:
                 if key not in ("observations/a",):
                     file[key] = leaf.astype("S") if leaf.dtype.kind == "U" else leaf
     else:
-        n = len(values["rewards"])
         sized = {key: leaf for key, leaf in values.items() if leaf.shape[:1] == (n,) and leaf.dtype.kind not in "cV"}
-        pq.write_table(pa.table({key: leaf.tolist() for key, leaf in sized.items()}), path)
+        made = {key: pa.array(leaf) if leaf.ndim == 1 else leaf.tolist() for key, leaf in sized.items()}
+        pq.write_table(pa.table(made), path)
     return path
 
 
