@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 
 from rlplug import registry
+from rlplug.types import ConfigError
 from tests.contract.planted import BUGS, FILES, Bug
 from tests.installing import install_into
 
@@ -23,7 +25,8 @@ from tests.installing import install_into
 def found_by(bug: Bug, every: bool = False) -> list[tuple[str, str]]:
     """Return the failures ``(check, message)`` of the check that has to find a bug, or of all checks.
 
-    Only an AssertionError is a failure: a bug that crashes, or never ends, was not found by a check.
+    They are AssertionErrors of the kit, and ConfigErrors by which rlplug refuses what a component returns. A bug that
+    crashes, or never ends, was not found by a check.
 
     Raises:
         Exception: a check crashed or reached its time limit, and ``every`` is false.
@@ -33,7 +36,7 @@ def found_by(bug: Bug, every: bool = False) -> list[tuple[str, str]]:
         if every or f"{check.what}-".startswith(f"{bug.check}-"):
             try:
                 check()
-            except AssertionError as error:
+            except (AssertionError, ConfigError) as error:
                 found.append((check.what, " ".join(str(error).split())))
             except Exception:
                 if not every:
@@ -58,13 +61,14 @@ def main() -> int:
             if options.name and bug.name not in options.name:
                 continue
             begin = time.process_time()
+            found, said = list[tuple[str, str]](), ""
             try:
                 found = found_by(bug, options.all)
             except Exception as error:
-                found = [(bug.check, f"{type(error).__name__}: {error}")]
-            missed += [] if any(bug.says in said for _, said in found) else [bug.name]
+                said = f"{type(error).__name__}: {error}"
+            missed += [] if any(bug.says in words for _, words in found) else [bug.name]
             checks = ", ".join(dict.fromkeys(f"`{check}`" for check, _ in found)) or "**nothing**"
-            said = found[0][1].replace("|", "\\|")[:160] if found else ""
+            said = textwrap.shorten(found[0][1] if found else said, 160, placeholder=" ...").replace("|", "\\|")
             what = (bug.cls.__doc__ or "").strip().splitlines()[0]
             print(f"| `{bug.name}` | {what} | {checks} | {said} | {time.process_time() - begin:.1f} |", flush=True)
     print(f"{len(missed)} of {len(BUGS)} missed: {', '.join(missed)}" if missed else "", file=sys.stderr)

@@ -28,7 +28,6 @@ class Bug:
         check: the check that finds it, without the environment.
         says: a part of what the check says.
         words: with which the component is tried.
-        quick: whether it is found within a second or two.
     """
 
     cls: type[Any]
@@ -37,7 +36,6 @@ class Bug:
     check: str
     says: str
     words: tuple[str, ...] = ()
-    quick: bool = False
 
     @property
     def name(self) -> str:
@@ -56,67 +54,66 @@ class Bug:
         return checks_of(self.kind, self.name, overrides=self.words)
 
 
-def algo(cls: type[Any], base: str, check: str, says: str, quick: bool = False) -> Bug:
-    return Bug(cls, "algo", base, check, says, quick=quick)
+def algo(cls: type[Any], base: str, check: str, says: str) -> Bug:
+    return Bug(cls, "algo", base, check, says)
 
 
 BUGS = [
-    algo(values.DqnBootstrapsAfterTheEnd, "dqn", "probe-ends", "bootstraps from the row after a termination", True),
+    algo(values.DqnBootstrapsAfterTheEnd, "dqn", "probe-ends", "bootstraps from the row after a termination"),
     algo(values.PpoBootstrapsAfterTheEnd, "ppo", "probe-ends", "bootstraps from the row after a termination"),
     algo(values.SacSwapsEnds, "sac", "probe-ends", "bootstraps from the row after a termination"),
     algo(values.DqnEndsAtTruncation, "dqn", "probe-ends", "takes a truncation for a termination"),
-    algo(values.PpoEndsAtTruncation, "ppo", "probe-ends", "the value of state 1 is 1.", True),
+    algo(values.PpoEndsAtTruncation, "ppo", "probe-ends", "the value of state 1 is 1."),
     algo(values.MarwilEndsAtTruncation, "marwil", "probe-ends", "the value of state 1 is 1."),
     algo(values.A2cLeaksAcrossEpisodes, "a2c", "probe-ends", "and 10 is exact"),
     algo(values.PpoLearnsFromFinalRows, "ppo", "probe-ends", "and 10 is exact"),
     algo(values.DqnBootstrapsFromAnotherColumn, "dqn", "probe-absorbing", "and 0 is exact"),
-    algo(values.DqnDiscountsTheFirstReward, "dqn", "probe-delayed", "discounts the first reward, too", True),
+    algo(values.DqnDiscountsTheFirstReward, "dqn", "probe-delayed", "discounts the first reward, too"),
     algo(values.SacDiscountsOnceLess, "sac", "probe-delayed", "and 1 is exact"),
-    algo(values.PpoShiftsRewards, "ppo", "probe-delayed", "discounts the first reward, too", True),
+    algo(values.PpoShiftsRewards, "ppo", "probe-delayed", "discounts the first reward, too"),
     algo(values.PpoForgetsGamma, "ppo", "probe-absorbing", "and 10 is exact"),
     algo(values.IqlForgetsToBootstrap, "iql", "probe-absorbing", "it does not bootstrap"),
     algo(values.A2cClipsRewards, "a2c", "probe-delayed", "in state 0 it does [0.0], and 1 is best"),
-    algo(values.DqnGradientsIntoTheTarget, "dqn", "probe-split", "a gradient through the target", True),
+    algo(values.DqnGradientsIntoTheTarget, "dqn", "probe-split", "a gradient through the target"),
     algo(values.DqnNeverMovesTheTarget, "dqn", "probe-absorbing", "and 10 is exact"),
     algo(values.DqnCopiesTheWrongWay, "dqn", "probe-absorbing", "and 10 is exact"),
     algo(values.PpoAscends, "ppo", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
     algo(values.PpoInvertsTheRatio, "ppo", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
-    algo(values.PpoNeverLearnsValues, "ppo", "terms", "the term 'value' has no gradient", True),
+    algo(values.PpoNeverLearnsValues, "ppo", "terms", "returned the term 'value' without a gradient"),
     algo(values.DdpgFollowsTheWrongSign, "ddpg", "probe-target", "in state 0 it does [-1.0], and 0.5 is best"),
     algo(
         values.DdpgTrainsTheCriticByThePolicy,
         "ddpg",
         "parts",
         "the terms of part 'actor' give a gradient to critic.",
-        True,
     ),
     algo(values.SacForgetsThePolicy, "sac", "learns", "part 'actor' has moved no parameter"),
-    algo(values.BcImitatesTheNextAction, "bc", "probe-masked", "is best"),
-    algo(values.DqnJudgesTheWrongAction, "dqn", "probe-bandit", "is best"),
+    algo(values.BcImitatesTheNextAction, "bc", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
+    algo(values.DqnJudgesTheWrongAction, "dqn", "probe-bandit", "the mean over all arms"),
     algo(values.LinUcbKeepsRewards, "linucb", "probe-bandit", "in state 0 it does [2.0], and 0 is best"),
-    algo(values.DqnForgetsImportanceWeights, "dqn", "probe-rare", "the mean of what was drawn by priority", True),
-    algo(values.ImpalaForgetsImportanceWeights, "impala", "probe-stale", "that of the policy that acted", True),
-    algo(values.DqnActsOutsideTheMask, "dqn", "probe-masked", "in state 0 it does [2.0], and 0 is best", True),
+    algo(values.DqnForgetsImportanceWeights, "dqn", "probe-rare", "the mean of what was drawn by priority"),
+    algo(values.ImpalaForgetsImportanceWeights, "impala", "probe-stale", "that of the policy that acted"),
+    algo(values.DqnActsOutsideTheMask, "dqn", "probe-masked", "in state 0 it does [2.0], and 0 is best"),
     algo(values.DqnBootstrapsOutsideTheMask, "dqn", "probe-masked", "and -7.8 is exact"),
     algo(values.DqnTakesTheMaskOfAnotherRow, "dqn", "probe-masked", "and -7.8 is exact"),
-    algo(values.DqnKeepsItsStateAtReset, "dqn", "probe-cue", "is best"),
-    algo(values.PpoForgetsItsState, "ppo", "probe-cue", "is best"),
-    algo(values.DqnLearnsWithoutItsState, "dqn", "probe-cue", "is best"),
-    algo(manners.PpoFreezesTheClip, "ppo", "schedules", "a schedule of clip_param", True),
+    algo(values.DqnKeepsItsStateAtReset, "dqn", "probe-cue", "in state 4 it does ["),
+    algo(values.PpoForgetsItsState, "ppo", "probe-cue", "in state 5 it does [0.0], and 1 is best"),
+    algo(values.DqnLearnsWithoutItsState, "dqn", "probe-cue", "in state 5 it does [0.0], and 1 is best"),
+    algo(manners.PpoFreezesTheClip, "ppo", "schedules", "a schedule of clip_param"),
     algo(manners.SacFreezesItsStep, "sac", "schedules", "algo.actor_lr is a schedule"),
-    algo(manners.LinUcbFreezesItsWidth, "linucb", "schedules", "a schedule of alpha", True),
+    algo(manners.LinUcbFreezesItsWidth, "linucb", "schedules", "a schedule of alpha"),
     Bug(manners.FrozenEpsilon, "exploration", "epsilon_greedy", "schedules", "a schedule of epsilon", ("algo=dqn",)),
-    algo(manners.DqnScalesRewardsInPlace, "dqn", "rows-stay", "prepare() changes reward", True),
+    algo(manners.DqnScalesRewardsInPlace, "dqn", "rows-stay", "prepare() changes reward"),
     algo(manners.PpoPopsRows, "ppo", "rows-stay", "prepare() changes reward"),
     algo(manners.A2cShiftsObservationsInPlace, "a2c", "rows-stay", "act() changes obs"),
-    algo(manners.PpoHasALambda, "ppo", "pickles", "it cannot be pickled", True),
+    algo(manners.PpoHasALambda, "ppo", "pickles", "it cannot be pickled"),
     algo(manners.PpoDropsItsWeights, "ppo", "pickles", "a pickled copy acts otherwise"),
     algo(manners.SacDrawsFromTorch, "sac", "determinism", "when the global generators are drawn from"),
     algo(manners.DqnSharesOneDraw, "dqn", "act", "another action when other rows stand beside it"),
     algo(manners.A2cCentersRewards, "a2c", "resumes", "A2cCentersRewards.mean differs"),
     algo(manners.PpoMeansOverItsOwnRows, "ppo", "ranks", "on rank 0 of two than on one rank"),
     algo(manners.DqnReturnsAMean, "dqn", "ranks", "on four microbatches than on one rank"),
-    algo(manners.DqnCountsSteps, "dqn", "resumes", "DqnCountsSteps.steps differs"),
+    algo(manners.DqnCountsSteps, "dqn", "resumes", "DqnCountsSteps.counted differs"),
     algo(manners.PpoNormsTheBatch, "ppo", "pure", "gives the term 'policy' of a row another value"),
     Bug(
         manners.EpsilonOutsideTheMask,

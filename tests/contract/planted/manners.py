@@ -144,10 +144,11 @@ class DqnReturnsAMean(DQN):
 class DqnCountsSteps(DQN):
     """The target network follows a counter that no checkpoint has."""
 
-    steps = 0
+    counted = 0
 
     def after_step(self, parts, losses, learner):
-        self.steps += 1
+        self.steps.fill_(self.counted)
+        self.counted += 1
         super().after_step(parts, losses, learner)
 
 
