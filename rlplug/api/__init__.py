@@ -31,3 +31,4 @@ from rlplug.api.running import Loop as Loop
 from rlplug.api.running import Run as Run
 from rlplug.plan import Hardware as Hardware
 from rlplug.plan import Plan as Plan
+from rlplug.types import EnvTraits as EnvTraits
