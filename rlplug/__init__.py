@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Segment,
         Trainable,
         VecEnv,
+        Window,
     )
     from rlplug.cli.train import train
     from rlplug.config import RunConfig, compose
@@ -64,6 +65,7 @@ __all__ = [
     "Segment",
     "Trainable",
     "VecEnv",
+    "Window",
     "compose",
     "hookimpl",
     "load",

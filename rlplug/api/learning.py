@@ -205,7 +205,7 @@ class Algorithm(Trainable):
 
     @classmethod
     def recurrent(cls, cfg: Any, needs: Needs) -> Needs:
-        """Return what it needs with a recurrent model: ``needs`` with ``carry_stride``, and the key ``carry``.
+        """Return what it needs with a recurrent model: ``needs`` with ``Window.stride``, and the key ``carry``.
 
         Raises:
             ConfigError: it cannot learn with such a model, as by default.

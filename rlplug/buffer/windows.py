@@ -54,7 +54,7 @@ class Windows(Buffer, Generic[R]):
     def __init__(self, cfg: Storage, ctx: Context, stride: int = 1) -> None:
         self.ctx = ctx
         self.columns = len(ctx.env_ids)
-        self.window = ctx.needs.burn_in + ctx.needs.window
+        self.window = ctx.needs.window.rows - 1
         self.batch_size = ctx.batch_size // ctx.world_size
         ring: Any = self.ring
         self.rings: Rings[R] = Rings(ring, cfg, ctx, self.window + stride - 1, stride if self.sequences else 0)

@@ -42,6 +42,10 @@ LONGEST = 100_000
 """actions of an episode that are kept; a longer one is not replayed"""
 
 
+def _render(envs: Sequence[gymnasium.Env[Any, Any]]) -> Any:
+    return envs[0].render()  # which may be another one than before
+
+
 class EnvList:
     """``B`` environments with equal spaces as one ``VecEnv``.
 
@@ -103,7 +107,7 @@ class EnvList:
         self._execute = execute(action_space)
         self.traits = EnvTraits(
             check_bounds=check_bounds,
-            render=self.envs[0].render if self.envs[0].render_mode == "rgb_array" else None,
+            render=partial(_render, self.envs) if self.envs[0].render_mode == "rgb_array" else None,
             render_fps=self.envs[0].metadata.get("render_fps", 30),
             goals=partial(goals_of, self.envs[0]),
         )

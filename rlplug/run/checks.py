@@ -83,7 +83,7 @@ def check(resolved: ResolvedRun) -> None:
 
 
 def _gives(buffer: type[Buffer], needs: Needs) -> bool:
-    sequences = needs.data != "windows" or buffer.sequences == bool(needs.carry_stride)
+    sequences = needs.data != "windows" or buffer.sequences == bool(needs.window.stride)
     return sequences and needs.data in buffer.gives and not _outdated(buffer, needs)
 
 
@@ -127,7 +127,7 @@ def _check_buffer(config: RunConfig, needs: Needs) -> None:
         raise ConfigError("buffer", f"{name} gives {given}, but {algo} learns from {WHAT[needs.data]}; take {ways}")
     if _outdated(buffer, needs):
         why = f"gives segments several times, but {algo} does not correct for older policies"
-    elif needs.carry_stride:
+    elif needs.window.stride:
         why = f"keeps no recurrent states, which {algo}'s model needs"
         ways += ", or a model without a state"
     else:
@@ -229,7 +229,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm."""
     config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
     autoreset = trainer.collector.spec.autoreset
-    if needs.data == "windows" and needs.carry_stride and autoreset is not AutoresetMode.NEXT_STEP:
+    if needs.data == "windows" and needs.window.stride and autoreset is not AutoresetMode.NEXT_STEP:
         said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
         raise ConfigError("env", f"{said} cannot be kept over them; env.vectorization=list leaves none")
     for key, chosen in config.exploration.items():

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 import rlplug
-from rlplug.api import Needs, Segment
+from rlplug.api import Needs, Segment, Window
 from rlplug.checkpointing.format import FileRowLog
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose, default_node
@@ -78,7 +78,7 @@ STREAM = Stream()
 
 
 def make(window=1, batch=256, ends=True, capacity=COLUMNS * 200, rows=1, seed=0, **changes):
-    needs = Needs(window=window, data="windows", off_policy=True, keys=("obs", "action"))
+    needs = Needs(Window(window), data="windows", off_policy=True, keys=("obs", "action"))
     ctx = context(SPEC, needs=needs, num_envs=COLUMNS, batch_size=batch, rollout_length=rows, seed=seed)
     ctx.goals = lambda: Near(ends)
     node = default_node("buffer", "her") | {"capacity": capacity} | changes

@@ -63,7 +63,7 @@ class Experts(Buffer):
 
     def sample(self) -> Batch:
         """Return ``[window + 1, B]``; every first row is valid, and all ranks together draw one sample."""
-        window, size = self.ctx.needs.window, self.ctx.batch_size // self.ctx.world_size
+        window, size = self.ctx.needs.window.length, self.ctx.batch_size // self.ctx.world_size
         (ids,) = self.rows["valid"][:-window].nonzero(as_tuple=True)
         ids = ids[self.ctx.randint(len(ids), size).cpu()]
         where = ids + torch.arange(window + 1)[:, None]
