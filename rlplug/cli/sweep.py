@@ -67,7 +67,8 @@ def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from rlplug.config.composition import explained, session
+    from rlplug.config.explain import explained
+    from rlplug.config.origins import session
 
     with session() as loader, explained(overrides):
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))

@@ -12,13 +12,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from rlplug.config.composition import ABSENT, EXISTS, GROUPS, composed, explained, plain
+from rlplug.config.composition import composed, plain
 from rlplug.config.errors import joined, value_at
-from rlplug.config.explain import no_such_key_of
+from rlplug.config.explain import EXISTS, GROUPS, explained, no_such_key_of
 from rlplug.config.schema import RESUMABLE, SEVERAL, WHY, kind_of, scheduled
 from rlplug.types import ConfigError
 
 STRETCH = "schedules=stretch"
+ABSENT = object()
 
 
 def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str], why: str) -> dict[str, Any]:

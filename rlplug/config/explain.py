@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from rlplug.config import errors
-from rlplug.config.composition import EXISTS, GROUPS, PRIMARY, composed, option_names, session
+from rlplug.config import errors, origins
 from rlplug.config.errors import peers, value_at
-from rlplug.config.origins import asked_by, check_packages, choices_of, is_selected, unreadable
+from rlplug.config.origins import folders_of, loaded, option_names
 from rlplug.config.schema import SEVERAL
-from rlplug.registry import owners, presets
+from rlplug.registry import KINDS, owners
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
+
+GROUPS = (*KINDS, "tuned", "experiment")
+EXISTS = "exists already: write {}=<value>, without +"
+
+
+@contextmanager
+def explained(overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Raise errors of Hydra and OmegaConf as ``ConfigError``."""
+    try:
+        yield
+    except Exception as error:
+        raise explain(error, overrides) from None
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
@@ -31,14 +41,14 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     overrides = [override for override in overrides if not override.startswith("-")]
     text, cause = str(error), error.__cause__
     if isinstance(error, RecursionError):
-        files = " or ".join(str(presets()[pair][0]) for pair in choices_of(overrides))
+        files = " or ".join(map(str, origins.chosen_files(overrides)))
         return ConfigError("", f"{files or 'a value'} is nested too deeply")
     try:
-        check_packages(choices_of(overrides))
+        origins.check_packages((file.group, file.option) for file in origins.chosen_files(overrides))
     except ConfigError as wrong:
         return wrong
     if isinstance(error, MarkedYAMLError):
-        return unreadable(error)
+        return origins.unreadable(error)
     if keyless := [override for override in overrides if override.startswith("=")]:
         return ConfigError("", f"cannot read {keyless[0]!r}: should be key=value")
     if isinstance(error, OverrideParseException):
@@ -50,7 +60,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         found = unknown_option(error.missing_cfg_file, overrides)
         group, _, option = error.missing_cfg_file.partition("/")
-        return ConfigError(found.key, found.message + asked_by(group, option, overrides))
+        return ConfigError(found.key, found.message + origins.asked_by(group, option, overrides))
     if (found := re.match(r"Could not delete from config\. '(.+?)' does not exist", text)) or (
         isinstance(cause, ConfigAttributeError | ConfigKeyError)
         and (found := re.match(r"Could not override '(.+)'", text))
@@ -94,7 +104,7 @@ def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
                 (to for word, to in peers("options").get(group, {}).items() if word.lower() == name.lower()), None
             )
             said = f"unknown option {name!r}"
-            if (declares := owners().get((group, name), ())) and not is_selected(group, name):  # type: ignore[call-overload]
+            if (declares := owners().get((group, name), ())) and not origins.is_selected(group, name):  # type: ignore[call-overload]
                 said = f"{declares[0]} has no conf/{group}/{name}.yaml, by which its {group} {name!r} would be chosen"
             nothing = group in SEVERAL and name.lower() in ("none", "null", "false")
             if words := [f"{group}=[]"] if nothing else [] if meant else chosen_as(name, {}, besides=group):
@@ -120,7 +130,7 @@ def not_chosen(kind: str, name: str, nodes: Iterable[str]) -> ConfigError:
 
 def _together(kind: str, name: str, nodes: Iterable[str]) -> str:
     """Return ``logger=[progress,wandb]``: what is chosen already, but for what is always there, and one more."""
-    always = composed([f"{kind}=[]"])[kind]
+    always = loaded([f"{kind}=[]"])[kind]
     return f"{kind}=[{','.join([*(other for other in nodes if other not in always), name])}]"
 
 
@@ -144,7 +154,6 @@ def chosen_as(name: str, nodes: Mapping[str, Any], besides: str = "") -> list[st
 def _base(overrides: Sequence[str]) -> Any:
     """Compose the groups of the command line without its settings."""
     groups = [o for o in overrides if re.match(r"[\w/@]+=(?!{)", o) and option_names(re.split("[=@]", o)[0], overrides)]
-    folders = [o for o in overrides if o.startswith("hydra.searchpath=")]
-    with session(), suppress(Exception):
-        return OmegaConf.to_container(hydra.compose(PRIMARY, [*folders, *groups], return_hydra_config=True))
+    with suppress(Exception):
+        return OmegaConf.to_container(loaded([*folders_of(overrides), *groups]))
     return {}

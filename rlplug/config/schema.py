@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
-from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, single, unknown_key
+from rlplug.config.errors import dotted, joined, mistakes, show, single, unknown_key
 from rlplug.config.estimate import Estimate, paths
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, is_schedule, option, settings
@@ -219,18 +219,9 @@ def parse(raw: dict[str, Any]) -> RunConfig:
             errors.append(ConfigError(kind, f"{show(nodes)} has the wrong type: should map names to settings"))
     models = {slot: chosen("model", slot, raw.get(slot)) for slot in slots if slot == "model" or raw[slot] is not None}
     if errors:
-        raise joined([_meant(error, raw) for error in errors])
+        raise joined(errors)
     components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
     return RunConfig(**core, **components, raw=raw)
-
-
-def _meant(error: ConfigError, raw: Mapping[str, Any]) -> ConfigError:
-    """Return the error; for an unknown key, one that names what another library or another place calls so."""
-    from rlplug.config.explain import chosen_as  # here: it imports this module
-
-    if isinstance(error, UnknownKeyError) and (others := elsewhere(raw, error.key) or chosen_as(error.key, raw)):
-        return ConfigError(error.key, f"unknown key; did you mean {' or '.join(others)}?")
-    return error
 
 
 def choose(kind: Kind, key: str, node: Any) -> Chosen:
@@ -240,9 +231,8 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
         ConfigError: there is no such component, it cannot be imported, or its settings are wrong.
     """
     if node is None:
-        from rlplug.config.composition import option_names  # here: it imports this module
-
-        raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(option_names(kind))}")
+        names = [option for group, option in registry.presets() if group == kind]
+        raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(names)}")
     if not isinstance(node, dict):
         hint = f"; a file of conf/model is chosen by model@{key}={node}" if kind == "model" else ""
         raise ConfigError(key, f"{show(node)} has the wrong type: should be a mapping with 'name' and settings{hint}")
