@@ -215,10 +215,10 @@ def evaluate(
         keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
     with closing(Evaluator(make, algorithm, ctx, core.eval, normalize, keys=keys)) as evaluator:
         if mode == "greedy" and files is None:
-            metrics, played = evaluator.evaluate(checkpoint.steps)
+            metrics, played = evaluator.evaluate(lambda job, given: evaluator.play(job, checkpoint.steps, given))
         else:
             job = replace(evaluator.job, mode=mode)
-            played = evaluator.noted(evaluator.play_job(job, checkpoint.steps))
+            played = evaluator.noted(evaluator.play(job, checkpoint.steps))
             metrics = episode_metrics(played)
             if files is not None:
                 files.add_all(played)

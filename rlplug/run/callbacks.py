@@ -15,7 +15,6 @@ from rlplug.collection.play import Stopped
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.evaluation.evaluator import as_batch
 from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
@@ -110,7 +109,7 @@ class Callbacks:
         with trainer.clock.phase("evaluate"):
             played = actors.wait(lambda: bool(trainer.stop_signal) or not wait)
         if played is not None:
-            result = episode_metrics(self.evaluation.evaluator.noted(as_batch(played)))
+            result = episode_metrics(self.evaluation.evaluator.noted(played))
             self._evaluated(trainer, result, actors.env_steps)
             if self.manager is not None:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))

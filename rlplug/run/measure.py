@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ import torch
 from rlplug.api import Exploration, Job
 from rlplug.collection.play import Stopped
 from rlplug.context import ResolvedRun
-from rlplug.evaluation.evaluator import Evaluator, as_batch, evaluates_itself, shares_of, side_by_side
+from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, record
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
@@ -128,38 +128,32 @@ class Evaluation:
         """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
         policy, steps = self.policy, trainer.steps
         with trainer.clock.phase("evaluate"):
-            metrics = policy.algorithm.evaluate(partial(self._play, trainer), self.cfg.episodes)
-            if "eval/return_mean" not in metrics:
-                raise ValueError(f"{type(policy.algorithm).__name__}.evaluate returns no eval/return_mean")
+            metrics, _ = self.evaluator.evaluate(partial(self._play, trainer))
             if self.cfg.record and trainer.ctx.rank == 0:
                 path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
                 stop, normalize = lambda: bool(trainer.stop_signal), policy.normalize
                 record(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
         return metrics
 
-    def _play(
-        self, trainer: Trainer, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None
-    ) -> Iterator[tuple[Job, Batch]]:
-        """Play jobs of an evaluation: the ranks share the columns of each."""
-        for job in jobs:
-            own, shares = self._play_share(trainer, job, weights), list[Batch]()
-            for batch, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
-                if batch is None:
-                    trainer.agreed_stop = stop_signal  # which all ranks know
-                    raise Stopped
-                shares.append(batch)
-            yield job, self.evaluator.noted(side_by_side(shares))
+    def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:
+        """Play a job of an evaluation: the ranks share its columns."""
+        own, shares = self._play_share(trainer, job, weights), list[Batch]()
+        for batch, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
+            if batch is None:
+                trainer.agreed_stop = stop_signal  # which all ranks know
+                raise Stopped
+            shares.append(batch)
+        return side_by_side(shares)
 
     def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
         """Play this rank's share of a job; None: it was asked to stop."""
         number, stop = trainer.steps, lambda: bool(trainer.stop_signal)
         with suppress(Stopped):
             if self.actors is None:
-                return self.evaluator.play_job(job, number, weights, stop, self._share(job.episodes))
+                return self.evaluator.play(job, number, weights, stop, self._share(job.episodes))
             if not stop():
                 self.actors.begin(number)
-                played = self.actors.wait(stop)
-                return None if played is None else as_batch(played)
+                return self.actors.wait(stop)
         return None
 
     def _share(self, episodes: int) -> range:
