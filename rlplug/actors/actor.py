@@ -94,8 +94,7 @@ class Actor(RemotePolicy):
         generator = self.policy.ctx.generators["actor"]
         if len(state["generator"]) == len(generator.get_state()):  # else it is of another kind of device
             generator.set_state(torch.tensor(state["generator"]))
-        if "global" in state:
-            load_global_state(state["global"], self.policy.ctx.device)
+        load_global_state(state["global"], self.policy.ctx.device)
 
     def collect(self, rows: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
         """Return a segment of arrays ``[T+1, b, ...]``, and the state after it, pickled: Ray is slow with trees.

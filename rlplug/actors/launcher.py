@@ -55,8 +55,9 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
                 except RayError as error:
                     # the error of a rank may only follow from another rank's lost process, or from an earlier error
                     order = isinstance(error, RayTaskError), time.monotonic()
-                    failure = _failure(error, f"rank {refs.index(ref)} of {len(refs)}")
-                    yield ref, *(("interrupt", KeyboardInterrupt(signals[0])) if signals else ("error", failure)), order
+                    failed = _failure(error, f"rank {refs.index(ref)} of {len(refs)}")
+                    kind = "interrupt" if signals else "error"
+                    yield ref, kind, KeyboardInterrupt(signals[0]) if signals else failed, order
 
         def pass_on(number: int, frame: Any) -> None:
             signals.append(number)

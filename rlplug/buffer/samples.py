@@ -20,7 +20,7 @@ def sample_misfit(batch: Batch, needs: Needs) -> str | None:
             each = (
                 f"{f'{needs.burn_in} of burn-in and ' * bool(needs.burn_in)}{needs.window} of the window, and one more"
             )
-            return f"returned {len(batch['valid'])} rows; wanted are {rows}: {each}"
+            return f"returned {len(batch['valid'])} rows; return {rows}: {each}"
     short = [key for key in needs.keys if key in batch and key != "carry" and not isinstance(batch[key], dict)]
     for key in ("reward", "terminated", "truncated", *short):
         leaf = batch.get(key)

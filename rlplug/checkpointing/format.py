@@ -79,7 +79,7 @@ class FileRecord(BaseModel):
 class CheckpointManifest(Manifest):
     env_steps: int
     updates: int
-    unit: Unit = "env_steps"
+    unit: Unit
     score: float | None
     wall_s: float
     since_logged_s: float
@@ -300,7 +300,7 @@ def folder_of(run: Path, steps: int) -> Path:
 
 def steps_of(manifest: Mapping[str, Any]) -> int:
     """Return how far the run of a checkpoint was, in the unit of its loop."""
-    return manifest[manifest.get("unit", "env_steps")]
+    return manifest[manifest["unit"]]
 
 
 def checkpoints(run: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -41,12 +41,12 @@ class Chosen:
     def needs(self, *args: Any, member: str = "needs") -> Any:
         """Return the ``Needs`` of an algorithm, or the keys of rows that a buffer or an exploration module reads."""
         with self._full_keys() as contract:
-            return contract.ask_needs(self.kind, self.cls, member, self.cfg, *args)
+            return contract.ask(self.kind, self.cls, member, self.cfg, *args)
 
     def plan(self) -> Any:
         """Return the ``Plan`` of hardware."""
         with self._full_keys() as contract:
-            return contract.ask_plan(self.build(None))
+            return contract.ask("hardware", self.build(None), "plan")
 
     @contextmanager
     def _full_keys(self) -> Iterator[Any]:
@@ -299,21 +299,16 @@ def _check_names(node: Any, key: str = "") -> None:
 
 
 def _migrate(kind: Any, key: str, node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    if not isinstance(name := node.get("name"), str):  # several components
-        return {option: _migrate(kind, f"{key}.{option}", inner) for option, inner in node.items()}
-    try:
-        config = registry.load(kind, name).Config
-    except (ConfigError, AttributeError):
-        return node
+    config, _ = _inside(kind, node)
     if hasattr(config, "migrate"):
+        name = node["name"]
         try:
             node = {"name": name} | config.migrate({k: v for k, v in node.items() if k != "name"})
         except Exception as error:
             who = f"{kind} {name!r} of {registry.owner(kind, name)}"
             raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error
-    return node | {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in _nested(config, node)}
+    inner = {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in _inside(kind, node)[1]}
+    return node | inner if inner else node
 
 
 def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
@@ -321,20 +316,27 @@ def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
 
     A component that cannot be imported has none.
     """
+    config, inside = _inside(kind, node)
+    for name, field in getattr(config, "__pydantic_fields__", {}).items():
+        if name in node and any(map(is_schedule, get_args(field.annotation))):
+            yield f"{key}.{name}", node[name]
+    for name, nested_kind in inside:
+        yield from scheduled(nested_kind, f"{key}.{name}", node[name])
+
+
+def _inside(kind: Any, node: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the ``Config`` of a node's component, and the options that hold others, with their kinds.
+
+    It is None for several components, for one that cannot be imported, and for what is no component.
+    """
     if kind not in KINDS or not isinstance(node, dict):
-        return
-    inside = [(option, kind) for option in node]  # several components
-    if isinstance(name := node.get("name"), str):
-        try:
-            config = registry.load(kind, name).Config
-        except (ConfigError, AttributeError):
-            return
-        inside = _nested(config, node)
-        for option, field in config.__pydantic_fields__.items():
-            if option in node and any(map(is_schedule, get_args(field.annotation))):
-                yield f"{key}.{option}", node[option]
-    for option, nested_kind in inside:
-        yield from scheduled(nested_kind, f"{key}.{option}", node[option])
+        return None, []
+    if not isinstance(name := node.get("name"), str):
+        return None, [(name, kind) for name in node]
+    with suppress(ConfigError, AttributeError):
+        config = registry.load(kind, name).Config
+        return config, _nested(config, node)
+    return None, []
 
 
 def nested(chosen: Chosen) -> Iterator[Chosen]:

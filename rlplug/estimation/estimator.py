@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm
+from rlplug.config import Core
 from rlplug.config.estimate import Estimate as Config
 from rlplug.context import EnvShard, RunContext
 from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
 from rlplug.distributed.one_process import OneProcess
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.estimation.fqe import FQE, fit
@@ -88,6 +90,23 @@ class Estimator:
         if self.modeled and cfg.folds > n:
             raise ConfigError("estimate.folds", f"{cfg.folds} folds, but there are {n} episodes; take fewer")
 
+    @classmethod
+    def reading(
+        cls,
+        core: Core,
+        paths: Sequence[str],
+        key: str,
+        algorithm: Algorithm,
+        ctx: RunContext,
+        normalize: Callable[[Any], Any] | None,
+        tell: Callable[[str], None],
+    ) -> Estimator:
+        """Open the episodes that the setting ``key`` names; ``tell`` is given lines about how they are read."""
+        recording = Recording(paths, reading := Reading.by(core.data, ctx.spec, key))
+        for note in reading.notes:
+            tell(note)
+        return cls(core.estimate, recording, algorithm, ctx, normalize)
+
     def estimate(self, number: int = 0) -> dict[str, float]:
         """Estimate with the weights of now.
 
@@ -103,11 +122,8 @@ class Estimator:
         """
         cfg = self.cfg
         with self._drawing(number):
-            parts = [
-                self._judged(range(begin, min(begin + AT_ONCE, len(self.lengths))))
-                for begin in range(0, len(self.lengths), AT_ONCE)
-            ]
-            rows = tree.cat(parts)
+            every = range(len(self.lengths))
+            rows = tree.cat([self._judged(every[begin : begin + AT_ONCE]) for begin in every[::AT_ONCE]])
             if not bool(rows.pop("truncated").any()):  # no limit of time, so nothing depends on the step
                 rows["time"] = torch.zeros_like(rows["time"])
             columns = {key: self._columns(rows[key].cpu()) for key in ("reward", "valid", "target", "behavior")}
@@ -117,20 +133,18 @@ class Estimator:
             q = value = torch.zeros_like(reward)
             if self.modeled:
                 q, value = (self._columns(x) for x in self._model(rows, returns))
-        values = {
-            "episode_is": lambda: importance_sampling(reward, weights, valid, cfg.gamma, per_step=False),
-            "step_is": lambda: importance_sampling(reward, weights, valid, cfg.gamma),
-            "episode_wis": lambda: weighted_importance_sampling(reward, weights, valid, cfg.gamma, per_step=False),
-            "step_wis": lambda: weighted_importance_sampling(reward, weights, valid, cfg.gamma),
-            "dm": lambda: value[0],
-            "dr": lambda: doubly_robust(reward, q, value, weights, valid, cfg.gamma),
-            "wdr": lambda: doubly_robust(reward, q, value, weights, valid, cfg.gamma, weighted=True),
-        }
+        weighing = {"is": importance_sampling, "wis": weighted_importance_sampling}
         out: dict[str, float] = {}
         for method in cfg.methods:
-            mean, low, high = mean_interval(values[method](), cfg.confidence)
-            names = (f"estimate/{method}", f"estimate/{method}_low", f"estimate/{method}_high")
-            out |= {name: x.item() for name, x in zip(names, (mean, low, high), strict=True)}
+            each, _, kind = method.partition("_")
+            if kind:
+                values = weighing[kind](reward, weights, valid, cfg.gamma, per_step=each == "step")
+            elif method == "dm":
+                values = value[0]
+            else:
+                values = doubly_robust(reward, q, value, weights, valid, cfg.gamma, weighted=method == "wdr")
+            bounds = zip(("", "_low", "_high"), mean_interval(values, cfg.confidence), strict=True)
+            out |= {f"estimate/{method}{end}": x.item() for end, x in bounds}
         out["estimate/behavior"] = returns[0].mean().item()
         if "logp" in self.keys:
             out["estimate/effective_sample_size"] = effective_sample_size(weights[-1]).item()

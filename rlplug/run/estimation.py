@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from rlplug.context import ResolvedRun
-from rlplug.data.recording import Recording
-from rlplug.data.source import Reading
 from rlplug.estimation.estimator import Estimator
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
@@ -53,13 +52,12 @@ def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
     if (paths := cfg.path or config.data.path) is None:
         raise ConfigError("estimate.with_eval", "true needs recorded episodes to judge by: estimate.path=<folder>")
     key = "estimate.path" if cfg.path else "data.path"
+    said = partial(print, "rlplug:", file=sys.stderr, flush=True)
+    tell = said if cfg.path else lambda note: None  # of data.path they are told already
     try:
-        recording = Recording(paths, reading := Reading.by(config.data, resolved.spec, key))
-        for note in reading.notes if cfg.path else ():  # of data.path they are told already
-            print(f"rlplug: {note}", file=sys.stderr, flush=True)
-        return Estimator(cfg, recording, policy.algorithm, policy.ctx, policy.normalize)
+        return Estimator.reading(config, paths, key, policy.algorithm, policy.ctx, policy.normalize, tell)
     except ConfigError as error:
         if cfg.with_eval:
             raise
-        print(f"rlplug: nothing judges this run, which has no environment: {error}", file=sys.stderr, flush=True)
+        said(f"nothing judges this run, which has no environment: {error}")
         return None

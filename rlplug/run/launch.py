@@ -146,10 +146,12 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
             checkpoint = checkpoint or Checkpoint(path)
             _check_own(checkpoint, manifest, config, changed)
         unit = config.loop.cls.unit
-        if done := run_dir.finished(folder, unit):
+        if done := run_dir.finished(folder):
             made = checkpoint.steps if checkpoint else before["total_steps"]
             if config.total_steps - made < (config.num_envs if unit == "env_steps" else 1):
-                tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
+                score = "no evaluation" if done.score is None else f"evaluation {done.score:,.1f}"
+                said = f"{folder} has finished: {getattr(done, unit):,} {STEP[unit]}s, {score}"
+                tell(f"{said}. To go on, give it more than total_steps={config.total_steps}")
                 return None
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")

@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rlplug import registry
 from rlplug.checkpointing import atomic
@@ -26,7 +26,7 @@ from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
-from rlplug.types import STEP, CheckpointError, ConfigError, Progress, Unit
+from rlplug.types import CheckpointError, ConfigError, Progress
 
 CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
 GIT_S = 20  # seconds that git may take
@@ -55,6 +55,13 @@ class Resumed(BaseModel):
 class RunManifest(Manifest):
     versions: dict[Word, Word]
     resumed: list[Resumed]
+
+
+class Summary(BaseModel):
+    status: Literal["finished"]
+    env_steps: int
+    updates: int
+    score: float | None = Field(None, alias="eval/return_mean")
 
 
 @contextmanager
@@ -141,24 +148,10 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return migrate(raw), manifest
 
 
-def finished(folder: Path, unit: Unit) -> str | None:
-    """Return steps and evaluation of a finished run, in words; None for a run that has not finished."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        summary = json.loads(atomic.read(folder / SUMMARY))
-        if summary["status"] == "finished":
-            mean = summary.get("eval/return_mean")
-            return f"{summary[unit]:,} {STEP[unit]}s, " + (
-                "no evaluation" if mean is None else f"evaluation {mean:,.1f}"
-            )
-    return None
-
-
-def score(folder: Path) -> float | None:
-    """Return the mean return of a finished run's final evaluation; None for a run that has not finished."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        summary = json.loads(atomic.read(folder / SUMMARY))
-        if summary["status"] == "finished":
-            return float(summary["eval/return_mean"])
+def finished(folder: Path) -> Summary | None:
+    """Return the summary of a finished run; None for a run that has not finished."""
+    with suppress(OSError, ValueError, RecursionError):
+        return Summary.model_validate_json(atomic.read(folder / SUMMARY))
     return None
 
 

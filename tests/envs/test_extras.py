@@ -139,13 +139,6 @@ def test_cartpole_has_no_wind(options, said):
     assert str(error.value).startswith(said)
 
 
-def test_settings_of_an_older_run_are_completed():
-    later = {"info_keys": [], "timeout_s": 60.0, "fire": False, "seed_bits": 32}
-    assert Gymnasium.Config.migrate({"id": "a"}) == {"id": "a"} | later
-    given = {"info_keys": ["wind"], "timeout_s": None, "fire": True, "seed_bits": 31}
-    assert Gymnasium.Config.migrate(given) == given
-
-
 @pytest.mark.parametrize("vectorization", ["list", "subprocess"])
 def test_they_reach_an_algorithm_that_names_them(vectorization, tmp_path, monkeypatch):
     needs, prepare, seen = PPO.needs.__func__, PPO.prepare, []

@@ -229,8 +229,8 @@ def test_deterministic_runs_use_deterministic_kernels(tmp_path):
 
 def test_shares_that_do_not_divide_are_refused_with_what_would():
     with pytest.raises(ConfigError, match=r"^train_batch_size: 10 cannot be shared .* 8 or 16 can$"):
-        checks.check_shares(10, Plan(devices=2, microbatches=4))
-    checks.check_shares(256, Plan(devices=2, microbatches=4))
+        checks.refuse(checks.shares(10, Plan(devices=2, microbatches=4)))
+    checks.refuse(checks.shares(256, Plan(devices=2, microbatches=4)))
 
 
 def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
