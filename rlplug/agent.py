@@ -183,11 +183,11 @@ def evaluate(
     Raises:
         ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
     """
-    why = f"an evaluation may change {', '.join(EVALUABLE)} alone"
-    checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, why, tell, "evaluating")
-    manifest, env = checkpoint.manifest, choose("env", "env", raw["env"])
+    checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
+    manifest = checkpoint.manifest
     if raw["env"]["name"] == manifest["config"]["env"]["name"]:
         check_installed({"env": manifest["plugins"]["env"]})
+    env = choose("env", "env", raw["env"])
     algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
 
     def make(shard: EnvShard) -> VecEnv:
@@ -236,8 +236,7 @@ def estimate(
     Raises:
         ConfigError: as ``load``; or there are no episodes, or not with what the estimates need.
     """
-    why = f"an estimate may change {', '.join(ESTIMABLE)} alone"
-    checkpoint, raw, core, plan = _opened(path, overrides, ESTIMABLE, why, tell, "estimating")
+    checkpoint, raw, core, plan = _opened(path, overrides, ESTIMABLE, tell, "an estimate")
     asked = core.estimate.path is None or any(re.match(r"\+*data\.path=", override) for override in overrides)
     if (paths := core.data.path if asked else core.estimate.path) is None:
         raise ConfigError("data.path", "is missing: an estimate is made from recorded episodes, data.path=<folder>")
@@ -252,12 +251,12 @@ def estimate(
 
 
 def _opened(
-    path: str | Path, overrides: Sequence[str], may: Sequence[str], why: str, tell: Callable[[str], None], what: str
+    path: str | Path, overrides: Sequence[str], may: Sequence[str], tell: Callable[[str], None], what: str
 ) -> tuple[Checkpoint, dict[str, Any], Core, Plan]:
     """Return a checkpoint, its configuration with the overrides, of which ``may`` may change, and where it is used."""
     from rlplug.config.changes import change  # here: it imports Hydra
 
-    checkpoint = find(Path(path), ("weights",), tell)
+    checkpoint, why = find(Path(path), ("weights",), tell), f"{what} may change {', '.join(may)} only"
     raw = change(migrate(checkpoint.manifest["config"], may), overrides, may, why)
     core, plan = _core(raw), _machine(raw, overrides, tell, what)
     set_up_torch(plan, core.deterministic)
@@ -278,7 +277,7 @@ def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[s
     except ConfigError as error:
         if any(re.match(r"\+*hardware\b", override) for override in overrides):
             raise
-        tell(f"{what} on the processor, since the run's hardware is not here: {error}")
+        tell(f"{what} runs on the CPU, since the run's hardware is not here: {error}")
         return Plan()
     return plan
 

@@ -23,6 +23,15 @@ from rlplug.types import ConfigError
 
 GROUPS = (*KINDS, "tuned", "experiment")
 EXISTS = "exists already: write {}=<value>, without +"
+SAID = {
+    r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'": r"\2 is several values: add -m to sweep over "
+    "them, or write a list [a,b]",
+    r"^Could not override '(.+?)'\.\s*(Did you mean .*|No match.*)": r"there is no such group. \2",
+    r"Multiple values for (\S+)\.": EXISTS.format(r"\1"),
+    r"An item is already at '(.+?)'": EXISTS.format(r"\1"),
+    r"^provider=(hydra\.searchpath) .*path=(.*) is not available": r"\2 does not exist",
+}
+"""what Hydra says, with the key first, and what is said instead"""
 
 
 @contextmanager
@@ -68,8 +77,6 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         tree, key = _base(overrides), found[1]
         inside = value_at(tree, key) is not None  # what is set is a mapping, and holds the key
         return no_such_key_of(tree, cause.full_key if inside else key)  # type: ignore[union-attr]
-    if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
-        return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
         return ConfigError(found[1], f"should be exactly one option of {', '.join(option_names(found[1], overrides))}")
     if "${algo}_${env}" in text:  # of the defaults list
@@ -79,13 +86,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         for override in OverridesParser.create().parse_overrides(overrides):
             if option_names(override.key_or_group) and not isinstance(override.value(), str | list | dict):
                 return unknown_option(f"{override.key_or_group}/{override.get_value_string()}", overrides)
-    if found := re.match(r"Could not override '(.+?)'\.\s*(Did you mean .*|No match.*)", text):
-        return ConfigError(found[1], f"there is no such group. {found[2]}")
-    if found := re.search(r"Multiple values for (\S+)\.|An item is already at '(.+?)'", text):
-        key = found[1] or found[2]
-        return ConfigError(key, EXISTS.format(key))
-    if found := re.match(r"provider=(hydra\.searchpath) .*path=(.*) is not available", text):
-        return ConfigError(found[1], f"{found[2]} does not exist")
+    for pattern, sentence in SAID.items():
+        if found := re.search(pattern, text):
+            return ConfigError(found[1], found.expand(sentence))
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(str(error.full_key), f"must be given: {error.full_key}=<value>")
     for known in (error, cause):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -14,7 +14,6 @@ from pydantic_core import PydanticCustomError
 
 from rlplug import registry
 from rlplug.config.errors import dotted, joined, mistakes, show, single, unknown_key
-from rlplug.config.estimate import Estimate, paths
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, is_schedule, option, settings
 from rlplug.types import Compile, ConfigError
@@ -35,29 +34,22 @@ class Chosen:
     cfg: Any  # an instance of cls.Config
 
     def build(self, ctx: Any) -> Any:
-        with self._full_keys() as contract:
-            return contract.make(self.cls, self.cfg, ctx)
+        return self._asked("make", self.cls, self.cfg, ctx)
 
     def needs(self, *args: Any, member: str = "needs") -> Any:
         """Return the ``Needs`` of an algorithm, or the keys of rows that a buffer or an exploration module reads."""
-        with self._full_keys() as contract:
-            return contract.ask(self.kind, self.cls, member, self.cfg, *args)
+        return self._asked("ask", self.kind, self.cls, member, self.cfg, *args)
 
     def plan(self) -> Any:
         """Return the ``Plan`` of hardware."""
-        with self._full_keys() as contract:
-            return contract.ask("hardware", self.build(None), "plan")
+        return self._asked("ask", self.kind, self.build(None), "plan")
 
-    @contextmanager
-    def _full_keys(self) -> Iterator[Any]:
-        """Name the options of a component inside another one as they are written: ``algo.algo.gamma``.
-
-        What it yields asks components for something.
-        """
+    def _asked(self, function: str, *args: Any) -> Any:
+        """Call a function of ``contract.members``; an error names options as they are written: ``algo.algo.gamma``."""
         from rlplug.contract import members  # here: it imports torch
 
         try:
-            yield members
+            return getattr(members, function)(*args)
         except ConfigError as error:
             if error.key.split(".")[0] != self.kind or self.kind not in SINGLE:
                 raise
@@ -86,6 +78,11 @@ class Checkpoint:
     )
     keep_last: PositiveInt = option("Newest checkpoints that are kept.")
     keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept beside them.")
+
+
+def paths(value: Any) -> Any:
+    """Return a list of paths; a single one may stand without it."""
+    return [value] if isinstance(value, str) else value
 
 
 @settings
@@ -117,6 +114,32 @@ class Record:
     format: Literal["parquet", "json"] = option("Parquet, or JSON lines as RLlib writes them.")
     compress: bool = option("JSON: observations are compressed with LZ4.")
     max_file_size: PositiveInt = option("Bytes in memory after which a file is written.")
+
+
+Method = Literal["episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr", "wdr"]
+
+
+@settings
+class Estimate:
+    """Off-policy estimates: what the policy would return, judged by recorded episodes."""
+
+    methods: Annotated[list[Method], Field(min_length=1)] = option(
+        "(Weighted) importance sampling per episode or step, direct method, (weighted) doubly robust."
+    )
+    with_eval: bool | None = option(
+        "Estimate with every evaluation of a run; null: where no environment can be played and the recording allows it."
+    )
+    path: Annotated[list[str], Field(min_length=1), BeforeValidator(paths)] | None = option(
+        "Files, folders or patterns of the episodes that a run is judged by; null: those of data.path."
+    )
+    gamma: UnitFloat = option("Discount of the return that is estimated.")
+    confidence: Annotated[float, Field(gt=0, lt=1)] = option("Level of the confidence intervals.")
+    folds: PositiveInt = option("Models of dm and dr: each judges the episodes that it was not fitted to; 1: all.")
+    iterations: PositiveInt = option("Fits of these models: the first quarter to returns, each other one to a backup.")
+    updates: PositiveInt = option("Gradient steps of a fit.")
+    batch_size: PositiveInt = option("Steps of episodes per gradient step.")
+    lr: PositiveFloat = option("Adam's step size at the beginning; it falls to zero.")
+    action_samples: PositiveInt = option("Actions per state that stand for a policy, unless actions are Discrete.")
 
 
 @settings

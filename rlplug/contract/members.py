@@ -110,9 +110,7 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 def _plain(function: Any) -> inspect.Signature:
     """Return a signature without types."""
-    own = inspect.signature(function)
-    names = [p.replace(annotation=p.empty) for p in own.parameters.values()]
-    return own.replace(parameters=names, return_annotation=own.empty)
+    return inspect.Signature([p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()])
 
 
 def written(declared: Any) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Context, Learner, Losses, Optim, Trainable
-from rlplug.config.estimate import Estimate as Config
+from rlplug.config.schema import Estimate as Config
 from rlplug.nn import Adam, FeatureCritic, Flatten
 from rlplug.types import Batch
 

@@ -18,8 +18,7 @@ from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
-from rlplug.run.estimation import Estimation
-from rlplug.run.measure import Evaluation, MetricsLog
+from rlplug.run.measure import Estimation, Evaluation, MetricsLog
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree

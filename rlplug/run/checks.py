@@ -1,7 +1,6 @@
 """What can only be refused once spaces, components and the machine are known; before anything is written.
 
-Every generator is a table with a row of condition, key and sentence for each refusal, in the order in which they are
-asked. A sentence that takes work is a function.
+Every generator is a table, with a row of condition, key and sentence for each refusal.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import os
 import re
 import resource
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import psutil
 import torch
@@ -21,6 +20,7 @@ from gymnasium.vector import AutoresetMode
 from rlplug import registry
 from rlplug.api import Buffer, Data, Exploration, Loop, Needs, Plan
 from rlplug.config import show
+from rlplug.config.errors import Refusals, refuse
 from rlplug.context import ResolvedRun
 from rlplug.plan import require_room
 from rlplug.registry import Kind
@@ -38,15 +38,6 @@ WHAT: dict[Data, str] = {
 FOR_EVER = 10**12  # environment steps
 BESIDE_WEIGHTS = 3  # bytes that learning takes for each of theirs: a gradient, and Adam's two moments
 
-Rows: TypeAlias = Iterator[tuple[object, str, str | Callable[[], str]]]
-
-
-def refuse(rows: Rows) -> None:
-    """Raise ``ConfigError`` for the first row whose condition holds."""
-    for wrong, key, sentence in rows:
-        if wrong:
-            raise ConfigError(key, sentence if isinstance(sentence, str) else sentence())
-
 
 def check(resolved: ResolvedRun) -> None:
     """Raise ``ConfigError`` unless components go together, and ranks and actors get equal shares."""
@@ -56,7 +47,7 @@ def check(resolved: ResolvedRun) -> None:
 
 
 # fmt: off
-def _loop(run: ResolvedRun) -> Rows:
+def _loop(run: ResolvedRun) -> Refusals:
     """Whether the loop can drive the algorithm, and collects if the buffer has no rows of its own."""
     needs, name, loop, algorithm, buffer = (
         run.needs, run.config.loop.name, run.config.loop.cls, run.config.algo.cls, run.config.buffer)
@@ -78,7 +69,7 @@ def _loop(run: ResolvedRun) -> Rows:
                f"lets older weights play, which {run.config.algo.name} cannot learn from; take 1")
 
 
-def _buffer(run: ResolvedRun) -> Rows:
+def _buffer(run: ResolvedRun) -> Refusals:
     """Whether the buffer gives what the algorithm learns from, and keeps recurrent states if they are needed."""
     needs, algo, name, buffer = run.needs, run.config.algo.name, run.config.buffer.name, run.config.buffer.cls
 
@@ -102,7 +93,7 @@ def _buffer(run: ResolvedRun) -> Rows:
            f"{_options('buffer', lambda cls: getattr(cls, 'prioritizes', False) and _gives(cls, needs))}")
 
 
-def _data(run: ResolvedRun) -> Rows:
+def _data(run: ResolvedRun) -> Refusals:
     """Whether nothing is asked of a recording that only an environment can do, and a loop for one has one."""
     config, algo, data, ranks = run.config, run.config.algo.name, run.config.data, run.plan.world_size
     yield (not getattr(config.env.cls, "playable", True) and (data.path is None or data.envs is not None), "env",
@@ -131,7 +122,7 @@ def _data(run: ResolvedRun) -> Rows:
         yield getattr(run.loop, option) > 1, f"loop.{option}", f"is for who plays, {why}; take loop={loop}"
 
 
-def _exploration(run: ResolvedRun) -> Rows:
+def _exploration(run: ResolvedRun) -> Refusals:
     """Whether the algorithm serves the environment's masks, and exploration modules serve the algorithm."""
     needs, algo, modules = run.needs, run.config.algo.name, run.config.exploration
     key, way = ("env", "take an algorithm that does") if run.spec.has_agents else (
@@ -158,7 +149,7 @@ def _exploration(run: ResolvedRun) -> Rows:
            f"take exploration=[{','.join([str(needs.noise), *modules])}]")
 
 
-def _hardware(run: ResolvedRun) -> Rows:
+def _hardware(run: ResolvedRun) -> Refusals:
     """Whether ranks, microbatches and actors get equal shares of what is learned and played."""
     plan, ranks, num_envs, needs, algo = (
         run.plan, run.plan.world_size, run.config.num_envs, run.needs, run.config.algo.name)
@@ -185,7 +176,7 @@ def _hardware(run: ResolvedRun) -> Rows:
                f"{address!r} is not host:port, as ray start --head prints it")
 
 
-def shares(batch_size: int, plan: Plan) -> Rows:
+def shares(batch_size: int, plan: Plan) -> Refusals:
     """Whether every rank and microbatch gets an equal share of a sample."""
     parts = plan.world_size * plan.microbatches
     near = batch_size - batch_size % parts
@@ -229,7 +220,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
 
 
 # fmt: off
-def _parts(trainer: Trainer) -> Rows:
+def _parts(trainer: Trainer) -> Refusals:
     """Whether environments, weights and a recording are what the algorithm, exploration and the buffer take."""
     config, needs, spec = trainer.config, trainer.resolved.needs, trainer.collector.spec
     capacity, rows = getattr(config.buffer.cfg, "capacity", None), spec.rows * config.num_envs
@@ -247,7 +238,7 @@ def _parts(trainer: Trainer) -> Rows:
            "which reads while it learns")
 
 
-def _time(trainer: Trainer) -> Rows:
+def _time(trainer: Trainer) -> Refusals:
     """Whether the run has steps for a round of collection, and for an update if anything is trained."""
     config, total, length = trainer.config, trainer.config.total_steps, trainer.ctx.rollout_length
     whole = trainer.collector.spec.steps or total
@@ -268,7 +259,7 @@ def _time(trainer: Trainer) -> Rows:
                f"a first sample of buffer={config.buffer.name} takes {first} steps; raise it")
 
 
-def _memory(trainer: Trainer) -> Rows:
+def _memory(trainer: Trainer) -> Refusals:
     """Whether the device or this machine has room for buffers and networks."""
     buffer, plan = trainer.buffer, trainer.resolved.plan
     ranks = 1 if plan.launcher == "ray" or buffer.device.type == "cuda" else plan.devices  # Ray finds room for ranks
@@ -288,13 +279,17 @@ def _memory(trainer: Trainer) -> Rows:
 # fmt: on
 
 
-def lacking(error: Exception) -> str | None:
-    """Return what there was no memory for; None for an error of another kind."""
-    said = str(error)
-    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in said:
-        return None
-    found = re.search(r"allocate ([0-9]+) bytes|allocate ([0-9.]+ [KMGT]?i?B)", said)
-    return "more" if found is None else f"a tensor of {found[2] or size(int(found[1]))}"
+@contextmanager
+def memory(failure: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise ``failure`` of what there is no memory for, where the body runs out of it."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        said = str(error)
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in said:
+            raise
+        found = re.search(r"allocate ([0-9]+) bytes|allocate ([0-9.]+ [KMGT]?i?B)", said)
+        raise failure("more" if found is None else f"a tensor of {found[2] or size(int(found[1]))}") from None
 
 
 def size(n: float) -> str:

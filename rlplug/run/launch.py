@@ -309,17 +309,14 @@ def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
 @contextmanager
 def _machine_errors(folder: Path) -> Iterator[None]:
     """Turn a full or broken disk, and a lack of memory, into one message: it is no bug."""
+    said = "there is no memory for {}; a smaller buffer or model, or fewer environments, takes less"
     try:
-        yield
+        with checks.memory(lambda what: RunError(said.format(what))):
+            yield
     except OSError as error:
         if error.errno not in DISK:
             raise
         raise RunError(f"{error.filename or folder}: {error.strerror}") from None
-    except (RuntimeError, MemoryError) as error:
-        if (what := checks.lacking(error)) is None:
-            raise
-        said = "a smaller buffer or model, or fewer environments, takes less"
-        raise RunError(f"there is no memory for {what}; {said}") from None
 
 
 def _with_way_back(error: object, folder: Path) -> str:
