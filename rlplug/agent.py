@@ -1,4 +1,4 @@
-"""Using what a run has learned: from a checkpoint alone, without the run's GPU, and to act without its environment."""
+"""Using what a run has learned: from a checkpoint, without the run's GPU, and to act without its environment."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Agent:
 
         Args:
             obs: one observation, or those of ``n`` environments, ``[n, ...]``; a dict or tuple as the space is.
-            mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training alone).
+            mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training only).
             reward: of the last action, ``[n]`` for a batch; for a policy that sees it.
             action_mask: the allowed actions, ``[A]`` or ``[n, A]`` bool; for a policy that was trained with masks.
 
@@ -148,7 +148,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 
     Raises:
         CheckpointError: there is no checkpoint, or it cannot be read or used here.
-        ConfigError: there is no such device; or several agents were trained, which ``evaluate`` alone can play.
+        ConfigError: there is no such device; or several agents were trained, which only ``evaluate`` can play.
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
     if from_json(checkpoint.manifest["spec"]).has_agents:
@@ -305,7 +305,7 @@ def _restored(
     try:
         needs = needs_of(algo, models.values(), spec)
         ctx = RunContext(spec=spec, needs=needs, slots=models, device=device, **run, **tempo)
-        ctx.make_env = lambda of: choose("env", "env", raw["env"]).build(of)  # for a simulator alone
+        ctx.make_env = lambda of: choose("env", "env", raw["env"]).build(of)  # for a simulator only
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             algorithm = algo.build(ctx).to(device)
         columns = len(weights["normalizer"].get("returns", ()))  # the first rank's environments

@@ -193,7 +193,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     """Write a rank's files and return the checkpoint's folder once the first rank has completed it.
 
     Afterwards the snapshot's chunks refer to files in it and hold no rows. If there is a checkpoint at ``folder``
-    already, only the score is written. Raises ``OSError``, and leaves nothing behind, if the disk refuses.
+    already, only the score is written. Raises ``OSError``, and leaves no partial file, if the disk refuses.
     """
     if folder.exists():
         if snapshot.rank == 0 and snapshot.manifest["score"] is not None:

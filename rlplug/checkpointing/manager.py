@@ -13,7 +13,7 @@ from rlplug.checkpointing import atomic, format
 from rlplug.checkpointing.format import FOLDER, Checkpoint, Snapshot, checkpoints, folder_of
 from rlplug.types import CheckpointError, RunError
 
-BEST = "best"  # link to the checkpoint with the best evaluation, beside the checkpoints
+BEST = "best"  # link to the checkpoint with the best evaluation, in the same folder
 
 
 class CheckpointManager:

@@ -1,4 +1,4 @@
-"""What a user is told about a configuration: mistakes, with the full key and what would be right, and changes."""
+"""Messages about a configuration: mistakes, with the full key and what would be right, and changes."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
             if (declares := owners().get((group, name), ())) and not origins.is_selected(group, name):  # type: ignore[call-overload]
                 said = f"{declares[0]} has no conf/{group}/{name}.yaml, by which its {group} {name!r} would be chosen"
             nothing = group in SEVERAL and name.lower() in ("none", "null", "false")
-            if words := [f"{group}=[]"] if nothing else [] if meant else chosen_as(name, {}, besides=group):
+            if words := [f"{group}=[]"] if nothing else [] if meant else chosen_as(name, {}, without=group):
                 return ConfigError(group, f"{said}; did you mean {' or '.join(words)}?")
             return ConfigError(group, f"{said}; {unknown(name, options, '', True, meant)}")
     return ConfigError("", f"there is no configuration {path!r} in the search path; see --info searchpath")
@@ -137,17 +137,17 @@ def _together(kind: str, name: str, nodes: Iterable[str]) -> str:
     return f"{kind}=[{','.join([*(other for other in nodes if other not in always), name])}]"
 
 
-def chosen_as(name: str, nodes: Mapping[str, Any], besides: str = "") -> list[str]:
+def chosen_as(name: str, nodes: Mapping[str, Any], without: str = "") -> list[str]:
     """Return the words that choose what has a name in any group: ``buffer=her``, ``experiment=rainbow_pong``.
 
     Args:
         nodes: of the run, by key: what it has already of a group of several stays.
-        besides: a group that is not looked at.
+        without: a group that is not looked at.
     """
     found: list[str] = []
     for group in GROUPS:
         called = peers("options").get(group, {}).get(name, name)
-        for option in option_names(group) if group not in ("tuned", besides) else ():
+        for option in option_names(group) if group not in ("tuned", without) else ():
             if option == called or (group == "experiment" and option.startswith(f"{name}_")):
                 several = group in SEVERAL
                 found.append(_together(group, option, nodes.get(group) or ()) if several else f"{group}={option}")

@@ -77,7 +77,7 @@ class Checkpoint:
         "Steps between checkpoints, or minutes such as 5min; 0: only at the end."
     )
     keep_last: PositiveInt = option("Newest checkpoints that are kept.")
-    keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept beside them.")
+    keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept, too.")
 
 
 def paths(value: Any) -> Any:

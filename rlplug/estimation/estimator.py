@@ -173,7 +173,7 @@ class Estimator:
         rows |= {"obs": seen["obs"], "target": target, "behavior": behavior}
         rows |= {"truncated": batch["truncated"], "time": t / self.lengths.max()}
         rows["end"] = batch["terminated"] | batch["truncated"]
-        return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # one episode behind the other
+        return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # one episode after the other
 
     def _check_support(self, seen: Batch, target: Tensor) -> None:
         """Check that a policy that keeps within bounds, as a squashed Gaussian, is not judged by actions beyond them.
@@ -236,7 +236,7 @@ class Estimator:
         return q, value
 
     def _columns(self, x: Tensor) -> Tensor:
-        """Return ``x [rows]`` as ``[T, episodes]``, with zeros behind the end of an episode."""
+        """Return ``x [rows]`` as ``[T, episodes]``, with zeros after the end of an episode."""
         out = x.new_zeros(len(self.lengths), int(self.lengths.max()) + 1)
         steps = torch.arange(out.shape[1])
         out[steps <= self.lengths.unsqueeze(-1)] = x

@@ -22,7 +22,7 @@ class FQE(Trainable):
     """Action values ``Q(s, a, t)`` of a policy that does not change, ``cfg.folds`` of them side by side.
 
     An episode ends where its recording does, also where it was truncated: what is learned is the return that an
-    evaluation would count. So the step ``t``, in units of the longest episode, is an input beside observation and
+    evaluation would count. So the step ``t``, in units of the longest episode, is an input with observation and
     action where any was truncated. Values are learned in units of the mean absolute return.
 
     Args:

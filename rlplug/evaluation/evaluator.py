@@ -26,7 +26,7 @@ class Evaluator:
     Args:
         cfg: how many episodes the whole evaluation has, and after how many steps one is cut.
         columns: which of its columns are played here; None: all.
-        keys: what is kept of an episode, beside the stream; None: what the algorithm's own evaluation may read.
+        keys: what is kept of an episode, in addition to the stream; None: what the algorithm's own evaluation may read.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ def build(
     set_up_torch(plan, config.deterministic)
     elsewhere = fabric is None and (ranks > 1 or plan.launcher == "ray")
     if fabric is None:
-        alone = replace(plan, devices=1, num_nodes=1)
-        fabric = fabric_of(replace(alone, accelerator="cpu") if elsewhere else alone)
+        single = replace(plan, devices=1, num_nodes=1)
+        fabric = fabric_of(replace(single, accelerator="cpu") if elsewhere else single)
     rank, share, replicated = fabric.global_rank, num_envs // ranks, num_envs % ranks != 0
     env_ids = range(num_envs) if replicated else range(rank * share, (rank + 1) * share)
     said = "its networks are too large, there is no memory for {}; make it smaller"

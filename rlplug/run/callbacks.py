@@ -28,7 +28,7 @@ class Callbacks:
     """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
 
     def __init__(self, policy: Policy, is_async: bool, estimation: Estimation, identity: str) -> None:
-        self.identity = identity  # of the run, to which alone its checkpoints and its recorded files belong
+        self.identity = identity  # of the run that its checkpoints and recorded files belong to
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
@@ -101,7 +101,7 @@ class Callbacks:
         self.log.log_row(trainer, result if now else result | {f"eval/{trainer.loop.unit}": step})
 
     def _poll_eval(self, trainer: Trainer, wait: bool = False) -> None:
-        """Report the evaluation that actors play beside training, if it has ended."""
+        """Report the evaluation that actors play during training, if it has ended."""
         actors = self.evaluation.actors
         if actors is None or not actors.playing:
             return

@@ -51,8 +51,8 @@ def _loop(run: ResolvedRun) -> Refusals:
     """Whether the loop can drive the algorithm, and collects if the buffer has no rows of its own."""
     needs, name, loop, algorithm, buffer = (
         run.needs, run.config.loop.name, run.config.loop.cls, run.config.algo.cls, run.config.buffer)
-    does = (f"collects, and {buffer.name} holds its own rows alone" if loop.collects
-            else f"collects nothing, and {buffer.name} holds nothing else")
+    does = (f"collects, and {buffer.name} holds only rows of its own" if loop.collects
+            else f"collects nothing, and {buffer.name} holds only what is collected")
 
     def ways() -> str:
         buffers = _options("buffer", lambda cls: _has_rows(cls, loop) and _gives(cls, needs))
@@ -97,7 +97,7 @@ def _data(run: ResolvedRun) -> Refusals:
     """Whether nothing is asked of a recording that only an environment can do, and a loop for one has one."""
     config, algo, data, ranks = run.config, run.config.algo.name, run.config.data, run.plan.world_size
     yield (not getattr(config.env.cls, "playable", True) and (data.path is None or data.envs is not None), "env",
-           f"{config.env.name} plays nothing: it is for data.path=<files> alone")
+           f"{config.env.name} cannot be played: it is for data.path=<files>")
     yield (config.record.path is not None and config.record.format == "json" and run.spec.has_agents, "record.format",
            "json lines are of one agent; take parquet")
     yield (data.path is None and run.loop.reads, "data.path", f"loop={config.loop.name} learns from recorded "
@@ -107,11 +107,12 @@ def _data(run: ResolvedRun) -> Refusals:
     why, loop = ("and data.path plays nothing", "offline") if data.envs is None else (
         "and data.path is recorded", "alternate")
     yield (not run.needs.off_policy, "data.path",
-           f"{algo} learns from what it does itself alone; a recording cannot serve it")
+           f"{algo} learns only from what it collects itself, and not from a recording")
     yield ((data.envs or 0) >= config.num_envs, "data.envs",
            f"{data.envs} of num_envs={config.num_envs} leave none to be played; take null, or raise num_envs")
-    yield (data.envs and run.loop.reads, "data.envs", f"loop={config.loop.name} reads alone; take null")
-    yield (data.envs and ranks > 1, "data.envs", "several ranks share columns out; take null")
+    yield (data.envs and run.loop.reads, "data.envs", f"loop={config.loop.name} only reads recordings; take null")
+    yield (data.envs and ranks > 1, "data.envs",
+           "several ranks cannot share recorded and played environments; take null")
     for key, chosen in config.exploration.items():
         yield (changes_actions(chosen.cls) and data.envs is None, f"exploration.{key}",
                f"changes what is played, {why}; leave it out: exploration=[]")
@@ -128,7 +129,7 @@ def _exploration(run: ResolvedRun) -> Refusals:
     key, way = ("env", "take an algorithm that does") if run.spec.has_agents else (
         "env.mask_key", "null plays without them")
     yield (run.spec.has_masks and "action_mask" not in needs.keys, key,
-           f"{algo} does not heed masks of allowed actions; {way}")
+           f"{algo} does not take masks of allowed actions; {way}")
     why = "computes its gradients where it acts" if needs.gradients else "learns from no rewards"
     perturb = [key for key, chosen in modules.items() if chosen.cls.perturb is not Exploration.perturb]
     for key, chosen in modules.items():

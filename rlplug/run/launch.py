@@ -288,7 +288,7 @@ def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
             raise AtOnce(number)
         trainer.request_stop(number)
         if first and trainer.ctx.rank == 0:
-            with suppress(OSError):  # nobody may read it
+            with suppress(OSError):  # it may have no reader
                 os.write(2, STOPPING)  # print may be what was interrupted
 
     return handle_signals(request)
@@ -299,7 +299,7 @@ def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
 
     def end(reason: str) -> None:
         if trainer.learner.fabric.local_rank == 0:
-            with suppress(OSError):  # nobody may read it
+            with suppress(OSError):  # it may have no reader
                 os.write(2, f"rlplug: {_with_way_back(reason, trainer.run_dir)}\n".encode())
         os._exit(1)  # the main thread may be waiting in a collective
 

@@ -112,7 +112,7 @@ class Schedule:
 
 
 class Evaluation(Schedule):
-    """Evaluations: the ranks share the episodes out, or Ray actors play them beside training (``is_async``).
+    """Evaluations: the ranks share the episodes out, or Ray actors play them during training (``is_async``).
 
     They are the episodes that one rank would play, so the first rank plays all where environments are not independent.
     """
