@@ -71,38 +71,36 @@ def _interval(value: Any) -> Any:
     raise PydanticCustomError("interval_type", "steps, or minutes such as 5min")
 
 
+Interval = Annotated[int | str, PlainValidator(_interval)]
+
+
 @settings
 class Checkpoint:
-    every: Annotated[int | str, PlainValidator(_interval)] = option(
-        "Steps between checkpoints, or minutes such as 5min; 0: only at the end."
-    )
+    every: Interval = option("Steps between checkpoints, or minutes such as 5min; 0: only at the end.")
     keep_last: PositiveInt = option("Newest checkpoints that are kept.")
     keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept, too.")
 
 
-def paths(value: Any) -> Any:
+def _paths(value: Any) -> Any:
     """Return a list of paths; a single one may stand without it."""
     return [value] if isinstance(value, str) else value
+
+
+Paths = Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)]
 
 
 @settings
 class Data:
     """Recorded episodes that take the place of the environment in training."""
 
-    path: Annotated[list[str], Field(min_length=1), BeforeValidator(paths)] | None = option(
-        "Files, folders or patterns of recorded episodes that are learned from; null: the environment is played."
-    )
+    path: Paths | None = option("Files, folders or patterns of episodes to learn from; null: play the environment.")
     weights: Annotated[list[PositiveFloat], Field(min_length=1)] | None = option(
         "Share of every path in what is learned from, in steps; null: all episodes of all."
     )
-    envs: PositiveInt | None = option(
-        "How many of num_envs are recorded, the others are played; null: all are recorded."
-    )
+    envs: PositiveInt | None = option("How many of num_envs are recorded, the others are played; null: all.")
     shuffle: bool = option("Episodes come in an order that follows from the seed; false: as they were recorded.")
     damaged: Literal["refuse", "skip"] = option("What becomes of a part of a file that cannot be read.")
-    unfinished: Literal["refuse", "truncate", "skip"] = option(
-        "What becomes of an episode without an end; truncate: its last observation ends it."
-    )
+    unfinished: Literal["refuse", "truncate", "skip"] = option("An episode without an end; truncate: it ends there.")
     normalized_actions: bool = option("Bounded actions of other libraries' files lie in [-1, 1], not in their space.")
 
 
@@ -126,12 +124,8 @@ class Estimate:
     methods: Annotated[list[Method], Field(min_length=1)] = option(
         "(Weighted) importance sampling per episode or step, direct method, (weighted) doubly robust."
     )
-    with_eval: bool | None = option(
-        "Estimate with every evaluation of a run; null: where no environment can be played and the recording allows it."
-    )
-    path: Annotated[list[str], Field(min_length=1), BeforeValidator(paths)] | None = option(
-        "Files, folders or patterns of the episodes that a run is judged by; null: those of data.path."
-    )
+    with_eval: bool | None = option("Estimate with every evaluation; null: where nothing is played, if possible.")
+    path: Paths | None = option("Files, folders or patterns of episodes to estimate from; null: those of data.path.")
     gamma: UnitFloat = option("Discount of the return that is estimated.")
     confidence: Annotated[float, Field(gt=0, lt=1)] = option("Level of the confidence intervals.")
     folds: PositiveInt = option("Models of dm and dr: each judges the episodes that it was not fitted to; 1: all.")

@@ -163,23 +163,12 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     if plan.actors and max(trainer.loop.in_flight, trainer.loop.broadcast_interval) > 1:
         missing.append("rounds with older weights: actors play the next ones with the newest")
     wall = clock.wall()
-    manifest = {
-        "rlplug": metadata.version("rlplug"),
-        "run": callbacks.identity,
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        **vars(trainer.progress),
-        "unit": trainer.loop.unit,
-        "score": score,
-        "wall_s": round(wall, 3),
-        "spent": dict(clock.spent),
-        "since_logged_s": round(wall - callbacks.log.wall, 3),
-        "not_restored": missing,
-        "plugins": run_dir.origins(trainer.config),
-        "spec": to_json(ctx.spec),
-        "rollout_length": trainer.ctx.rollout_length,
-        "batch_size": trainer.ctx.batch_size,
-        "config": trainer.config.raw,
-    }
+    manifest = {"rlplug": metadata.version("rlplug"), "run": callbacks.identity, **vars(trainer.progress)}
+    manifest |= {"written": datetime.now(UTC).isoformat(timespec="seconds"), "unit": trainer.loop.unit, "score": score}
+    manifest |= {"wall_s": round(wall, 3), "since_logged_s": round(wall - callbacks.log.wall, 3)}
+    manifest |= {"spent": dict(clock.spent), "not_restored": missing, "plugins": run_dir.origins(trainer.config)}
+    manifest |= {"rollout_length": trainer.ctx.rollout_length, "batch_size": trainer.ctx.batch_size}
+    manifest |= {"spec": to_json(ctx.spec), "config": trainer.config.raw}
     copies = {name: copy_to_host(tree) for name, tree in trees.items()}
     return Snapshot(manifest, copies, list(callbacks.row_log.chunks), ctx.rank, plan.world_size)
 

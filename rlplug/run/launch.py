@@ -251,23 +251,15 @@ def _age() -> float:
 
 def _end(trainer: Trainer, status: str, startup: float) -> None:
     """Write ``summary.json``, and end the loggers. ``startup``: seconds before the loop began."""
-    evaluation, progress, folder = callbacks_of(trainer).evaluation, trainer.progress, trainer.run_dir
-    wall = trainer.clock.wall()
+    callbacks, progress, folder = callbacks_of(trainer), trainer.progress, trainer.run_dir
+    evaluation, wall = callbacks.evaluation, trainer.clock.wall()
     loop_s = wall - trainer.clock.startup_s
-    summary = {
-        "status": status,
-        **callbacks_of(trainer).estimation.latest,
-        **evaluation.latest,
-        f"eval/{trainer.loop.unit}": evaluation.latest_at,
-        "env_steps": progress.env_steps,
-        "updates": progress.updates,
-        "episodes": progress.episodes,
-        "wall_s": round(wall, 3),
-        "env_steps_per_s": round(progress.env_steps / loop_s, 1),
-        "updates_per_s": round(progress.updates / loop_s, 1),
-        "startup_s": round(startup, 3),
-        "checkpoint": next((path.name for path in checkpoints(folder)), None),
-    }
+    summary = {"status": status, **callbacks.estimation.latest, **evaluation.latest}
+    summary |= {f"eval/{trainer.loop.unit}": evaluation.latest_at}
+    summary |= {name: getattr(progress, name) for name in ("env_steps", "updates", "episodes")}
+    summary |= {"wall_s": round(wall, 3), "startup_s": round(startup, 3)}
+    summary |= {f"{name}_per_s": round(getattr(progress, name) / loop_s, 1) for name in ("env_steps", "updates")}
+    summary |= {"checkpoint": next((path.name for path in checkpoints(folder)), None)}
     try:
         try:
             run_dir.write_json(folder / run_dir.SUMMARY, summary)

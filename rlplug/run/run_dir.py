@@ -100,22 +100,10 @@ def require_new(folder: Path) -> None:
 def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
     """Write ``config.yaml`` and then ``manifest.json``: with that a run can be resumed. Raises as ``require_new``."""
     require_new(folder)
-    hardware = {
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "accelerator": torch.cuda.get_device_name() if plan.accelerator == "cuda" else None,
-        "plan": asdict(plan),
-    }
-    manifest = {
-        "run": identity,
-        "format": FORMAT,
-        "command": list(command),
-        "versions": versions(),
-        "plugins": origins(config),
-        "git": _git(),
-        "hardware": hardware,
-        "resumed": [],
-    }
+    gpu = torch.cuda.get_device_name() if plan.accelerator == "cuda" else None
+    hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "accelerator": gpu, "plan": asdict(plan)}
+    manifest = {"run": identity, "format": FORMAT, "command": list(command), "versions": versions()}
+    manifest |= {"plugins": origins(config), "git": _git(), "hardware": hardware, "resumed": []}
     write_config(folder, config.raw)
     write_json(folder / MANIFEST, manifest)
 
@@ -163,13 +151,9 @@ def note_resumed(
     changed: Sequence[tuple[str, Any, Any]],
 ) -> None:
     """Note in a run's ``manifest`` where it continues and what the command line ``changed``; delete its summary."""
-    resumed = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "env_steps": progress.env_steps,
-        "updates": progress.updates,
-        "versions": versions(),
-        "changed": {key: {"from": old, "to": new} for key, old, new in changed},
-    }
+    resumed = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
+    resumed |= {"env_steps": progress.env_steps, "updates": progress.updates}
+    resumed |= {"changed": {key: {"from": old, "to": new} for key, old, new in changed}}
     # in this order: what config.yaml has is noted, if the run is killed in between
     write_json(folder / MANIFEST, manifest | {"plugins": origins(config), "resumed": [*manifest["resumed"], resumed]})
     write_config(folder, config.raw)
