@@ -14,12 +14,13 @@ import torch
 from rlplug import tree
 from rlplug.api import Job, Plan
 from rlplug.checkpointing.serialize import copy_to_host
+from rlplug.collection.play import OF_EPISODE
 from rlplug.collection.segment import on_host
 from rlplug.config import parse
 from rlplug.context import ResolvedRun
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.distributed.torch_setup import set_up_torch
-from rlplug.evaluation.evaluator import EVALUATION, Evaluator, Played
+from rlplug.evaluation.evaluator import EVALUATION, Evaluator
 from rlplug.registry.installed import check_same
 from rlplug.trainer.policy import TRAINING, Policy
 from rlplug.types import Batch, Mode, Tree
@@ -93,8 +94,7 @@ class Actor(RemotePolicy):
         generator = self.policy.ctx.generators["actor"]
         if len(state["generator"]) == len(generator.get_state()):  # else it is of another kind of device
             generator.set_state(torch.tensor(state["generator"]))
-        if "global" in state:
-            load_global_state(state["global"], self.policy.ctx.device)
+        load_global_state(state["global"], self.policy.ctx.device)
 
     def collect(self, rows: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
         """Return a segment of arrays ``[T+1, b, ...]``, and the state after it, pickled: Ray is slow with trees.
@@ -133,11 +133,13 @@ class EvalActor(RemotePolicy):
         self.evaluator.begin()
         return {}
 
-    def collect(self, number: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Played, bytes]:
-        """Return the episodes of evaluation ``number``, and an empty state."""
+    def collect(self, number: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
+        """Return the numbers of every episode of evaluation ``number``, as arrays, and an empty state."""
+        evaluator, env_ids = self.evaluator, self.evaluator.shard.env_ids
         self._update(0, statistics, weights)
-        seed_global_from(self.policy.config.seed, EVALUATION, number, self.evaluator.shard.env_ids[0])
-        return self.evaluator.play(number, self._count_row), pickle.dumps({})
+        seed_global_from(self.policy.config.seed, EVALUATION, number, env_ids[0])
+        played = evaluator.play(evaluator.job, number, None, self._count_row, env_ids)
+        return {key: played[key].numpy() for key in OF_EPISODE if key in played}, pickle.dumps({})
 
 
 def actor_device(plan: Plan) -> torch.device:

@@ -18,7 +18,7 @@ from rlplug.collection.play import named_weights
 from rlplug.collection.segment import copied
 from rlplug.collection.shard import CORE
 from rlplug.context import ResolvedRun
-from rlplug.evaluation.evaluator import Played, shares_of
+from rlplug.evaluation.evaluator import shares_of
 from rlplug.trainer.gradients import SegmentGradients
 from rlplug.trainer.policy import Policy
 from rlplug.types import Batch, Progress, RunError, Tree, Weights, groups_of
@@ -185,14 +185,14 @@ class AsyncEval:
         self.pool.broadcast(self.policy.acting_weights(), self.pool.version + 1)
         self.pool.request(env_steps, "greedy", self.policy.statistics())
 
-    def wait(self, stop: Callable[[], bool]) -> Played | None:
-        """Return the episodes, once, when all are finished; None if ``stop()`` comes first."""
+    def wait(self, stop: Callable[[], bool]) -> Batch | None:
+        """Return the numbers of the episodes, once, when all are finished; None if ``stop()`` comes first."""
         while not self.pool.poll():
             if stop():
                 return None
             time.sleep(0.05)
         self.playing = False
-        return [episode for _, episodes in self.pool.gather() for episode in episodes]
+        return tree.map(torch.from_numpy, tree.cat([numbers for _, numbers in self.pool.gather()]))
 
     def close(self) -> None:
         self.pool.close()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks, loggers
 from rlplug.run.callbacks import Callbacks, callbacks_of
-from rlplug.run.estimation import Estimation, estimator_of
+from rlplug.run.measure import Estimation, estimator_of
 from rlplug.run.resolve import resolve
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.policy import Policy
@@ -51,11 +50,12 @@ def build(
     set_up_torch(plan, config.deterministic)
     elsewhere = fabric is None and (ranks > 1 or plan.launcher == "ray")
     if fabric is None:
-        alone = replace(plan, devices=1, num_nodes=1)
-        fabric = fabric_of(replace(alone, accelerator="cpu") if elsewhere else alone)
+        single = replace(plan, devices=1, num_nodes=1)
+        fabric = fabric_of(replace(single, accelerator="cpu") if elsewhere else single)
     rank, share, replicated = fabric.global_rank, num_envs // ranks, num_envs % ranks != 0
     env_ids = range(num_envs) if replicated else range(rank * share, (rank + 1) * share)
-    with _memory_of_networks():
+    said = "its networks are too large, there is no memory for {}; make it smaller"
+    with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = Policy(config, resolved.context(fabric.device, env_ids, rank, ranks))
     buffer: Buffer = config.buffer.build(policy.ctx)
     learner = RankLearner(
@@ -107,18 +107,6 @@ def _compile(config: RunConfig, policy: Policy) -> Compile:
     traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for _, cls in policy.ctx.built)}
     trusted = all(vars(cls).get("traceable", False) for cls in traced)
     return config.compile if trusted or config.compile == "max" else "off"
-
-
-@contextmanager
-def _memory_of_networks() -> Iterator[None]:
-    """Turn it into one message when there is no memory for the networks."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if (what := checks.lacking(error)) is None:
-            raise
-        said = f"its networks are too large, there is no memory for {what}; make it smaller"
-        raise ConfigError("model", said) from None
 
 
 def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> Collector:

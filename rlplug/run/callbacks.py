@@ -15,12 +15,10 @@ from rlplug.collection.play import Stopped
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.evaluation.evaluator import as_batch
 from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
-from rlplug.run.estimation import Estimation
-from rlplug.run.measure import Evaluation, MetricsLog
+from rlplug.run.measure import Estimation, Evaluation, MetricsLog
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
@@ -30,7 +28,7 @@ class Callbacks:
     """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
 
     def __init__(self, policy: Policy, is_async: bool, estimation: Estimation, identity: str) -> None:
-        self.identity = identity  # of the run, to which alone its checkpoints and its recorded files belong
+        self.identity = identity  # of the run that its checkpoints and recorded files belong to
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
@@ -103,14 +101,14 @@ class Callbacks:
         self.log.log_row(trainer, result if now else result | {f"eval/{trainer.loop.unit}": step})
 
     def _poll_eval(self, trainer: Trainer, wait: bool = False) -> None:
-        """Report the evaluation that actors play beside training, if it has ended."""
+        """Report the evaluation that actors play during training, if it has ended."""
         actors = self.evaluation.actors
         if actors is None or not actors.playing:
             return
         with trainer.clock.phase("evaluate"):
             played = actors.wait(lambda: bool(trainer.stop_signal) or not wait)
         if played is not None:
-            result = episode_metrics(self.evaluation.evaluator.noted(as_batch(played)))
+            result = episode_metrics(self.evaluation.evaluator.noted(played))
             self._evaluated(trainer, result, actors.env_steps)
             if self.manager is not None:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))
@@ -165,23 +163,12 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     if plan.actors and max(trainer.loop.in_flight, trainer.loop.broadcast_interval) > 1:
         missing.append("rounds with older weights: actors play the next ones with the newest")
     wall = clock.wall()
-    manifest = {
-        "rlplug": metadata.version("rlplug"),
-        "run": callbacks.identity,
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        **vars(trainer.progress),
-        "unit": trainer.loop.unit,
-        "score": score,
-        "wall_s": round(wall, 3),
-        "spent": dict(clock.spent),
-        "since_logged_s": round(wall - callbacks.log.wall, 3),
-        "not_restored": missing,
-        "plugins": run_dir.origins(trainer.config),
-        "spec": to_json(ctx.spec),
-        "rollout_length": trainer.ctx.rollout_length,
-        "batch_size": trainer.ctx.batch_size,
-        "config": trainer.config.raw,
-    }
+    manifest = {"rlplug": metadata.version("rlplug"), "run": callbacks.identity, **vars(trainer.progress)}
+    manifest |= {"written": datetime.now(UTC).isoformat(timespec="seconds"), "unit": trainer.loop.unit, "score": score}
+    manifest |= {"wall_s": round(wall, 3), "since_logged_s": round(wall - callbacks.log.wall, 3)}
+    manifest |= {"spent": dict(clock.spent), "not_restored": missing, "plugins": run_dir.origins(trainer.config)}
+    manifest |= {"rollout_length": trainer.ctx.rollout_length, "batch_size": trainer.ctx.batch_size}
+    manifest |= {"spec": to_json(ctx.spec), "config": trainer.config.raw}
     copies = {name: copy_to_host(tree) for name, tree in trees.items()}
     return Snapshot(manifest, copies, list(callbacks.row_log.chunks), ctx.rank, plan.world_size)
 

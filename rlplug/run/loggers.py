@@ -18,7 +18,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.E
 
 
 class AtOnce(KeyboardInterrupt):
-    """A second Ctrl-C: nobody waits for the end of the round."""
+    """A second Ctrl-C, which does not wait for the end of the round."""
 
 
 def register(trainer: Trainer) -> None:

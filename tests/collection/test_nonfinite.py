@@ -405,7 +405,7 @@ def test_an_evaluation_that_goes_wrong_says_so(tmp_path, monkeypatch, what):
     env = ["env=gymnasium", "env.id=NotFinite-v0", f"+env.kwargs={{what:{what},number:2,at:11}}"]
     trainer = build(compose([*env, "num_envs=1", "algo.sgd_minibatch_size=128", *QUIET]), tmp_path)
     with pytest.raises(RunError, match=r"^(obs|reward) of environment 0 is (NaN|infinite) at environment step 1[01]$"):
-        trainer.reports.evaluation.evaluator.play(0)
+        trainer.reports.evaluation.run(trainer)
 
 
 def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkeypatch):
@@ -421,7 +421,7 @@ def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkey
 
     monkeypatch.setattr(trainer.algorithm, "act", brittle)
     with pytest.raises(RunError, match=r"^obs of environment 0 is NaN at environment step 11$"):
-        trainer.reports.evaluation.evaluator.play(0)
+        trainer.reports.evaluation.run(trainer)
 
 
 def test_a_replay_never_stores_what_went_wrong(tmp_path, monkeypatch):

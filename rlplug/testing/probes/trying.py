@@ -306,7 +306,7 @@ def _evaluator(trainer: Trainer, memory: bool) -> Evaluator:
 
 def read(trainer: Trainer, evaluator: Evaluator, probe: Probe, kind: Kind, number: int = 0) -> Found:
     """Play greedy episodes, and compare with what is exact: values where actions do not matter to them, and actions."""
-    algorithm, played = trainer.algorithm, evaluator.play_job(evaluator.job, number)
+    algorithm, played = trainer.algorithm, evaluator.play(evaluator.job, number)
     states = probe.label(played["obs"].numpy())
     acted = played["valid"].numpy()
     best: Mapping[int, float] = probe.target if kind == "box" and probe.target else probe.best

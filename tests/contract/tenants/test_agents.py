@@ -181,7 +181,7 @@ REFUSED = {
     "masks of groups": (
         ("algo=blind", "env=masked_signals"),
         "env",
-        "blind does not heed masks of allowed actions; take an algorithm that does",
+        "blind does not take masks of allowed actions; take an algorithm that does",
     ),
     "recurrent": (("algo=independent", "env=carts", "model=lstm"), "model", "Independent"),
     "video": (("algo=independent", "env=carts", "eval.record=1"), "eval.record", ""),
