@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         RowLog,
         Run,
         Segment,
+        Tempo,
         Trainable,
         VecEnv,
     )
@@ -61,6 +62,7 @@ __all__ = [
     "RunConfig",
     "RunError",
     "Segment",
+    "Tempo",
     "Trainable",
     "VecEnv",
     "compose",

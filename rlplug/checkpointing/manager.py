@@ -21,6 +21,7 @@ from rlplug.checkpointing.format import (
     steps_of,
     write,
 )
+from rlplug.functional.schedule import due
 from rlplug.types import CheckpointError, RunError
 
 BEST = "best"  # link to the checkpoint with the best evaluation, beside the checkpoints
@@ -54,9 +55,7 @@ class CheckpointManager:
 
     def due(self, steps: int) -> bool:
         """Return whether a checkpoint is due, given that the first rank's manager is idle."""
-        if not self.cfg.every or steps == self._steps:
-            return False
-        return self.minutes is not None or steps // self.cfg.every > self._steps // self.cfg.every
+        return steps != self._steps if self.minutes is not None else due(self.cfg.every, self._steps, steps)
 
     def is_best(self, score: float) -> bool:
         """Return whether a checkpoint with this score would be kept for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -22,7 +22,55 @@ DECIDES_AFTER = 1000  # gradient steps, by which compile=auto knows how many the
 PAYS = 50_000  # gradient steps ahead: each saves 0.6 ms or more, and a compiler that knows nothing yet takes 30 s
 
 
-class Compiler:
+class Eager:
+    """Calls functions of a batch as they are; a ``Compiler`` in its place compiles them."""
+
+    wanted: bool | None = False
+    """whether functions are compiled; None: not decided yet"""
+    works, records = True, False
+    """whether gradient steps could be compiled until now, and whether compiled functions are recordings of a device"""
+    inside = False
+    """whether a function is being called: what it calls is a part of it"""
+
+    @property
+    def active(self) -> bool:
+        """Whether gradient steps are compiled."""
+        return bool(self.wanted) and self.works and not self.inside
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was called until now has been compiled and compared, or runs eagerly for good."""
+        return True
+
+    def decide(self, done: int, total: int) -> None:
+        """Compile from now on if so many gradient steps are ahead that it pays, after ``done`` of ``total`` steps."""
+
+    def step(self, of: tuple[Any, ...], function: Function, batch: Batch, varies: bool = False) -> Any:
+        """Return what a function returns that makes a gradient step; None: it is not compiled.
+
+        Args:
+            of: what the function is, whenever it is given.
+            varies: batches have one and another number of rows; machine code then serves every number.
+        """
+        return None
+
+    def call(self, function: Function, batch: Batch, of: Hashable = None) -> Any:
+        """Return what a method returns, called compiled once gradient steps are.
+
+        Args:
+            function: without side effects, but on tensors that it moves in place; always the same for its object.
+            of: what else it depends on.
+        """
+        return function(batch)
+
+    def state(self) -> Tree:
+        return None
+
+    def load(self, state: Tree) -> None:
+        """Go on; functions are compiled again, as optimizers have another state."""
+
+
+class Compiler(Eager):
     """Compiles functions of a batch: on a CPU into machine code (``Artifact``), on a device into recordings
     (``Captured``), which take milliseconds.
 
@@ -45,27 +93,19 @@ class Compiler:
     ) -> None:
         self.device, self.generators, self.tolerance = device, generators, tolerance
         self.recorder = CudaGraphs(device) if recorder is None and device.type == "cuda" else recorder
-        self.wanted: bool | None = at_once or self.recorder is not None or None
-        """None: not decided yet"""
-        self.works = True
+        self.records = self.recorder is not None
+        self.wanted = at_once or self.records or None
         self._steps, self._since = 0, -1  # gradient steps that were counted to decide, since this step of the run
         self._known: dict[Hashable, list[Compiled | Checked]] = {}  # of a function, one for each kind of batch
         self._eager: dict[tuple[Any, ...], int] = {}  # calls of a function before it is recorded, by kind of batch
         self._failed = set[Hashable]()
 
     @property
-    def active(self) -> bool:
-        """Whether gradient steps are compiled."""
-        return bool(self.wanted) and self.works
-
-    @property
     def settled(self) -> bool:
-        """Whether everything that was called until now has been compiled and compared, or runs eagerly for good."""
         checked = any(isinstance(x, Checked) for known in self._known.values() for x in known)
         return not checked and all(n > EAGER for kind, n in self._eager.items() if kind[0] not in self._failed)
 
     def decide(self, done: int, total: int) -> None:
-        """Compile from now on if so many gradient steps are ahead that it pays, after ``done`` of ``total`` steps."""
         if self.wanted is not None:
             return
         if self._since < 0:
@@ -74,31 +114,23 @@ class Compiler:
             self.wanted = self._steps / (done - self._since) * (total - done) >= PAYS
 
     def step(self, of: tuple[Any, ...], function: Function, batch: Batch, varies: bool = False) -> Any:
-        """Return what a function returns that makes a gradient step; None: it is not compiled.
-
-        Args:
-            of: what the function is, whenever it is given.
-            varies: batches have one and another number of rows; machine code then serves every number.
-        """
         if not self.active:
-            self._steps += 1
+            self._steps += not self.inside
             return None
         found = self._call(of, f"a gradient step of {type(of[0]).__name__}", function, batch, varies)
         self.works = found is not None
         return found
 
-    def call(self, function: Callable[[Batch], Any], batch: Batch, of: Hashable = None) -> Any:
-        """Return what a method returns, called compiled once gradient steps are.
-
-        Args:
-            function: without side effects, but on tensors that it moves in place; always the same for its object.
-            of: what else it depends on.
-        """
-        if not self.wanted:
+    def call(self, function: Function, batch: Batch, of: Hashable = None) -> Any:
+        if not self.wanted or self.inside:
             return function(batch)
         who, name = function.__self__, function.__name__  # type: ignore[attr-defined]
-        found = self._call((who, name, of), f"{type(who).__name__}.{name}", function, batch)
-        return function(batch) if found is None else found
+        self.inside = True
+        try:
+            found = self._call((who, name, of), f"{type(who).__name__}.{name}", function, batch)
+            return function(batch) if found is None else found
+        finally:
+            self.inside = False
 
     def _call(self, of: Hashable, name: str, function: Function, batch: Batch, varies: bool = False) -> Any:
         """Call a function compiled, and compile it if that has not been done; None: that does not work."""
@@ -158,7 +190,8 @@ class Compiler:
         return {"wanted": self.wanted, "works": self.works, "steps": self._steps, "since": self._since}
 
     def load(self, state: Tree) -> None:
-        """Go on; functions are compiled again, as optimizers have another state."""
+        if state is None:  # compile may have been off
+            return
         self.wanted, self.works = self.wanted or state["wanted"], state["works"]
         self._steps, self._since = state["steps"], state["since"]
         self._known.clear()

@@ -85,6 +85,11 @@ class Adam(torch.optim.Adam):
             first, second, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
             self._lists.append(Lists(params, first, second, steps))
 
+    def unshare(self) -> None:
+        """Make the lists for ``move``, once: what was compiled holds the tensors in them."""
+        if self._shares or not self._lists:
+            self.collect(share=False)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient; without closure."""

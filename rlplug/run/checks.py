@@ -72,7 +72,7 @@ def check(resolved: ResolvedRun) -> None:
     if "priority" in needs.keys:
         _check_priorities(config, needs)
     for option in ("in_flight", "broadcast_interval"):
-        if getattr(resolved.loop, option) > 1 and not needs.off_policy and not needs.gradients:
+        if getattr(resolved.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients:
             raise ConfigError(f"loop.{option}", f"lets older weights play, which {algo} cannot learn from; take 1")
     if resolved.plan.actors is not None:
         _check_actors(resolved)
@@ -179,7 +179,7 @@ def _check_data(resolved: ResolvedRun) -> None:
     if config.record.path is not None:
         raise ConfigError("record.path", f"writes down what is played, {why}; take null")
     for option in ("in_flight", "broadcast_interval"):
-        if getattr(resolved.loop, option) > 1:
+        if getattr(resolved.loop.tempo, option) > 1:
             way = "offline" if config.data.envs is None else "alternate"
             raise ConfigError(f"loop.{option}", f"is for who plays, {why}; take loop={way}")
 
@@ -214,10 +214,10 @@ def _check_actors(resolved: ResolvedRun) -> None:
         raise _uneven("hardware.actors.count", f"num_envs={num_envs}", f"{cfg.count} actors", divisors)
     if num_envs % ranks == 0 and cfg.count % ranks:
         raise _uneven("hardware.actors.count", f"{cfg.count} actors", f"{ranks} ranks", [ranks])
-    if resolved.loop.preemption_threshold is not None and ranks > 1:
+    if resolved.loop.preemption is not None and ranks > 1:
         said = "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null"
         raise ConfigError("loop.preemption_threshold", said)
-    if cfg.num_aggregation_workers and resolved.loop.shards is not None:
+    if cfg.num_aggregation_workers and resolved.loop.tempo.shards is not None:
         said = "is for rounds of all actors, and this loop takes segments one by one; take 0"
         raise ConfigError("hardware.actors.num_aggregation_workers", said)
     if plan.ray is not None and plan.ray.address is None and plan.num_nodes > 1:

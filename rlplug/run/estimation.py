@@ -8,6 +8,7 @@ from rlplug.context import ResolvedRun
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.estimation.estimator import Estimator
+from rlplug.functional.schedule import due
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError, Tree
@@ -19,25 +20,24 @@ class Estimation:
     def __init__(self, estimator: Estimator | None, every: int) -> None:
         self.estimator, self.every = estimator, every
         self.latest: dict[str, float] = {}
-        self._due_after = 0
+        self._last = 0  # step of the latest
 
     def due(self, trainer: Trainer) -> bool:
-        return self.estimator is not None and bool(self.every) and trainer.steps >= self._due_after + self.every
+        return self.estimator is not None and due(self.every, self._last, trainer.steps)
 
     def run(self, trainer: Trainer) -> dict[str, float]:
         """Estimate with the weights of now."""
         assert self.estimator is not None
         with trainer.clock.phase("estimate"):
             self.latest = self.estimator.estimate(trainer.steps)
-        if self.every:
-            self._due_after = trainer.steps // self.every * self.every
+        self._last = trainer.steps
         return self.latest
 
     def state(self) -> Tree:
-        return {"latest": self.latest, "due_after": self._due_after}
+        return {"latest": self.latest, "last": self._last}
 
     def load(self, state: Tree) -> None:
-        self.latest, self._due_after = state["latest"], state["due_after"]
+        self.latest, self._last = state["latest"], state["last"]
 
 
 def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:

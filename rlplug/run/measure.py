@@ -16,6 +16,7 @@ from rlplug.collection.play import Stopped
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import Evaluator, as_batch, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, record
+from rlplug.functional.schedule import due
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
@@ -42,16 +43,15 @@ class MetricsLog:
         return getattr(self.last, trainer.loop.unit)
 
     def due(self, trainer: Trainer) -> bool:
-        return trainer.steps // self.every > self.steps(trainer) // self.every
+        return due(self.every, self.steps(trainer), trainer.steps)
 
     def log(self, trainer: Trainer) -> None:
         """Write one row: means since the last one."""
         progress, clock, ids = trainer.progress, trainer.clock, [*trainer.ctx.env_ids, -1]  # -1: of a job
         finished = [(*episode[:2], ids[episode[2]], *episode[3:]) for episode in trainer.episodes.drain()]
-        if not trainer.learner.replicated:
-            rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
-            rows = rows.view(-1, 3 + len(trainer.episodes.groups))
-            finished = trainer.learner.collectives.gather(rows).tolist()
+        rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
+        rows = rows.view(-1, 3 + len(trainer.episodes.groups))
+        finished = trainer.learner.placement.gather(rows).tolist()
         progress.episodes += len(finished)
         row: dict[str, float] = {}
         if finished:
@@ -62,12 +62,13 @@ class MetricsLog:
             least = least_exploring(trainer.policy.exploration.values())
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
                 row["episode/return_least_exploring"] = float(np.mean(kept))
-        row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
+        means = trainer.means.drain() | trainer.learner.steps.drain()
+        row |= {f"train/{name}": value for name, value in means.items()}
         own: Mapping[str, float] = getattr(trainer.buffer, "metrics", dict)()
-        ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)
+        ranks = trainer.learner.placement.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
         spent: Mapping[str, float] = getattr(trainer.collector, "metrics", dict)()
-        waiting = trainer.learner.collectives.exchange(spent)
+        waiting = trainer.learner.placement.ranks.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
         wall = clock.wall()
         seconds = max(wall - self.wall, 1e-9)
@@ -110,7 +111,7 @@ class Evaluation:
         self.actors: AsyncEval | None = None  # the first rank's, once they are started
         self.latest: dict[str, float] = {}
         self.latest_at: int | None = None
-        self._due_after = 0
+        self._last = 0  # step at which one was due
 
     def start(self, resolved: ResolvedRun) -> None:
         from rlplug.actors.collector import AsyncEval
@@ -118,11 +119,11 @@ class Evaluation:
         self.actors = AsyncEval(self.policy, resolved)
 
     def due(self, trainer: Trainer) -> bool:
-        return self.possible and bool(self.cfg.every) and trainer.steps >= self._due_after + self.cfg.every
+        return self.possible and due(self.cfg.every, self._last, trainer.steps)
 
     def mark(self, trainer: Trainer) -> None:
         """Count the evaluation that was due as made, or begun."""
-        self._due_after = trainer.steps // self.cfg.every * self.cfg.every
+        self._last = trainer.steps
 
     def run(self, trainer: Trainer) -> dict[str, float]:
         """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
@@ -133,7 +134,7 @@ class Evaluation:
                 raise ValueError(f"{type(policy.algorithm).__name__}.evaluate returns no eval/return_mean")
             if self.cfg.record and trainer.ctx.rank == 0:
                 path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
-                stop, normalize = lambda: bool(trainer.stop_signal), policy.normalize
+                stop, normalize = lambda: bool(trainer.agreement.asked), policy.normalize
                 record(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
         return metrics
 
@@ -143,16 +144,16 @@ class Evaluation:
         """Play jobs of an evaluation: the ranks share the columns of each."""
         for job in jobs:
             own, shares = self._play_share(trainer, job, weights), list[Batch]()
-            for batch, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
+            for batch, asked in trainer.learner.placement.ranks.exchange((own, trainer.agreement.asked)):
                 if batch is None:
-                    trainer.agreed_stop = stop_signal  # which all ranks know
+                    trainer.agreement.stop_all(asked)
                     raise Stopped
                 shares.append(batch)
             yield job, self.evaluator.noted(side_by_side(shares))
 
     def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
         """Play this rank's share of a job; None: it was asked to stop."""
-        number, stop = trainer.steps, lambda: bool(trainer.stop_signal)
+        number, stop = trainer.steps, lambda: bool(trainer.agreement.asked)
         with suppress(Stopped):
             if self.actors is None:
                 return self.evaluator.play_job(job, number, weights, stop, self._share(job.episodes))
@@ -170,10 +171,10 @@ class Evaluation:
     def state(self) -> Tree:
         """Return the latest result; an evaluation that is still being played begins again when the run is resumed."""
         playing = self.actors is not None and self.actors.playing
-        return {"latest": self.latest, "latest_at": self.latest_at, "due_after": 0 if playing else self._due_after}
+        return {"latest": self.latest, "latest_at": self.latest_at, "last": 0 if playing else self._last}
 
     def load(self, state: Tree) -> None:
-        self.latest, self.latest_at, self._due_after = state["latest"], state["latest_at"], state["due_after"]
+        self.latest, self.latest_at, self._last = state["latest"], state["latest_at"], state["last"]
 
     def close(self) -> None:
         self.evaluator.close()

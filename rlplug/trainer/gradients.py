@@ -69,7 +69,9 @@ class SegmentGradients:
 
 
 def parts(batch: Batch) -> list[Batch]:
-    """Cut a segment into its gradients, each with its columns."""
+    """Cut a segment into its gradients, each with its columns; one without gradients is a single part."""
+    if "gradients" not in batch:
+        return [batch]
     count = next(tree.leaves(batch["gradients"])).shape[1]
     return [tree.map(lambda x: x.chunk(count, 1)[i], batch) for i in range(count)]  # noqa: B023
 
