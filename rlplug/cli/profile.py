@@ -51,9 +51,9 @@ OWN = {  # file and function in this package
     ("trainer/trainer.py", "update"): (LEARN, REST),
     ("trainer/learner.py", "sample"): (LEARN, "sampling"),
     ("trainer/steps.py", "forward"): (LEARN, "forward"),
-    ("trainer/optimizer.py", "backward"): (LEARN, "backward"),
+    ("nn/optim.py", "backward"): (LEARN, "backward"),
     ("compiler/compiler.py", "step"): (LEARN, "compiled gradient steps"),
-    ("trainer/recorded.py", "__call__"): (LEARN, "compiled updates"),
+    ("trainer/steps.py", "__call__"): (LEARN, "compiled updates"),
     ("trainer/steps.py", "take"): (LEARN, "clipping and optimizer"),
     ("trainer/gradients.py", "__call__"): (LEARN, "gradients of segments"),  # where they are played
 }

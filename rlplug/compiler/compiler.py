@@ -22,15 +22,37 @@ DECIDES_AFTER = 1000  # gradient steps, by which compile=auto knows how many the
 PAYS = 50_000  # gradient steps ahead: each saves 0.6 ms or more, and a compiler that knows nothing yet takes 30 s
 
 
-class Eager:
-    """Calls functions of a batch as they are; a ``Compiler`` in its place compiles them."""
+class Compiler:
+    """Compiles functions of a batch: on a CPU into machine code (``Artifact``), on a device into recordings
+    (``Captured``), which take milliseconds.
 
-    wanted: bool | None = False
-    """whether functions are compiled; None: not decided yet"""
-    works, records = True, False
-    """whether gradient steps could be compiled until now, and whether compiled functions are recordings of a device"""
-    inside = False
-    """whether a function is being called: what it calls is a part of it"""
+    Whether it does is decided by counts alone, so that a run that is repeated or resumed decides the same.
+
+    Args:
+        wanted: whether it compiles. None: where it pays, see ``decide``; on a device it always does.
+        generators: those from which functions draw.
+        tolerance: see ``Checked``.
+        recorder: what records on the device; None: CUDA graphs on a CUDA device, and nothing on a CPU.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        wanted: bool | None = False,
+        generators: Generators = (),
+        tolerance: float = 1e-3,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.device, self.generators, self.tolerance, self._off = device, generators, tolerance, wanted is False
+        on_cuda = recorder is None and device.type == "cuda" and not self._off
+        self.recorder = CudaGraphs(device) if on_cuda else recorder
+        self.wanted = wanted if self.recorder is None else True
+        self.works = True
+        self.inside = False  # whether a function is being called: what it calls is a part of it
+        self._steps, self._since = 0, -1  # gradient steps that were counted to decide, since this step of the run
+        self._known: dict[Hashable, list[Compiled | Checked]] = {}  # of a function, one for each kind of batch
+        self._eager: dict[tuple[Any, ...], int] = {}  # calls of a function before it is recorded, by kind of batch
+        self._failed = set[Hashable]()
 
     @property
     def active(self) -> bool:
@@ -40,72 +62,11 @@ class Eager:
     @property
     def settled(self) -> bool:
         """Whether everything that was called until now has been compiled and compared, or runs eagerly for good."""
-        return True
-
-    def decide(self, done: int, total: int) -> None:
-        """Compile from now on if so many gradient steps are ahead that it pays, after ``done`` of ``total`` steps."""
-
-    def step(self, of: tuple[Any, ...], function: Function, batch: Batch, varies: bool = False) -> Any:
-        """Return what a function returns that makes a gradient step; None: it is not compiled.
-
-        Args:
-            of: what the function is, whenever it is given.
-            varies: batches have one and another number of rows; machine code then serves every number.
-        """
-        return None
-
-    def call(self, function: Function, batch: Batch, of: Hashable = None) -> Any:
-        """Return what a method returns, called compiled once gradient steps are.
-
-        Args:
-            function: without side effects, but on tensors that it moves in place; always the same for its object.
-            of: what else it depends on.
-        """
-        return function(batch)
-
-    def state(self) -> Tree:
-        return None
-
-    def load(self, state: Tree) -> None:
-        """Go on; functions are compiled again, as optimizers have another state."""
-
-
-class Compiler(Eager):
-    """Compiles functions of a batch: on a CPU into machine code (``Artifact``), on a device into recordings
-    (``Captured``), which take milliseconds.
-
-    Whether it does is decided by counts alone, so that a run that is repeated or resumed decides the same.
-
-    Args:
-        at_once: from the first call on; otherwise where it pays, see ``decide``.
-        generators: those from which functions draw.
-        tolerance: see ``Checked``.
-        recorder: what records on the device; None: CUDA graphs on a CUDA device, and nothing on a CPU.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        at_once: bool,
-        generators: Generators = (),
-        tolerance: float = 1e-3,
-        recorder: Recorder | None = None,
-    ) -> None:
-        self.device, self.generators, self.tolerance = device, generators, tolerance
-        self.recorder = CudaGraphs(device) if recorder is None and device.type == "cuda" else recorder
-        self.records = self.recorder is not None
-        self.wanted = at_once or self.records or None
-        self._steps, self._since = 0, -1  # gradient steps that were counted to decide, since this step of the run
-        self._known: dict[Hashable, list[Compiled | Checked]] = {}  # of a function, one for each kind of batch
-        self._eager: dict[tuple[Any, ...], int] = {}  # calls of a function before it is recorded, by kind of batch
-        self._failed = set[Hashable]()
-
-    @property
-    def settled(self) -> bool:
         checked = any(isinstance(x, Checked) for known in self._known.values() for x in known)
         return not checked and all(n > EAGER for kind, n in self._eager.items() if kind[0] not in self._failed)
 
     def decide(self, done: int, total: int) -> None:
+        """Compile from now on if so many gradient steps are ahead that it pays, after ``done`` of ``total`` steps."""
         if self.wanted is not None:
             return
         if self._since < 0:
@@ -114,14 +75,26 @@ class Compiler(Eager):
             self.wanted = self._steps / (done - self._since) * (total - done) >= PAYS
 
     def step(self, of: tuple[Any, ...], function: Function, batch: Batch, varies: bool = False) -> Any:
+        """Return what a function returns that makes a gradient step; None: it is not compiled.
+
+        Args:
+            of: what the function is, whenever it is given.
+            varies: batches have one and another number of rows; machine code then serves every number.
+        """
         if not self.active:
-            self._steps += not self.inside
+            self._steps += 1
             return None
         found = self._call(of, f"a gradient step of {type(of[0]).__name__}", function, batch, varies)
         self.works = found is not None
         return found
 
     def call(self, function: Function, batch: Batch, of: Hashable = None) -> Any:
+        """Return what a method returns, called compiled once gradient steps are.
+
+        Args:
+            function: without side effects, but on tensors that it moves in place; always the same for its object.
+            of: what else it depends on.
+        """
         if not self.wanted or self.inside:
             return function(batch)
         who, name = function.__self__, function.__name__  # type: ignore[attr-defined]
@@ -187,10 +160,13 @@ class Compiler(Eager):
         return found
 
     def state(self) -> Tree:
-        return {"wanted": self.wanted, "works": self.works, "steps": self._steps, "since": self._since}
+        """Return what decides whether it compiles; None: it never does."""
+        state = {"wanted": self.wanted, "works": self.works, "steps": self._steps, "since": self._since}
+        return None if self._off else state
 
     def load(self, state: Tree) -> None:
-        if state is None:  # compile may have been off
+        """Go on; functions are compiled again, as optimizers have another state."""
+        if self._off or state is None:
             return
         self.wanted, self.works = self.wanted or state["wanted"], state["works"]
         self._steps, self._since = state["steps"], state["since"]

@@ -26,9 +26,8 @@ from rlplug.run import checks, loggers
 from rlplug.run.callbacks import Callbacks, callbacks_of
 from rlplug.run.estimation import Estimation, estimator_of
 from rlplug.run.resolve import resolve
-from rlplug.trainer.collectives import Collectives
+from rlplug.trainer.collectives import Collectives, Placement
 from rlplug.trainer.learner import RankLearner
-from rlplug.trainer.placement import Placement
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Compile, ConfigError
@@ -134,7 +133,7 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
         if loop.preemption is not None and ranks > 1:
             threshold, least = loop.preemption.threshold, loop.preemption.min_fraction
             preemptor = Preemptor(shared_store(), ranks, threshold, least)
-        call, records = lambda *given: steps.compiler.call(*given), steps.compiler.records
+        call, records = lambda *given: steps.compiler.call(*given), steps.compiler.recorder is not None
         shard, older = policy.shard(env_ids[recorded:], call=call, records=records), loop.tempo.broadcast_interval > 1
         own = InProcessCollector(shard, policy.player(), learner.progress, older, preemptor)
         if recorded:

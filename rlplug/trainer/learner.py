@@ -11,20 +11,18 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm, Buffer, Exploration, Losses, Reduction, Segment, Trainable
-from rlplug.compiler.compiler import Compiler, Eager
+from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.contract import results
 from rlplug.distributed.fabric import AnyFabric
 from rlplug.functional.curiosity import rewarded
-from rlplug.trainer.collectives import Collectives
+from rlplug.trainer.collectives import Collectives, Placement
 from rlplug.trainer.gradients import take_over
 from rlplug.trainer.minibatches import minibatches
 from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import OptimizerState
-from rlplug.trainer.placement import Placement
-from rlplug.trainer.recorded import WholeUpdate
-from rlplug.trainer.steps import MOST_UNREAD, GradientSteps
-from rlplug.types import Batch, Compile, Progress, Tree, Weights
+from rlplug.trainer.steps import MOST_UNREAD, GradientSteps, WholeUpdate
+from rlplug.types import Batch, Progress, Tree, Weights
 
 
 class RankLearner:
@@ -32,7 +30,7 @@ class RankLearner:
 
     Args:
         placement: of the run's data; None: every rank's buffer holds what its own environments gave.
-        on_nan, precision, scale_losses: see ``GradientSteps``.
+        options: of ``GradientSteps``.
     """
 
     def __init__(
@@ -46,21 +44,12 @@ class RankLearner:
         progress: Progress | None = None,
         normalizer: Normalizer | None = None,
         placement: Placement | None = None,
-        microbatches: int = 1,
-        compile: Compile = "off",
-        on_nan: Literal["stop", "skip"] = "stop",
-        precision: str = "32-true",
-        scale_losses: bool = False,
+        **options: Any,
     ) -> None:
         self.fabric, self.ctx, self.algorithm, self.buffer = fabric, ctx, algorithm, buffer
         self.placement = placement or Placement(Collectives(fabric))
         self.exploration, self.progress, self.normalizer = dict(exploration or {}), progress or Progress(), normalizer
-        self.steps = GradientSteps(
-            ctx, self.placement.ranks, self.progress, microbatches, on_nan, precision, scale_losses
-        )
-        if compile != "off":
-            roughly = 1e-3 if self.steps.dtype is None else 3e-2
-            self.steps.use(Compiler(ctx.device, compile == "max", ctx.generators.values(), roughly))
+        self.steps = GradientSteps(ctx, self.placement.ranks, self.progress, **options)
         self._whole_update = WholeUpdate(self._learned, self.steps)
         self._checked = False  # whether what the first update returns was looked at
         self._observing, self._same = False, None  # the second: whether every rank has what a loop gives; see ``hold``
@@ -70,8 +59,8 @@ class RankLearner:
     def _first_update(self, batch: Batch | None) -> Losses:
         """Make the first update, and check what the algorithm, the exploration and the buffer return."""
         self._checked, compiler = True, self.steps.compiler
-        if compiler.records:  # checks read numbers
-            self.steps.use(Eager())
+        if compiler.recorder:  # checks read numbers
+            self.steps.use(Compiler(self.ctx.device))
         results.check_given(batch, self.exploration)
         compiled = bool(self.steps.compiler.wanted)
         with results.learning(self.algorithm, self.exploration, self.buffer, self.ctx.needs, compiled):
@@ -87,17 +76,16 @@ class RankLearner:
         """
         if not self._checked:
             return self._first_update(batch)
-        recorded = self.steps.compiler.records and self.steps.moves and self.ctx.needs.data == "windows"
+        recorded = self.steps.compiler.recorder and self.steps.moves and self.ctx.needs.data == "windows"
         same, self._same = self._same, None if batch is None else self._same
         try:
             batch = self.buffer.sample() if batch is None else batch
             losses = self._whole_update(batch) if recorded else self._learned(batch)
             if losses.feedback:
-                index: Any = batch.get("index")
-                values = losses.feedback
-                if index is not None:
-                    index, values = self.placement.merge(index), self.placement.merge(values)
-                self.buffer.feedback(index, values)
+                given: list[Any] = [batch.get("index"), losses.feedback]
+                if given[0] is not None:
+                    given = [self.placement.merge(x) for x in given]
+                self.buffer.feedback(*given)
         except Exception:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise

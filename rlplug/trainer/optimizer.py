@@ -8,16 +8,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
-from torch.compiler import is_compiling
 
-from rlplug import host, tree
+from rlplug import tree
 from rlplug.api import Optim, Trainable
 from rlplug.collection.nonfinite import kind
+from rlplug.nn.optim import clip
 from rlplug.types import Tree
 
 LARGEST = 2.0**24  # the largest scale of losses
-ROUNDING = 1e-5  # of a norm in float32, amply
 
 
 class OptimizerState:
@@ -34,31 +32,9 @@ class OptimizerState:
         return self.calls % self.optim.every == 0
 
     def clip(self, grads: list[Tensor] | None = None) -> Sequence[Tensor]:
-        """Clip, faster than ``torch.nn.utils``; return norms from before, 0-d, of every tensor or one of all.
-
-        Args:
-            grads: what is clipped; None: every ``.grad`` that there is.
-        """
-        limit, by = self.optim.grad_clip, self.optim.grad_clip_by
+        """Clip ``grads``, or every ``.grad`` that there is, in place; see ``nn.clip``."""
         grads = [p.grad for p in self.params if p.grad is not None] if grads is None else grads
-        if is_compiling():  # which would not look into foreach_norm
-            norms: Sequence[Tensor] = [torch.linalg.vector_norm(grad) for grad in grads]
-        else:
-            norms = torch._foreach_norm(grads) if grads else ()
-        if limit is None or not grads:
-            return norms
-        if by == "value":
-            torch._foreach_clamp_min_(grads, -limit)
-            torch._foreach_clamp_max_(grads, limit)
-            return norms
-        if host.reads_freely(grads[0]):
-            largest = (max if by == "norm" else math.hypot)(*(norm.item() for norm in norms), 0.0)
-            if largest < (1.0 - ROUNDING) * limit:
-                return norms if by == "norm" else (torch.tensor(largest),)
-        size = torch.stack(norms) if by == "norm" else torch.stack(norms).norm()
-        factor = (limit / (size + 1e-6)).clamp_(max=1.0)
-        torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)
-        return norms if by == "norm" else (size,)
+        return clip(grads, self.optim.grad_clip, self.optim.grad_clip_by)
 
     def state(self) -> Tree:
         return {"optimizer": self.optim.optimizer.state_dict(), "calls": self.calls}
@@ -74,13 +50,6 @@ class OptimizerState:
         if self.optim.lr is not None:
             for group in self.optim.optimizer.param_groups:
                 group["lr"] = self.optim.lr
-
-
-def backward(loss: Tensor) -> None:
-    """Add the gradients of a 0-d loss to ``.grad``: ``loss.backward()`` without what torch looks at before."""
-    Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
 
 
 def refuse_nan(learned: Iterable[tuple[object, object]]) -> None:

@@ -18,15 +18,16 @@ from torch.compiler import is_compiling
 
 from rlplug import tree
 from rlplug.api import Losses, Trainable
-from rlplug.compiler.compiler import Eager
+from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.contract import results
-from rlplug.nn import Adam
+from rlplug.nn.optim import Adam, backward
 from rlplug.trainer.collectives import Collectives
 from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, column_axis, microbatches, total_loss
-from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, backward, find_nonfinite
-from rlplug.types import Batch, Progress, RunError, Tree
+from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, find_nonfinite
+from rlplug.types import Batch, Compile, Progress, RunError, Tree
 
+COMPILE: Mapping[Compile, bool | None] = {"off": False, "auto": None, "max": True}
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 MOST_UNREAD = 1000  # gradient steps, after which their numbers are read if nobody asked whether they were finite
 
@@ -51,10 +52,12 @@ class GradientSteps:
         ctx: RunContext,
         ranks: Collectives,
         progress: Progress,
-        microbatches: int,
-        on_nan: Literal["stop", "skip"],
-        precision: str,
-        scale_losses: bool,
+        *,
+        microbatches: int = 1,
+        compile: Compile = "off",
+        on_nan: Literal["stop", "skip"] = "stop",
+        precision: str = "32-true",
+        scale_losses: bool = False,
     ) -> None:
         self.device, self.ranks, self.progress = ctx.device, ranks, progress
         self.microbatches, self.whole = microbatches, ranks.world_size == 1 and microbatches == 1
@@ -64,10 +67,12 @@ class GradientSteps:
         """whether a step is taken whatever its numbers are, and all gradients are here"""
         self.skipped = 0  # since ``drain``
         self.unread: list[GradientStep] = []
-        self.compiler, self._varies = Eager(), ctx.needs.data != "windows"
+        wanted, roughly = COMPILE[compile], 1e-3 if self.dtype is None else 3e-2
+        self.compiler = Compiler(ctx.device, wanted, ctx.generators.values(), roughly)
+        self._varies = ctx.needs.data != "windows"
         self._parts: dict[Trainable, dict[str, OptimizerState]] = {}
 
-    def use(self, compiler: Eager) -> None:
+    def use(self, compiler: Compiler) -> None:
         """Compile by ``compiler`` from now on."""
         self.compiler = compiler
 
@@ -216,3 +221,44 @@ def gradient_step(
             adam: Any = part.optim.optimizer
             (adam.move if is_compiling() else adam.apply)(grads)
     return found | {"count": 1.0, "grads": []}
+
+
+class WholeUpdate:
+    """An update as one function of a sample: what is prepared, its gradient steps, and what follows them.
+
+    Python's part of an update (which optimizers are due, what is looked at later) is done here at every call, also
+    where the function is a recording.
+
+    Args:
+        learn: makes the update.
+        steps: its gradient steps.
+    """
+
+    def __init__(self, learn: Callable[[Batch], Losses], steps: GradientSteps) -> None:
+        self.learn, self.steps = learn, steps
+
+    def __call__(self, batch: Batch) -> Losses:
+        """Make the update of a sample, and return its losses."""
+        steps, progress = self.steps, self.steps.progress
+        self._begin = len(steps.unread), [(optimizer, optimizer.calls) for optimizer in steps.optimizers()]
+        phases = tuple(calls % optimizer.optim.every for optimizer, calls in self._begin[1])
+        found = steps.compiler.call(self.function, batch, phases)
+        for (optimizer, calls), more in zip(self._begin[1], found["calls"], strict=True):
+            optimizer.calls = calls + more
+        for who, terms, norms in found["steps"]:
+            steps.unread.append(GradientStep(progress.updates + 1, progress.env_steps, who, terms, norms))
+        return Losses(*found["losses"])
+
+    def function(self, batch: Batch) -> dict[str, Any]:
+        (start, begin), unread = self._begin, self.steps.unread
+        del unread[start:]  # of an attempt that was not finished
+        for optimizer, calls in begin:
+            optimizer.calls = calls
+        losses = self.learn(batch)
+        steps = [
+            (step.who, step.terms, {name: [torch.stack([*norms]).sum()] for name, norms in step.norms.items() if norms})
+            for step in unread[start:]
+        ]
+        del unread[start:]
+        found = {"losses": [losses.terms, losses.metrics, losses.feedback], "steps": steps}
+        return found | {"calls": [optimizer.calls - before for optimizer, before in begin]}

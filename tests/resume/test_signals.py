@@ -20,8 +20,7 @@ from rlplug.run import launch
 from rlplug.run.launch import STOPPING
 from rlplug.testing.comparing import differences_of_runs
 from rlplug.trainer.agreement import Agreement
-from rlplug.trainer.collectives import Collectives
-from rlplug.trainer.placement import Placement
+from rlplug.trainer.collectives import Collectives, Placement
 from tests.tools.kill import Process, warm_up, with_defaults
 
 RUN = with_defaults(
