@@ -1,4 +1,4 @@
-"""Adam, clipping and the backward, without the bookkeeping around their kernels."""
+"""Adam, clipping and the backward, without the bookkeeping around their kernels; and a scale of losses for float16."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from rlplug import host
 
 ROUNDING = 1e-5  # of a norm in float32, amply
+LARGEST = 2.0**24  # the largest scale of losses
 
 
 class Lists(NamedTuple):
@@ -206,6 +207,53 @@ def clip(grads: list[Tensor], limit: float | None, by: Literal["value", "norm", 
     factor = (limit / (size + 1e-6)).clamp_(max=1.0)
     torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)
     return norms if by == "norm" else (size,)
+
+
+class LossScale:
+    """The factor of the loss that is differentiated: halved after an overflow, doubled after many steps without.
+
+    Gradients in float16 vanish below 6e-8 and overflow above 65504: Micikevicius et al. 2018 (arXiv:1710.03740),
+    section 3.2. One scale serves all optimizers, whose losses are differentiated together. All ranks see the same
+    gradients, and so keep the same scale.
+
+    Args:
+        start: a power of two, so that gradients divided by it are exact.
+        patience: steps without an overflow after which it is doubled.
+    """
+
+    def __init__(self, device: torch.device, start: float = 2.0**16, patience: int = 2000) -> None:
+        self.value = torch.tensor(start, device=device)
+        self.patience, self.fine = patience, 0
+
+    def fits(self, numbers: Iterable[Tensor], gradients: Iterable[Tensor]) -> bool:
+        """Return False after an overflow. Reads what it is given, 0-d, for which an accelerator has to wait.
+
+        Args:
+            numbers: that say whether the losses themselves are finite. If they are not, that is no overflow, and is
+                left to others, as is a gradient that is not finite at scale 1.
+            gradients: norms of the gradients, 0-d.
+        """
+        numbers, gradients = [*numbers], [*gradients]
+        every = [*numbers, *gradients]
+        finite = torch.stack(every).isfinite().tolist() if every else []  # read at once
+        sound = all(finite[: len(numbers)])
+        if all(finite):
+            self.fine = (self.fine + 1) % self.patience
+            if self.fine == 0:
+                self.value.mul_(2.0).clamp_(max=LARGEST)
+            return True
+        if not sound or self.value <= 1.0:
+            return True
+        self.value.div_(2.0)
+        self.fine = 0
+        return False
+
+    def state(self) -> dict[str, Any]:
+        return {"value": self.value, "fine": self.fine}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.value.copy_(state["value"])
+        self.fine = state["fine"]
 
 
 def adam_or_rmsprop(

@@ -59,10 +59,6 @@ class Collectives:
         gathered = cast(Tensor, self.fabric.all_gather(padded))
         return torch.cat([y[:n] for y, n in zip(gathered, counts, strict=True)])
 
-    def gather_columns(self, x: Tensor) -> Tensor:
-        """Return ``[B]`` or ``[T, B, ...]`` of all ranks side by side."""
-        return self.gather(x) if x.ndim == 1 else self.gather(x.transpose(0, 1)).transpose(0, 1)
-
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
         """Reduce all elements of ``x [...]`` of all ranks to one number, 0-d; see ``api.Learner.reduce``."""
         x = x.detach()
@@ -123,7 +119,10 @@ class Placement:
 
     def merge(self, values: Tree) -> Tree:
         """Return what was learned of rows of this part, ``[B]`` or ``[T, B, ...]``, on all ranks that hold it."""
-        ranks = self.ranks
-        if self.parts == ranks.world_size:
-            return values
-        return tree.map(lambda x: ranks.gather_columns(x.to(ranks.fabric.device)), values)
+
+        def side_by_side(x: Tensor) -> Tensor:
+            axis = min(1, x.ndim - 1)
+            own = x.to(self.ranks.fabric.device).transpose(0, axis)
+            return self.ranks.gather(own).transpose(0, axis)
+
+        return values if self.parts == self.ranks.world_size else tree.map(side_by_side, values)

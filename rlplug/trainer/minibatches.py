@@ -104,6 +104,15 @@ class Total(NamedTuple):
     loss: Tensor
 
 
+def forward(who: Trainable, batch: Batch, parts: Sequence[str], diagnostics: bool = True) -> Losses:
+    """Compute the losses of parts, and the diagnostics if they are asked for."""
+    losses = who.forward(batch, parts)
+    if diagnostics and losses.diagnostics is not None:
+        with torch.no_grad():
+            losses.metrics |= losses.diagnostics()
+    return losses
+
+
 def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: Trainable, mean: bool) -> Total:
     """Reduce terms and metrics over valid rows.
 

@@ -1,4 +1,4 @@
-"""What a gradient step needs beside gradients: optimizers, whether its numbers are finite, and a scale for float16."""
+"""What a gradient step needs beside gradients: optimizers, and whether its numbers are finite."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from rlplug.api import Optim, Trainable
 from rlplug.collection.nonfinite import kind
 from rlplug.nn.optim import clip
 from rlplug.types import Tree
-
-LARGEST = 2.0**24  # the largest scale of losses
 
 
 class OptimizerState:
@@ -84,43 +82,3 @@ def find_nonfinite(steps: Sequence[GradientStep]) -> str | None:
             place = f"update {step.update}, environment step {step.env_steps}"
             return f"{type(step.who).__name__}: {name} is {kind(value)} at {place}"
     return None
-
-
-class LossScale:
-    """The factor of the loss that is differentiated: halved after an overflow, doubled after many steps without.
-
-    Gradients in float16 vanish below 6e-8 and overflow above 65504: Micikevicius et al. 2018 (arXiv:1710.03740),
-    section 3.2. One scale serves all optimizers, whose losses are differentiated together. All ranks see the same
-    gradients, and so keep the same scale.
-
-    Args:
-        start: a power of two, so that gradients divided by it are exact.
-        patience: steps without an overflow after which it is doubled.
-    """
-
-    def __init__(self, device: torch.device, start: float = 2.0**16, patience: int = 2000) -> None:
-        self.value = torch.tensor(start, device=device)
-        self.patience, self.fine = patience, 0
-
-    def fits(self, step: GradientStep) -> bool:
-        """Return False after an overflow. Reads the step's numbers, for which an accelerator has to wait.
-
-        A number that is not finite for another reason (a loss term, or a gradient at scale 1) is left to others.
-        """
-        if find_nonfinite([step]) is None:
-            self.fine = (self.fine + 1) % self.patience
-            if self.fine == 0:
-                self.value.mul_(2.0).clamp_(max=LARGEST)
-            return True
-        if find_nonfinite([step._replace(norms={})]) is not None or self.value <= 1.0:
-            return True
-        self.value.div_(2.0)
-        self.fine = 0
-        return False
-
-    def state(self) -> Tree:
-        return {"value": self.value, "fine": self.fine}
-
-    def load(self, state: Tree) -> None:
-        self.value.copy_(state["value"])
-        self.fine = state["fine"]

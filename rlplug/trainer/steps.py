@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -21,10 +22,10 @@ from rlplug.api import Losses, Trainable
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import RunContext
 from rlplug.contract import results
-from rlplug.nn.optim import Adam, backward
+from rlplug.nn.optim import Adam, LossScale, backward
 from rlplug.trainer.collectives import Collectives
-from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, column_axis, microbatches, total_loss
-from rlplug.trainer.optimizer import GradientStep, LossScale, OptimizerState, find_nonfinite
+from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, column_axis, forward, microbatches, total_loss
+from rlplug.trainer.optimizer import GradientStep, OptimizerState, find_nonfinite
 from rlplug.types import Batch, Compile, Progress, RunError, Tree
 
 COMPILE: Mapping[Compile, bool | None] = {"off": False, "auto": None, "max": True}
@@ -120,10 +121,7 @@ class GradientSteps:
     def forward(self, batch: Batch, who: Trainable, due: Sequence[str], diagnostics: bool = True) -> Total:
         """Return the losses of the due parts, as means where the batch is whole, or else as sums."""
         with nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype):
-            losses = who.forward(batch, due)
-            if diagnostics and losses.diagnostics is not None:
-                with torch.no_grad():
-                    losses.metrics |= losses.diagnostics()
+            losses = forward(who, batch, due, diagnostics)
         total = total_loss(losses, batch.get("valid"), batch.get("alive"), who, mean=self.whole)
         return total if self.scale is None else total._replace(loss=total.loss * self.scale.value)
 
@@ -143,7 +141,7 @@ class GradientSteps:
         own, moved = self.parts(who), bool(norms)
         norms = norms or {name: own[name].clip() for name in due}
         step = GradientStep(self.progress.updates + 1, self.progress.env_steps, who, dict(terms), norms)
-        if self.scale is not None and not self.scale.fits(step):
+        if self.scale is not None and not self.scale.fits(terms.values(), chain.from_iterable(norms.values())):
             return False
         if self.on_nan == "stop":
             self.unread.append(step)

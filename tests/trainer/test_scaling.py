@@ -9,11 +9,11 @@ from torch import nn
 from rlplug.api import Losses, Optim, Plan, Trainable
 from rlplug.config import compose
 from rlplug.distributed.fabric import fabric_of, one_rank
+from rlplug.nn.optim import LARGEST, LossScale
 from rlplug.run.build import build
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
-from rlplug.trainer.optimizer import LARGEST, LossScale
 from rlplug.types import RunError
 from tests.trainer.test_learner import CASES, close, three_steps
 
