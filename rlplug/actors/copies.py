@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,13 +13,13 @@ from rlplug.trainer.policy import Policy, changes_actions
 from rlplug.types import Tree
 
 
-def acting_weights(policy: Policy) -> dict[str, np.ndarray]:
-    """Return what the algorithm acts with, which changes with every update."""
+def acting_weights(policy: Policy) -> dict[str, Any]:
+    """Return what the algorithm acts with, which changes with every update, as arrays."""
     state = policy.algorithm.state_dict()
     return {key: state[key].detach().cpu().numpy() for key in policy.algorithm.actor_keys()}
 
 
-def load_acting_weights(policy: Policy, weights: dict[str, np.ndarray]) -> None:
+def load_acting_weights(policy: Policy, weights: dict[str, Any]) -> None:
     tensors = {key: torch.tensor(value) for key, value in weights.items()}  # copied: shared memory is read-only
     policy.algorithm.load_state_dict(tensors, strict=False)
 

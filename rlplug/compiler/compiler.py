@@ -124,11 +124,11 @@ class Compiler:
         try:
             if len(known) == (most := MOST_ARTIFACTS if self.recorder is None else MOST_RECORDINGS):
                 raise RuntimeError(f"it would need more than {most} graphs: shapes are ever new")
-            compiled: Compiled = (
-                Artifact(function, batch, varies)
-                if self.recorder is None
-                else Captured(function, batch, self.device, self.generators, self.recorder)
-            )
+            compiled: Compiled
+            if self.recorder is None:
+                compiled = Artifact(function, batch, varies)
+            else:
+                compiled = Captured(function, batch, self.device, self.generators, self.recorder)
             known.append(Checked(compiled, function, self.generators, self.tolerance))
             return self._compiled(of, name, batch)
         except Exception as error:

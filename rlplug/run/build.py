@@ -131,8 +131,7 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
     elif resolved.plan.actors is None:
         loop, steps, ranks, preemptor = resolved.loop, learner.steps, learner.placement.parts, None
         if loop.preemption is not None and ranks > 1:
-            threshold, least = loop.preemption.threshold, loop.preemption.min_fraction
-            preemptor = Preemptor(shared_store(), ranks, threshold, least)
+            preemptor = Preemptor(shared_store(), ranks, loop.preemption.threshold, loop.preemption.min_fraction)
         call, records = lambda *given: steps.compiler.call(*given), steps.compiler.recorder is not None
         shard, older = policy.shard(env_ids[recorded:], call=call, records=records), loop.tempo.broadcast_interval > 1
         own = InProcessCollector(shard, policy.player(), learner.progress, older, preemptor)

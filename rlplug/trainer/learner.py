@@ -52,7 +52,8 @@ class RankLearner:
         self.steps = GradientSteps(ctx, self.placement.ranks, self.progress, **options)
         self._whole_update = WholeUpdate(self._learned, self.steps)
         self._checked = False  # whether what the first update returns was looked at
-        self._observing, self._same = False, None  # the second: whether every rank has what a loop gives; see ``hold``
+        self._observing, self._sampled = False, False  # the second: whether the buffer gave what is learned from
+        self._same: bool | None = None  # whether every rank has what a loop gives; see ``hold``
         observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
         self._observers = (normalizer and normalizer.counts) or any(observing)
 
@@ -77,7 +78,7 @@ class RankLearner:
         if not self._checked:
             return self._first_update(batch)
         recorded = self.steps.compiler.recorder and self.steps.moves and self.ctx.needs.data == "windows"
-        same, self._same = self._same, None if batch is None else self._same
+        self._sampled = batch is None
         try:
             batch = self.buffer.sample() if batch is None else batch
             losses = self._whole_update(batch) if recorded else self._learned(batch)
@@ -89,8 +90,6 @@ class RankLearner:
         except Exception:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise
-        finally:
-            self._same = same
         if len(self.steps.unread) >= MOST_UNREAD:
             self.check_finite()
         self.progress.updates += 1
@@ -175,7 +174,8 @@ class RankLearner:
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         needs, place = self.ctx.needs, self.placement
         drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
-        same = place.parts == 1 and not drawn if self._same is None else self._same  # what is not drawn is whole
+        # what is not drawn is whole
+        same = place.parts == 1 and not drawn if self._sampled or self._same is None else self._same
         return minibatches(batch, size, unit, self.ctx.generators["learner"], place.ranks, same)
 
     def hold(self, same: bool) -> None:

@@ -170,17 +170,15 @@ class GradientSteps:
     def drain(self) -> dict[str, float]:
         """Return what is logged of the steps since the last call."""
         row: dict[str, float] = {"skipped": self.skipped} if self.on_nan == "skip" else {}
-        if self.scale is not None:
-            row["loss_scale"] = self.scale.value.item()
+        row |= {} if self.scale is None else {"loss_scale": self.scale.value.item()}
         self.skipped = 0
         return row
 
     def state(self, named: Iterable[tuple[str, Trainable]]) -> Tree:
         """Return the state of optimizers, by the name of what they optimize, and what decides on later steps."""
         used = {name: self._parts[who] for name, who in named if who in self._parts}
-        scale = None if self.scale is None else self.scale.state()
-        state = {"optimizers": tree.map(OptimizerState.state, used), "loss_scale": scale, "skipped": self.skipped}
-        return state | {"graphs": self.compiler.state()}
+        state = {"optimizers": tree.map(OptimizerState.state, used), "skipped": self.skipped}
+        return state | {"loss_scale": self.scale and self.scale.state(), "graphs": self.compiler.state()}
 
     def load(self, state: Tree, named: Iterable[tuple[str, Trainable]]) -> None:
         for name, who in named:
