@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rlplug import tree
+from rlplug.actors import copies
 from rlplug.api import Job, Plan
 from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.play import OF_EPISODE
@@ -62,9 +63,9 @@ class RemotePolicy:
     def _update(self, rows: int, statistics: Tree, weights: Weights) -> None:
         """Load what the learner acts with now, and count rows from 0."""
         self._row, self._rows, self._last_step = 0, rows, time.monotonic()
-        self.policy.load_statistics(statistics)
+        copies.load_statistics(self.policy, statistics)
         if weights is not None:
-            self.policy.load_acting_weights(weights)
+            copies.load_acting_weights(self.policy, weights)
 
     def heartbeat(self) -> tuple[int, int, float]:
         """Return the current row, the number of rows, and the seconds since the last environment step."""
@@ -83,7 +84,7 @@ class Actor(RemotePolicy):
         seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # every actor draws other numbers
         self.collector, self.player = self.policy.shard(env_ids), self.policy.player()
         self.collector.reset()
-        return self._state(self.policy.statistics())
+        return self._state(copies.statistics(self.policy))
 
     def load(self, state: Tree, new_episodes: int = 0) -> None:
         """Continue from ``state``. ``new_episodes`` above 0 begins new episodes there, each number different ones."""
@@ -120,7 +121,7 @@ class Actor(RemotePolicy):
             "collector": copy_to_host(self.collector.state()),
             "generator": self.policy.ctx.generators["actor"].get_state().numpy(),
             "global": global_state(self.policy.ctx.device),
-            "exploration": self.policy.changed_exploration(statistics),
+            "exploration": copies.changed_exploration(self.policy, statistics),
         }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlplug.checkpointing import atomic, format
 from rlplug.checkpointing.format import FOLDER, Checkpoint, Snapshot, checkpoints, folder_of
+from rlplug.functional.schedule import due
 from rlplug.types import CheckpointError, RunError
 
 BEST = "best"  # link to the checkpoint with the best evaluation, in the same folder
@@ -44,9 +45,7 @@ class CheckpointManager:
 
     def due(self, steps: int) -> bool:
         """Return whether a checkpoint is due, given that the first rank's manager is idle."""
-        if not self.cfg.every or steps == self._steps:
-            return False
-        return self.minutes is not None or steps // self.cfg.every > self._steps // self.cfg.every
+        return steps != self._steps if self.minutes is not None else due(self.cfg.every, self._steps, steps)
 
     def is_best(self, score: float) -> bool:
         """Return whether a checkpoint with this score would be kept for it."""

@@ -11,7 +11,7 @@ from rlplug import tree
 from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
 from rlplug.collection.segment import on_cpu
 from rlplug.collection.shard import ShardCollector
-from rlplug.distributed.preemption import Preemption
+from rlplug.distributed.preemption import Preemptor
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class InProcessCollector(Collector):
         jobs: Player,
         progress: Progress,
         keeps_weights: bool = False,
-        preemption: Preemption | None = None,
+        preemption: Preemptor | None = None,
     ) -> None:
         self.player, self.jobs, self.progress, self.keeps_weights = player, jobs, progress, keeps_weights
         self.preemption = preemption

@@ -78,10 +78,10 @@ class Callbacks:
             return
         with trainer.clock.phase("checkpoint"):
             self._saved(trainer, manager.poll())
-            best = score is not None and trainer.learner.collectives.broadcast(manager.is_best(score))
+            best = score is not None and trainer.learner.placement.ranks.broadcast(manager.is_best(score))
             # the score of an asynchronous evaluation is known later
             best = best or (due and evaluation.is_async and trainer.config.checkpoint.keep_best > 0)
-            if best or (trainer.may_checkpoint and manager.due(trainer.steps)):
+            if best or (trainer.agreement.may_save and manager.due(trainer.steps)):
                 if not due:
                     self._poll_eval(trainer, wait=True)
                 trainer.learner.check_finite()
@@ -106,7 +106,7 @@ class Callbacks:
         if actors is None or not actors.playing:
             return
         with trainer.clock.phase("evaluate"):
-            played = actors.wait(lambda: bool(trainer.stop_signal) or not wait)
+            played = actors.wait(lambda: bool(trainer.agreement.asked) or not wait)
         if played is not None:
             result = episode_metrics(self.evaluation.evaluator.noted(played))
             self._evaluated(trainer, result, actors.env_steps)
@@ -119,7 +119,7 @@ class Callbacks:
         self._poll_eval(trainer, wait=True)
         # as it is now, so that a longer run goes on as if there had been no end
         snapshot = capture(trainer)
-        if not trainer.agreed_stop:
+        if not trainer.agreement.stop:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
@@ -154,13 +154,13 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     trees, missing = {f"rank{ctx.rank}": own}, list[str]()
     if ctx.rank == 0:
         trees = {"weights": trainer.policy.state(), "learner": _learner(trainer)} | trees
-    if ctx.rank == 0 or not trainer.learner.replicated:
+    if trainer.learner.placement.collects:
         trainer.buffer.save(callbacks.row_log)
         own |= trainer.stream_state() | {"buffer": callbacks.row_log.state}
         own["recorder"] = callbacks.recorder and callbacks.recorder.state()
         if own["collector"]["env"] is None:
             missing.append("the environments: their state cannot be read, so new episodes begin")
-    if plan.actors and max(trainer.loop.in_flight, trainer.loop.broadcast_interval) > 1:
+    if plan.actors and max(trainer.loop.tempo.in_flight, trainer.loop.tempo.broadcast_interval) > 1:
         missing.append("rounds with older weights: actors play the next ones with the newest")
     wall = clock.wall()
     manifest = {"rlplug": metadata.version("rlplug"), "run": callbacks.identity, **vars(trainer.progress)}
@@ -186,7 +186,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         ConfigError: the checkpoint is of other spaces, another algorithm or another number of ranks, or damaged.
     """
     callbacks, path, manifest, rank = callbacks_of(trainer), checkpoint.path, checkpoint.manifest, trainer.ctx.rank
-    owner = 0 if trainer.learner.replicated else rank  # of the data: the first rank where all have the same
+    owner = trainer.learner.placement.part  # of the data: the first rank where all have the same
     if (ranks := checkpoint.ranks) != trainer.resolved.plan.world_size:
         said = f"{path} was written by {ranks} ranks, and continues on as many: hardware.devices={ranks}"
         raise ConfigError("hardware", said)

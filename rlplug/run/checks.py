@@ -65,7 +65,7 @@ def _loop(run: ResolvedRun) -> Refusals:
     yield (not _has_rows(buffer.cls, loop), "loop", lambda:
            f"{name} {does}; take {ways()}")
     for option in ("in_flight", "broadcast_interval"):
-        yield (getattr(run.loop, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
+        yield (getattr(run.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
                f"lets older weights play, which {run.config.algo.name} cannot learn from; take 1")
 
 
@@ -120,7 +120,7 @@ def _data(run: ResolvedRun) -> Refusals:
            f"actors play, {why}; take 0")
     yield config.record.path is not None, "record.path", f"writes down what is played, {why}; take null"
     for option in ("in_flight", "broadcast_interval"):
-        yield getattr(run.loop, option) > 1, f"loop.{option}", f"is for who plays, {why}; take loop={loop}"
+        yield getattr(run.loop.tempo, option) > 1, f"loop.{option}", f"is for who plays, {why}; take loop={loop}"
 
 
 def _exploration(run: ResolvedRun) -> Refusals:
@@ -164,9 +164,9 @@ def _hardware(run: ResolvedRun) -> Refusals:
         yield num_envs % count, key, _uneven(f"num_envs={num_envs}", f"{count} actors", (
             n for n in range(1, num_envs + 1) if num_envs % n == 0))
         yield num_envs % ranks == 0 and count % ranks, key, _uneven(f"{count} actors", f"{ranks} ranks", [ranks])
-        yield (run.loop.preemption_threshold is not None and ranks > 1, "loop.preemption_threshold",
+        yield (run.loop.preemption is not None and ranks > 1, "loop.preemption_threshold",
                "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null")
-        some = run.loop.shards is not None
+        some = run.loop.tempo.shards is not None
         yield (actors.num_aggregation_workers and some, "hardware.actors.num_aggregation_workers",
                "is for rounds of all actors, and this loop takes segments one by one; take 0")
     if plan.ray is not None:

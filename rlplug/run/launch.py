@@ -216,11 +216,11 @@ def _drive(trainer: Trainer) -> float:
             callbacks.finish(trainer)
             if trainer.resolved.plan.actors is not None and trainer.ctx.rank != 0:
                 trainer.close()  # before the first rank stops the Ray cluster, which it may have started
-            errors = trainer.learner.collectives.exchange(trainer.stop_error)
+            errors = trainer.learner.placement.ranks.exchange(trainer.agreement.error)
         if error := next(filter(None, errors), None):
             raise error
-        if trainer.agreed_stop:
-            raise KeyboardInterrupt(trainer.agreed_stop)
+        if trainer.agreement.stop:
+            raise KeyboardInterrupt(trainer.agreement.stop)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -278,7 +278,7 @@ def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
         first = next(turns) == 0  # the next signal may come while this one is being handled
         if (not first and number == signal.SIGINT) or is_silent():  # its round would never end
             raise AtOnce(number)
-        trainer.request_stop(number)
+        trainer.agreement.request_stop(number)
         if first and trainer.ctx.rank == 0:
             with suppress(OSError):  # it may have no reader
                 os.write(2, STOPPING)  # print may be what was interrupted

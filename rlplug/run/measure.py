@@ -18,6 +18,7 @@ from rlplug.context import ResolvedRun
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, record
+from rlplug.functional.schedule import due
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
@@ -44,16 +45,15 @@ class MetricsLog:
         return getattr(self.last, trainer.loop.unit)
 
     def due(self, trainer: Trainer) -> bool:
-        return trainer.steps // self.every > self.steps(trainer) // self.every
+        return due(self.every, self.steps(trainer), trainer.steps)
 
     def log(self, trainer: Trainer) -> None:
         """Write one row: means since the last one."""
         progress, clock, ids = trainer.progress, trainer.clock, [*trainer.ctx.env_ids, -1]  # -1: of a job
         finished = [(*episode[:2], ids[episode[2]], *episode[3:]) for episode in trainer.episodes.drain()]
-        if not trainer.learner.replicated:
-            rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
-            rows = rows.view(-1, 3 + len(trainer.episodes.groups))
-            finished = trainer.learner.collectives.gather(rows).tolist()
+        rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
+        rows = rows.view(-1, 3 + len(trainer.episodes.groups))
+        finished = trainer.learner.placement.gather(rows).tolist()
         progress.episodes += len(finished)
         row: dict[str, float] = {}
         if finished:
@@ -64,12 +64,13 @@ class MetricsLog:
             least = least_exploring(trainer.policy.exploration.values())
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
                 row["episode/return_least_exploring"] = float(np.mean(kept))
-        row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
+        means = trainer.means.drain() | trainer.learner.steps.drain()
+        row |= {f"train/{name}": value for name, value in means.items()}
         own: Mapping[str, float] = trainer.buffer.metrics()
-        ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)
+        ranks = trainer.learner.placement.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
         spent: Mapping[str, float] = trainer.collector.metrics()
-        waiting = trainer.learner.collectives.exchange(spent)
+        waiting = trainer.learner.placement.ranks.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
         wall = clock.wall()
         seconds = max(wall - self.wall, 1e-9)
@@ -95,20 +96,20 @@ class Schedule:
     """What is made every ``every`` steps, 0: only at the end; and what came out last."""
 
     def __init__(self, every: int) -> None:
-        self.every, self.latest, self._due_after = every, dict[str, float](), 0
+        self.every, self.latest, self._last = every, dict[str, float](), 0
 
     def due(self, trainer: Trainer) -> bool:
-        return bool(self.every) and trainer.steps >= self._due_after + self.every
+        return due(self.every, self._last, trainer.steps)
 
     def mark(self, trainer: Trainer) -> None:
         """Count what was due as made, or begun."""
-        self._due_after = trainer.steps // self.every * self.every if self.every else 0
+        self._last = trainer.steps
 
     def state(self) -> Tree:
-        return {"latest": self.latest, "due_after": self._due_after}
+        return {"latest": self.latest, "last": self._last}
 
     def load(self, state: Tree) -> None:
-        self.latest, self._due_after = state["latest"], state["due_after"]
+        self.latest, self._last = state["latest"], state["last"]
 
 
 class Evaluation(Schedule):
@@ -148,23 +149,23 @@ class Evaluation(Schedule):
             metrics, _ = self.evaluator.evaluate(partial(self._play, trainer))
             if self.cfg.record and trainer.ctx.rank == 0:
                 path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
-                stop, normalize = lambda: bool(trainer.stop_signal), policy.normalize
+                stop, normalize = lambda: bool(trainer.agreement.asked), policy.normalize
                 record(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
         return metrics
 
     def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:
         """Play a job of an evaluation: the ranks share its columns."""
         own, shares = self._play_share(trainer, job, weights), list[Batch]()
-        for batch, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
+        for batch, asked in trainer.learner.placement.ranks.exchange((own, trainer.agreement.asked)):
             if batch is None:
-                trainer.agreed_stop = stop_signal  # which all ranks know
+                trainer.agreement.stop_all(asked)
                 raise Stopped
             shares.append(batch)
         return side_by_side(shares)
 
     def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
         """Play this rank's share of a job; None: it was asked to stop."""
-        number, stop = trainer.steps, lambda: bool(trainer.stop_signal)
+        number, stop = trainer.steps, lambda: bool(trainer.agreement.asked)
         with suppress(Stopped):
             if self.actors is None:
                 return self.evaluator.play(job, number, weights, stop, self._share(job.episodes))
@@ -181,7 +182,7 @@ class Evaluation(Schedule):
     def state(self) -> Tree:
         """Return the latest result; an evaluation that is still being played begins again when the run is resumed."""
         playing = self.actors is not None and self.actors.playing
-        return super().state() | {"latest_at": self.latest_at} | ({"due_after": 0} if playing else {})
+        return super().state() | {"latest_at": self.latest_at} | ({"last": 0} if playing else {})
 
     def load(self, state: Tree) -> None:
         super().load(state)

@@ -40,7 +40,7 @@ def with_tape(trainer, tape):
     """Let a trainer's compiler record, as on a device."""
     learner = trainer.learner
     compiler = Compiler(CPU, True, learner.ctx.generators.values(), recorder=tape)
-    learner.use(compiler)
+    learner.steps.use(compiler)
 
 
 def history(words, tape, rounds=14):

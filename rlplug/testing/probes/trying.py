@@ -184,7 +184,7 @@ class Steps:
     def rlplug_updated(self, run: Any, losses: Losses) -> None:
         self.updates += 1
         if self.count >= self.until or run.progress.env_steps >= MOST_STEPS:
-            run.request_stop(1)
+            run.agreement.request_stop(1)
 
     @property
     def count(self) -> int:
@@ -273,7 +273,7 @@ def _train(trainer: Trainer, probe: Probe, kind: Kind) -> Found:
     with closing(_evaluator(trainer, probe.memory)) as evaluator:
         while True:
             steps.until = goal
-            trainer.request_stop(0)
+            trainer.agreement.request_stop(0)
             trainer.loop.run(trainer)
             trainer.learner.check_finite()
             looks.append(read(trainer, evaluator, probe, kind, steps.count))
