@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from rlplug import tree
+from rlplug.api import VecEnv
 from rlplug.collection.segment import on_cpu
 from rlplug.envs.checking import Bounds
-from rlplug.types import Batch, RunError, groups_of
+from rlplug.types import Batch, EnvSpec, RunError, groups_of
 
 CHECKED = ("obs", "reward")
 
@@ -64,6 +65,11 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
 def is_finite(values: np.ndarray) -> bool:
     """Return whether every number is finite, and its square; a microsecond, where isfinite().all() takes five."""
     return math.isfinite(np.vdot(values, values))
+
+
+def bounds_of(env: VecEnv, spec: EnvSpec) -> Bounds | None:
+    """Return the bounds that observations of an environment are checked against; None: they are not."""
+    return Bounds(spec.single_agent.obs) if getattr(env, "check_bounds", True) and not spec.has_agents else None
 
 
 def beyond(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None) -> list[str]:

@@ -43,7 +43,7 @@ def record(
     from PIL import Image
 
     def shown(left: int) -> Iterator[Image.Image]:  # while they are encoded, which may take longer than to play
-        collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], keys=(), normalize=normalize)
+        collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], {}, (), normalize, ())
         collector.reset()
         for _ in range(LONGEST):
             if stop():

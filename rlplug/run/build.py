@@ -130,16 +130,16 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
     data, env_ids = resolved.config.data, policy.ctx.env_ids
     recorded = 0 if data.path is None else data.envs or len(env_ids)
     if recorded == len(env_ids):
-        own = _recorded(resolved, policy, env_ids)
+        own = InProcessCollector(_recorded(resolved, policy, env_ids), None, learner.progress)
     elif resolved.plan.actors is None:
         loop = resolved.loop
         older, share, preemption = loop.broadcast_interval > 1, loop.preemption_threshold, None
         if share is not None and ranks.world_size > 1 and not learner.replicated:
             preemption = Preemption(shared_store(), ranks.world_size, share, loop.min_rollout_fraction)
-        shard = policy.shard(env_ids[recorded:], call=learner.call, records=learner.records)
-        own = InProcessCollector(shard, policy.player(), learner.progress, older, preemption)
+        shard = policy.shard(env_ids[recorded:], compiler=learner.compiler)
         if recorded:
-            own = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), own)
+            shard = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), shard)
+        own = InProcessCollector(shard, policy.player(), learner.progress, older, preemption)
     else:
         from rlplug.actors.collector import RayCollector
 
@@ -154,8 +154,9 @@ def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> 
     recording = Recording(data.path or [], Reading.by(data, resolved.spec), data.weights, order)
     for note in recording.reading.notes:
         print(f"rlplug: {note}", file=sys.stderr, flush=True)
-    shard, seen = EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids), policy.normalizer.normalized
-    return RecordingCollector(recording, policy.algorithm, policy.ctx, shard, resolved.loop.one_pass, seen)
+    ctx, shard = policy.ctx, EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids)
+    finishing = policy.finishing(ctx.needs.keys)
+    return RecordingCollector(recording, policy.algorithm, ctx, shard, resolved.loop.one_pass, finishing)
 
 
 def start(trainer: Trainer) -> None:
