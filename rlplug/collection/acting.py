@@ -37,7 +37,7 @@ class Acting:
         self.mode: Mode = "explore"
         self.trains = True
         """whether it explores with weights that lie where the algorithm has them, so that it may be replayed"""
-        self._compiler, self._one_copy = compiler, one_copy
+        self._compiler, self.one_copy = compiler, one_copy
         modules = self.exploration.values()
         self._perturbing = [x for x in modules if type(x).perturb_weights is not Exploration.perturb_weights]
         perturbs = any(type(x).perturb is not Exploration.perturb for x in modules)
@@ -51,18 +51,18 @@ class Acting:
 
     def __call__(self, step: Batch) -> Batch:
         """Act on a row of every environment, ``[B, ...]``, and move the recurrent state on."""
-        batch = {"step": step, "carry": self.carry, "noise": self.noise}
+        batch = {"step": step, **self.state()}
         if self._compiler is not None and self.trains:
             found = self._compiler.call(self.acted, batch)
         else:
             found = self.acted(batch, self.mode)
         self.carry, self.noise = found["carry"], found["noise"]
-        return self._one_copy.arrays(found["out"]) if self._one_copy is not None else found["out"]
+        return self.one_copy.arrays(found["out"]) if self.one_copy is not None else found["out"]
 
     def acted(self, batch: Batch, mode: Mode = "explore") -> Batch:
         """Return what the policy does, ``out``, and the recurrent states after that; ``batch`` has those before."""
         step, noise = batch["step"], batch["noise"]
-        if self._one_copy is not None:
+        if self.one_copy is not None:
             step = on_device(step, self.ctx.device)
         out, carry = self.decide(step, batch["carry"], mode)
         if mode == "explore" and self.exploration:
@@ -71,8 +71,8 @@ class Acting:
                 out, noise[name] = extra.perturb(out, step, batch["noise"][name])
             if self._own_logp:  # it was of another action
                 out.pop("logp", None)
-        if self._one_copy is not None and self._copied:
-            out = self._one_copy.packed(only(out, self._copied, self.ctx.spec.nested))
+        if self.one_copy is not None and self._copied:
+            out = self.one_copy.packed(only(out, self._copied, self.ctx.spec.nested))
         return {"out": out, "carry": carry, "noise": noise}
 
     def decide(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
@@ -91,18 +91,17 @@ class Acting:
         Only ``keys`` and the action are written, or everything where ``Algorithm.postprocess`` may read it. Of
         ``Needs.recorded``, only keys that come in every mode are.
         """
-        generators = {role: generator.get_state() for role, generator in self.ctx.generators.items()}
-        nested, batch = self.ctx.spec.nested, {"step": on_device(row, self.ctx.device)}
-        batch |= {"carry": self.carry, "noise": self.noise}
-        outs = [self.acted(batch)["out"], self.judge(row, "random")]
-        for role, state in generators.items():
-            self.ctx.generators[role].set_state(state)
+        states = [(generator, generator.get_state()) for generator in self.ctx.generators.values()]
+        batch = self.state() | {"step": on_device(row, self.ctx.device)}
+        outs, nested = [self.acted(batch)["out"], self.judge(row, "random")], self.ctx.spec.nested
+        for generator, state in states:
+            generator.set_state(state)
         postprocesses = type(self.algorithm).postprocess is not Algorithm.postprocess
         sometimes, example = outs[0].keys() ^ outs[1].keys(), dict[str, Any]()
         for out in outs:
             out = {key: x for key, x in out.items() if key not in self.ctx.needs.recorded or key not in sometimes}
             example = merged(example, out if postprocesses else only(out, ("action", *keys), nested))
-        if self._one_copy is not None:
+        if self.one_copy is not None:
             self._copied = {*example}.union(*(example[name] for name in nested))
         return merged(example, {"carry": self.carry}) if "carry" in keys else example
 

@@ -37,23 +37,19 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
     Raises:
         RunError: names the key, the environment and the step of the first such number.
     """
-    if segment and not segment["valid"].is_cpu:
+    if not segment["valid"].is_cpu:
         floats = [x for x in tree.leaves(segment) if x.is_floating_point()]
         if math.isfinite(sum(x.sum() for x in floats)):
             return
         segment = on_cpu(segment)
-    groups = groups_of(segment)
-    leaves = [x.numpy() for part in groups.values() for key in CHECKED if key in part for x in tree.leaves(part[key])]
-    if all(x.dtype.kind != "f" or is_finite(x) for x in leaves):
-        return
-    found: list[tuple[int, str]] = []
-    parts = [((group, key), part[key]) for group, part in groups.items() for key in CHECKED if key in part]
-    for (group, *path), leaf in (item for at, part in parts for item in tree.items(part, at)):
-        values = leaf.numpy()
+    parts = [(group, key, part[key]) for group, part in groups_of(segment).items() for key in CHECKED if key in part]
+    leaves = [(group, path, x.numpy()) for group, key, leaf in parts for path, x in tree.items(leaf, (key,))]
+    found, valid = list[tuple[int, str]](), segment["valid"].numpy()
+    for group, path, values in leaves:
         if values.dtype.kind == "f" and not is_finite(values):
-            valid, is_reward = segment["valid"].numpy(), path[0] == "reward"
             bad = ~np.isfinite(values).reshape(*valid.shape, -1).all(-1)
-            # observations count where nobody acted on them, too: returns are bootstrapped from final ones
+            is_reward = path[0] == "reward"
+            # observations count where no action was taken, too: returns are bootstrapped from final ones
             for t, b in np.argwhere(bad & valid if is_reward else bad)[:1]:
                 step, what = env_steps + int(valid[: t + is_reward].sum()), kind(np.abs(values[t, b]).sum())
                 place = f"environment {env_ids[b]} is {what} at environment step {step}"

@@ -14,9 +14,9 @@ from rlplug import tree
 from rlplug.api import Algorithm, Exploration, Job, VecEnv
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.finishing import stored
-from rlplug.collection.making import make_shard
 from rlplug.collection.nonfinite import beyond, bounds_of, check_segment
 from rlplug.collection.segment import CORE, on_cpu
+from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.functional.returns import ended
@@ -94,11 +94,8 @@ class Player:
         acting, exploration = self._weights(job, weights or {}), self.exploration if job.mode == "explore" else {}
         # whether ``postprocess`` changes whole episodes, and may read all keys
         whole = job.mode != "greedy" and type(self.algorithm).postprocess is not Algorithm.postprocess
-        recorder, keep, bounds = (
-            Recorder(quota, job.max_steps),
-            stored(self.ctx, self.keys),
-            bounds_of(env, self.ctx.spec),
-        )
+        recorder, keep = Recorder(quota, job.max_steps), stored(self.ctx, self.keys)
+        bounds = bounds_of(env, self.ctx.spec)
         collector = make_shard(env, self.algorithm, self.ctx, shard, (), exploration, self.keys, self.normalize, ())
 
         def begin(seeds: np.random.SeedSequence) -> np.random.SeedSequence:
@@ -107,7 +104,7 @@ class Player:
             recorder.reset()
             return seeds.spawn(1)[0]
 
-        with self._drawing(seeds.spawn(1)[0]), self._unchanged(exploration):
+        with self._apart(seeds.spawn(1)[0], exploration):
             seeds = begin(seeds)
             while recorder.left.any():
                 if recorder.waits:
@@ -139,11 +136,11 @@ class Player:
         return {key: x.detach().to(self.ctx.device) for key, x in tensors.items()} or None
 
     @contextmanager
-    def _drawing(self, seeds: np.random.SeedSequence) -> Iterator[None]:
-        """Draw what follows from these seeds, and leave all generators as they are."""
-        generator = self.ctx.generators[self.role]
+    def _apart(self, seeds: np.random.SeedSequence, exploration: Mapping[str, Exploration]) -> Iterator[None]:
+        """Draw what follows from these seeds; leave all generators, and exploration modules, as they were before."""
+        generator, number = self.ctx.generators[self.role], int(seeds.generate_state(1)[0])
         before, everywhere = generator.get_state(), global_state(self.ctx.device)
-        number = int(seeds.generate_state(1)[0])
+        modules = [(extra, tree.map(torch.clone, extra.state_dict())) for extra in exploration.values()]
         generator.manual_seed(number)
         seed_global_from(number)
         try:
@@ -151,16 +148,8 @@ class Player:
         finally:
             generator.set_state(before)
             load_global_state(everywhere, self.ctx.device)
-
-    @contextmanager
-    def _unchanged(self, exploration: Mapping[str, Exploration]) -> Iterator[None]:
-        """Take back what acting changes in exploration modules."""
-        before = {name: tree.map(torch.clone, extra.state_dict()) for name, extra in exploration.items()}
-        try:
-            yield
-        finally:
-            for name, extra in exploration.items():
-                extra.load_state_dict(before[name])
+            for extra, state in modules:
+                extra.load_state_dict(state)
 
     def close(self) -> None:
         for env in self._envs.values():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Needs
-from rlplug.types import Batch, EnvSpec, groups_of
+from rlplug.types import Batch, EnvSpec, Tree, groups_of
 
 RESULT = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 CORE = RESULT | {"is_first": np.bool_, "valid": np.bool_}
@@ -116,26 +116,22 @@ class OneCopy:
     """
 
     def __init__(self) -> None:
-        self._layout: list[Any] = []
-        self._known: tuple[list[Any], Tensor, Batch] | None = None  # a layout, its memory on the host, and its arrays
+        self._kinds: Tree = None  # dtype and shape of every leaf
+        self._known: tuple[Tree, Tensor, Batch] | None = None  # kinds, their memory on the host, and its arrays
 
     def packed(self, batch: Batch) -> Tensor:
         """Return the bytes of all leaves on their device, ``[n]``."""
-        leaves = sorted(tree.items(batch), key=lambda item: -item[1].itemsize)  # so that each is aligned
-        self._layout = [(path, x.dtype, x.shape, x.nbytes) for path, x in leaves]
-        return torch.cat([x.detach().contiguous().view(-1).view(torch.uint8) for _, x in leaves])
+        self._kinds = tree.map(lambda x: (x.dtype, x.shape), batch)
+        return torch.cat([x.detach().contiguous().view(-1).view(torch.uint8) for x in tree.leaves(batch)])
 
     def arrays(self, packed: Tensor) -> Batch:
         """Return what was packed last, as arrays."""
-        if self._known is None or self._known[0] != self._layout:
-            host, batch = torch.empty(len(packed), dtype=torch.uint8, pin_memory=packed.is_cuda), dict[str, Any]()
-            pieces = host.split([n for *_, n in self._layout])
-            for ((*outer, name), dtype, shape, _), piece in zip(self._layout, pieces, strict=True):
-                part = batch
-                for key in outer:
-                    part = part.setdefault(key, {})
-                part[name] = piece.view(dtype).view(shape).numpy()
-            self._known = self._layout, host, batch
+        if self._known is None or self._known[0] != self._kinds:
+            host = torch.empty(len(packed), dtype=torch.uint8, pin_memory=packed.is_cuda)
+            like = tree.map(lambda kind: torch.empty(kind[1], dtype=kind[0]).numpy(), self._kinds)
+            pieces = iter(host.split([x.nbytes for x in tree.leaves(like)]))
+            arrays = tree.map(lambda x: next(pieces).numpy().view(x.dtype).reshape(x.shape), like)
+            self._known = self._kinds, host, arrays
         self._known[1].copy_(packed)
         return self._known[2]
 

@@ -42,7 +42,7 @@ class ShardCollector:
         keys: what is kept of a segment, with ``CORE`` and ``alive``; None: what the algorithm needs.
         normalize: what the policy sees of an observation.
         finishing: what is made of a segment; None: ``transforms`` of the algorithm.
-        gradients: what is made of it then, of which a row of ``example`` has nothing.
+        gradients: what is made of it then, of which a row of ``spec`` has nothing.
         compiler: compiles acting, or whole rollouts where it records on a device and the environments trade tensors.
     """
 
@@ -65,19 +65,13 @@ class ShardCollector:
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.keys = (*ctx.needs.keys, *ctx.needs.recorded) if keys is None else keys
         self.finishing = transforms(algorithm, ctx, self.keys) if finishing is None else finishing
-        self.gradients, device = gradients, getattr(env, "device", None)
-        records = device is not None and compiler is not None and compiler.recorder is not None
-        self._recorder = compiler if records and vars(type(env)).get("traceable", False) else None
-        self._pins = ctx.device.type != "cpu" and device is None
-        self.acting = Acting(
-            algorithm,
-            exploration or {},
-            ctx,
-            normalize,
-            None if self._recorder else compiler,
-            OneCopy() if self._pins else None,
-        )
+        self.gradients, self.num_envs, device = gradients, len(shard.env_ids), getattr(env, "device", None)
         self._place = as_it_is if device is None else partial(on_device, device=device)
+        records = compiler is not None and compiler.recorder is not None and device is not None
+        self._recorder = compiler if records and vars(type(env)).get("traceable", False) else None
+        one_copy = OneCopy() if ctx.device.type != "cpu" and device is None else None
+        acts = None if self._recorder else compiler  # a recording has no other in it
+        self.acting = Acting(algorithm, exploration or {}, ctx, normalize, acts, one_copy)
         self._step: Callable[[Any], Batch] = self._first_step
         self._reset = watched(env, env.reset, shard.env_ids)
         self.failed_episodes = 0  # that ended because their environment failed
@@ -85,10 +79,6 @@ class ShardCollector:
         self._memory: dict[int, SegmentMemory] = {}  # by transitions of a segment
         self._like: Batch = {}  # a row of this memory
         self._open: Batch = {}  # the row that the next segment begins with
-
-    @property
-    def num_envs(self) -> int:
-        return len(self.shard.env_ids)
 
     def reset(self, tasks: Tree = None, seeds: Sequence[int] | None = None) -> None:
         """Begin an episode in every environment.
@@ -106,8 +96,9 @@ class ShardCollector:
         check_segment(tree.map(lambda x: torch.as_tensor(x)[None], self._open), 0, self.shard.env_ids)
         self.acting.begin(self.num_envs)
 
-    def example(self) -> Batch:
-        """Return one row ``[B, ...]`` as it will be stored. Environment and algorithm are asked once.
+    @property
+    def spec(self) -> SegmentSpec:
+        """What its segments look like, found by asking environments and algorithm once.
 
         Raises:
             ConfigError: one of them returns something else than it should, or a key that is needed is given by none.
@@ -120,13 +111,8 @@ class ShardCollector:
         given = {*rows, "action_mask"}.union(*(rows[name] for name in self.ctx.spec.nested))
         if missing := [key for key in self.keys if key not in given and key not in self.ctx.needs.recorded]:
             raise results.nobody_gives(missing, self.algorithm, self.acting.exploration)
-        return tree.take(rows, 0)
-
-    @property
-    def spec(self) -> SegmentSpec:
-        """What its segments look like; raises as ``example``."""
-        bounds = bounds_of(self.env, self.ctx.spec)
-        return SegmentSpec(on_cpu(self.example()), self.env.autoreset, (slice(0, self.num_envs),), bounds)
+        row, columns, bounds = tree.take(rows, 0), (slice(0, self.num_envs),), bounds_of(self.env, self.ctx.spec)
+        return SegmentSpec(on_cpu(row), self.env.autoreset, columns, bounds)
 
     def _first_step(self, action: Any) -> Batch:
         """Execute the first action, and check what the environments return."""
@@ -173,7 +159,7 @@ class ShardCollector:
         if not self._like:
             like = merged(self._layout.seen | {"valid": self._open["valid"]}, self._layout.result)
             self._like = merged(like, self.acting.example(chosen(self._layout.seen, self._open), self.keys))
-        return SegmentMemory(self._like, length, self._layout.seen, self._pins)
+        return SegmentMemory(self._like, length, self._layout.seen, self.acting.one_copy is not None)
 
     def _write_value(self, memory: SegmentMemory, index: Any, where: Any = None) -> None:
         """Write the value of rows on which no action is taken; only in the environments ``where [B]``, if given."""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.making import make_shard
 from rlplug.collection.play import Stopped
+from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
 from rlplug.functional.returns import ended
 from rlplug.types import ConfigError

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
 from rlplug.collection.finishing import Transform, transforms
-from rlplug.collection.making import make_shard
 from rlplug.collection.play import Player
 from rlplug.collection.shard import ShardCollector
+from rlplug.collection.stepping import make_shard
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import seed_global

@@ -10,8 +10,8 @@ import torch
 
 from rlplug import tree
 from rlplug.api import Needs, Segment
-from rlplug.collection.making import make_shard
 from rlplug.collection.segment import PREVIOUS, only
+from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard
 from rlplug.data.collector import RecordingCollector
 from rlplug.data.recorder import EpisodeFiles, RunRecorder

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from rlplug import tree
 from rlplug.api import Needs
-from rlplug.collection.making import make_shard
+from rlplug.collection.stepping import make_shard
 from rlplug.config import choose, compose, default_node
 from rlplug.context import EnvShard, RunContext
 from rlplug.run.build import build
