@@ -55,6 +55,7 @@ class SegmentMemory:
     (rows ``[B]``, environments ``[B]``).
 
     Args:
+        seen: of its keys the policy sees the leaves.
         pin: allocate what lies on the host in pinned memory, from which a CUDA device copies without waiting.
     """
 

@@ -41,8 +41,8 @@ class ShardCollector:
         seeds: one for each environment of ``shard``.
         keys: what is kept of a segment, with ``CORE`` and ``alive``; None: what the algorithm needs.
         normalize: what the policy sees of an observation.
-        finishing: what is made of a segment; None: ``transforms`` of the algorithm.
-        gradients: what is made of it then, of which a row of ``spec`` has nothing.
+        finishing: transforms of a segment; None: those of the algorithm.
+        gradients: transforms that follow and add gradients, of which a row of ``spec`` has nothing.
         compiler: compiles acting, or whole rollouts where it records on a device and the environments trade tensors.
     """
 

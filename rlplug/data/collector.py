@@ -94,7 +94,7 @@ class Column:
 
 
 class RecordingCollector:
-    """Gives the episodes of a recording, one behind another in every column, as what environments gave.
+    """Gives the episodes of a recording, one after another in every column, as what environments gave.
 
     Nothing is played, and the mode of a rollout does not matter. ``env_steps`` of the run are steps read.
 
@@ -153,7 +153,7 @@ class RecordingCollector:
         return SegmentSpec(row, AutoresetMode.NEXT_STEP, (every,), steps=self.recording.steps(), rows=most)
 
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch:
-        """Read a segment ``[rows + 1, B]``; ``ShardCollector.collect`` says what else is given."""
+        """Read a segment ``[rows + 1, B]``. Further arguments of ``ShardCollector.collect`` change nothing."""
         previous = [key for key in PREVIOUS if key in self.ctx.needs.keys]
         columns = [column.take(rows + 1, self._read, previous) for column in self.columns]
         arrays = tree.map(lambda *leaves: np.stack(leaves, 1), *columns)
@@ -197,8 +197,8 @@ class MixedCollector:
         return replace(played, row=tree.cat([recorded.row, played.row]), shards=(columns,))
 
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch:
-        played = self.played.collect(rows, *args, **options)
-        return tree.cat([self.recorded.collect(rows), on_cpu(played)], 1)
+        recorded = self.recorded.collect(rows)
+        return tree.cat([recorded, on_cpu(self.played.collect(rows, *args, **options))], 1)
 
     def state(self) -> Tree:
         return self.played.state() | {"recorded": self.recorded.state()}
