@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlplug.api.records import Data, Job, Rollout, Segment, SegmentSpec
-from rlplug.types import Batch, EnvSpec, Tree, Weights
+from rlplug.types import Batch, EnvSpec, EnvTraits, Tree, Weights
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
@@ -45,6 +45,7 @@ class Buffer(Protocol):
     """Keeps rows. ``Class(cfg, ctx)`` allocates nothing: leaves are known at the first ``add``."""
 
     gives: ClassVar[frozenset[Data]]  # what its samples can be: ``needs.data`` has to be among them
+    device: torch.device  # where its rows are kept
     sequences: ClassVar[bool]  # windows begin at rows whose recurrent state it keeps
     repeats: ClassVar[str] = (
         ""  # its option that says how often it gives a segment, to algorithms that are ``off_policy``
@@ -55,25 +56,24 @@ class Buffer(Protocol):
     relabels: ClassVar[frozenset[str]] = frozenset()  # keys of a sample that need not be as added; ``obs.<part>``
 
     @classmethod
-    def needs(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
+    def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
         """Return the keys of a row that it reads, which are stored with those of the algorithm's ``Needs``.
 
-        Called before anything is built; a buffer may lack this method.
+        Called before anything is built.
 
         Raises:
             ConfigError: it cannot serve these spaces.
         """
         return ()
 
-    @property
-    def device(self) -> torch.device: ...  # where its rows are kept
-
     def add(self, segment: Segment) -> None:
         """Store a segment. Its row 0 is row T of the one before of its shard. Reads ``priority [T+1, b]``, if given."""
 
     def ready(self) -> bool: ...  # whether there is enough for a sample
     @property
-    def warm_up(self) -> int: ...  # environment steps of this process before that; a buffer may lack this
+    def warm_up(self) -> int:
+        """Return how many environment steps this process makes before that."""
+        return 0
 
     def sample(self) -> Batch:
         """Return rows ``[burn_in + window + 1, B]`` with ``index`` and ``sample_prob``; a rollout all it has, once.
@@ -92,7 +92,7 @@ class Buffer(Protocol):
         """
 
     def metrics(self) -> dict[str, float]:
-        """Return what is logged as ``buffer/<name>``, summed over ranks; a buffer may lack this method."""
+        """Return what is logged as ``buffer/<name>``, summed over ranks."""
         return {}
 
     def nbytes(self, row: Batch) -> int:
@@ -113,19 +113,11 @@ class VecEnv(Protocol):
     With agents (``NEXT_STEP`` only) it also gives ``alive [B, N]``: who acts on the row; the actions of the others mean
     nothing. What belongs to an agent has an agent axis; see ``rlplug.types``. A column ends with the step behind which
     nobody is alive. The row behind an agent's last action has its final observation; later ones are finite.
-
-    With an attribute ``check_bounds = False`` observations beyond the bounds of their space are as good as others. With
-    ``independent = False`` the episodes of a column depend on which other columns there are: one seed serves all.
-    With an attribute ``timeout_s`` a line tells of a ``reset`` or ``step`` that takes longer, in seconds.
-    With an attribute ``device``, that of its ``ctx``, it trades tensors on it instead of arrays (``NEXT_STEP``, no
-    agents): segments are on it, too, for algorithms that learn from rollouts; others get them on the host.
-    With a class attribute ``playable = False`` it only says the spaces of recorded episodes, and nothing is evaluated.
-    With a method ``simulator() -> Simulator | None`` it offers a model of itself, as ``Context.simulator`` returns it,
-    and with ``goals() -> Goals | None`` rewards for other goals; these live on when the environments are closed.
     """
 
     spec: EnvSpec
     autoreset: AutoresetMode
+    traits: EnvTraits = EnvTraits()
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin an episode in every column; later seeds follow from its own. Return ``obs``, extras: ``[B, ...]``.
@@ -212,7 +204,7 @@ class Collector(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return what is logged as ``time/<name>``, of the time since the last call; a collector may lack this."""
+        """Return what is logged as ``time/<name>``, of the time since the last call."""
         return {}
 
     def state(self) -> Tree:

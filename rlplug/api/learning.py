@@ -205,7 +205,7 @@ class Algorithm(Trainable):
 
     @classmethod
     def recurrent(cls, cfg: Any, needs: Needs) -> Needs:
-        """Return what it needs with a recurrent model: ``needs`` with ``carry_stride``, and the key ``carry``.
+        """Return what it needs with a recurrent model: ``needs`` with ``Window.stride``, and the key ``carry``.
 
         Raises:
             ConfigError: it cannot learn with such a model, as by default.
@@ -229,13 +229,13 @@ class Algorithm(Trainable):
         """Change a segment on the actor, before it leaves: initial priorities, ranked rewards."""
         return data
 
-    def first_priorities(self, batch: Batch) -> Tensor:
+    def initial_priorities(self, batch: Batch) -> Tensor:
         """Return the priority ``[T, B]`` with which every row of a segment begins, by the weights that played it.
 
         The actor asks for it where ``Needs.keys`` has ``priority``, unless ``postprocess`` gives one. Rows are as those
         of ``prepare``, but intrinsic rewards are not yet there. It draws nothing.
         """
-        raise NotImplementedError(f"{type(self).__name__}.first_priorities")
+        raise NotImplementedError(f"{type(self).__name__}.initial_priorities")
 
     def candidate_weights(self, candidate: Batch) -> Weights:
         """Return the weights, by name in ``actor_keys()``, that a job's candidate plays with. It draws nothing."""
@@ -276,7 +276,7 @@ class Exploration(Trainable):
     knows_agents: ClassVar[bool] = False  # serves environments with agents, too
 
     @classmethod
-    def needs(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
+    def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
         """Return the keys of a row that it reads, which are stored with those of the algorithm's ``Needs``.
 
         Called before anything is built.

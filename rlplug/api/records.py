@@ -22,12 +22,24 @@ unless the buffer ``repeats``; windows of ``Needs.window`` transitions; whole ep
 
 
 @dataclass(frozen=True)
+class Window:
+    """Consecutive transitions that are sampled together, and the recurrent states among them."""
+
+    length: int = 1  # transitions
+    burn_in: int = 0  # transitions before them that only warm up a recurrent state
+    stride: int = 0  # rows between two recurrent states that a buffer keeps, where windows begin; 0: it keeps none
+    lookahead: int = 0  # of ``length``, transitions at the end that returns and values reach, but no gradient
+
+    @property
+    def rows(self) -> int:
+        return self.burn_in + self.length + 1
+
+
+@dataclass(frozen=True)
 class Needs:
     """What an algorithm needs from buffer, collector and learner."""
 
-    window: int = 1  # transitions per sample
-    burn_in: int = 0  # transitions in front of the window that only warm up a recurrent state
-    carry_stride: int = 0  # rows between two recurrent states that a buffer keeps, where windows begin; 0: none
+    window: Window = Window()  # what a sample is, and where recurrent states are kept
     data: Data = "rollout"  # what it learns from
     off_policy: bool = False  # may learn from data of other policies
     rewards: bool = True  # it learns from rewards, so intrinsic ones have a meaning
@@ -36,7 +48,6 @@ class Needs:
     noise: str = ""  # exploration module to take where no one changes its actions, which never vary by themselves
     keys: tuple[str, ...] = ()  # what is stored, and reaches ``prepare`` and ``forward``, after ``postprocess``
     recorded: tuple[str, ...] = ()  # what the run stores as well where anyone gives it, to write it down
-    lookahead: int = 0  # transitions at the end of a recurrent window that returns and values reach, and no gradient
 
     @cached_property
     def stored(self) -> frozenset[str]:

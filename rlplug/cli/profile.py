@@ -59,6 +59,7 @@ OWN = {  # file and function in this package
 }
 CALLED = {  # a function in this package, and what it calls in a plugin or a library
     ("_play", "step"): (COLLECT, "environments"),
+    ("_play_rows", "step"): (COLLECT, "environments"),
     ("_receive", "add"): (COLLECT, "storing"),
     ("_received", "intrinsic_reward"): (LEARN, "intrinsic rewards"),
     ("update", "sample"): (LEARN, "sampling"),

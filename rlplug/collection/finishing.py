@@ -30,7 +30,7 @@ def transforms(
         if "priority" in segment:
             return segment
         seen = on_device(preprocess(segment), ctx.device)
-        first = torch.where(seen["valid"][:-1], algorithm.first_priorities(seen), 0.0)
+        first = torch.where(seen["valid"][:-1], algorithm.initial_priorities(seen), 0.0)
         return segment | {"priority": torch.cat((first, torch.zeros_like(first[:1]))).cpu()}
 
     found: list[Transform] = [lambda segment: algorithm.postprocess(segment), stored(ctx, keys)]

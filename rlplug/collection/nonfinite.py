@@ -65,7 +65,7 @@ def is_finite(values: np.ndarray) -> bool:
 
 def bounds_of(env: VecEnv, spec: EnvSpec) -> Bounds | None:
     """Return the bounds that observations of an environment are checked against; None: they are not."""
-    return Bounds(spec.single_agent.obs) if getattr(env, "check_bounds", True) and not spec.has_agents else None
+    return Bounds(spec.single_agent.obs) if env.traits.check_bounds and not spec.has_agents else None
 
 
 def beyond(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None) -> list[str]:

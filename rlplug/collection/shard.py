@@ -65,10 +65,10 @@ class ShardCollector:
         self.env, self.algorithm, self.ctx, self.shard, self.seeds = env, algorithm, ctx, shard, seeds
         self.keys = (*ctx.needs.keys, *ctx.needs.recorded) if keys is None else keys
         self.finishing = transforms(algorithm, ctx, self.keys) if finishing is None else finishing
-        self.gradients, self.num_envs, device = gradients, len(shard.env_ids), getattr(env, "device", None)
+        self.gradients, self.num_envs, device = gradients, len(shard.env_ids), env.traits.device
         self._place = as_it_is if device is None else partial(on_device, device=device)
         records = compiler is not None and compiler.recorder is not None and device is not None
-        self._recorder = compiler if records and vars(type(env)).get("traceable", False) else None
+        self._recorder = compiler if records and env.traits.traceable else None
         one_copy = OneCopy() if ctx.device.type != "cpu" and device is None else None
         acts = None if self._recorder else compiler  # a recording has no other in it
         self.acting = Acting(algorithm, exploration or {}, ctx, normalize, acts, one_copy)

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import nn
 
 from rlplug import tree
-from rlplug.api import Algorithm, Buffer, Context, Exploration, Loop, Model, Needs, Trainable, VecEnv
+from rlplug.api import Algorithm, Buffer, Context, Exploration, Loop, Model, Needs, Trainable, VecEnv, Window
 from rlplug.contract import explained, mistake, refuse
 from rlplug.envs.rows import spec_misfit
 from rlplug.plan import Hardware, Plan
@@ -26,7 +26,7 @@ from rlplug.types import ConfigError, EnvSpec
 _DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events)
 BASES: Mapping[Kind, type[Any]] = dict(zip(KINDS, _DECLARE, strict=True))
 """what declares the members of a kind: a class that has one of them can be called in the same way"""
-DERIVED: tuple[Kind, ...] = ("algo", "exploration", "model", "loop")  # a class has the base's own defaults
+DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop")  # from their base in rlplug.api
 MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # what a class says itself; the others are there
     "algo": ("needs", "act"),
     "model": ("forward",),
@@ -171,7 +171,7 @@ def ask_needs(kind: Kind, cls: type[Any], member: str, *args: Any) -> Any:
     with explained(cls, member):
         returned = getattr(cls, member)(*args)
     if kind == "algo":
-        refuse(cls, member, record_misfit(returned, Needs))
+        refuse(cls, member, record_misfit(returned, Needs) or record_misfit(returned.window, Window))
     elif not (isinstance(returned, tuple) and all(isinstance(key, str) for key in returned)):
         raise mistake(cls, member, f"returned {tree.what(returned)}; return a tuple of keys of a row")
     return returned

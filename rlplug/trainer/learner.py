@@ -160,7 +160,7 @@ class RankLearner:
     def _prepare(self, batch: Batch) -> Batch:
         """Prepare a batch, compiled where each has the shape of the one before and needs no unrolling."""
         needs = self.ctx.needs
-        same = needs.data == "windows" or (needs.data == "rollout" and not needs.carry_stride)
+        same = needs.data == "windows" or (needs.data == "rollout" and not needs.window.stride)
         same &= not isinstance(self._learn, WholeUpdate)
         return self.call(self.algorithm.prepare, batch) if same else self.algorithm.prepare(batch)
 

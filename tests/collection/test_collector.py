@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rlplug.api import Algorithm, Exploration, Needs
+from rlplug.api import Algorithm, Exploration, Needs, Window
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.episodes import Episodes
 from rlplug.collection.shard import ShardCollector
@@ -272,7 +272,7 @@ class Pushing(Exploration):
 
 def counting(mode: AutoresetMode, exploration=None) -> ShardCollector:
     env = NativeVector(SyncVectorEnv([short_cartpole] * COLUMNS, autoreset_mode=mode))
-    needs = Needs(keys=("obs", "action", "given", "carry"), carry_stride=1)
+    needs = Needs(keys=("obs", "action", "given", "carry"), window=Window(stride=1))
     ctx = context(env.spec, needs=needs, num_envs=COLUMNS)
     return make_shard(
         env, Counting(), ctx, EnvShard("actor", COLUMNS, range(COLUMNS)), list(range(COLUMNS)), exploration

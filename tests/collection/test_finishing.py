@@ -25,7 +25,7 @@ class Ranked(Algorithm):
         own = {"priority": torch.full_like(data["reward"], 7.0)} if self.own else {}
         return data | own | {"reward": 2 * data["reward"], "left": data["reward"]}
 
-    def first_priorities(self, batch):
+    def initial_priorities(self, batch):
         assert "left" not in batch
         return batch["reward"][:-1] + batch["obs"][:-1].sum(-1)
 
