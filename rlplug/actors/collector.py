@@ -15,10 +15,9 @@ import torch
 from rlplug import tree
 from rlplug.actors import copies
 from rlplug.actors.actor import Actor, EvalActor
-from rlplug.api import Job, Rollout, Segment, SegmentSpec
+from rlplug.api import Job, Rollout, Segment
 from rlplug.collection.play import named_weights
-from rlplug.collection.segment import copied
-from rlplug.collection.shard import CORE
+from rlplug.collection.segment import CORE, copied
 from rlplug.context import ResolvedRun
 from rlplug.evaluation.evaluator import shares_of
 from rlplug.trainer.gradients import SegmentGradients
@@ -47,8 +46,8 @@ class RayCollector:
         if policy.ctx.needs.gradients:
             SegmentGradients(policy.algorithm, policy.normalizer, policy.ctx, share)  # which checks what actors have
         with closing(policy.shard(self.env_ids[:1])) as probe:
-            row = tree.cat([probe.example()] * len(self.env_ids))
-            self.spec = SegmentSpec(row, probe.autoreset, columns, probe.bounds)
+            one = probe.spec
+        self.spec = replace(one, row=tree.cat([one.row] * len(self.env_ids)), shards=columns)
 
     @property
     def in_flight(self) -> Sequence[int | None]:

@@ -45,7 +45,7 @@ OWN = {  # file and function in this package
     ("trainer/trainer.py", "report"): (BETWEEN, REPORTS),
     ("trainer/trainer.py", "collect"): (COLLECT, REST),
     ("trainer/trainer.py", "play"): (COLLECT, REST),
-    ("collection/shard.py", "_act"): (COLLECT, "acting"),
+    ("collection/acting.py", "__call__"): (COLLECT, "acting"),
     ("actors/collector.py", "poll"): (COLLECT, "waiting for actors"),
     ("actors/collector.py", "play"): (COLLECT, "waiting for actors"),
     ("trainer/trainer.py", "update"): (LEARN, REST),
@@ -59,6 +59,7 @@ OWN = {  # file and function in this package
 }
 CALLED = {  # a function in this package, and what it calls in a plugin or a library
     ("_play", "step"): (COLLECT, "environments"),
+    ("_play_rows", "step"): (COLLECT, "environments"),
     ("_receive", "add"): (COLLECT, "storing"),
     ("_received", "intrinsic_reward"): (LEARN, "intrinsic rewards"),
     ("update", "sample"): (LEARN, "sampling"),

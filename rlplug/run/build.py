@@ -115,16 +115,18 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
     data, env_ids = resolved.config.data, policy.ctx.env_ids
     recorded = 0 if data.path is None else data.envs or len(env_ids)
     if recorded == len(env_ids):
-        own = _recorded(resolved, policy, env_ids)
+        own = InProcessCollector(_recorded(resolved, policy, env_ids), None, learner.progress)
     elif resolved.plan.actors is None:
-        loop, steps, ranks, preemptor = resolved.loop, learner.steps, learner.placement.parts, None
+        loop, ranks, preemptor = resolved.loop, learner.placement.parts, None
         if loop.preemption is not None and ranks > 1:
             preemptor = Preemptor(shared_store(), ranks, loop.preemption.threshold, loop.preemption.min_fraction)
-        call, records = lambda *given: steps.compiler.call(*given), steps.compiler.recorder is not None
-        shard, older = policy.shard(env_ids[recorded:], call=call, records=records), loop.tempo.broadcast_interval > 1
-        own = InProcessCollector(shard, policy.player(), learner.progress, older, preemptor)
+        shard, older = (
+            policy.shard(env_ids[recorded:], compiler=learner.steps.compiler),
+            loop.tempo.broadcast_interval > 1,
+        )
         if recorded:
-            own = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), own)
+            shard = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), shard)
+        own = InProcessCollector(shard, policy.player(), learner.progress, older, preemptor)
     else:
         from rlplug.actors.collector import RayCollector
 
@@ -139,8 +141,9 @@ def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> 
     recording = Recording(data.path or [], Reading.by(data, resolved.spec), data.weights, order)
     for note in recording.reading.notes:
         print(f"rlplug: {note}", file=sys.stderr, flush=True)
-    shard, seen = EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids), policy.normalizer.normalized
-    return RecordingCollector(recording, policy.algorithm, policy.ctx, shard, resolved.loop.one_pass, seen)
+    ctx, shard = policy.ctx, EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids)
+    finishing = policy.finishing(ctx.needs.keys)
+    return RecordingCollector(recording, policy.algorithm, ctx, shard, resolved.loop.one_pass, finishing)
 
 
 def start(trainer: Trainer) -> None:

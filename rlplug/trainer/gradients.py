@@ -43,13 +43,13 @@ class SegmentGradients:
         self.count = max(1, width // columns)
 
     def __call__(self, segment: Batch) -> Batch:
-        """Return sums over the valid rows of each gradient's columns, which lie side by side: leaves ``[1, n, ...]``.
+        """Add ``gradients`` to a segment: sums over the valid rows of each gradient's columns, leaves ``[1, n, ...]``.
 
         ``parameters`` has the gradients by name, ``terms`` and ``metrics`` the loss.
         """
         with torch.inference_mode(False), torch.enable_grad():
             sums = [self._sums(part) for part in microbatches(segment, self.count)]
-        return tree.map(lambda *parts: torch.stack(parts)[None].cpu(), *sums)
+        return segment | {"gradients": tree.map(lambda *parts: torch.stack(parts)[None].cpu(), *sums)}
 
     def _sums(self, segment: Batch) -> Batch:
         batch = self.normalizer.normalized(tree.map(lambda x: x.to(self.device), segment))

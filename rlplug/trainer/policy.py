@@ -9,9 +9,10 @@ import numpy as np
 
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
-from rlplug.collection.making import make_shard
+from rlplug.collection.finishing import Transform, transforms
 from rlplug.collection.play import Player
 from rlplug.collection.shard import ShardCollector
+from rlplug.collection.stepping import make_shard
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import seed_global
@@ -50,11 +51,15 @@ class Policy:
         """Make what plays some of the training's environments in this process; see ``ShardCollector`` for options."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)[[*env_ids]].tolist()
-        shard, gradients = EnvShard("actor", total, env_ids), None
+        shard, keys = EnvShard("actor", total, env_ids), (*self.ctx.needs.keys, *self.ctx.needs.recorded)
+        options |= {"finishing": self.finishing(keys), "normalize": self.normalize}
         if self.ctx.needs.gradients:
-            gradients = SegmentGradients(self.algorithm, self.normalizer, self.ctx, len(env_ids))
-        seen = {"normalize": self.normalize, "preprocess": self.normalizer.normalized, "gradients": gradients}
-        return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **seen, **options)
+            options["gradients"] = [SegmentGradients(self.algorithm, self.normalizer, self.ctx, len(env_ids))]
+        return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **options)
+
+    def finishing(self, keys: Sequence[str]) -> list[Transform]:
+        """Return what is made of a segment where it is collected, of which ``keys`` are stored."""
+        return transforms(self.algorithm, self.ctx, keys, self.normalizer.normalized)
 
     def player(self) -> Player:
         """Make what plays jobs in this process."""

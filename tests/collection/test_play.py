@@ -14,7 +14,7 @@ from rlplug import tree
 from rlplug.api import Job
 from rlplug.checkpointing.serialize import encode
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.making import make_shard
+from rlplug.collection.stepping import make_shard
 from rlplug.config import compose, parse
 from rlplug.evaluation.evaluator import EVALUATION
 from rlplug.run.build import build

@@ -214,7 +214,7 @@ def test_noise_reaches_the_executed_actions(tmp_path):
     trainer = build(config, tmp_path)
     segment = trainer.collector.player.collect(50)
     assert segment["action"].abs().max() <= 1.0
-    x = trainer.collector.player.noise["ornstein_uhlenbeck"]["x"]
+    x = trainer.collector.player.acting.noise["ornstein_uhlenbeck"]["x"]
     assert x.abs().sum() > 0
     assert trainer.policy.exploration["ornstein_uhlenbeck"].initial_carry(3)["x"].shape == (3, 1)
 

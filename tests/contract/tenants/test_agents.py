@@ -67,7 +67,7 @@ def test_two_step_game(tmp_path, mixer, value):
 
 def greedy_returns(trainer, episodes: int = 16) -> np.ndarray:
     """Return what every agent of one group earns, ``[episodes, N]``."""
-    from rlplug.collection.making import make_shard
+    from rlplug.collection.stepping import make_shard
     from rlplug.context import EnvShard
 
     shard = EnvShard("eval", episodes, range(episodes))
