@@ -7,11 +7,12 @@ import re
 import traceback
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, Protocol, get_type_hints
 
 from gymnasium.vector import AutoresetMode
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from torch import nn
 
 from rlplug import tree
@@ -194,7 +195,8 @@ def record_misfit(returned: Any, cls: type[Any]) -> str | None:
 
 @cache
 def _typed(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    what: Any = InstanceOf[hint] if is_dataclass(hint) else hint
+    return TypeAdapter(what, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 
 def check_env(env: VecEnv) -> EnvSpec:

@@ -120,13 +120,10 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
         loop, ranks, preemptor = resolved.loop, learner.placement.parts, None
         if loop.preemption is not None and ranks > 1:
             preemptor = Preemptor(shared_store(), ranks, loop.preemption.threshold, loop.preemption.min_fraction)
-        shard, older = (
-            policy.shard(env_ids[recorded:], compiler=learner.steps.compiler),
-            loop.tempo.broadcast_interval > 1,
-        )
+        shard = policy.shard(env_ids[recorded:], compiler=learner.steps.compiler)
         if recorded:
             shard = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), shard)
-        own = InProcessCollector(shard, policy.player(), learner.progress, older, preemptor)
+        own = InProcessCollector(shard, policy.player(), learner.progress, loop.tempo.broadcast_interval > 1, preemptor)
     else:
         from rlplug.actors.collector import RayCollector
 
