@@ -163,10 +163,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 
 
 def evaluate(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    tell: Callable[[str], None] = warnings.warn,
-    mode: Mode = "greedy",
+    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn, mode: Mode = "greedy"
 ) -> dict[str, Any]:
     """Play episodes in a run's environment, and write nothing unless ``record.path`` is given.
 
@@ -222,16 +219,8 @@ def evaluate(
             metrics = episode_metrics(played)
             if files is not None:
                 files.add_all(played)
-    return {
-        "checkpoint": str(checkpoint.path),
-        "env_steps": manifest["env_steps"],
-        "updates": manifest["updates"],
-        "episodes": len(played["return"]),
-        "seed": core.seed,
-        **metrics,
-        "eval/return_min": played["return"].min().item(),
-        "eval/return_max": played["return"].max().item(),
-    }
+    extremes = {"eval/return_min": played["return"].min().item(), "eval/return_max": played["return"].max().item()}
+    return _about(checkpoint, len(played["return"]), core) | metrics | extremes
 
 
 def estimate(
@@ -247,7 +236,8 @@ def estimate(
         overrides: as on the command line: ``data.path=data/medium``, ``estimate.gamma=0.99``, ``seed=7``.
 
     Returns:
-        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``steps``, ``seed`` and the metrics ``estimate/...``.
+        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed``, ``steps``, ``confidence`` and the metrics
+        ``estimate/...``.
 
     Raises:
         ConfigError: as ``load``; or there are no episodes, or not with what the estimates need.
@@ -271,16 +261,14 @@ def estimate(
         tell(note)
     normalize = normalizer if normalizer.obs else None
     metrics = Estimator(core.estimate, recording, algorithm, ctx, normalize).estimate(checkpoint.steps)
-    return {
-        "checkpoint": str(checkpoint.path),
-        "env_steps": manifest["env_steps"],
-        "updates": manifest["updates"],
-        "episodes": len(recording.lengths),
-        "steps": recording.steps(),
-        "seed": core.seed,
-        "confidence": core.estimate.confidence,
-        **metrics,
-    }
+    counts = {"steps": recording.steps(), "confidence": core.estimate.confidence}
+    return _about(checkpoint, len(recording.lengths), core) | counts | metrics
+
+
+def _about(checkpoint: Checkpoint, episodes: int, core: Core) -> dict[str, Any]:
+    """Return what was evaluated, and on how many episodes."""
+    counters = {key: checkpoint.manifest[key] for key in ("env_steps", "updates")}
+    return {"checkpoint": str(checkpoint.path), **counters, "episodes": episodes, "seed": core.seed}
 
 
 def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[str], None], what: str) -> Plan:

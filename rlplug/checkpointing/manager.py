@@ -9,18 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import (
-    FOLDER,
-    Checkpoint,
-    Snapshot,
-    checkpoints,
-    folder_of,
-    note_score,
-    remove,
-    steps_of,
-    write,
-)
+from rlplug.checkpointing import atomic, format
 from rlplug.types import CheckpointError, RunError
 
 BEST = "best"  # link to the checkpoint with the best evaluation, beside the checkpoints
@@ -62,18 +51,18 @@ class CheckpointManager:
         """Return whether a checkpoint with this score would be kept for it."""
         return not math.isnan(score) and sum(kept >= score for kept, _ in self._best()) < self.cfg.keep_best
 
-    def submit(self, snapshot: Snapshot) -> Path | None:
+    def submit(self, snapshot: format.Snapshot) -> Path | None:
         """Begin to write a checkpoint; if there is one of the same step, only its score is written."""
         before = self.wait()
-        self._steps, self._time = steps_of(snapshot.manifest), time.monotonic()
-        self._writing = self._thread.submit(self._write, folder_of(self.run, self._steps), snapshot)
+        self._steps, self._time = format.steps_of(snapshot.manifest), time.monotonic()
+        self._writing = self._thread.submit(self._write, format.folder_of(self.run, self._steps), snapshot)
         return before
 
     def set_score(self, steps: int, score: float) -> Path | None:
         """Write the score of an evaluation into the checkpoint of that step, if there is one."""
         before = self.wait()
-        if (folder := folder_of(self.run, steps)).exists():
-            note_score(folder, score)
+        if (folder := format.folder_of(self.run, steps)).exists():
+            format.note_score(folder, score)
             self._prune()
         return before
 
@@ -95,8 +84,8 @@ class CheckpointManager:
         """End the thread after it has written what was submitted."""
         self._thread.shutdown()
 
-    def _write(self, folder: Path, snapshot: Snapshot) -> Path:
-        write(folder, snapshot)
+    def _write(self, folder: Path, snapshot: format.Snapshot) -> Path:
+        format.write(folder, snapshot)
         if snapshot.rank == 0:
             self._prune()
         return folder
@@ -105,18 +94,18 @@ class CheckpointManager:
         """Link to the best checkpoint, and delete those that are neither among the last nor the best."""
         best = [path for _, path in self._best()]
         if best:
-            atomic.symlink(self.run / FOLDER / BEST, best[0].name)
+            atomic.symlink(self.run / format.FOLDER / BEST, best[0].name)
         else:
-            atomic.delete(self.run / FOLDER / BEST)
-        for path in checkpoints(self.run)[self.cfg.keep_last :]:
+            atomic.delete(self.run / format.FOLDER / BEST)
+        for path in format.checkpoints(self.run)[self.cfg.keep_last :]:
             if path not in best:
-                remove(path)
+                format.remove(path)
 
     def _best(self) -> list[tuple[float, Path]]:
         """Return scores and paths of the checkpoints that are kept for their scores, the best first."""
         scored: list[tuple[float, Path]] = []
-        for path in checkpoints(self.run):
+        for path in format.checkpoints(self.run):
             with suppress(CheckpointError):  # it is damaged, or was just deleted
-                score = Checkpoint(path).manifest["score"]
+                score = format.Checkpoint(path).manifest["score"]
                 scored += [] if score is None or math.isnan(score) else [(score, path)]
         return sorted(scored, reverse=True)[: self.cfg.keep_best]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING
 
 from rlplug import tree
 from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
-from rlplug.collection.segment import on_cpu
+from rlplug.collection.segment import on_cpu, only
 from rlplug.collection.shard import ShardCollector
 from rlplug.distributed.preemption import Preemption
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
@@ -83,9 +84,17 @@ class InProcessCollector(Collector):
             count = f"{len(state['actors'])} actors to a rank"
             raise ConfigError("hardware.actors.count", f"the run was collected by {count}, and continues with as many")
         self.player.load(state)
-        columns = slice(0, self.player.num_envs)
-        self._played = [Segment(batch, columns, 0, *version) for batch, *version in state["played"]]
-        self._weights = tuple(state["weights"])
+        columns, row = slice(0, self.player.num_envs), self.spec.row
+        self._played = [Segment(batch, columns, 0, *map(index, versions)) for batch, *versions in state["played"]]
+        for batch in (segment.batch for segment in self._played):
+            rows = next((len(x) for x in tree.leaves(batch) if getattr(x, "ndim", 0)), 0)
+            own = tree.map(lambda x, rows=rows: x.expand(rows, *x.shape), row)
+            tree.check_like(own, only(batch, row), "collector.played", exact=True)
+        version, weights = state["weights"]
+        if weights is not None:
+            own = only(self.player.algorithm.state_dict(), self.player.algorithm.actor_keys())
+            tree.check_like(own, weights, "collector.weights", exact=True)
+        self._weights = index(version), weights
 
     def close(self) -> None:
         self.player.env.close()

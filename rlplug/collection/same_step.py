@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rlplug import tree
-from rlplug.collection.segment import SegmentMemory, copied, only
+from rlplug.collection.segment import SegmentMemory, copied, only, to_array
 from rlplug.collection.shard import ShardCollector
 from rlplug.types import Batch, Mode, Tree
 
@@ -33,7 +33,13 @@ class SameStepCollector(ShardCollector):
     def load(self, state: Tree) -> None:
         super().load(state)
         if state["env"] is not None:
-            self._first, self._final = state["fresh"], state["beyond"]
+            own: Batch = {"beyond": self._final}
+            tree.check_like(own, only(state, own), "collector", exact=True)
+            self._final, self._first = to_array(state["beyond"]), None
+            if self._final.any():
+                own = {"fresh": only(self._open, (*self._observed, *self._no_previous))}
+                tree.check_like(own, only(state, own), "collector", exact=True)
+                self._first = tree.map(to_array, state["fresh"])
 
     def _restart(self, first: Batch) -> None:
         self._first, self._final = copied(first | self._no_previous), np.ones(self.num_envs, np.bool_)

@@ -338,10 +338,16 @@ class ShardCollector:
         return stream | {"env": self.env.state(), "cuts": self._restarts}
 
     def load(self, state: Tree) -> None:
-        """Continue from ``state``. Where it has no environments, every environment begins a new episode."""
+        """Continue from ``state``. Where it has no environments, every environment begins a new episode.
+
+        Raises:
+            ValueError: it is of other rows, or of another recurrent state, than those after a reset.
+        """
         if not self._open:
             self.reset()
-        self._open, self._restarts = self._from_host(copied(state["open"])), state["cuts"]
+        own = {"open": self._open, "carry": self.carry, "noise": self.noise}
+        tree.check_like(own, only(state, own), "collector", exact=True)
+        self._open, self._restarts = self._from_host(copied(tree.map(to_array, state["open"]))), state["cuts"]
         self.carry, self.noise = on_device(state["carry"], self.ctx.device), on_device(state["noise"], self.ctx.device)
         if state["env"] is not None:
             self.env.load(state["env"])

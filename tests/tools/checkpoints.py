@@ -179,7 +179,15 @@ def tensors(rng: random.Random, x: Any) -> Any:
     other: list[Any] = [None, "x\x1b[31m\nrlplug: FORGED", 10**400, -1, float("nan"), b"x", [], {}, (), [[1, [2]]]]
     if isinstance(x, torch.Tensor):
         flat = x.flatten()[:1] if x.numel() else torch.zeros(1)
-        other += [x[..., :0], x.unsqueeze(0), x.reshape(-1), x.double(), x.bool(), x.to(torch.complex64), x.half()]
+        other += [
+            x[..., :0] if x.ndim else x,
+            x.unsqueeze(0),
+            x.reshape(-1),
+            x.double(),
+            x.bool(),
+            x.to(torch.complex64),
+            x.half(),
+        ]
         other += [
             flat.expand(10**12),
             flat.expand(10**6, 10**6),
