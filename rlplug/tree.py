@@ -90,10 +90,8 @@ def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> No
             raise ValueError(f"{path} should have the keys {', '.join(own)}, and has others")
         for key in own.keys() & loaded.keys():
             check_like(own[key], loaded[key], f"{path}.{key}".lstrip("."), exact)
-    elif exact or not (own is None or loaded is None):
-        kinds = _kind(own, exact), _kind(loaded, exact)
-        if kinds[0] != kinds[1]:
-            raise ValueError(f"{path} should be {kinds[0]}, and is {kinds[1]}")
+    elif (exact or not (own is None or loaded is None)) and (one := _kind(own, exact)) != (two := _kind(loaded, exact)):
+        raise ValueError(f"{path} should be {one}, and is {two}")
 
 
 def _kind(value: Any, exact: bool) -> str:

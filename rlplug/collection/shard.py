@@ -342,6 +342,7 @@ class ShardCollector:
 
         Raises:
             ValueError: it is of other rows, or of another recurrent state, than those after a reset.
+            Exception: the policy cannot act on them.
         """
         if not self._open:
             self.reset()
@@ -349,6 +350,7 @@ class ShardCollector:
         tree.check_like(own, only(state, own), "collector", exact=True)
         self._open, self._restarts = self._from_host(copied(tree.map(to_array, state["open"]))), state["cuts"]
         self.carry, self.noise = on_device(state["carry"], self.ctx.device), on_device(state["noise"], self.ctx.device)
+        self.example()  # so that what the policy cannot act on is found now
         if state["env"] is not None:
             self.env.load(state["env"])
         else:

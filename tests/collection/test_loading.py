@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlplug import tree
 from rlplug.api import Collector, Needs, Rollout
+from rlplug.checkpointing.format import MISFITS
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.making import make_shard
 from rlplug.collection.shard import ShardCollector
@@ -145,3 +146,29 @@ def test_tensors_in_the_place_of_arrays_are_rows_too(run: tuple[Any, Tree]):
     for key in tensors:
         assert all(isinstance(leaf, np.ndarray) for leaf in tree.leaves(again[key]))
         tree.map(np.testing.assert_array_equal, again[key], state[key])
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "value"),
+    [
+        (("algo=ppo", "env=cartpole", "tuned=none"), ("open", "obs"), float("inf")),
+        (("algo=ppo", "env=cartpole", "tuned=none"), ("open", "obs"), float("nan")),
+        (("algo=dqn", "env=frozenlake", "tuned=none"), ("open", "obs"), 10**6),
+        (RUNS["recurrent"], ("carry",), float("nan")),
+    ],
+    ids=["infinite", "not a number", "out of the space", "recurrent state"],
+)
+def test_numbers_that_the_policy_cannot_act_on(
+    options: tuple[str, ...], path: tuple[str, ...], value: Any, tmp_path: Path
+):
+    """They fail while the state is loaded, and not in the first rollout."""
+    collector = build(compose([*options, "total_steps=20_000", "logger=[]", "hardware=cpu"]), tmp_path).collector
+    collector.submit(ROLLOUT)
+    state = decode(encode(copy_to_host(collector.state())))
+    node = state
+    for key in path:
+        node = node[key]
+    for leaf in tree.leaves(node):
+        leaf[...] = value
+    with pytest.raises(MISFITS):
+        collector.load(state)
