@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlplug import tree
 from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
-from rlplug.collection.segment import on_cpu, only
+from rlplug.collection.segment import on_cpu, on_device, only
 from rlplug.collection.shard import ShardCollector
 from rlplug.distributed.preemption import Preemption
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
@@ -84,17 +84,17 @@ class InProcessCollector(Collector):
             count = f"{len(state['actors'])} actors to a rank"
             raise ConfigError("hardware.actors.count", f"the run was collected by {count}, and continues with as many")
         self.player.load(state)
-        columns, row = slice(0, self.player.num_envs), self.spec.row
-        self._played = [Segment(batch, columns, 0, *map(index, versions)) for batch, *versions in state["played"]]
-        for batch in (segment.batch for segment in self._played):
+        columns, row, self._played = slice(0, self.player.num_envs), self.spec.row, []
+        for batch, version, steps in state["played"]:
             rows = next((len(x) for x in tree.leaves(batch) if getattr(x, "ndim", 0)), 0)
             own = tree.map(lambda x, rows=rows: x.expand(rows, *x.shape), row)
             tree.check_like(own, only(batch, row), "collector.played", exact=True)
+            self._played.append(Segment(batch, columns, 0, index(version), index(steps)))
         version, weights = state["weights"]
         if weights is not None:
             own = only(self.player.algorithm.state_dict(), self.player.algorithm.actor_keys())
             tree.check_like(own, weights, "collector.weights", exact=True)
-        self._weights = index(version), weights
+        self._weights = index(version), weights and on_device(weights, self.player.ctx.device)
 
     def close(self) -> None:
         self.player.env.close()
