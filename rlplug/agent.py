@@ -161,10 +161,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 
 
 def evaluate(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    tell: Callable[[str], None] = warnings.warn,
-    mode: Mode = "greedy",
+    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn, mode: Mode = "greedy"
 ) -> dict[str, Any]:
     """Play episodes in a run's environment, and write nothing unless ``record.path`` is given.
 
@@ -231,7 +228,8 @@ def estimate(
         overrides: as on the command line: ``data.path=data/medium``, ``estimate.gamma=0.99``, ``seed=7``.
 
     Returns:
-        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``steps``, ``seed`` and the metrics ``estimate/...``.
+        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed``, ``steps``, ``confidence`` and the metrics
+        ``estimate/...``.
 
     Raises:
         ConfigError: as ``load``; or there are no episodes, or not with what the estimates need.

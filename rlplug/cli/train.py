@@ -195,10 +195,19 @@ def _hydra(arguments: Sequence[str]) -> None:
             hydra.main(config_path=None, config_name=PRIMARY, version_base=VERSION_BASE)(job)()
         except Exception as error:
             if isinstance(error, OSError) and error.filename and _from_hydra(error, ("pathlib", "os")):
-                raise ConfigError("hydra.run.dir", f"{error.filename} cannot be made: {error.strerror}") from None
+                raise _no_access(error, _flags(arguments).multirun) from None
             if _from_hydra(error):
                 raise explain(error, _flags(arguments).overrides) from None
             raise
+
+
+def _no_access(error: OSError, is_sweep: bool) -> ConfigError:
+    """Return the error for a folder of a run that cannot be made, or for a file that cannot be read."""
+    called = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if not called.isdisjoint(("mkdir", "makedirs")):
+        key = f"hydra.{'sweep' if is_sweep else 'run'}.dir"
+        return ConfigError(key, f"{error.filename} cannot be made: {error.strerror}")
+    return ConfigError("", f"{error.filename} cannot be read: {error.strerror}")
 
 
 def _remove_empty(folder: Path) -> None:

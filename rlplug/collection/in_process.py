@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from operator import index
 from typing import Any, Protocol
 
 from rlplug import tree
 from rlplug.api import Algorithm, Collector, Job, Rollout, Segment, SegmentSpec
 from rlplug.collection.play import Player
+from rlplug.collection.segment import only
 from rlplug.distributed.preemption import Preemptor
 from rlplug.types import Batch, ConfigError, Progress, RunError, Tree, Weights
 
@@ -96,8 +98,19 @@ class InProcessCollector(Collector):
             count = f"{len(state['actors'])} actors to a rank"
             raise ConfigError("hardware.actors.count", f"the run was collected by {count}, and continues with as many")
         self.player.load(state)
-        self._played = [self._segment(*played) for played in state["played"]]
-        self._weights = tuple(state["weights"])
+        row, self._played = self.spec.row, list[Segment]()
+        for batch, version, steps in state["played"]:
+            rows = next((len(x) for x in tree.leaves(batch) if getattr(x, "ndim", 0)), 0)
+            own = tree.map(lambda x, rows=rows: x.expand(rows, *x.shape), row)
+            tree.check_like(own, only(batch, row), "collector.played", exact=True)
+            self._played.append(self._segment(batch, index(version), index(steps)))
+        version, weights = state["weights"]
+        if weights is not None:
+            algorithm = self.player.algorithm
+            own = only(algorithm.state_dict(), algorithm.actor_keys())
+            tree.check_like(own, weights, "collector.weights", exact=True)
+            weights = {name: x.to(own[name].device) for name, x in weights.items()}
+        self._weights = index(version), weights
 
     def close(self) -> None:
         self.player.close()

@@ -24,6 +24,8 @@ from rlplug.collection.segment import (
     merged,
     on_cpu,
     on_device,
+    only,
+    to_array,
 )
 from rlplug.compiler.compiler import Compiler
 from rlplug.context import EnvShard, RunContext
@@ -174,11 +176,20 @@ class ShardCollector:
         return {"open": copied(self._open), "env": self.env.state(), "cuts": self._restarts} | self.acting.state()
 
     def load(self, state: Tree) -> None:
-        """Continue from ``state``. Where it has no environments, every environment begins a new episode."""
+        """Continue from ``state``. Where it has no environments, every environment begins a new episode.
+
+        Raises:
+            ValueError: its rows or its recurrent state differ in keys, shapes or dtypes from those after a reset.
+            Exception: the policy cannot act on them.
+        """
         if not self._open:
             self.reset()
-        self._open, self._restarts = self._place(copied(state["open"])), state["cuts"]
+        own = {"open": self._open} | self.acting.state()
+        tree.check_like(own, only(state, own), "collector", exact=True)
+        self._open, self._restarts = self._place(copied(tree.map(to_array, state["open"]))), state["cuts"]
         self.acting.load(state)
+        with torch.inference_mode(), self.ctx.acting(self.shard):  # an error is raised here, and not in the run
+            self.acting.example(chosen(self._layout.seen, self._open), self.keys)
         if state["env"] is not None:
             self.env.load(state["env"])
         else:

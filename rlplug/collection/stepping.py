@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
 from rlplug.api import VecEnv
-from rlplug.collection.segment import RESULT, SegmentMemory, as_it_is, chosen, copied, merged, only
+from rlplug.collection.segment import RESULT, SegmentMemory, as_it_is, chosen, copied, merged, only, to_array
 from rlplug.collection.shard import ShardCollector
 from rlplug.types import Batch, ConfigError, Tree, groups_of
 
@@ -119,7 +119,13 @@ class SameStepCollector(ShardCollector):
     def load(self, state: Tree) -> None:
         super().load(state)
         if state["env"] is not None:
-            self._first, self._final = state["fresh"], state["beyond"]
+            own: Batch = {"beyond": self._final}
+            tree.check_like(own, only(state, own), "collector", exact=True)
+            self._final, self._first = to_array(state["beyond"]), None
+            if self._final.any():
+                own = {"fresh": only(self._open, (*self._layout.observed, *self._layout.previous))}
+                tree.check_like(own, only(state, own), "collector", exact=True)
+                self._first = tree.map(to_array, state["fresh"])
 
     def _restart(self, first: Batch) -> None:
         self._first, self._final = copied(first | self._layout.previous), np.ones(self.num_envs, np.bool_)

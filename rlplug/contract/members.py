@@ -49,8 +49,9 @@ def check_class(kind: Kind, cls: type[Any]) -> None:
     base = BASES[kind]
     if kind in DERIVED and base not in getattr(cls, "__mro__", ()):
         raise mistake(cls, "", f"is no {base.__name__}; write class {cls.__name__}({base.__name__}), of rlplug.api")
-    if not hasattr(cls.Config, "__pydantic_fields__"):
-        raise mistake(cls, "Config", "is an ordinary class; write @settings above it, of rlplug.settings")
+    if not hasattr(getattr(cls, "Config", None), "__pydantic_fields__"):
+        what = "an ordinary class" if hasattr(cls, "Config") else "missing; write it as a class"
+        raise mistake(cls, "Config", f"is {what}; write @settings above it, of rlplug.settings")
     own = next(parent for parent in cls.__mro__ if {"__init__", "__new__"} & vars(parent).keys())
     if own in base.__mro__:
         raise _missing(cls, Made, "__init__")

@@ -8,9 +8,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
+from rlplug import tree
 from rlplug.checkpointing.format import MISFITS, Checkpoint, FileRowLog, Snapshot
 from rlplug.checkpointing.manager import CheckpointManager
-from rlplug.checkpointing.serialize import check_like, copy_to_host
+from rlplug.checkpointing.serialize import copy_to_host
 from rlplug.collection.play import Stopped
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
@@ -169,7 +170,7 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     manifest |= {"spent": dict(clock.spent), "not_restored": missing, "plugins": run_dir.origins(trainer.config)}
     manifest |= {"rollout_length": trainer.ctx.rollout_length, "batch_size": trainer.ctx.batch_size}
     manifest |= {"spec": to_json(ctx.spec), "config": trainer.config.raw}
-    copies = {name: copy_to_host(tree) for name, tree in trees.items()}
+    copies = {name: copy_to_host(part) for name, part in trees.items()}
     return Snapshot(manifest, copies, list(callbacks.row_log.chunks), ctx.rank, plan.world_size)
 
 
@@ -195,7 +196,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
             raise CheckpointError(f"{path} is of another environment: {difference}")
         weights, learner, data = (checkpoint.tree(name) for name in ("weights", "learner", f"rank{owner}"))
         own: dict[str, Any] = data if owner == rank else checkpoint.tree(f"rank{rank}")
-        check_like(_learner(trainer) | {"episodes": trainer.episodes.state()}, learner | {"episodes": data["episodes"]})
+        episodes = {"episodes": trainer.episodes.state()}
+        tree.check_like(_learner(trainer) | episodes, learner | {"episodes": data["episodes"]})
         trainer.clock.load(manifest["wall_s"], manifest["spent"])
         trainer.policy.load(weights)
         trainer.policy.normalizer.load_env_state(own["normalizer"])
