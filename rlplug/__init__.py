@@ -28,14 +28,16 @@ if TYPE_CHECKING:
         RowLog,
         Run,
         Segment,
+        Tempo,
         Trainable,
         VecEnv,
+        Window,
     )
     from rlplug.cli.train import train
     from rlplug.config import RunConfig, compose
     from rlplug.registry import Component, hookimpl
     from rlplug.run.launch import resume
-    from rlplug.types import Batch, ConfigError, EnvSpec, Group, RunError
+    from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, Group, RunError
 
 __all__ = [
     "Algorithm",
@@ -45,6 +47,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "EnvSpec",
+    "EnvTraits",
     "Exploration",
     "Group",
     "Hardware",
@@ -61,8 +64,10 @@ __all__ = [
     "RunConfig",
     "RunError",
     "Segment",
+    "Tempo",
     "Trainable",
     "VecEnv",
+    "Window",
     "compose",
     "hookimpl",
     "load",
@@ -71,7 +76,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rlplug.types": ("Batch", "ConfigError", "EnvSpec", "Group", "RunError"),
+    "rlplug.types": ("Batch", "ConfigError", "EnvSpec", "EnvTraits", "Group", "RunError"),
     "rlplug.registry": ("Component", "hookimpl"),
     "rlplug.config": ("RunConfig", "compose"),
     "rlplug.cli.train": ("train",),

@@ -5,7 +5,7 @@ Import the module, not its names: ``tree.map(torch.clone, batch)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -72,6 +72,35 @@ def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:
     import torch  # here: processes of environments import this module, and no torch
 
     return map(lambda *parts: torch.cat(parts, axis), *trees)
+
+
+def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> None:
+    """Compare a state that was loaded with the one that it replaces.
+
+    Args:
+        path: leads to both, for messages.
+        exact: compare all keys, shapes and dtypes. Otherwise lists, and leaves along their first axis, may be longer or
+            shorter, and None, keys of one side, and dtypes may be anything.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if isinstance(own, Mapping) and isinstance(loaded, Mapping):
+        if exact and own.keys() != loaded.keys():
+            raise ValueError(f"{path} should have the keys {', '.join(own)}, and has others")
+        for key in own.keys() & loaded.keys():
+            check_like(own[key], loaded[key], f"{path}.{key}".lstrip("."), exact)
+    elif (exact or not (own is None or loaded is None)) and (one := _kind(own, exact)) != (two := _kind(loaded, exact)):
+        raise ValueError(f"{path} should be {one}, and is {two}")
+
+
+def _kind(value: Any, exact: bool) -> str:
+    if not isinstance(value, int | float) and not hasattr(value, "shape"):
+        return "a list" if isinstance(value, list | tuple) else f"of type {type(value).__name__}"
+    shape = [*getattr(value, "shape", ())]
+    if exact:
+        return f"{str(getattr(value, 'dtype', type(value).__name__)).removeprefix('torch.')} of shape {shape}"
+    return f"a number of shape {['n', *shape[1:]] if shape else []}"
 
 
 def what(x: Any) -> str:

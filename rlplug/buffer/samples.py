@@ -16,11 +16,10 @@ def sample_misfit(batch: Batch, needs: Needs) -> str | None:
     if needs.data == "windows":
         if missing := [key for key in ("index", "sample_prob") if key not in batch]:
             return f"returned no {', '.join(missing)}; return it for every column, [B]"
-        if len(batch["valid"]) != (rows := needs.burn_in + needs.window + 1):
-            each = (
-                f"{f'{needs.burn_in} of burn-in and ' * bool(needs.burn_in)}{needs.window} of the window, and one more"
-            )
-            return f"returned {len(batch['valid'])} rows; wanted are {rows}: {each}"
+        if len(batch["valid"]) != (window := needs.window).rows:
+            warm = f"{window.burn_in} of burn-in and " * bool(window.burn_in)
+            parts = f"{warm}{window.length} of the window, and one more"
+            return f"returned {len(batch['valid'])} rows; return {window.rows}: {parts}"
     short = [key for key in needs.keys if key in batch and key != "carry" and not isinstance(batch[key], dict)]
     for key in ("reward", "terminated", "truncated", *short):
         leaf = batch.get(key)

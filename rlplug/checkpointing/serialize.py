@@ -55,24 +55,6 @@ def decode(data: bytes) -> Tree:
     return _map(tree, {dict: _unpack})
 
 
-def check_like(own: Tree, loaded: Tree, path: str = "") -> None:
-    """Raise ``ValueError`` where a loaded state is of another kind, or of another shape, than the one that it replaces.
-
-    Lists, and tensors along their first axis, may be longer or shorter; None, and keys of one side, may be anything.
-    """
-    if isinstance(own, Mapping) and isinstance(loaded, Mapping):
-        for key in own.keys() & loaded.keys():
-            check_like(own[key], loaded[key], f"{path}.{key}".lstrip("."))
-    elif own is not None and loaded is not None and _kind(own) != _kind(loaded):
-        raise ValueError(f"{path} should be {_kind(own)}, and is {_kind(loaded)}")
-
-
-def _kind(value: Tree) -> str:
-    if isinstance(value, int | float | Tensor | np.ndarray | np.generic):
-        return f"a number of shape {['n' if i == 0 else n for i, n in enumerate(getattr(value, 'shape', ()))]}"
-    return "a list" if isinstance(value, list | tuple) else f"of type {type(value).__name__}"
-
-
 def write_tree(path: Path, tree: Tree) -> Record:
     """Write a tree to a new file; return its record."""
     data = encode(tree)

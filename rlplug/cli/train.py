@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     from hydra.core.plugins import Plugins
 
-    from rlplug.config.composition import PluginConfigs
+    from rlplug.config.origins import PluginConfigs
 
     warn_broken()
     Plugins.instance().register(PluginConfigs)
@@ -164,9 +164,9 @@ def _help(overrides: Sequence[str]) -> str:
 
     Hydra's own ``--help`` reads the search path anew for each folder in it, also for its own, which takes a second.
     """
-    from rlplug.config.composition import session
+    from rlplug.config.origins import folders_of, session
 
-    folders = [word for word in overrides if word.startswith("hydra.searchpath=")]
+    folders = folders_of(overrides)
     template = Template(composed(folders).hydra.help.template)
     with session() as loader:
         groups = {name: loader.get_group_options(name, overrides=folders) for name in sorted(loader.list_groups(""))}
@@ -187,18 +187,27 @@ def _hydra(arguments: Sequence[str]) -> None:
     """
     import hydra
 
-    from rlplug.config.composition import PRIMARY, VERSION_BASE
     from rlplug.config.explain import explain
+    from rlplug.config.origins import PRIMARY, VERSION_BASE
 
     with _hydra_program(arguments):
         try:
             hydra.main(config_path=None, config_name=PRIMARY, version_base=VERSION_BASE)(job)()
         except Exception as error:
             if isinstance(error, OSError) and error.filename and _from_hydra(error, ("pathlib", "os")):
-                raise ConfigError("hydra.run.dir", f"{error.filename} cannot be made: {error.strerror}") from None
+                raise _no_access(error, _flags(arguments).multirun) from None
             if _from_hydra(error):
                 raise explain(error, _flags(arguments).overrides) from None
             raise
+
+
+def _no_access(error: OSError, is_sweep: bool) -> ConfigError:
+    """Return the error for a folder of a run that cannot be made, or for a file that cannot be read."""
+    called = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if not called.isdisjoint(("mkdir", "makedirs")):
+        key = f"hydra.{'sweep' if is_sweep else 'run'}.dir"
+        return ConfigError(key, f"{error.filename} cannot be made: {error.strerror}")
+    return ConfigError("", f"{error.filename} cannot be read: {error.strerror}")
 
 
 def _remove_empty(folder: Path) -> None:

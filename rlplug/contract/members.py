@@ -7,15 +7,16 @@ import re
 import traceback
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, Protocol, get_type_hints
 
 from gymnasium.vector import AutoresetMode
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from torch import nn
 
 from rlplug import tree
-from rlplug.api import Algorithm, Buffer, Context, Exploration, Loop, Model, Needs, Trainable, VecEnv
+from rlplug.api import Algorithm, Buffer, Context, Exploration, Loop, Model, Needs, Trainable, VecEnv, Window
 from rlplug.contract import explained, mistake, refuse
 from rlplug.envs.rows import spec_misfit
 from rlplug.plan import Hardware, Plan
@@ -26,7 +27,7 @@ from rlplug.types import ConfigError, EnvSpec
 _DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events)
 BASES: Mapping[Kind, type[Any]] = dict(zip(KINDS, _DECLARE, strict=True))
 """what declares the members of a kind: a class that has one of them can be called in the same way"""
-DERIVED: tuple[Kind, ...] = ("algo", "exploration", "model", "loop")  # a class has the base's own defaults
+DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop")  # from their base in rlplug.api
 MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # what a class says itself; the others are there
     "algo": ("needs", "act"),
     "model": ("forward",),
@@ -48,8 +49,9 @@ def check_class(kind: Kind, cls: type[Any]) -> None:
     base = BASES[kind]
     if kind in DERIVED and base not in getattr(cls, "__mro__", ()):
         raise mistake(cls, "", f"is no {base.__name__}; write class {cls.__name__}({base.__name__}), of rlplug.api")
-    if not hasattr(cls.Config, "__pydantic_fields__"):
-        raise mistake(cls, "Config", "is an ordinary class; write @settings above it, of rlplug.settings")
+    if not hasattr(getattr(cls, "Config", None), "__pydantic_fields__"):
+        what = "an ordinary class" if hasattr(cls, "Config") else "missing; write it as a class"
+        raise mistake(cls, "Config", f"is {what}; write @settings above it, of rlplug.settings")
     own = next(parent for parent in cls.__mro__ if {"__init__", "__new__"} & vars(parent).keys())
     if own in base.__mro__:
         raise _missing(cls, Made, "__init__")
@@ -110,9 +112,7 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 def _plain(function: Any) -> inspect.Signature:
     """Return a signature without types."""
-    own = inspect.signature(function)
-    names = [p.replace(annotation=p.empty) for p in own.parameters.values()]
-    return own.replace(parameters=names, return_annotation=own.empty)
+    return inspect.Signature([p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()])
 
 
 def written(declared: Any) -> str:
@@ -150,38 +150,33 @@ def _check_hooks(cls: type[Any]) -> None:
 
 def make(cls: type[Any], cfg: Any, ctx: Any) -> Any:
     """Return ``cls(cfg, ctx)``. Raises ``ConfigError`` for mistakes that every kind has in common."""
+    made = None
     try:
         with explained(cls, "__init__"):
             made = cls(cfg, ctx)
     except AttributeError as error:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        _check_initialized(frame.f_locals.get("self"))
+        made = frame.f_locals.get("self")
         raise
-    _check_initialized(made)
+    finally:
+        if isinstance(made, nn.Module) and "_modules" not in vars(made):
+            raise mistake(made, "__init__", "has to call super().__init__() first")
     return made
 
 
-def _check_initialized(made: Any) -> None:
-    if isinstance(made, nn.Module) and "_modules" not in vars(made):
-        raise mistake(made, "__init__", "has to call super().__init__() first")
+def ask(kind: Kind, who: Any, member: str, *args: Any) -> Any:
+    """Return the ``Needs`` of an algorithm, the ``Plan`` of hardware, or the keys that another component reads.
 
-
-def ask_needs(kind: Kind, cls: type[Any], member: str, *args: Any) -> Any:
-    """Return the ``Needs`` of an algorithm, or the keys of another component. Raises ``ConfigError`` for others."""
-    with explained(cls, member):
-        returned = getattr(cls, member)(*args)
-    if kind == "algo":
-        refuse(cls, member, record_misfit(returned, Needs))
+    Raises:
+        ConfigError: it returned something else, or a record of other values.
+    """
+    with explained(who, member):
+        returned = getattr(who, member)(*args)
+    if kind in ("algo", "hardware"):
+        refuse(who, member, record_misfit(returned, Needs if kind == "algo" else Plan))
+        refuse(who, member, record_misfit(returned.window, Window) if kind == "algo" else None)
     elif not (isinstance(returned, tuple) and all(isinstance(key, str) for key in returned)):
-        raise mistake(cls, member, f"returned {tree.what(returned)}; return a tuple of keys of a row")
-    return returned
-
-
-def ask_plan(hardware: Hardware) -> Plan:
-    """Return where a run computes. Raises ``ConfigError`` if it is no ``Plan``, or one of other values."""
-    with explained(hardware, "plan"):
-        returned = hardware.plan()
-    refuse(hardware, "plan", record_misfit(returned, Plan))
+        raise mistake(who, member, f"returned {tree.what(returned)}; return a tuple of keys of a row")
     return returned
 
 
@@ -201,7 +196,8 @@ def record_misfit(returned: Any, cls: type[Any]) -> str | None:
 
 @cache
 def _typed(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    what: Any = InstanceOf[hint] if is_dataclass(hint) else hint
+    return TypeAdapter(what, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 
 def check_env(env: VecEnv) -> EnvSpec:

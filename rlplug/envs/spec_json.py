@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
+from rlplug import tree
 from rlplug.envs.spaces import in_words
 from rlplug.types import CheckpointError, ConfigError, EnvSpec, Group
 
@@ -41,11 +42,11 @@ def from_json(node: Any) -> EnvSpec:
             _groups_from_json(node["groups"]),
             native_spaces=_groups_from_json(node["native_spaces"]),
             extras=_extras_from_json(node["extras"]),
-            max_episode_steps=node["max_episode_steps"],
-            offers=frozenset(node["offers"]),
-            frame_stack=node["frame_stack"],
+            max_episode_steps=None if node["max_episode_steps"] is None else _count(node["max_episode_steps"]),
+            offers=frozenset(map(_text, node["offers"])),
+            frame_stack=_count(node["frame_stack"]),
         )
-    except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError, OverflowError, MemoryError) as error:
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise CheckpointError(f"the environment's spaces cannot be read from the manifest ({what})") from None
 
@@ -101,10 +102,10 @@ def _groups_to_json(groups: Mapping[str, Group]) -> list[Any]:
 
 def _groups_from_json(nodes: list[Any]) -> dict[str, Group]:
     return {
-        node["name"]: Group(
+        _text(node["name"]): Group(
             space_from_json(node["obs"]),
             space_from_json(node["action"]),
-            tuple(node["agents"]),
+            tuple(map(_text, node["agents"])),
             _extras_from_json(node.get("extras", ())),  # recordings of earlier versions have none
         )
         for node in nodes
@@ -116,7 +117,19 @@ def _extras_to_json(extras: Mapping[str, Space[Any]]) -> list[Any]:
 
 
 def _extras_from_json(nodes: Any) -> dict[str, Space[Any]]:
-    return {name: space_from_json(space) for name, space in nodes}
+    return {_text(name): space_from_json(space) for name, space in nodes}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a name is {tree.what(value)}")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"a count is {tree.what(value)}, or below 1")
+    return value
 
 
 def space_to_json(space: Space[Any]) -> dict[str, Any]:

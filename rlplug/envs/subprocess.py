@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -26,7 +27,7 @@ from rlplug.envs.env_list import tell_once
 from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.spec_json import mismatch
 from rlplug.envs.worker import CALL, FAILED, NOT_CLOSED, STEP, columns_of, not_sent, read, send, shared_rows
-from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree
+from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, RunError, Tree
 
 ALIVE_EVERY = 1.0  # seconds after which a worker that says nothing is looked at
 PATIENCE = 5.0  # seconds in which a worker should end when asked to
@@ -63,7 +64,7 @@ class Subprocess:
         **options: Any,
     ) -> None:
         self.num_envs = n = len(env_ids)
-        self.check_bounds, self._make = check_bounds, make
+        self.traits = EnvTraits(check_bounds=check_bounds, goals=partial(_goals, make))
         try:
             pickle.dumps(make)
         except Exception as error:
@@ -133,14 +134,6 @@ class Subprocess:
             for worker in self._workers
         ]
         self._tell(self._call("load", parts))
-
-    def goals(self) -> EnvGoals | None:
-        """As of ``EnvList``, by an environment in this process."""
-        env = self._make()
-        try:
-            return goals_of(env)
-        finally:
-            env.close()
 
     def close(self) -> None:
         """End all workers. May be called twice."""
@@ -265,3 +258,12 @@ def _anonymous_file() -> int:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _goals(make: Callable[[], gymnasium.Env[Any, Any]]) -> EnvGoals | None:
+    """Return goals as of ``EnvList``, by an environment in this process."""
+    env = make()
+    try:
+        return goals_of(env)
+    finally:
+        env.close()

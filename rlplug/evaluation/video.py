@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.making import make_shard
 from rlplug.collection.play import Stopped
+from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
 from rlplug.functional.returns import ended
 from rlplug.types import ConfigError
@@ -43,7 +43,7 @@ def record(
     from PIL import Image
 
     def shown(left: int) -> Iterator[Image.Image]:  # while they are encoded, which may take longer than to play
-        collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], keys=(), normalize=normalize)
+        collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], {}, (), normalize, ())
         collector.reset()
         for _ in range(LONGEST):
             if stop():
@@ -55,7 +55,7 @@ def record(
 
     path.parent.mkdir(exist_ok=True)
     partial, pictures = path.with_suffix(".partial"), shown(episodes)
-    duration = round(1000 / getattr(env, "render_fps", 30))
+    duration = round(1000 / env.traits.render_fps)
     with suppress(Stopped), closing(env):
         next(pictures).save(partial, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
         partial.replace(path)
@@ -65,7 +65,7 @@ def record(
 def _picture(env: Any) -> np.ndarray:
     """Return what the first column of an environment looks like, ``[H, W, 3]`` uint8."""
     try:
-        shown = env.render() if hasattr(env, "render") else None
+        shown = env.traits.render and env.traits.render()
     except NotImplementedError:  # it has another mode only, such as human
         shown = None
     if shown is None:

@@ -98,7 +98,7 @@ class ActorCritic(Policy):
         group = ctx.spec.single_agent
         value_torso = None if shared else ctx.build("critic_model", group.obs)
         net = cls(ctx.build("model", group.obs), value_torso, group.action, initial_log_std)
-        if ctx.needs.carry_stride and not net.initial_carry(1):
+        if ctx.needs.window.stride and not net.initial_carry(1):
             raise ConfigError("critic_model", "has a recurrent state, but algo.vf_share_layers leaves it out")
         return net
 

@@ -134,17 +134,18 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
     """Import a component's class; ``key`` as in ``owner``.
 
     Raises:
-        ConfigError: as ``owner``; or the import fails, and the message names the distribution.
+        ConfigError: as ``owner``; or the import fails or gives no class, and the message names the distribution.
     """
     plugin = owner(kind, name, key)
     target = plugin.components[kind, split(name)[1]].target
     try:
-        return pkgutil.resolve_name(target)
+        if isinstance(cls := pkgutil.resolve_name(target), type):
+            return cls
+        raise TypeError("it is no class")
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        message = f"{target} of {plugin} cannot be imported: {cause(error)}"
-        raise ConfigError(key or f"{kind}.name", message) from error
+        raise ConfigError(key or f"{kind}.name", f"{target} of {plugin} cannot be imported: {cause(error)}") from error
 
 
 def unknown(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ import yaml
 
 import rlplug
 from rlplug.checkpointing.format import find
-from rlplug.checkpointing.serialize import check_like, decode, encode
+from rlplug.checkpointing.serialize import decode, encode
 from rlplug.cli import main
 from rlplug.envs import snapshot
+from rlplug.tree import check_like
 from rlplug.types import CheckpointError
 from tests.checkpointing.runs import copy_of
 from tests.tools import checkpoints as tool
@@ -189,8 +191,29 @@ def test_a_state_of_another_kind(own: Any, loaded: Any, wrong: str | None):
 
 
 @pytest.mark.parametrize(
+    ("loaded", "wrong"),
+    [
+        ({"a": np.ones((2, 3), np.float32)}, None),
+        ({"a": torch.zeros(2, 3)}, None),
+        ({"a": torch.zeros(3, 3)}, "a should be float32 of shape [2, 3], and is float32 of shape [3, 3]"),
+        ({"a": np.zeros((2, 3))}, "a should be float32 of shape [2, 3], and is float64 of shape [2, 3]"),
+        ({"a": None}, "a should be float32 of shape [2, 3], and is of type NoneType"),
+        ({"a": 0.0}, "a should be float32 of shape [2, 3], and is float of shape []"),
+        ({}, " should have the keys a, and has others"),
+        ({"a": torch.zeros(2, 3), "b": 1}, " should have the keys a, and has others"),
+    ],
+)
+def test_a_state_that_is_not_exactly_alike(loaded: Any, wrong: str | None):
+    if wrong is None:
+        check_like({"a": torch.zeros(2, 3)}, loaded, exact=True)
+    else:
+        with pytest.raises(ValueError, match=re.escape(wrong)):
+            check_like({"a": torch.zeros(2, 3)}, loaded, exact=True)
+
+
+@pytest.mark.parametrize(
     ("path", "value"),
-    [(("log", "updates"), "x"), (("progress", "episodes"), [1]), (("means",), 5), (("version_age",), {})],
+    [(("log", "updates"), "x"), (("progress", "episodes"), [1]), (("means",), 5), (("orders",), {})],
 )
 def test_counters_that_are_no_numbers(
     path: tuple[str, ...], value: Any, scene: Scene, capsys: pytest.CaptureFixture[str]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import nn
 
-from rlplug.checkpointing import atomic, format, manager
+from rlplug.checkpointing import atomic, format
 from rlplug.checkpointing.atomic import NO_LINKS
 from rlplug.checkpointing.format import (
     Checkpoint,
@@ -216,6 +216,7 @@ def snapshot(env_steps: int, store: FileRowLog | None = None, score: float | Non
         "run": "a run",
         "written": "now",
         "env_steps": env_steps,
+        "unit": "env_steps",
         "updates": 0,
         "episodes": 0,
         "version": 0,
@@ -539,7 +540,7 @@ def test_one_that_falls_due_while_another_is_written_waits(
         assert on.wait(60)
         return plain(folder, snapshot)
 
-    monkeypatch.setattr(manager, "write", slow)
+    monkeypatch.setattr(format, "write", slow)
     one = keeper()
     one.submit(snapshot(10))
     assert began.wait(60)

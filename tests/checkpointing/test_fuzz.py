@@ -16,7 +16,7 @@ from rlplug.run.callbacks import restore
 from tests.checkpointing.runs import fingerprint
 from tests.tools import fuzz
 
-CASES = 60
+CASES = 40
 
 
 def damaged(run: Path, work: Path, seed: int, cases: int) -> fuzz.Fuzzer:

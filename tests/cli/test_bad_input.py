@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import gymnasium
@@ -164,6 +165,8 @@ BAD = {
     "algo.lr=[[1000,0.1],[0,0.2]]": "algo.lr: ",
     # the machine
     "hydra.run.dir=/proc/nope": "hydra.run.dir: /proc/nope cannot be made: ",
+    "-m seed=1,2 hydra.sweep.dir=/proc/nope": "hydra.sweep.dir: /proc/nope cannot be made: ",
+    f"--config-name {'x' * 300}": f"{files('hydra.conf') / ('x' * 300)}.yaml cannot be read: File name too long",
     "hardware=1gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
     "'logger=[wandb]' logger.wandb.mode=online": "logger.wandb.mode: ",
     # environments

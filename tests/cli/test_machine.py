@@ -33,7 +33,7 @@ LINES = {
     "data closed/run": "data.path: closed/run cannot be read: Permission denied",
     "check algo=bc data.path=closed/run": "data.path: closed/run cannot be read: Permission denied",
     "algo=ppo hydra.run.dir=closed/x": "hydra.run.dir: closed/x cannot be made: Permission denied",
-    "-m seed=1,2 hydra.sweep.dir=closed/x": "hydra.run.dir: closed/x cannot be made: Permission denied",
+    "-m seed=1,2 hydra.sweep.dir=closed/x": "hydra.sweep.dir: closed/x cannot be made: Permission denied",
     "algo=ppo": "hydra.run.dir: runs cannot be made: Permission denied",
     "check hydra.searchpath=[closed/conf]": "hydra.searchpath: closed/conf does not exist",
 }

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 from rlplug import hookimpl, tree
-from rlplug.api import Loop, Needs, Optim, Plan
+from rlplug.api import Loop, Needs, Optim, Plan, Window
 from rlplug.context import RunContext
 from rlplug.contract.members import BASES, DERIVED, Made, check_class, check_env, declared, make, record_misfit, written
 from rlplug.envs.rows import actions_misfit
@@ -36,8 +36,8 @@ BUILT = {  # found before anything is collected
     "ConfigOnly": f".__init__ takes (self, cfg); {INIT}",
     "Swapped": f".__init__ takes (self, ctx, cfg); {INIT}",
     "NoSuper": ".__init__ has to call super().__init__() first",
-    "NeedsKey": ".needs calls Needs(key=...); did you mean keys? There are: burn_in, carry_stride, data, gradients, "
-    "keys, lookahead, noise, off_policy, perturbable, recorded, rewards, window",
+    "NeedsKey": ".needs calls Needs(key=...); did you mean keys? There are: data, gradients, "
+    "keys, noise, off_policy, perturbable, recorded, rewards, window",
     "NeedsWindow": ".needs returned Needs with 'window' for data; give 'rollout', 'segments', 'windows' or 'episodes'",
     "NeedsText": ".needs returned Needs with 'obs' for keys; give a valid tuple",
     "BuildsModels": ".__init__ uses ctx.build('models'): there is no such slot; did you mean model? There are: "
@@ -76,7 +76,7 @@ BUILT = {  # found before anything is collected
     "Unmarked": ".rlplug_logged is never called; write @hookimpl above it, of rlplug",
     "ActsAlone": f".act returned a dict; {PAIR}",
     "ActsBare": f".act returned (a tensor of shape [2], a dict); {PAIR}",
-    "ActsWide": ".act returned actions of shape [2, 1]; wanted are [2]",
+    "ActsWide": ".act returned actions of shape [2, 1]; return [2]",
     "Actless": ".act is missing; write def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]",
     "PlainNeeds": ".needs is no classmethod; write @classmethod above it",
     "NeedsNothing": ".needs returned None; return Needs",
@@ -101,8 +101,8 @@ BUILT = {  # found before anything is collected
     "Specless": ".spec is missing; declare spec: EnvSpec",
     "PerturbsAlone": f".perturb returned a dict; {PAIR}",
     "PerturbsBare": f".perturb returned (a tensor of shape [2], a dict); {PAIR}",
-    "Greedy": ".needs names weather, which neither the environment gives nor rlplug.plugins.algo.ppo:PPO.act",
-    "Deciding": ".needs returned Needs; return a tuple of keys of a row",
+    "Greedy": ".reads names weather, which neither the environment gives nor rlplug.plugins.algo.ppo:PPO.act",
+    "Deciding": ".reads returned Needs; return a tuple of keys of a row",
     "Unsized": ".nbytes is missing; write def nbytes(self, row: Batch) -> int",
 }
 RUNNING = {  # found by the first step, or the first update
@@ -119,13 +119,13 @@ RUNNING = {  # found by the first step, or the first update
     "SilentUpdate": ".update returned None; return Losses",
     "NoTruncated": ".step returned no truncated; return it for every environment, [2]",
     "StepsAsGymnasium": ".step returned a tuple of 5; return a dict of obs, reward, terminated, truncated",
-    "WideReward": ".step returned reward of shape [2, 1]; wanted is [2]",
+    "WideReward": ".step returned reward of shape [2, 1]; return [2]",
     "DoubleLater": ".step returned obs of float64; its space says float32",
     "ShortReward": ".intrinsic_reward returned rewards of shape [8, 2]; "
-    "wanted is one of every row of the sample, [9, 2]",
+    "return a reward for every row of the sample, [9, 2]",
     "TellsNothing": ".update returned None; return Losses",
     "NoIndex": ".sample returned no index; return it for every column, [B]",
-    "ShortSample": ".sample returned 1 rows; wanted are 2: 1 of the window, and one more",
+    "ShortSample": ".sample returned 1 rows; return 2: 1 of the window, and one more",
 }
 SOUND = {"walk", "storing"}
 DOCS = (Path(__file__).parents[2] / "docs" / "mistakes.md").read_text()
@@ -243,7 +243,7 @@ def test_a_signature_is_looked_at(kind, member, way):
 def test_every_kind_is_looked_at():
     assert {values[0] for values in (param.values for param in EVERY)} == set(KINDS) == SOUND_CLASSES.keys()
     assert {"act", "forward", "observe", "prepare", "values"} <= declared("algo").keys()
-    assert {"device", "warm_up", "sample"} <= declared("buffer").keys()
+    assert {"warm_up", "metrics", "sample"} <= declared("buffer").keys()
     assert not {"parameters", "to", "__call__"} & declared("model").keys()
 
 
@@ -368,7 +368,8 @@ def test_numbers_of_a_row_may_have_an_axis_of_agents():
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (lambda: Needs(window=1.5), "Needs with 1.5 for window; give a valid integer"),
+        (lambda: Needs(1.5), "Needs with 1.5 for window; give Window"),
+        (lambda: Window(1.5), "Window with 1.5 for length; give a valid integer"),
         (lambda: Needs(keys=("obs", 3)), "Needs with a tuple of 2 for keys; give a valid string"),
         (lambda: Needs(off_policy="yes"), "Needs with 'yes' for off_policy; give a valid boolean"),
         (lambda: Plan(devices="2"), "Plan with '2' for devices; give a valid integer"),

@@ -162,6 +162,32 @@ def test_what_is_no_spec_is_refused(node):
         from_json(node)
 
 
+@pytest.mark.parametrize("value", [None, 1, 1.5, True, [], ["x"], {}, {"x": 1}], ids=repr)
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda node, value: node["groups"][0].update(name=value),
+        lambda node, value: node["groups"][0].update(agents=["a", value]),
+        lambda node, value: node["native_spaces"][0].update(name=value),
+        lambda node, value: node["extras"].append([value, {"type": "MultiBinary", "n": 1}]),
+        lambda node, value: node["groups"][0]["extras"].append([value, {"type": "MultiBinary", "n": 1}]),
+        lambda node, value: node.update(offers=["state", value]),
+        lambda node, value: node.update(frame_stack=value),
+        lambda node, value: node.update(max_episode_steps=value),
+    ],
+    ids=["group", "agent", "native group", "extra", "extra of a group", "offer", "frame stack", "limit"],
+)
+def test_names_are_texts_and_counts_are_numbers(put, value, request):
+    node = json.loads(json.dumps(to_json(PENDULUM)))
+    put(node, value)
+    allowed = {"frame stack": [1], "limit": [1, None]}.get(request.node.callspec.id.partition("-")[0], [])
+    if any(value is one for one in allowed):
+        assert to_json(from_json(node)) == node
+    else:
+        with pytest.raises(CheckpointError, match=r"^the environment's spaces cannot be read from the manifest"):
+            from_json(node)
+
+
 PENDULUM = single_agent(Box(-1, 1, (3,)), Box(-2, 2, (1,)), 200)
 
 

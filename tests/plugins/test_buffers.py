@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
 from rlplug import tree
-from rlplug.api import Needs, Segment
+from rlplug.api import Needs, Segment, Window
 from rlplug.checkpointing.format import Checkpoint, FileRowLog, folder_of, write
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose, default_node
@@ -104,7 +104,7 @@ def test_beta_follows_its_schedule():
 def test_only_whole_windows_are_drawn_and_only_those_that_are_still_there():
     buffer = make(
         "prioritized",
-        Needs(window=3, data="windows", off_policy=True, keys=("obs", "action")),
+        Needs(Window(3), data="windows", off_policy=True, keys=("obs", "action")),
         columns=1,
         batch=256,
         capacity=20,
@@ -150,7 +150,7 @@ def test_nothing_is_fed_back_to_a_rollout():
 
 
 def test_the_first_priority_is_that_of_the_row_where_a_window_begins():
-    needs = Needs(window=2, data="windows", off_policy=True, keys=("obs", "action", "priority"))
+    needs = Needs(Window(2), data="windows", off_policy=True, keys=("obs", "action", "priority"))
     buffer = make("prioritized", needs, 1, 1024, alpha=1.0, epsilon=1e-12, rows=3)
     for start in (0, 3):  # row 3 comes twice: open, then with its action
         priority = torch.arange(start + 1.0, start + 5.0)[:, None]
@@ -166,14 +166,14 @@ def test_the_first_priority_is_that_of_the_row_where_a_window_begins():
 @pytest.mark.parametrize("algorithm", [DQN, DDPG, SAC])
 def test_sequences_end_with_the_rows_that_only_returns_reach(algorithm):
     needs = algorithm.recurrent(config(f"algo/{algorithm.__name__.lower()}", n_step=3, sequence_length=5), Needs())
-    assert (needs.window, needs.lookahead) == (7, 2)
+    assert (needs.window.length, needs.window.lookahead) == (7, 2)
 
 
 @pytest.mark.parametrize(("lookahead", "wanted"), [(0, {0: 5 / 17, 2: 9 / 17, 4: 3 / 17}), (1, {0: 5 / 14, 2: 9 / 14})])
 def test_the_first_priority_of_a_sequence_is_the_largest_of_the_rows_that_it_learns_from(lookahead, wanted):
     keys = ("obs", "action", "priority")
-    needs = Needs(window=3 + lookahead, burn_in=2, carry_stride=2, data="windows", off_policy=True)
-    needs = replace(needs, lookahead=lookahead, keys=(*keys, "carry"))
+    needs = Needs(Window(3 + lookahead, 2, 2, lookahead), data="windows", off_policy=True)
+    needs = replace(needs, keys=(*keys, "carry"))
     buffer = make("sequence", needs, 1, 1024, alpha=1.0, epsilon=1e-12, rows=3)
     priority = torch.tensor([1e6, 1e6, 1.0, 5.0, 2.0, 9.0, 3.0, 1.0, 0.0, 0.0])[:, None]
     for start in range(0, 9, 3):  # windows learn from rows 2 to 4, 4 to 6 and 6 to 8
@@ -292,7 +292,7 @@ def test_sequences_against_a_brute_force_stream(burn_in, window, every, length):
     dice = np.random.default_rng(0)
     valid = torch.from_numpy(dice.random((total + 1, columns)) < 0.4)
     valid[50:75, 1] = False
-    needs = Needs(window, burn_in, carry_stride=every, data="windows", off_policy=True, keys=("obs", "action", "carry"))
+    needs = Needs(Window(window, burn_in, every), data="windows", off_policy=True, keys=("obs", "action", "carry"))
     buffer = make("sequence", needs, columns, 512, rows=length, capacity=capacity, alpha=0.0, beta=1.0)
     ever = set()
     for start in range(0, total - length, length):
@@ -330,7 +330,7 @@ def test_sequences_against_a_brute_force_stream(burn_in, window, every, length):
 
 
 def test_sequences_by_priority():
-    needs = Needs(4, 2, carry_stride=2, data="windows", off_policy=True, keys=("obs", "action", "carry"))
+    needs = Needs(Window(4, 2, 2), data="windows", off_policy=True, keys=("obs", "action", "carry"))
     buffer = make("sequence", needs, 1, 64, alpha=1.0, epsilon=1e-12)
     for start in range(12):
         buffer.add(segment(start, 1, 1, carry={"h": torch.zeros(2, 1, 1)}))
@@ -342,7 +342,7 @@ def test_sequences_by_priority():
 
 
 def recurrent(name="sequence", columns=1, batch=256, **changes):
-    window = Needs(4, 2, 2, data="windows", off_policy=True, keys=("obs", "action", "carry"))
+    window = Needs(Window(4, 2, 2), data="windows", off_policy=True, keys=("obs", "action", "carry"))
     return make(name, window, columns, batch, capacity=20 * columns, **changes)
 
 
@@ -480,7 +480,7 @@ def test_stacks_come_back_as_they_were(stream, length, compress):
     columns, size = obs.shape[1], obs.shape[-1]
     of, capacity = images(4, (size, size)), columns * 40
     options = {"deduplicate": True, "compress": compress, "compressed_share": 0.9}
-    needs = Needs(window=2, data="windows", off_policy=True, keys=("obs", "action"))
+    needs = Needs(Window(2), data="windows", off_policy=True, keys=("obs", "action"))
     buffer = make("replay", needs, columns, 128, of, length, capacity=capacity, **options)
     for start in range(0, len(obs) - length, length):
         rows = slice(start, start + length + 1)
@@ -672,9 +672,9 @@ def part_of(shard, row, length, valid):
 
 
 def of_shards(name, **changes):
-    needs = Needs(3, data="windows", off_policy=True, keys=("obs", "action"))
+    needs = Needs(Window(3), data="windows", off_policy=True, keys=("obs", "action"))
     if name == "sequence":
-        needs = replace(needs, burn_in=1, carry_stride=2, keys=(*needs.keys, "carry"))
+        needs = replace(needs, window=replace(needs.window, burn_in=1, stride=2), keys=(*needs.keys, "carry"))
     return make(name, needs, 6, 512, rows=5, capacity=6 * 30, **changes)
 
 

@@ -51,7 +51,7 @@ def sample(algorithm: DDPG, n: int = 6):
     """Windows as a buffer gives them; in those of sequences episodes end and begin."""
     g = torch.Generator().manual_seed(1)
     needs, space = algorithm.ctx.needs, algorithm.ctx.spec.single_agent
-    rows = needs.burn_in + needs.window + 1
+    rows = needs.window.burn_in + needs.window.length + 1
 
     def draw(space):
         if isinstance(space, spaces.Dict):
@@ -66,7 +66,7 @@ def sample(algorithm: DDPG, n: int = 6):
         batch[key] = torch.zeros(rows, n, dtype=torch.bool)
     batch["valid"] = torch.ones(rows, n, dtype=torch.bool)
     if algorithm.sequences:  # column 0 ends within the rows that are learned from, column 1 in the burn-in
-        for column, row in ((0, needs.burn_in + 1), (1, 0)):
+        for column, row in ((0, needs.window.burn_in + 1), (1, 0)):
             batch["terminated"][row, column] = column == 0
             batch["valid"][row + 1, column] = False
             batch["is_first"][row + 2, column] = True

@@ -7,6 +7,7 @@ from gymnasium import spaces
 from torch.testing import assert_close
 
 from rlplug import testing
+from rlplug.api import Window
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import one_rank
 from rlplug.functional.distributional import project
@@ -43,7 +44,7 @@ def make(model="mlp", action=ACTIONS, seed=0, **changes) -> DQN:
 def sample(algorithm: DQN, columns: int = 6, seed: int = 1):
     """Rows as a buffer gives them. Column 0 terminates early, column 1 is truncated, column 2 ends a little later."""
     g, needs = torch.Generator().manual_seed(seed), algorithm.ctx.needs
-    rows = needs.burn_in + needs.window + 1
+    rows = needs.window.burn_in + needs.window.length + 1
     batch = {
         "obs": torch.randn(rows, columns, 5, generator=g),
         "action": torch.randint(algorithm.actions, (rows, columns), generator=g),
@@ -56,12 +57,12 @@ def sample(algorithm: DQN, columns: int = 6, seed: int = 1):
         batch[key] = torch.zeros(rows, columns, dtype=torch.bool)
     batch["valid"] = torch.ones(rows, columns, dtype=torch.bool)
     for column, (end, row) in enumerate([("terminated", 0), ("truncated", 0), ("terminated", 2)]):
-        row += needs.burn_in
+        row += needs.window.burn_in
         if row + 1 < rows:
             batch[end][row, column], batch["valid"][row + 1, column] = True, False
             batch["reward"][row + 1, column] = 1e6
             batch["is_first"][row + 2 : row + 3, column] = True
-    if needs.carry_stride:
+    if needs.window.stride:
         carry = algorithm.initial_carry(columns)
         batch["carry"] = {key: torch.randn(1, *x.shape, generator=g) for key, x in carry.items()}
     return batch
@@ -87,7 +88,7 @@ def learned(algorithm: DQN) -> int:
 
 def by_definition(algorithm: DQN, batch):
     """Loss and error of every row that is learned from, ``[L, B]``, in Python; None where the row is not valid."""
-    cfg, support, burn = algorithm.cfg, algorithm.support, algorithm.ctx.needs.burn_in
+    cfg, support, burn = algorithm.cfg, algorithm.support, algorithm.ctx.needs.window.burn_in
     eps = cfg.value_rescaling
 
     def expected(out):
@@ -315,15 +316,9 @@ def test_values_of_a_chain_are_learned(changes):
 def test_what_it_lives_on():
     cfg, spec = testing.config("algo/dqn", n_step=3, sequence_length=10, burn_in=4, stride=5), testing.spec(5, 3)
     plain = DQN.needs(cfg, spec)
-    assert (plain.window, plain.burn_in, plain.carry_stride, plain.off_policy, plain.perturbable) == (
-        3,
-        0,
-        0,
-        True,
-        True,
-    )
+    assert (plain.window, plain.off_policy, plain.perturbable) == (Window(3), True, True)
     recurrent = DQN.recurrent(cfg, plain)
-    assert (recurrent.window, recurrent.burn_in, recurrent.carry_stride) == (12, 4, 5)
+    assert recurrent.window == Window(12, 4, 5, 2)
     assert {"action_mask", "carry"} <= set(recurrent.keys)
 
 

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 import rlplug
-from rlplug.api import Needs, Segment
+from rlplug.api import Needs, Segment, Window
 from rlplug.checkpointing.format import FileRowLog
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose, default_node
@@ -78,7 +78,7 @@ STREAM = Stream()
 
 
 def make(window=1, batch=256, ends=True, capacity=COLUMNS * 200, rows=1, seed=0, **changes):
-    needs = Needs(window=window, data="windows", off_policy=True, keys=("obs", "action"))
+    needs = Needs(Window(window), data="windows", off_policy=True, keys=("obs", "action"))
     ctx = context(SPEC, needs=needs, num_envs=COLUMNS, batch_size=batch, rollout_length=rows, seed=seed)
     ctx.goals = lambda: Near(ends)
     node = default_node("buffer", "her") | {"capacity": capacity} | changes
@@ -274,7 +274,7 @@ class Line(gymnasium.Env):
 
 
 def test_functions_that_take_many_goals_are_called_once():
-    goals = EnvList([Line()]).goals()
+    goals = EnvList([Line()]).traits.goals()
     achieved = np.array([[0.0], [0.05], [1.0]], np.float32)
     assert goals.reward(achieved, np.zeros((3, 1), np.float32)).tolist() == [0.0, 0.0, -1.0]
     assert goals.reward(achieved, achieved).dtype == np.float32
@@ -289,7 +289,7 @@ def test_functions_that_take_one_goal_are_called_for_each(capsys):
 
 
 def test_an_environment_that_computes_nothing_or_wants_more_is_refused():
-    assert EnvList([Line("none")]).goals() is None
+    assert EnvList([Line("none")]).traits.goals() is None
     with pytest.raises(ConfigError, match=r"^env: reward_of of .* raises KeyError: 'distance'; it is given two goals"):
         EnvGoals(Line("info"))
 
@@ -338,4 +338,4 @@ def test_goals_of_another_kind_are_refused():
     spec = replace(SPEC, groups={"agent": Group(spaces.Dict(parts), VECTOR)})
     node = choose("buffer", "buffer", default_node("buffer", "her"))
     with pytest.raises(ConfigError, match=r"^buffer: her puts achieved goals in place of desired ones"):
-        node.needs(spec)
+        node.reads(spec)

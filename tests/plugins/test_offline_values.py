@@ -52,7 +52,7 @@ def learner_of(algorithm):
 def sample(algorithm, n=6, mask=None):
     """Windows as a buffer gives them; the first one terminates."""
     g, space = torch.Generator().manual_seed(1), algorithm.ctx.spec.single_agent
-    rows = algorithm.ctx.needs.window + 1
+    rows = algorithm.ctx.needs.window.length + 1
 
     def draw(space):
         match space:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from rlplug import ConfigError, packages, registry
+from rlplug.cli import main
 from rlplug.registry import discovery
 from rlplug.types import RunError, printable
 from tests.installing import Install, install_into, manifest
@@ -195,6 +196,42 @@ def test_a_manifest_that_is_too_large_is_not_imported(install: Install, site: Pa
     registry.refresh()
     (broken,) = registry.broken()
     assert broken.cause == "ValueError: has 2,147,483,648 bytes, and 1,048,576 are the limit"
+
+
+BARE = "type('Thing', (), {})"
+TARGETS = {
+    "None": "it is no class",
+    "5": "it is no class",
+    "len": "it is no class",
+    BARE: "",
+    "type('Thing', (), {'Config': None})": "",
+    "type('Thing', (), {'Config': type('Config', (), {})})": "",
+    "__import__('nowhere')": "No module named 'nowhere'",
+}
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_no_component_is_refused_in_one_line(
+    kind: registry.Kind, target: str, install: Install, capsys: pytest.CaptureFixture[str]
+):
+    several = kind in ("exploration", "logger")
+    conf = "\n@hookimpl\ndef rlplug_conf(): return 'rlplug_moon.conf'\n"
+    files = {
+        "rlplug_moon/__init__.py": manifest((kind, "moon", "rlplug_moon.thing:Thing")) + conf,
+        "rlplug_moon/thing.py": f"Thing = {target}\n",
+        f"rlplug_moon/conf/{kind}/moon.yaml": f"# @package {kind}.moon\n" * several + "name: moon\n",
+    }
+    install("rlplug-moon", "rlplug_moon", files)
+    lines = [["plugins", kind, "moon"]]
+    if target == BARE:  # to compose takes longer
+        lines.append(["check", f"{kind}=[moon]" if several else f"{kind}=moon"])
+    for words in lines:
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("rlplug: ")
+        assert "moon" in line
+        assert TARGETS[target] in line
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------

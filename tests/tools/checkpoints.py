@@ -179,7 +179,15 @@ def tensors(rng: random.Random, x: Any) -> Any:
     other: list[Any] = [None, "x\x1b[31m\nrlplug: FORGED", 10**400, -1, float("nan"), b"x", [], {}, (), [[1, [2]]]]
     if isinstance(x, torch.Tensor):
         flat = x.flatten()[:1] if x.numel() else torch.zeros(1)
-        other += [x[..., :0], x.unsqueeze(0), x.reshape(-1), x.double(), x.bool(), x.to(torch.complex64), x.half()]
+        other += [
+            x[..., :0] if x.ndim else x,
+            x.unsqueeze(0),
+            x.reshape(-1),
+            x.double(),
+            x.bool(),
+            x.to(torch.complex64),
+            x.half(),
+        ]
         other += [
             flat.expand(10**12),
             flat.expand(10**6, 10**6),
@@ -541,7 +549,7 @@ class Forger:
         self.work, self.seed = work, seed
         self.runs = {name: trained(name, work / name) for name in runs}
         self.outcomes: Counter[tuple[str, str]] = Counter()
-        self.longest = 0.0
+        self.longest = 0.0, ""
 
     def case(self, number: int) -> list[str]:
         """Run one case and return what is wrong with it."""
@@ -559,7 +567,7 @@ class Forger:
             copy = copied(run, self.work / "loaded")
             answer = ask(copy, how, self.work)
             shutil.rmtree(copy)
-            self.longest = max(self.longest, answer.seconds)
+            self.longest = max(self.longest, (answer.seconds, f"case {number} of {name}, {kind}, {how}"))
             self.outcomes[how, {0: "loaded", 1: "stopped", 2: "refused"}.get(answer.code or 0, "fault")] += 1
             if answer.fault:
                 found.append(f"case {number} of {name}, {kind}, {how}: {answer.fault}\n{answer.printed[-2500:]}")
@@ -573,6 +581,7 @@ class Forger:
 def main(count: int, seed: int, only: int | None = None) -> int:
     import rlplug.agent  # noqa: F401  what every copy of this process needs
 
+    print(f"seed {seed}", flush=True)
     work = Path(tempfile.mkdtemp(prefix="rlplug-checkpoints-"))
     forger = Forger(work, seed=seed)
     faults = 0
@@ -581,7 +590,8 @@ def main(count: int, seed: int, only: int | None = None) -> int:
             faults += 1
             print(f"--- {fault}".encode("ascii", "backslashreplace").decode(), flush=True)
     print(", ".join(f"{how}: {what} {n}" for (how, what), n in sorted(forger.outcomes.items())))
-    print(f"{count} forged checkpoints, seed {seed}: {faults} faults; the longest load took {forger.longest:.1f} s")
+    seconds, slowest = forger.longest
+    print(f"{count} forged checkpoints, seed {seed}: {faults} faults; the longest load took {seconds:.1f} s: {slowest}")
     shutil.rmtree(work)
     return bool(faults)
 

@@ -95,6 +95,8 @@ class Scene:
         self.conf(f"{group}/{self.module}.yaml", content)
         self.broken = False
         self.chosen = (group, self.module)
+        if group == "env":  # a component of the same name, which `plugins` imports
+            self.write("env.py", "class Env: ...\n")
 
 
 def put(path: Path, content: str | bytes) -> Path:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlplug.api import Algorithm, Clip, Context, Losses, Needs, Optim
+from rlplug.api import Algorithm, Clip, Context, Losses, Needs, Optim, Window
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before
 from rlplug.nn import ActorCritic, adam_or_rmsprop
@@ -46,7 +46,7 @@ class A2C(Algorithm):
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        return replace(needs, carry_stride=1, keys=(*needs.keys, "is_first", "carry"))
+        return replace(needs, window=Window(stride=1), keys=(*needs.keys, "is_first", "carry"))
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
@@ -79,7 +79,7 @@ class APPO(Algorithm):
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        return replace(needs, carry_stride=cfg.max_seq_len, keys=(*needs.keys, "is_first", "carry"))
+        return replace(needs, window=Window(stride=cfg.max_seq_len), keys=(*needs.keys, "is_first", "carry"))
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

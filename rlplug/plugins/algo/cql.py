@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.offline import sampled_log_sum_exp
 from rlplug.functional.quadrature import normal_points
 from rlplug.functional.sequences import n_step_transitions
@@ -70,7 +70,7 @@ class CQL(Algorithm):
         if cfg.lagrangian_thresh is not None and not cfg.min_q_weight:
             raise ConfigError("algo.min_q_weight", "0 cannot grow; with algo.lagrangian_thresh it should be above 0")
         keys = ("obs", "action", "reward", "terminated", "valid")
-        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, keys=keys)
+        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

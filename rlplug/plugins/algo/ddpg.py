@@ -18,7 +18,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.sequences import carry_before, n_step_segment, n_step_sequences, n_step_transitions
 from rlplug.functional.targets import polyak_
@@ -88,12 +88,12 @@ class DDPG(Algorithm):
             raise ConfigError("algo", f"{said}; algo=ppo serves them")
         keys = ("obs", "action", "reward", "terminated", "valid")
         keys += ("priority",) if cfg.worker_side_prioritization else ()
-        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys)
+        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
         window, ahead, keys = cfg.sequence_length + cfg.n_step - 1, cfg.n_step - 1, (*needs.keys, "is_first", "carry")
-        return replace(needs, window=window, lookahead=ahead, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
+        return replace(needs, window=Window(window, cfg.burn_in, cfg.stride, ahead), keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class DDPG(Algorithm):
         obs, action = ctx.spec.single_agent.obs, ctx.spec.single_agent.action
         assert action.shape is not None
         self.shape, self.size = action.shape, math.prod(action.shape)
-        self.sequences = ctx.needs.carry_stride > 0
+        self.sequences = ctx.needs.window.stride > 0
         self.actor, self.target_actor = (Actor(ctx, self.size) for _ in range(2))
         if self.sequences and not self.initial_carry(1):
             raise ConfigError("model", "has no recurrent state, but critic_model has; the policy needs one too")
@@ -187,7 +187,7 @@ class DDPG(Algorithm):
                 losses.terms["actor"] = cloning - cfg.bc_alpha / self.q_scale * value
         return losses
 
-    def first_priorities(self, batch: Batch) -> Tensor:
+    def initial_priorities(self, batch: Batch) -> Tensor:
         """Return errors of the acting networks, which are the targets, too: arXiv:1803.00933, algorithm 1."""
         rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
         code, _ = self.critic.encode(batch["obs"], {}, batch["is_first"])

@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.offline import log_sum_exp
 from rlplug.functional.priorities import sequence_priority
@@ -112,12 +112,12 @@ class DQN(Algorithm):
         keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
         keys += ("priority",) if cfg.worker_side_prioritization else ()
         noise = "" if cfg.noisy else "epsilon_greedy"
-        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys)
+        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
         window, ahead, keys = cfg.sequence_length + cfg.n_step - 1, cfg.n_step - 1, (*needs.keys, "is_first", "carry")
-        return replace(needs, window=window, lookahead=ahead, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
+        return replace(needs, window=Window(window, cfg.burn_in, cfg.stride, ahead), keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class DQN(Algorithm):
         action = ctx.spec.single_agent.action
         assert isinstance(action, spaces.Discrete)
         self.actions = int(action.n)
-        self.sequences = ctx.needs.carry_stride > 0
+        self.sequences = ctx.needs.window.stride > 0
         self.online, self.target = (QNetwork(cfg, ctx, self.actions) for _ in range(2))
         self.target.requires_grad_(False).load_state_dict(self.online.state_dict())
         if self.sequences and not self.initial_carry(1):
@@ -213,7 +213,7 @@ class DQN(Algorithm):
         loss = huber(error) if self.cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
         return loss, error.detach().abs()
 
-    def first_priorities(self, batch: Batch) -> Tensor:
+    def initial_priorities(self, batch: Batch) -> Tensor:
         """Return errors of the acting network, which is the target network, too: arXiv:1803.00933, algorithm 1."""
         rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
         out, _ = self.online(batch, carry_before(batch), noisy=False)

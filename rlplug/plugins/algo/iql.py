@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.functional.offline import expectile_loss
 from rlplug.functional.sequences import n_step_transitions
 from rlplug.functional.targets import polyak_
@@ -59,7 +59,7 @@ class IQL(Algorithm):
         if not 0.0 < cfg.expectile < 1.0:
             raise ConfigError("algo.expectile", f"{cfg.expectile} should be between 0 and 1, and neither of them")
         keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
-        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=not gaussian, keys=keys)
+        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=not gaussian, keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss
 from rlplug.functional.returns import gae
 from rlplug.functional.sequences import carry_before, chunks
@@ -60,7 +60,7 @@ class PPO(Algorithm):
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        return replace(needs, carry_stride=cfg.max_seq_len, keys=(*needs.keys, "is_first", "carry"))
+        return replace(needs, window=Window(stride=cfg.max_seq_len), keys=(*needs.keys, "is_first", "carry"))
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class PPO(Algorithm):
             raise ConfigError(
                 "algo.sgd_minibatch_size", f"{cfg.sgd_minibatch_size} is more than a rollout's {rows} rows"
             )
-        self.sequences = ctx.needs.carry_stride > 0
+        self.sequences = ctx.needs.window.stride > 0
         length = min(cfg.max_seq_len, ctx.rollout_length)
         if self.sequences and cfg.sgd_minibatch_size < length:
             raise ConfigError(

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlplug import tree
-from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim
+from rlplug.api import Algorithm, Clip, Context, Learner, Losses, Needs, Optim, Window
 from rlplug.functional.priorities import sequence_priority
 from rlplug.functional.quadrature import normal_points
 from rlplug.functional.sequences import carry_before, n_step_sequences, n_step_transitions
@@ -72,12 +72,12 @@ class SAC(Algorithm):
             case _:
                 served = "Box, Discrete, MultiDiscrete and MultiBinary"
                 raise ConfigError("algo", f"sac serves {served} actions, but the environment's are {action}")
-        return Needs(window=cfg.n_step, data="windows", off_policy=True, perturbable=True, keys=keys)
+        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
         window, ahead, keys = cfg.sequence_length + cfg.n_step - 1, cfg.n_step - 1, (*needs.keys, "is_first", "carry")
-        return replace(needs, window=window, lookahead=ahead, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=keys)
+        return replace(needs, window=Window(window, cfg.burn_in, cfg.stride, ahead), keys=keys)
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class SAC(Algorithm):
         obs, action, ensemble_size = ctx.spec.single_agent.obs, ctx.spec.single_agent.action, 2 if cfg.twin_q else 1
         assert action.shape is not None
         self.shape, self.size, choices = action.shape, math.prod(action.shape), choices_of(action)
-        self.sequences, self.discrete = ctx.needs.carry_stride > 0, choices is not None
+        self.sequences, self.discrete = ctx.needs.window.stride > 0, choices is not None
         self.model = ctx.build("model", obs)
         if self.sequences and not self.model.initial_carry(1):
             raise ConfigError("model", "has no recurrent state, but critic_model has; sac needs both, or the first")

@@ -13,7 +13,7 @@ from rlplug.types import ConfigError
 
 
 class Sequence(Prioritized):
-    """Windows of ``burn_in + window`` transitions that begin at every ``carry_stride``-th row of a column.
+    """Windows of ``burn_in + window`` transitions that begin at every ``stride``-th row of a column.
 
     Windows overlap, but a row is kept once. A sample has the state before its first row, ``carry [1, B, ...]``. A
     window may run over the ends of episodes, where ``is_first`` clears the state. One without a valid row behind
@@ -24,15 +24,16 @@ class Sequence(Prioritized):
     keeps: ClassVar[tuple[str, ...]] = ("priority", "carry")
 
     def _stride(self, ctx: Context) -> int:
-        if ctx.needs.carry_stride:
-            return ctx.needs.carry_stride
+        if ctx.needs.window.stride:
+            return ctx.needs.window.stride
         raise ConfigError(
             "buffer", "sequence keeps the states of recurrent models, but none was chosen; take buffer=prioritized"
         )
 
     def _learned(self, window: Any) -> Any:
         """Return the rows of windows ``[n]`` that are learned from, ``[n, length]``: neither burn-in nor look-ahead."""
-        return window[:, None] * self.stride + np.arange(self.ctx.needs.burn_in, self.window - self.ctx.needs.lookahead)
+        learned = np.arange(self.ctx.needs.window.burn_in, self.window - self.ctx.needs.window.lookahead)
+        return window[:, None] * self.stride + learned
 
     def _drawable(self, ring: Ring, window: Any) -> Any:
         return ring.valid[self._learned(window) % ring.rows].any(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 
 from rlplug import tree
-from rlplug.api import Buffer
 from rlplug.registry import load
 from rlplug.testing.checks.runs import Case, option_of, require, some
 
@@ -14,7 +13,7 @@ SAMPLES = 16
 
 def fills_itself(name: str) -> bool:
     """Say whether nothing collected is added to a buffer, so that no stream can try it."""
-    return "collected" not in getattr(load("buffer", name), "sources", Buffer.sources)
+    return "collected" not in load("buffer", name).sources
 
 
 def check_stored(case: Case, name: str) -> None:
@@ -26,12 +25,12 @@ def check_stored(case: Case, name: str) -> None:
             sample = buffer.sample()
             missing = sorted({"reward", "terminated", "truncated", "is_first", "valid", *needs.keys} - sample.keys())
             require(not missing, f"a sample lacks {some(missing)}")
-            valid, rows = sample["valid"], needs.burn_in + needs.window + 1
+            valid, rows = sample["valid"], needs.window.burn_in + needs.window.length + 1
             if needs.data == "windows":
                 wanted = (rows, trainer.ctx.batch_size)
                 require(tuple(valid.shape) == wanted, f"'valid' of a sample is {list(valid.shape)}; wanted {[*wanted]}")
             require(valid.ndim == 2, f"a sample's leaves are [T+1, B, ...], but valid has shape {list(valid.shape)}")
             require(not valid[-1].any(), "the last row of a sample begins no transition: its 'valid' is False")
-            require(valid[needs.burn_in :].any(0).all(), "a sample has columns that carry no loss: no valid row")
+            require(valid[needs.window.burn_in :].any(0).all(), "a sample has columns that carry no loss: no valid row")
         row = tree.map(lambda leaf: leaf[0], sample)
         require(buffer.nbytes(row) > 0, "nbytes() says that its rows take no memory")

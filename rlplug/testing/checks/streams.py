@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from rlplug import tree
-from rlplug.api import Buffer, Data, Needs
+from rlplug.api import Buffer, Data, Needs, Window
 from rlplug.config import Chosen, choose
 from rlplug.context import RunContext
 from rlplug.registry import load
@@ -126,9 +126,9 @@ class Variant:
         self.carries = self.cls.sequences or self.data != "windows"
         keys = ("obs", "action", "carry") if self.carries else ("obs", "action")
         window = window if self.data in ("windows", "rollout") else 1
-        self.needs = Needs(window=window, data=self.data, off_policy=self.drawn, keys=keys)
+        self.needs = Needs(Window(window), data=self.data, off_policy=self.drawn, keys=keys)
         if self.cls.sequences:
-            self.needs = replace(self.needs, burn_in=2, carry_stride=3)
+            self.needs = replace(self.needs, window=Window(window, 2, 3))
 
     @property
     def chosen(self) -> Chosen:
@@ -137,8 +137,7 @@ class Variant:
     def serves(self, of: EnvSpec) -> bool:
         """Does it accept such spaces?"""
         try:
-            if hasattr(self.cls, "needs"):
-                self.chosen.needs(of)
+            self.chosen.reads(of)
         except ConfigError:
             return False
         return True

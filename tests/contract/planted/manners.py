@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rlplug.api import Losses
+from rlplug.api import Losses, VecEnv
 from rlplug.envs import make_list
 from rlplug.envs.making import find
 from rlplug.plugins.algo.a2c import A2C
@@ -234,7 +234,7 @@ def cartpole(ctx):
     return make_list(find("CartPole-v1"), len(ctx.env_ids))
 
 
-class IgnoresItsSeed:
+class IgnoresItsSeed(VecEnv):
     """``reset`` draws from the system's entropy."""
 
     Config = Nothing
@@ -246,7 +246,7 @@ class IgnoresItsSeed:
         return env
 
 
-class CountsAfterTheEnd:
+class CountsAfterTheEnd(VecEnv):
     """The row that resets an episode has a reward."""
 
     Config = Nothing
@@ -263,7 +263,7 @@ class CountsAfterTheEnd:
         return env
 
 
-class WritesIntoActions:
+class WritesIntoActions(VecEnv):
     """``step`` changes the array of actions that it is given."""
 
     Config = Nothing
@@ -281,7 +281,7 @@ class WritesIntoActions:
         return env
 
 
-class LeavesItsSpace:
+class LeavesItsSpace(VecEnv):
     """Observations are outside of the space that is declared."""
 
     Config = Nothing
@@ -298,7 +298,7 @@ class LeavesItsSpace:
         return env
 
 
-class NeverEnds:
+class NeverEnds(VecEnv):
     """Episodes go on past the limit that is declared."""
 
     Config = Nothing

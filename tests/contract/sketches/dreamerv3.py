@@ -15,7 +15,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.nn.distributions import Categorical
 from rlplug.settings import PositiveFloat, PositiveInt, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
@@ -79,7 +79,7 @@ class DreamerV3(Algorithm):
         if not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("algo.name", "this dreamerv3 needs discrete actions")
         keys = ("obs", "prev_action", "prev_reward", "terminated", "carry")
-        return Needs(window=cfg.window, carry_stride=1, data="windows", off_policy=True, perturbable=True, keys=keys)
+        return Needs(Window(cfg.window, stride=1), data="windows", off_policy=True, perturbable=True, keys=keys)
 
     def initial_carry(self, n: int) -> Batch:
         return {"deter": torch.zeros(n, self.cfg.deter), "stoch": torch.zeros(n, self.cfg.stoch, self.cfg.classes)}

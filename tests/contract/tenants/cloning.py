@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rlplug import tree
-from rlplug.api import Algorithm, Context, Loop, Losses, Needs, Optim, RowLog, Run, Segment
+from rlplug.api import Algorithm, Buffer, Context, Loop, Losses, Needs, Optim, RowLog, Run, Segment
 from rlplug.settings import NonNegativeFloat, PositiveInt, Scheduled, option, settings
 from rlplug.types import Batch
 
@@ -35,7 +35,7 @@ def play_expert(episodes: int) -> Batch:
     return {key: torch.from_numpy(leaf) for key, leaf in leaves.items()}
 
 
-class Experts:
+class Experts(Buffer):
     """Holds an expert's episodes, which it plays when it is first asked for rows."""
 
     gives = frozenset({"windows"})
@@ -56,14 +56,14 @@ class Experts:
         return play_expert(self.cfg.episodes)
 
     def add(self, segment: Segment) -> None:
-        raise NotImplementedError("it holds its own rows alone")
+        raise NotImplementedError("it holds only rows of its own")
 
     def ready(self) -> bool:
         return True
 
     def sample(self) -> Batch:
         """Return ``[window + 1, B]``; every first row is valid, and all ranks together draw one sample."""
-        window, size = self.ctx.needs.window, self.ctx.batch_size // self.ctx.world_size
+        window, size = self.ctx.needs.window.length, self.ctx.batch_size // self.ctx.world_size
         (ids,) = self.rows["valid"][:-window].nonzero(as_tuple=True)
         ids = ids[self.ctx.randint(len(ids), size).cpu()]
         where = ids + torch.arange(window + 1)[:, None]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rlplug import Algorithm, Context, EnvSpec, Losses, Needs, Optim, tree
+from rlplug import Algorithm, Context, EnvSpec, Losses, Needs, Optim, Window, tree
 from rlplug.functional import n_step_rows, reverse_scan, sequence_priority
 from rlplug.nn import Adam, Linear, head_for
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, option, settings
@@ -83,11 +83,14 @@ class Refreshing(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        return Needs(window=cfg.length, data="windows", off_policy=True, perturbable=True, keys=("obs", "action"))
+        return Needs(
+            window=Window(cfg.length), data="windows", off_policy=True, perturbable=True, keys=("obs", "action")
+        )
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:
-        return replace(needs, burn_in=cfg.burn_in, carry_stride=cfg.stride, keys=(*needs.keys, "carry"))
+        window = replace(needs.window, burn_in=cfg.burn_in, stride=cfg.stride)
+        return replace(needs, window=window, keys=(*needs.keys, "carry"))
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -121,7 +124,7 @@ class Refreshing(Algorithm):
         return torch.cat(features), tree.map(lambda *x: torch.stack(x).detach(), *states)
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        burn_in = self.ctx.needs.burn_in
+        burn_in = self.ctx.needs.window.burn_in
         features, states = self.states(batch, tree.take(batch["carry"], 0))
         q = self.head(features)[burn_in:]
         reward, terminated, valid = (batch[key][burn_in:] for key in ("reward", "terminated", "valid"))

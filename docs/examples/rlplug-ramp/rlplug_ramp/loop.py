@@ -4,7 +4,7 @@ Many updates from few transitions fit networks to them, and networks that did ke
 bias of Nikishin et al. 2022 (arXiv:2205.07802). So the first transitions are learned from less often.
 """
 
-from rlplug import Algorithm, ConfigError, Context, Loop, Needs, Run
+from rlplug import Algorithm, ConfigError, Context, Loop, Needs, Run, Tempo
 from rlplug.settings import PositiveInt, option, settings
 
 
@@ -20,7 +20,7 @@ class Ramp(Loop):
     def __init__(self, cfg: Config, ctx: Context):
         if ctx.replay_ratio is None:
             raise ConfigError("replay_ratio", "loop=ramp lets it grow to a number, and null is none; take one")
-        self.ramp_steps, self.in_flight = cfg.ramp_steps, cfg.in_flight
+        self.ramp_steps, self.tempo = cfg.ramp_steps, Tempo(in_flight=cfg.in_flight)
         # the tempo of learning, which an algorithm's YAML sets
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
 
