@@ -98,6 +98,29 @@ class Team(Trainable):
         return Losses({"value": error.square(), "decay": self.value.weight.norm()}, {"error": error.detach().abs()})
 
 
+class Sparse(Trainable):
+    """A loss that reaches one head for rare rows only, another one never, and a third that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.value, self.rare, self.unused, self.frozen = (nn.Linear(3, 1) for _ in range(4))
+        self.frozen.requires_grad_(False)
+
+    def optimizers(self):
+        return {"all": Optim(torch.optim.AdamW(self.parameters(), 0.1, weight_decay=0.5), grad_clip=0.5)}
+
+    def forward(self, batch, parts):
+        error = (self.value(batch["obs"]) + self.frozen(batch["obs"])).squeeze(-1) - batch["returns"]
+        if batch["is_rare"].any():
+            error = error + torch.where(batch["is_rare"], self.rare(batch["obs"]).squeeze(-1), 0.0)
+        return Losses({"value": error.square()})
+
+
+def sparse_batch():
+    return flat_batch() | {"is_rare": torch.arange(B) == 1}
+
+
 def team_segment():
     batch, g = segment(), torch.Generator().manual_seed(3)
     alive = torch.rand(T + 1, B, 2, generator=g) > 0.4
@@ -111,6 +134,7 @@ CASES = {
     "noisy_actor": (NoisyActor, flat_batch, 0),
     "lstm": (Recurrent, segment, 1),
     "team": (Team, team_segment, 1),
+    "sparse": (Sparse, sparse_batch, 0),
 }
 
 
