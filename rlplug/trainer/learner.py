@@ -121,6 +121,7 @@ class RankLearner:
             RunError: see ``check_finite``.
         """
         same, self._same = self._same, None if batch is None else self._same
+        self.ctx.shard.whole = self._is_whole
         try:
             batch = self.buffer.sample() if batch is None else batch
             losses = self._learn(batch)
@@ -134,7 +135,7 @@ class RankLearner:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise
         finally:
-            self._same = same
+            self._same, self.ctx.shard.whole = same, False
         if len(self._unread) >= MOST_UNREAD:
             self.check_finite()
         self.progress.updates += 1
@@ -294,10 +295,14 @@ class RankLearner:
         self._unread.clear()
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
+        return minibatches(batch, size, unit, self.ctx.generators["learner"], self.collectives, self._is_whole)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether every rank has all rows that are learned from: of a loop's batch, or of a sample that is not drawn."""
         needs = self.ctx.needs
         drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
-        same = self.replicated and not drawn if self._same is None else self._same  # what is not drawn is whole
-        return minibatches(batch, size, unit, self.ctx.generators["learner"], self.collectives, same)
+        return self.replicated and not drawn if self._same is None else self._same
 
     def hold(self, same: bool) -> None:
         """Take batches of a loop, from now on, for what every rank has; False: each has a part of the whole."""
