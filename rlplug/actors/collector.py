@@ -14,7 +14,7 @@ import torch
 from rlplug import tree
 from rlplug.actors.actor import Actor, EvalActor
 from rlplug.api import Job, Rollout, Segment, SegmentSpec
-from rlplug.collection.play import check_task, named_weights
+from rlplug.collection.play import named_weights
 from rlplug.collection.segment import copied
 from rlplug.collection.shard import CORE
 from rlplug.context import ResolvedRun
@@ -99,8 +99,7 @@ class RayCollector:
         """Let actors play jobs as they become free, and yield the episodes in the order of ``jobs``."""
         assert self.pool is not None
         for job in jobs:
-            check_task(job, self.policy.ctx.spec)  # before an actor fails of it
-            named_weights(job, weights, self.policy.algorithm)
+            named_weights(job, weights, self.policy.algorithm)  # before an actor fails of it
         named = tree.map(lambda x: torch.as_tensor(x).detach().cpu().numpy(), dict(weights))
         statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
         acting, version = self.policy.acting_weights, self.progress.updates

@@ -20,7 +20,7 @@ from rlplug.collection.shard import CORE
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.functional.returns import ended
-from rlplug.types import Batch, ConfigError, EnvSpec, Role, RunError, Tree, Weights, groups_of
+from rlplug.types import Batch, ConfigError, Role, RunError, Tree, Weights, groups_of
 
 MOST_COLUMNS = 32
 CHUNK = 32  # rows that are collected at a time
@@ -84,10 +84,12 @@ class Player:
 
         Raises:
             RunError: the environments gave a value that is NaN or infinite, or failed too often.
-            ConfigError: see ``check_task``.
+            ConfigError: the job has a task, and the environment offers none.
             ValueError: see ``named_weights``.
         """
-        check_task(job, self.ctx.spec)
+        if job.task is not None and "tasks" not in self.ctx.spec.offers:
+            said = f"job {job.number} has a task, and this environment has none: its spec's offers lack 'tasks'"
+            raise ConfigError("env", f"{said}; take an environment with tasks")
         shard, quota = share_of(job, self.role, columns)
         if not len(quota):
             return {}
@@ -166,13 +168,6 @@ class Player:
         for env in self._envs.values():
             env.close()
         self._envs.clear()
-
-
-def check_task(job: Job, spec: EnvSpec) -> None:
-    """Check that a job has a task only where the environment offers tasks; raise ``ConfigError``."""
-    if job.task is not None and "tasks" not in spec.offers:
-        said = f"job {job.number} has a task, and this environment has none: its spec's offers lack 'tasks'"
-        raise ConfigError("env", f"{said}; take an environment with tasks")
 
 
 def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm) -> Weights:
