@@ -14,6 +14,7 @@ from rlplug.agent import evaluate
 from rlplug.api import Job
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.envs.env_list import EnvList
 from rlplug.run.build import build
 from rlplug.testing import conformance
 from rlplug.types import ConfigError
@@ -59,6 +60,26 @@ def test_an_environment_without_a_simulator_is_refused():
     for words in ((*WORDS, "env.model=false"), (*WORDS[:1], "env=cartpole", *WORDS[2:])):
         with pytest.raises(ConfigError, match=r"^env: this environment offers no simulator, which the algorithm plans"):
             build(compose([*words]), Path())
+
+
+def push_left(step):
+    return {"action": torch.zeros(len(step["obs"]), dtype=torch.long)}
+
+
+@pytest.mark.parametrize("check", [f"{what}-modeled" for what in conformance.OF_ALGORITHM])
+def test_the_kit_takes_a_planner_that_learns_nothing(check):
+    """It has no parameters, no optimizers and no terms."""
+    (found,) = (one for one in conformance.checks_of("algo", "lookahead") if one.what == check)
+    found()
+
+
+def test_the_kit_finds_a_planner_that_ignores_its_seed(monkeypatch):
+    reset = EnvList.reset
+    monkeypatch.setattr(EnvList, "reset", lambda self, seeds, tasks=None: reset(self, [0] * len(seeds)))
+    monkeypatch.setattr(planning.Lookahead, "act", lambda self, step, carry, mode: (push_left(step), carry))
+    (found,) = (one for one in conformance.checks_of("algo", "lookahead") if one.what == "determinism-modeled")
+    with pytest.raises(AssertionError, match="a run with seed 1 ends with the rows of seed 0: the seed is ignored"):
+        found()
 
 
 class Backwards(CartPoleModel):
