@@ -299,7 +299,7 @@ class RankLearner:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether every rank has all rows that are learned from: of a loop's batch, or of a sample that is not drawn."""
+        """Whether every rank has all rows that it learns from: a loop's batch, or a sample that is not drawn."""
         needs = self.ctx.needs
         drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
         return self.replicated and not drawn if self._same is None else self._same
