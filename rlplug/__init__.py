@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rlplug.config import RunConfig, compose
     from rlplug.registry import Component, hookimpl
     from rlplug.run.launch import resume
-    from rlplug.types import Batch, ConfigError, EnvSpec, Group, RunError
+    from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, Group, RunError
 
 __all__ = [
     "Algorithm",
@@ -45,6 +45,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "EnvSpec",
+    "EnvTraits",
     "Exploration",
     "Group",
     "Hardware",
@@ -71,7 +72,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rlplug.types": ("Batch", "ConfigError", "EnvSpec", "Group", "RunError"),
+    "rlplug.types": ("Batch", "ConfigError", "EnvSpec", "EnvTraits", "Group", "RunError"),
     "rlplug.registry": ("Component", "hookimpl"),
     "rlplug.config": ("RunConfig", "compose"),
     "rlplug.cli.train": ("train",),

@@ -38,20 +38,20 @@ def recorded_keys(spec: EnvSpec, needs: Needs) -> tuple[str, ...]:
 
 
 def needs_of(
-    algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bool = False, others: Iterable[Chosen] = ()
+    algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bool = False, readers: Iterable[Chosen] = ()
 ) -> Needs:
     """Return what a run's algorithm needs, with the keys that its exploration modules and its buffer read.
 
     Args:
         recorded: what is collected is written down.
-        others: the exploration modules, and the buffer if it says what it needs.
+        readers: the exploration modules and the buffer.
 
     Raises:
         ConfigError: one of them cannot serve these spaces, or the algorithm recurrent models.
     """
     needs: Needs = algo.needs(spec)
     needs = algo.needs(needs, member="recurrent") if any(model.cls.recurrent for model in models) else needs
-    read = (key for other in others for key in other.needs(spec))
+    read = (key for reader in readers for key in reader.reads(spec))
     needs = replace(needs, keys=tuple(dict.fromkeys((*needs.keys, *read))))
     return replace(needs, recorded=recorded_keys(spec, needs)) if recorded else needs
 
@@ -61,8 +61,8 @@ class ResolvedRun:
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
         self.config, self.plan, self.spec = config, plan, spec
-        others = [*config.exploration.values(), *([config.buffer] if hasattr(config.buffer.cls, "needs") else [])]
-        self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None, others)
+        readers = [*config.exploration.values(), config.buffer]
+        self.needs = needs_of(config.algo, config.models.values(), spec, config.record.path is not None, readers)
         ctx = self.context(torch.device("cpu"), range(config.num_envs))
         self.loop: Loop = config.loop.build(ctx.derive(batch_size=self._sample()))
 
@@ -86,7 +86,7 @@ class ResolvedRun:
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
         """Return what the run's components are built with in one process."""
-        config, repeats = self.config, getattr(self.config.buffer.cls, "repeats", "")
+        config, repeats = self.config, self.config.buffer.cls.repeats
         run = {name: getattr(config, name) for name in ("num_envs", "total_steps", "seed", "deterministic")}
         tempo = {
             "rollout_length": config.rollout_fragment_length,
@@ -230,7 +230,7 @@ class RunContext(Context):
         if self.make_env is not None:
             env = self.make_env(self.derive(shard=EnvShard("eval", 1, range(1))))
             try:
-                if (found := getattr(env, name, lambda: None)()) is not None:
+                if (offer := getattr(env.traits, name)) and (found := offer()) is not None:
                     return found
             finally:
                 env.close()

@@ -21,13 +21,16 @@ Agents
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    import torch
     from gymnasium import Space
     from torch import Tensor
+
+    from rlplug.api import Goals, Simulator
 
 Batch: TypeAlias = dict[str, Any]  # of tensors and batches: a recursive union would have to be narrowed at every use
 Tree: TypeAlias = Any
@@ -129,6 +132,35 @@ class EnvSpec:
     def has_masks(self) -> bool:
         """Whether a row says which actions are allowed, to all agents or to those of a group."""
         return any("action_mask" in of.extras for of in (self, *self.groups.values()))
+
+
+@dataclass(frozen=True)
+class EnvTraits:
+    """How a vector environment differs from an ordinary one, which has the defaults.
+
+    Attributes:
+        check_bounds: whether a run warns of observations beyond the bounds of their space.
+        independent: whether the episodes of a column stay the same whatever other columns there are.
+        playable: False for an environment that has only the spaces of recorded episodes.
+        device: where it exchanges tensors instead of arrays (``NEXT_STEP``, no agents).
+        traceable: on a device, ``reset`` and ``step`` read nothing that changes but tensors that are moved in place.
+        timeout_s: seconds after which a line reports a ``reset`` or ``step`` that has not returned.
+        render: returns an image ``[H, W, 3]`` uint8 of the first column; None: it was not made with ``Context.render``.
+        render_fps: steps that a viewer sees in a second.
+        simulator: returns what ``Context.simulator`` returns. It outlives the environment.
+        goals: returns what ``Context.goals`` returns, or None. It outlives the environment.
+    """
+
+    check_bounds: bool = True
+    independent: bool = True
+    playable: bool = True
+    device: torch.device | None = None
+    traceable: bool = False
+    timeout_s: float | None = None
+    render: Callable[[], Any] | None = None
+    render_fps: float = 30.0
+    simulator: Callable[[], Simulator] | None = None
+    goals: Callable[[], Goals | None] | None = None
 
 
 def groups_of(batch: Batch) -> dict[str, Batch]:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import IO, Any, cast
+from typing import Any
 
 import psutil
 import torch
@@ -29,12 +29,8 @@ case "$(ps -o stat= -p "$1")" in
 esac
 kill -9 "$@" 2>/dev/null
 """
-CONNECT_S = 5.0  # in which a cluster has to accept a connection
-HEADERS, SETTINGS = b"\x01", b"\x04"  # of HTTP/2, which Ray speaks: it answers the greeting with settings
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"
-NO_MORE = b"\0\0\5\0\1\0\0\0\1" + b"\0" * 5  # an empty message of gRPC, which ends the call
-CALL = {":method": "POST", ":scheme": "http", ":path": "/ray.rpc.NodeInfoGcsService/CheckAlive", ":authority": "ray"}
-CALL |= {"content-type": "application/grpc", "te": "trailers"}
+CONNECT_S = 5.0
+"""seconds in which a cluster has to accept a connection, and then to answer"""
 
 
 def connect(plan: Plan, first: bool, has_actors: bool, broadcast: Callable[[Any], Any]) -> ExitStack:
@@ -149,45 +145,30 @@ def _ended_with_this(processes: Collection[psutil.Process], shutdown: Callable[[
 
 
 def _require_answer(address: str) -> None:
-    """Check that Ray listens at ``address`` and takes this machine's token; Ray itself would try for a minute."""
-    from ray._private.authentication import authentication_token_setup
-
-    token = cast(Any, authentication_token_setup).AuthenticationTokenLoader.instance().get_token_for_http_header()
-    words = [word.encode() for header in (CALL | token).items() for word in header]
-    call = b"".join(b"\0" * (i % 2 == 0) + _length(word) + word for i, word in enumerate(words))
+    """Check that Ray answers at ``address`` and accepts this machine's token; ``ray.init`` would try for a minute."""
     host, _, port = address.rpartition(":")
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    limits = {"RAY_gcs_rpc_server_connect_timeout_s": "1", "RAY_gcs_rpc_server_reconnect_timeout_s": f"{CONNECT_S:.0f}"}
     try:
-        with socket.create_connection((host, int(port)), CONNECT_S) as connection:
-            answer = connection.makefile("rb")
-            connection.sendall(GREETING)
-            kind, said = _frame(answer)
-            if kind != SETTINGS:
-                raise OSError("another program listens there")
-            connection.sendall(len(call).to_bytes(3, "big") + HEADERS + b"\4\0\0\0\1" + call + NO_MORE)
-            while kind not in (HEADERS, b""):
-                kind, said = _frame(answer)
+        socket.create_connection((host, int(port)), CONNECT_S).close()
     except OSError as error:
-        raise ConfigError(
-            "hardware.ray.address",
-            f"no Ray answers at {address} ({error.strerror or error}); start a cluster with ray start --head, or set"
-            " null to use this machine alone",
-        ) from None
-    if b"InvalidAuthToken" in said:
-        raise ConfigError(
-            "hardware.ray.address",
-            f"Ray at {address} asks for its token: copy ~/.ray/auth_token of the cluster's first machine to this one",
-        )
-
-
-def _frame(stream: IO[bytes]) -> tuple[bytes, bytes]:
-    """Return the kind of the next frame of HTTP/2 and its content; nothing where there is none."""
-    head = stream.read(9)
-    return head[3:4], stream.read(int.from_bytes(head[:3], "big")) if head[3:4] <= b"\x09" else b""
-
-
-def _length(word: bytes) -> bytes:
-    n = len(word)
-    return bytes([n] if n < 127 else [127, (n - 127) % 128 + 128, (n - 127) // 128])
+        reason = error.strerror or str(error)
+    else:
+        done = subprocess.run(command, env=os.environ | limits, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        if "InvalidAuthToken" in done.stderr:
+            raise ConfigError(
+                "hardware.ray.address",
+                f"Ray at {address} asks for its token: copy ~/.ray/auth_token of the cluster's first machine to this"
+                " one",
+            )
+        reason = "another program listens there"
+    raise ConfigError(
+        "hardware.ray.address",
+        f"no Ray answers at {address} ({reason}); start a cluster with ray start --head, or set null to use this"
+        " machine alone",
+    )
 
 
 def warn(line: str) -> None:

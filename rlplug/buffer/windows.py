@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.api import Buffer, Context, Data, RowLog, Segment
 from rlplug.buffer.options import Storage
 from rlplug.buffer.shards import Rings, check_feedback
 from rlplug.buffer.storage import Ring
@@ -17,7 +17,7 @@ from rlplug.types import Batch
 R = TypeVar("R", bound=Ring)
 
 
-class Windows(Generic[R]):
+class Windows(Buffer, Generic[R]):
     """Keeps the rows of every shard in a ring, and gives windows of ``burn_in + window`` transitions.
 
     Streams, wrap-around, the open row, shards, images, and checkpoints that store what is new are done here. A subclass

@@ -57,7 +57,7 @@ class BroadcastCollector(Collector):
 
     def metrics(self) -> dict[str, float]:
         """Return what the first rank's collector measured, on that rank alone."""
-        return getattr(self.own, "metrics", dict)()
+        return self.own.metrics() if self.own else {}
 
     def state(self) -> Tree:
         return self.own.state() if self.own else None

@@ -15,7 +15,7 @@ from rlplug.types import ConfigError
 
 def make_shard(env: VecEnv, *args: Any, **kwargs: Any) -> ShardCollector:
     """Build the collector for the environment's autoreset mode. Arguments: those of ``ShardCollector``."""
-    on_device = getattr(env, "device", None) is not None
+    on_device = env.traits.device is not None
     if on_device and env.spec.has_agents:
         raise ConfigError("env", "has agents and a device; environments with agents trade arrays of the host")
     if env.autoreset is AutoresetMode.NEXT_STEP:

@@ -68,16 +68,16 @@ class ShardCollector:
         self.keys = (*ctx.needs.keys, *ctx.needs.recorded) if keys is None else keys
         self.has_agents, self.nested = ctx.spec.has_agents, ctx.spec.nested
         self._kept = (*self.keys, *CORE, *(("alive",) if self.has_agents else ()))
-        checked = getattr(env, "check_bounds", True) and not self.has_agents
+        checked = env.traits.check_bounds and not self.has_agents
         self.bounds = Bounds(ctx.spec.single_agent.obs) if checked else None
-        cpu, device = ctx.device.type == "cpu", getattr(env, "device", None)
+        cpu, device = ctx.device.type == "cpu", env.traits.device
         there = device is not None
         self.np: Any = torch if there else np
         """what computes with rows: they stay on the environment's device, if it has one"""
         self._one_copy = None if cpu or there else OneCopy()
         self._to_device = partial(on_device, device=ctx.device) if self._one_copy else as_it_is
         self._to_array = as_it_is if there else torch.Tensor.numpy if cpu else to_array
-        self._records = records and there and vars(type(env)).get("traceable", False)
+        self._records = records and there and env.traits.traceable
         self._from_host = partial(on_device, device=device) if there else as_it_is
         self._step: Callable[[Any], Batch] = self._first_step
         self._reset = watched(env, env.reset, shard.env_ids)
@@ -207,7 +207,7 @@ class ShardCollector:
         segment = self.algorithm.postprocess(segment)
         if "priority" in self.keys and "priority" not in segment:
             seen = on_device(self.preprocess(only(segment, self._kept, self.nested)), self.ctx.device)
-            first = torch.where(seen["valid"][:-1], self.algorithm.first_priorities(seen), 0.0)
+            first = torch.where(seen["valid"][:-1], self.algorithm.initial_priorities(seen), 0.0)
             segment = segment | {"priority": torch.cat((first, first.new_zeros(1, self.num_envs))).cpu()}
         return only(segment, self._kept, self.nested)
 

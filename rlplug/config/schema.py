@@ -39,9 +39,13 @@ class Chosen:
             return contract.make(self.cls, self.cfg, ctx)
 
     def needs(self, *args: Any, member: str = "needs") -> Any:
-        """Return the ``Needs`` of an algorithm, or the keys of rows that a buffer or an exploration module reads."""
+        """Return the ``Needs`` of an algorithm."""
         with self._full_keys() as contract:
             return contract.ask_needs(self.kind, self.cls, member, self.cfg, *args)
+
+    def reads(self, spec: Any) -> tuple[str, ...]:
+        """Return the keys of rows that a buffer or an exploration module reads."""
+        return self.needs(spec, member="reads")
 
     def plan(self) -> Any:
         """Return the ``Plan`` of hardware."""

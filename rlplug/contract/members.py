@@ -26,7 +26,7 @@ from rlplug.types import ConfigError, EnvSpec
 _DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events)
 BASES: Mapping[Kind, type[Any]] = dict(zip(KINDS, _DECLARE, strict=True))
 """what declares the members of a kind: a class that has one of them can be called in the same way"""
-DERIVED: tuple[Kind, ...] = ("algo", "exploration", "model", "loop")  # a class has the base's own defaults
+DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop")  # from their base in rlplug.api
 MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # what a class says itself; the others are there
     "algo": ("needs", "act"),
     "model": ("forward",),

@@ -56,10 +56,10 @@ def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: E
 
 def nobody_gives(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping[str, Exploration]) -> ConfigError:
     """Return the error for keys that neither the environment nor the algorithm puts into a row."""
-    own = Exploration.needs.__func__
-    asking = [algorithm, *(extra for extra in exploration.values() if type(extra).needs.__func__ is not own)]
+    own = Exploration.reads.__func__
+    reading = [named(extra, "reads") for extra in exploration.values() if type(extra).reads.__func__ is not own]
     said = f"names {', '.join(keys)}, which neither the environment gives nor {named(algorithm, 'act')}"
-    return ConfigError("", f"{' or '.join(named(who, 'needs') for who in asking)} {said}")
+    return ConfigError("", f"{' or '.join([named(algorithm, 'needs'), *reading])} {said}")
 
 
 # ---- the first update ------------------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ class RecordingCollector(Collector):
             batch = self.algorithm.postprocess(batch)
             if "priority" in self.ctx.needs.keys and "priority" not in batch:
                 seen = tree.map(lambda x: x.to(self.ctx.device), self.preprocess(only(batch, self.kept, ())))
-                first = torch.where(seen["valid"][:-1], self.algorithm.first_priorities(seen), 0.0)
+                first = torch.where(seen["valid"][:-1], self.algorithm.initial_priorities(seen), 0.0)
                 batch["priority"] = torch.cat((first, first.new_zeros(1, first.shape[1]))).cpu()
         return only(batch, self.kept, self.ctx.spec.nested)
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import gymnasium
@@ -28,10 +28,10 @@ from rlplug.envs.checking import (
     writer,
 )
 from rlplug.envs.extras import Extras
-from rlplug.envs.goals import EnvGoals, goals_of
+from rlplug.envs.goals import goals_of
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.spaces import allocate, equal, execute, single_agent
-from rlplug.types import Batch, EnvSpec, RunError, Tree
+from rlplug.types import Batch, EnvSpec, EnvTraits, RunError, Tree
 
 RETRIES = 3
 """new environments in a row, for one that raises again before it makes a step"""
@@ -100,7 +100,13 @@ class EnvList:
         mask_size = self._masks.size if self._masks else None
         spec = single_agent(obs_space, action_space, max_episode_steps, frame_stack, mask_size)
         self.spec = replace(spec, extras=spec.extras | self._extras.spaces)
-        self.check_bounds, self._execute = check_bounds, execute(action_space)
+        self._execute = execute(action_space)
+        self.traits = EnvTraits(
+            check_bounds=check_bounds,
+            render=self.envs[0].render if self.envs[0].render_mode == "rgb_array" else None,
+            render_fps=self.envs[0].metadata.get("render_fps", 30),
+            goals=partial(goals_of, self.envs[0]),
+        )
         self.place(rows_of(self.spec, n))
 
     def place(self, rows: Batch) -> None:
@@ -205,19 +211,6 @@ class EnvList:
                 " observation, so the run does not continue exactly as it would have",
                 stacklevel=2,
             )
-
-    def goals(self) -> EnvGoals | None:
-        """What the environments compute of other goals; None: nothing."""
-        return goals_of(self.envs[0])
-
-    def render(self) -> Any:
-        """A picture of the first environment, ``[H, W, 3]`` uint8; None: it was not made to show one."""
-        return self.envs[0].render() if self.envs[0].render_mode == "rgb_array" else None
-
-    @property
-    def render_fps(self) -> float:
-        """Steps that are a second to a viewer."""
-        return self.envs[0].metadata.get("render_fps", 30)
 
     def close(self) -> None:
         """Close all environments; one that raises then keeps nobody from ending, and is told of once."""

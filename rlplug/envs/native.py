@@ -16,7 +16,7 @@ from rlplug.envs.masks import find_masks, late
 from rlplug.envs.snapshot import restore, snapshot
 from rlplug.envs.spaces import execute, single_agent
 from rlplug.envs.wrapping import has_mask, view
-from rlplug.types import Batch, ConfigError, RunError, Tree
+from rlplug.types import Batch, ConfigError, EnvTraits, RunError, Tree
 
 
 class NativeVector:
@@ -82,12 +82,12 @@ class NativeVector:
         self._seeds, self._steps, self._mask_key = [0] * n, 0, mask_key
         self._unused_bits = 0 if hasattr(self._vector, "replay") else 32 - seed_bits  # that one goes on as a list does
         known = isinstance(self._vector, SyncVectorEnv | AsyncVectorEnv)
-        self.independent = getattr(self._vector, "independent", known)
+        independent = getattr(self._vector, "independent", known)
+        self.traits = EnvTraits(check_bounds=check_bounds, independent=independent)
         self._masks = None if mask_key is None else find_masks(action_space, mask_key, self._info(*self._reset()))
         mask_size = self._masks.size if self._masks else None
         self.spec = single_agent(shown, action_space, max_episode_steps, frame_stack, mask_size)
         self._read, self._read_one, self._execute = reader(shown, n), reader(shown), execute(action_space)
-        self.check_bounds = check_bounds
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
         """Begin an episode in every column.
@@ -161,7 +161,7 @@ class NativeVector:
         one = int(np.random.SeedSequence(self._seeds).generate_state(1)[0]) >> 1
         each: Any = [seed >> self._unused_bits for seed in self._seeds]
         try:
-            return began(self.env.reset(seed=each if self.independent else one))
+            return began(self.env.reset(seed=each if self.traits.independent else one))
         except MisfitError as error:
             raise RunError(f"{self._place(self.env_ids)}: {error}") from error
         except (Exception, SystemExit) as error:

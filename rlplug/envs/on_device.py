@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from gymnasium.spaces import Space
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from rlplug.api import Context
+from rlplug.api import Context, EnvTraits, VecEnv
 from rlplug.envs.checking import check_seeds
 from rlplug.envs.spaces import single_agent
 from rlplug.types import Batch, ConfigError, Tree
@@ -20,8 +20,8 @@ GOLDEN, MIX_1, MIX_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF5847
 """constants of SplitMix64, as signed numbers: their products wrap around alike"""
 
 
-class OnDevice:
-    """A ``VecEnv`` that trades tensors on ``device``, that of the learner. A subclass says what the environment does.
+class OnDevice(VecEnv):
+    """An environment that trades tensors on ``device``, that of the learner. A subclass says what the environment does.
 
     With ``traceable = True`` in its class, ``initial``, ``move`` and ``observe`` read nothing that changes but their
     arguments: on a CUDA device, whole rollouts are then recorded and replayed.
@@ -40,7 +40,7 @@ class OnDevice:
     """
 
     autoreset = AutoresetMode.NEXT_STEP
-    check_bounds = False  # which would be a look from the host at every observation
+    traceable: ClassVar[bool] = False
 
     def __init__(
         self, ctx: Context, obs: Space[Any], action: Space[Any], noise_size: int, max_episode_steps: int
@@ -48,6 +48,8 @@ class OnDevice:
         if ctx.render:
             raise ConfigError("eval.record", "environments on a device show no pictures of themselves; 0 records none")
         self.device, self.num_envs, self.limit = ctx.device, len(ctx.env_ids), max_episode_steps
+        recorded = vars(type(self)).get("traceable", False)  # not inherited
+        self.traits = EnvTraits(check_bounds=False, device=ctx.device, traceable=recorded)
         self.spec = single_agent(obs, action, max_episode_steps)
         self._draws = torch.arange(1, noise_size + 1, device=self.device).unsqueeze(-1) * GOLDEN
         self._stride = torch.tensor(noise_size, device=self.device) * GOLDEN

@@ -28,8 +28,8 @@ _watching = threading.Event()
 
 
 def watched(env: VecEnv, function: Callable[..., T], env_ids: Sequence[int]) -> Callable[..., T]:
-    """Return a method of ``env`` which tells of itself if it takes longer than ``env.timeout_s``, if there is one."""
-    limit = getattr(env, "timeout_s", None)
+    """Return a method of ``env`` that prints a line if it takes longer than ``env.traits.timeout_s``."""
+    limit = env.traits.timeout_s
     if limit is None:
         return function
 

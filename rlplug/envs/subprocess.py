@@ -26,7 +26,7 @@ from rlplug.envs.env_list import tell_once
 from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.spec_json import mismatch
 from rlplug.envs.worker import CALL, FAILED, NOT_CLOSED, STEP, columns_of, not_sent, read, send, shared_rows
-from rlplug.types import Batch, ConfigError, EnvSpec, RunError, Tree
+from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, RunError, Tree
 
 ALIVE_EVERY = 1.0  # seconds after which a worker that says nothing is looked at
 PATIENCE = 5.0  # seconds in which a worker should end when asked to
@@ -63,7 +63,7 @@ class Subprocess:
         **options: Any,
     ) -> None:
         self.num_envs = n = len(env_ids)
-        self.check_bounds, self._make = check_bounds, make
+        self.traits, self._make = EnvTraits(check_bounds=check_bounds, goals=self._goals), make
         try:
             pickle.dumps(make)
         except Exception as error:
@@ -133,8 +133,8 @@ class Subprocess:
         ]
         self._tell(self._call("load", parts))
 
-    def goals(self) -> EnvGoals | None:
-        """As of ``EnvList``, by an environment in this process."""
+    def _goals(self) -> EnvGoals | None:
+        """Return goals as of ``EnvList``, by an environment in this process."""
         env = self._make()
         try:
             return goals_of(env)

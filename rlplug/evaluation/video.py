@@ -55,7 +55,7 @@ def record(
 
     path.parent.mkdir(exist_ok=True)
     partial, pictures = path.with_suffix(".partial"), shown(episodes)
-    duration = round(1000 / getattr(env, "render_fps", 30))
+    duration = round(1000 / env.traits.render_fps)
     with suppress(Stopped), closing(env):
         next(pictures).save(partial, "GIF", save_all=True, append_images=pictures, duration=duration, loop=0)
         partial.replace(path)
@@ -65,7 +65,7 @@ def record(
 def _picture(env: Any) -> np.ndarray:
     """Return what the first column of an environment looks like, ``[H, W, 3]`` uint8."""
     try:
-        shown = env.render() if hasattr(env, "render") else None
+        shown = env.traits.render and env.traits.render()
     except NotImplementedError:  # it has another mode only, such as human
         shown = None
     if shown is None:

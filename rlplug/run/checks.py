@@ -89,11 +89,11 @@ def _gives(buffer: type[Buffer], needs: Needs) -> bool:
 
 def _outdated(buffer: type[Buffer], needs: Needs) -> bool:
     """Does it give what an algorithm has learned from already, which is then data of an older policy?"""
-    return needs.data == "segments" and not needs.off_policy and bool(getattr(buffer, "repeats", ""))
+    return needs.data == "segments" and not needs.off_policy and bool(buffer.repeats)
 
 
 def _has_rows(buffer: type[Buffer], loop: type[Loop]) -> bool:
-    return ("collected" if loop.collects else "stored") in getattr(buffer, "sources", Buffer.sources)
+    return ("collected" if loop.collects else "stored") in buffer.sources
 
 
 def _check_loop(config: RunConfig, needs: Needs) -> None:
@@ -151,7 +151,7 @@ def _check_priorities(config: RunConfig, needs: Needs) -> None:
 def _check_data(resolved: ResolvedRun) -> None:
     """Check that nothing is asked of a recording that only an environment can do, and that a loop for one has one."""
     config, algo = resolved.config, resolved.config.algo.name
-    if not getattr(config.env.cls, "playable", True) and (config.data.path is None or config.data.envs is not None):
+    if not config.env.cls.traits.playable and (config.data.path is None or config.data.envs is not None):
         raise ConfigError("env", f"{config.env.name} plays nothing: it is for data.path=<files> alone")
     if config.record.path is not None and config.record.format == "json" and resolved.spec.has_agents:
         raise ConfigError("record.format", "json lines are of one agent; take parquet")
@@ -257,7 +257,7 @@ def check_fit(trainer: Trainer, elsewhere: bool) -> None:
             raise ConfigError(
                 "total_steps", f"{total} leaves no time for one update: {why}, rounds of {each}; raise it"
             )
-        first = getattr(buffer, "warm_up", 0) * config.num_envs // len(trainer.ctx.env_ids)
+        first = buffer.warm_up * config.num_envs // len(trainer.ctx.env_ids)
         if trains and total < first:
             said = f"{total} leaves no time for one update: a first sample of buffer={config.buffer.name} takes {first}"
             raise ConfigError("total_steps", f"{said} steps; raise it")

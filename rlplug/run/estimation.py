@@ -47,7 +47,7 @@ def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
         ConfigError: estimates were asked for, and cannot be made.
     """
     config, cfg = resolved.config, resolved.config.estimate
-    playable = getattr(config.env.cls, "playable", True)
+    playable = config.env.cls.traits.playable
     if policy.ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and playable):
         return None
     if (paths := cfg.path or config.data.path) is None:

@@ -63,10 +63,10 @@ class MetricsLog:
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
                 row["episode/return_least_exploring"] = float(np.mean(kept))
         row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
-        own: Mapping[str, float] = getattr(trainer.buffer, "metrics", dict)()
+        own: Mapping[str, float] = trainer.buffer.metrics()
         ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
-        spent: Mapping[str, float] = getattr(trainer.collector, "metrics", dict)()
+        spent: Mapping[str, float] = trainer.collector.metrics()
         waiting = trainer.learner.collectives.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
         wall = clock.wall()
@@ -97,11 +97,11 @@ class Evaluation:
 
     def __init__(self, policy: Policy, is_async: bool) -> None:
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
-        self.possible = getattr(policy.config.env.cls, "playable", True)
+        self.possible = policy.config.env.cls.traits.playable
         ctx, episodes, parts = policy.ctx, self.cfg.episodes, 1 if is_async else policy.ctx.world_size
         if parts > 1:
             with closing(policy.env(ALONE)) as env:
-                parts = parts if getattr(env, "independent", True) else 1
+                parts = parts if env.traits.independent else 1
         self._parts = parts
         self.evaluator = Evaluator(policy.env, policy.algorithm, ctx, self.cfg, policy.normalize, self._share(episodes))
         if is_async and evaluates_itself(policy.algorithm):

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from torch import nn
 
 from rlplug import hookimpl
-from rlplug.api import Exploration, Loop, Model, Needs, Optim, Plan
+from rlplug.api import Exploration, Loop, Model, Needs, Optim, Plan, VecEnv
 from rlplug.config import RunConfig, compose, parse
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import Component
@@ -337,7 +337,7 @@ class Forgotten(Stateless):
 # ---- environments ----------------------------------------------------------------------------------------------------
 
 
-class Walk:
+class Walk(VecEnv):
     """Four numbers, two actions and episodes of 5 steps; without a mistake."""
 
     Config = Nothing
@@ -486,7 +486,7 @@ class Storing(ShortReward):
     """Without a mistake: it needs what PPO does not."""
 
     @classmethod
-    def needs(cls, cfg, spec):
+    def reads(cls, cfg, spec):
         return "obs", "is_first"
 
     def intrinsic_reward(self, batch):
@@ -495,13 +495,13 @@ class Storing(ShortReward):
 
 class Greedy(Storing):
     @classmethod
-    def needs(cls, cfg, spec):
+    def reads(cls, cfg, spec):
         return "obs", "weather"
 
 
 class Deciding(Storing):
     @classmethod
-    def needs(cls, cfg, spec):
+    def reads(cls, cfg, spec):
         return Needs(keys=("obs",))
 
 

@@ -101,8 +101,8 @@ BUILT = {  # found before anything is collected
     "Specless": ".spec is missing; declare spec: EnvSpec",
     "PerturbsAlone": f".perturb returned a dict; {PAIR}",
     "PerturbsBare": f".perturb returned (a tensor of shape [2], a dict); {PAIR}",
-    "Greedy": ".needs names weather, which neither the environment gives nor rlplug.plugins.algo.ppo:PPO.act",
-    "Deciding": ".needs returned Needs; return a tuple of keys of a row",
+    "Greedy": ".reads names weather, which neither the environment gives nor rlplug.plugins.algo.ppo:PPO.act",
+    "Deciding": ".reads returned Needs; return a tuple of keys of a row",
     "Unsized": ".nbytes is missing; write def nbytes(self, row: Batch) -> int",
 }
 RUNNING = {  # found by the first step, or the first update
@@ -243,7 +243,7 @@ def test_a_signature_is_looked_at(kind, member, way):
 def test_every_kind_is_looked_at():
     assert {values[0] for values in (param.values for param in EVERY)} == set(KINDS) == SOUND_CLASSES.keys()
     assert {"act", "forward", "observe", "prepare", "values"} <= declared("algo").keys()
-    assert {"device", "warm_up", "sample"} <= declared("buffer").keys()
+    assert {"warm_up", "metrics", "sample"} <= declared("buffer").keys()
     assert not {"parameters", "to", "__call__"} & declared("model").keys()
 
 

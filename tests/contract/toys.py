@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rlplug.api import Algorithm, Exploration, Losses, Model, Needs, Optim
+from rlplug.api import Algorithm, Exploration, Losses, Model, Needs, Optim, VecEnv
 from rlplug.envs import make_list
 from rlplug.envs.making import find
 from rlplug.plugins.buffer.replay import Replay
@@ -329,7 +329,7 @@ class Tally(Exploration):
         self.calls = {"all": 0}
 
     @classmethod
-    def needs(cls, cfg, spec):
+    def reads(cls, cfg, spec):
         return ("obs",)
 
     def intrinsic_reward(self, batch):
@@ -402,7 +402,7 @@ class Sticky(Model):
         return (torch.stack(out) if x.ndim == 3 else h), {"h": h}
 
 
-class Precise:
+class Precise(VecEnv):
     """CartPole whose rewards are float64."""
 
     @settings
@@ -415,7 +415,7 @@ class Precise:
         return env
 
 
-class Rigid:
+class Rigid(VecEnv):
     """CartPole that does not go on where it was saved."""
 
     Config = Precise.Config

@@ -82,7 +82,7 @@ def test_its_equations_are_gymnasiums_step_by_step():
 
 def test_a_column_does_not_depend_on_the_others():
     three, alone = (NativeVector(AcrobotVector(n, 40), 40) for n in (6, 1))
-    assert three.independent
+    assert three.traits.independent
     actions = pumped(6, 100)
     three.reset(SEEDS)
     alone.reset(SEEDS[2:3])

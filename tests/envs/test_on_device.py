@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from rlplug import tree
-from rlplug.api import Needs
+from rlplug.api import EnvTraits, Needs, VecEnv
 from rlplug.collection.making import make_shard
 from rlplug.config import choose, compose, default_node
 from rlplug.context import EnvShard, RunContext
@@ -28,10 +28,10 @@ def make(name, n, **changes):
     return choose("env", "env", default_node("env", name, changes)).build(ctx)
 
 
-class OnHost:
+class OnHost(VecEnv):
     """The same environments, which trade arrays."""
 
-    autoreset, check_bounds = AutoresetMode.NEXT_STEP, False
+    autoreset, traits = AutoresetMode.NEXT_STEP, EnvTraits(check_bounds=False)
 
     def __init__(self, env):
         self.env, self.spec = env, env.spec
@@ -281,7 +281,7 @@ def test_what_it_cannot_do_is_said_in_one_message(trainer, name, words, message)
 
 
 class SameStep(OnHost):
-    autoreset, device = AutoresetMode.SAME_STEP, torch.device("cpu")
+    autoreset, traits = AutoresetMode.SAME_STEP, EnvTraits(device=torch.device("cpu"))
 
 
 def test_environments_on_a_device_reset_one_step_later():

@@ -199,7 +199,7 @@ def test_no_action_leads_out_of_the_space_unless_the_preset_says_so(option):
                 break
             row = env.step(np.full(4, action))
             beyond |= not all(inside(spec.obs, row["obs"], i) for i in range(4))
-    assert env.check_bounds == (option != "lunarlander")
+    assert env.traits.check_bounds == (option != "lunarlander")
     assert beyond == (option == "lunarlander")
     env.close()
 

@@ -65,7 +65,7 @@ def test_they_are_what_the_learner_would_feed_back_if_its_targets_were_the_actin
             layer.noise_in.zero_(), layer.noise_out.zero_()
         algorithm.prepare = lambda batch: n_step_transitions(batch, algorithm.cfg.gamma)
     with torch.no_grad():
-        first = algorithm.first_priorities(batch)
+        first = algorithm.initial_priorities(batch)
         assert first.shape == (T, 4)
         for t in range(T - n + 1):
             window = algorithm.prepare(tree.map(lambda x, t=t: x[t : t + n + 1], batch))
@@ -83,7 +83,7 @@ def test_the_last_rows_of_a_segment_look_less_far_ahead():
         for t, folded, power in ((T - 1, last, 0.5), (T - 2, before, 0.25)):
             chosen = q[t].gather(-1, batch["action"][t][:, None])[:, 0]
             wanted = (folded + power * q[T].amax(-1) - chosen).abs()
-            assert_close(algorithm.first_priorities(batch)[t], wanted)
+            assert_close(algorithm.initial_priorities(batch)[t], wanted)
 
 
 def test_an_action_that_is_not_allowed_bootstraps_nothing():
@@ -93,7 +93,7 @@ def test_an_action_that_is_not_allowed_bootstraps_nothing():
     batch = segment(algorithm, mask)
     with torch.no_grad():
         q, _ = algorithm.online(batch, {}, noisy=False)
-        first = algorithm.first_priorities(batch)
+        first = algorithm.initial_priorities(batch)
     goes_on = batch["valid"][:-1] & ~batch["terminated"][:-1]
     wanted = (batch["reward"][:-1] + q[1:, :, 0] - q[:-1, :, 0]).abs()
     assert_close(first[goes_on], wanted[goes_on])
@@ -115,7 +115,7 @@ class Again:
             self.weights[segment.version].load_state_dict(weights or {}, strict=False)
         with torch.inference_mode():
             batch = run.policy.normalizer.normalized(segment.batch)
-            first = self.weights[segment.version].first_priorities(batch)
+            first = self.weights[segment.version].initial_priorities(batch)
         assert torch.equal(segment.batch["priority"][:-1], torch.where(batch["valid"][:-1], first, 0.0))
 
 
@@ -151,7 +151,7 @@ def test_a_memory_goes_on_from_where_the_segment_began(name):
     carry = record.segment["carry"]
     without = tree.map(torch.zeros_like, carry)
     with torch.inference_mode():
-        first, other = (trainer.algorithm.first_priorities(record.segment | {"carry": x}) for x in (carry, without))
+        first, other = (trainer.algorithm.initial_priorities(record.segment | {"carry": x}) for x in (carry, without))
     assert not torch.allclose(first[0], other[0])
 
 

@@ -274,7 +274,7 @@ class Line(gymnasium.Env):
 
 
 def test_functions_that_take_many_goals_are_called_once():
-    goals = EnvList([Line()]).goals()
+    goals = EnvList([Line()]).traits.goals()
     achieved = np.array([[0.0], [0.05], [1.0]], np.float32)
     assert goals.reward(achieved, np.zeros((3, 1), np.float32)).tolist() == [0.0, 0.0, -1.0]
     assert goals.reward(achieved, achieved).dtype == np.float32
@@ -289,7 +289,7 @@ def test_functions_that_take_one_goal_are_called_for_each(capsys):
 
 
 def test_an_environment_that_computes_nothing_or_wants_more_is_refused():
-    assert EnvList([Line("none")]).goals() is None
+    assert EnvList([Line("none")]).traits.goals() is None
     with pytest.raises(ConfigError, match=r"^env: reward_of of .* raises KeyError: 'distance'; it is given two goals"):
         EnvGoals(Line("info"))
 
@@ -338,4 +338,4 @@ def test_goals_of_another_kind_are_refused():
     spec = replace(SPEC, groups={"agent": Group(spaces.Dict(parts), VECTOR)})
     node = choose("buffer", "buffer", default_node("buffer", "her"))
     with pytest.raises(ConfigError, match=r"^buffer: her puts achieved goals in place of desired ones"):
-        node.needs(spec)
+        node.reads(spec)

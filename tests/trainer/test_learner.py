@@ -320,7 +320,7 @@ class Jittered(Algorithm):
 
 
 def learned_from_the_whole(fabric: AnyFabric, from_loop: bool):
-    """Weights and losses of two updates from rows that every rank has: a replicated rollout, or the episodes of jobs."""
+    """Weights and losses of two updates from rows that every rank has: a replicated rollout, or episodes of jobs."""
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size, num_envs=B)
     buffer, who = again(segment()), Jittered(ctx)
     learner = RankLearner(fabric=fabric, ctx=ctx, algorithm=who, buffer=buffer, replicated=not from_loop)

@@ -3,15 +3,15 @@
 import numpy as np
 from gymnasium.spaces import Dict, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode
-from rlplug import Context, EnvSpec, Group
+from rlplug import Context, EnvSpec, EnvTraits, Group, VecEnv
 from rlplug.settings import PositiveInt, option, settings
 
 
-class BitFlip:
+class BitFlip(VecEnv):
     """Flip one of `size` bits a step, until they are those of a goal. Bits and goal are drawn for every episode.
 
     A step that leaves another state than the goal costs 1, and an episode has at most `size` steps: by chance, 2^size
-    states are never searched. `goals` says what transitions were worth for other goals, which hindsight learns from.
+    states are never searched. `reward` and `terminated` also serve other goals, from which hindsight learns.
 
     All columns of the vector are stepped at once. NEXT_STEP: a column that ended is reset by the next step, which
     ignores its action and gives no reward.
@@ -25,6 +25,7 @@ class BitFlip:
 
     def __init__(self, cfg: Config, ctx: Context):
         self.size, self.columns = cfg.size, np.arange(len(ctx.env_ids))  # a column for each environment of this process
+        self.traits = EnvTraits(goals=lambda: self)
         bits = MultiBinary(cfg.size)
         obs = Dict({"observation": bits, "achieved_goal": bits, "desired_goal": bits})
         self.spec = EnvSpec({"default": Group(obs, Discrete(cfg.size))}, max_episode_steps=cfg.size)
@@ -60,10 +61,6 @@ class BitFlip:
 
     def obs(self):
         return {"observation": self.bits.copy(), "achieved_goal": self.bits.copy(), "desired_goal": self.goal.copy()}
-
-    def goals(self):
-        """What transitions are worth for goals that are not theirs: `reward` and `terminated`."""
-        return self
 
     def reward(self, achieved, desired):
         """Bits `[n, size]` that were reached and that were to be reached, to rewards `[n]`."""

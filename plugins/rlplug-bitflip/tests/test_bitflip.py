@@ -38,8 +38,8 @@ def test_who_does_not_arrive_is_truncated_and_begins_anew():
 
 def test_other_goals_are_worth_what_the_environment_says():
     env, bits = build(), np.eye(5, dtype=np.int8)
-    assert env.goals().reward(bits, bits[[0, 1, 2, 0, 0]]).tolist() == [0, 0, 0, -1, -1]
-    assert env.goals().terminated(bits, bits[[0, 1, 2, 0, 0]]).tolist() == [True, True, True, False, False]
+    assert env.reward(bits, bits[[0, 1, 2, 0, 0]]).tolist() == [0, 0, 0, -1, -1]
+    assert env.terminated(bits, bits[[0, 1, 2, 0, 0]]).tolist() == [True, True, True, False, False]
 
 
 def test_hindsight_continues_exactly():

@@ -3,11 +3,11 @@
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
-from rlplug import Context, EnvSpec, Group
+from rlplug import Context, EnvSpec, Group, VecEnv
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, option, settings
 
 
-class DeepSea:
+class DeepSea(VecEnv):
     """A diver sinks one row a step through ``size x size`` cells, and drifts left or right.
 
     Always right, at a cost of ``move_cost / size`` a step, there is a treasure worth 1 in the last row. Which action is

@@ -18,7 +18,7 @@ class Counts(Exploration):
         slots: PositiveInt = option("Size of the table; observations that fall together share their count.")
 
     @classmethod
-    def needs(cls, cfg, spec):
+    def reads(cls, cfg, spec):
         """The keys of rows that it reads."""
         return ("obs",)
 

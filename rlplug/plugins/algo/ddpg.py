@@ -187,7 +187,7 @@ class DDPG(Algorithm):
                 losses.terms["actor"] = cloning - cfg.bc_alpha / self.q_scale * value
         return losses
 
-    def first_priorities(self, batch: Batch) -> Tensor:
+    def initial_priorities(self, batch: Batch) -> Tensor:
         """Return errors of the acting networks, which are the targets, too: arXiv:1803.00933, algorithm 1."""
         rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
         code, _ = self.critic.encode(batch["obs"], {}, batch["is_first"])

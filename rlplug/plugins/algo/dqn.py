@@ -213,7 +213,7 @@ class DQN(Algorithm):
         loss = huber(error) if self.cfg.td_error_loss_fn == "huber" else 0.5 * error.square()
         return loss, error.detach().abs()
 
-    def first_priorities(self, batch: Batch) -> Tensor:
+    def initial_priorities(self, batch: Batch) -> Tensor:
         """Return errors of the acting network, which is the target network, too: arXiv:1803.00933, algorithm 1."""
         rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
         out, _ = self.online(batch, carry_before(batch), noisy=False)

@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.api import Buffer, Context, Data, RowLog, Segment
 from rlplug.buffer import check_feedback
 from rlplug.plugins.buffer.segments import Segments
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import Batch
 
 
-class Circular:
+class Circular(Buffer):
     """The circular buffer of IMPACT, Luo et al. 2020 (arXiv:1912.00167), section 3.2: ``N`` batches, each used ``K``
     times.
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.api import Buffer, Context, Data, RowLog, Segment
 from rlplug.buffer import check_feedback
 from rlplug.functional.returns import ended
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError, RunError
 
 
-class Episodes:
+class Episodes(Buffer):
     """Keeps episodes of ``L`` steps as their ``L + 1`` rows. A sample is episodes side by side.
 
     It is as long as the longest of them, and the others are padded with ``valid=False``. ``train_batch_size`` counts

@@ -77,7 +77,7 @@ class HER(Replay):
         k: NonNegativeInt = option("Windows with another goal, for each one with its own.")
 
     @classmethod
-    def needs(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
+    def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
         obs = spec.single_agent.obs
         parts: dict[str, Any] = dict(obs.spaces) if isinstance(obs, spaces.Dict) else {}
         if missing := [key for key in ("observation", ACHIEVED, DESIRED) if key not in parts]:

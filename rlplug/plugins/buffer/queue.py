@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.api import Buffer, Context, Data, RowLog, Segment
 from rlplug.buffer import check_feedback
 from rlplug.plugins.buffer.segments import Segments
 from rlplug.settings import NonNegativeFloat, PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError
 
 
-class Queue:
+class Queue(Buffer):
     """A FIFO of segments. A sample is the oldest of them, side by side, with the ``version`` of each column's weights.
 
     When the queue is full, the oldest segment is dropped, and counted. With ``replay_proportion`` segments that were

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from rlplug import tree
-from rlplug.api import Context, Data, RowLog, Segment
+from rlplug.api import Buffer, Context, Data, RowLog, Segment
 from rlplug.buffer import check_feedback
 from rlplug.settings import settings
 from rlplug.types import Batch
 
 
-class Rollout:
+class Rollout(Buffer):
     """Holds ``[T+1, B]`` segments until they are sampled; side by side if there are several."""
 
     gives: ClassVar[frozenset[Data]] = frozenset({"rollout"})

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from gymnasium.vector import AutoresetMode
 
-from rlplug.api import Context
+from rlplug.api import Context, VecEnv
 from rlplug.envs.checking import check_seeds
 from rlplug.envs.spaces import single_agent
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, option, settings
@@ -28,7 +28,7 @@ BLOCK = 64
 """rounds whose numbers are drawn at a time"""
 
 
-class Bandit:
+class Bandit(VecEnv):
     """A ``VecEnv`` of rounds. A subclass says what a round shows and what an arm is worth in it.
 
     All columns have as many rounds, so one number says where they stand.

@@ -31,7 +31,7 @@ class Config:
     workers: PositiveInt | None = option("Processes of vectorization=subprocess; null: as many as there are cores.")
 
 
-class DMControl:
+class DMControl(VecEnv):
     """Makes a vector of one task for each of ``ctx.env_ids``.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -61,7 +61,7 @@ class Config:
         return {"info_keys": [], "timeout_s": 60.0, "fire": False, "seed_bits": 32} | old
 
 
-class Gymnasium:
+class Gymnasium(VecEnv):
     """Makes a vector of one environment for each of ``ctx.env_ids``.
 
     Raises:
@@ -73,7 +73,7 @@ class Gymnasium:
 
     def __new__(cls, cfg: Config, ctx: Context) -> VecEnv:  # type: ignore[misc]
         env: Any = cls._made(cfg, ctx)
-        env.timeout_s = cfg.timeout_s
+        env.traits = replace(env.traits, timeout_s=cfg.timeout_s)
         try:
             _check_masks(cfg, "action_mask" in env.spec.extras)
         except ConfigError:

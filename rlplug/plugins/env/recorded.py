@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from rlplug.api import Context
+from rlplug.api import Context, EnvTraits, VecEnv
 from rlplug.data.recording import files_of, open_file
 from rlplug.data.source import Reading
 from rlplug.settings import option, settings
@@ -16,14 +16,14 @@ WAY = "python -m rlplug estimate <run> judges its policy by recorded episodes"
 UNPLAYABLE = f"env=recorded has recorded episodes alone, and nothing that can be played; {WAY}"
 
 
-class Recorded:
+class Recorded(VecEnv):
     """Says what the files say of their environment, and plays nothing; so nothing is evaluated.
 
     Raises:
         ConfigError: there is no file, or the files of another library do not say their spaces.
     """
 
-    playable: ClassVar[bool] = False
+    traits = EnvTraits(playable=False)
     autoreset = AutoresetMode.NEXT_STEP
 
     @settings

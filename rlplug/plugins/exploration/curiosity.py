@@ -25,7 +25,7 @@ class Curiosity(Exploration):
     lr: Tensor
 
     @classmethod
-    def needs(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
+    def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
         return "obs", "action"
 
     @abstractmethod

@@ -167,7 +167,7 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
     verb = NEXT.get(summary["status"])
     if verb and (summary.get("checkpoint") or verb == "resume"):
         words = [verb, str(run.run_dir)]
-        if verb == "evaluate" and not getattr(run.config.env.cls, "playable", True):
+        if verb == "evaluate" and not run.config.env.cls.traits.playable:
             files = run.config.estimate.path or run.config.data.path
             words = ["estimate", words[1], f"data.path={files[0] if len(files) == 1 else '[' + ','.join(files) + ']'}"]
         if words[0] != "estimate" or run.config.algo.cls.logp is not Algorithm.logp:  # which estimates need

@@ -55,7 +55,7 @@ def _check_stream(name: str, variant: Variant) -> None:
             require(_numbers(sample) == sorted(added), "drained, it gives every transition of the round once")
             added = []
         else:
-            again = set[int]() if getattr(variant.cls, "repeats", "") else given & drawn
+            again = set[int]() if variant.cls.repeats else given & drawn
             require(not again, f"it gives {variant.data} once, but transitions {sorted(again)[:3]} came again")
             require(given <= set(added), "it gives transitions that were not added")
         drawn |= given
@@ -72,7 +72,7 @@ def _numbers(rows: Batch) -> list[int]:
 
 def _check_sample(stream: Stream, sample: Batch, variant: Variant) -> set[int]:
     """Numbers of the transitions in a sample that is right."""
-    needs, changed = variant.needs, getattr(variant.cls, "relabels", frozenset[str]())
+    needs, changed = variant.needs, variant.cls.relabels
     valid, number, window = sample["valid"], sample["action"], needs.burn_in + needs.window
     require(valid.ndim == 2, f"a sample's leaves are [T+1, B, ...], but valid has shape {list(valid.shape)}")
     require(len(valid) > window, f"a sample has {len(valid)} rows; a window of {window} transitions needs {window + 1}")

@@ -14,7 +14,7 @@ from rlplug.types import Batch
 
 def action_for(env: VecEnv, action: Any) -> Any:
     """An action of arrays as the environment takes it: as tensors, if it has a device."""
-    device = getattr(env, "device", None)
+    device = env.traits.device
     return action if device is None else tree.map(lambda x: torch.from_numpy(x).to(device), action)
 
 
@@ -24,7 +24,7 @@ def rows_of(env: VecEnv, rows: Batch) -> Batch:
     Raises:
         AssertionError: it has a device, and what it returned is not on it.
     """
-    device = getattr(env, "device", None)
+    device = env.traits.device
     for path, leaf in tree.items(rows) if device is not None else ():
         there = getattr(leaf, "device", "the host")
         assert there == device, f"{'.'.join(path)} is on {there}; the environment says that it is on {device}"

@@ -162,7 +162,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
     if spec.max_episode_steps and spec.max_episode_steps < STEPS:
         require(ends, f"no episode ended within {STEPS} steps, although max_episode_steps is {spec.max_episode_steps}")
     _follows_its_seeds(env, make(name, option, **changes))
-    model = getattr(env, "simulator", lambda: None)()
+    model = env.traits.simulator and env.traits.simulator()
     rows = [] if model is None or spec.has_agents else list(walk(env, 11, 200))
     env.close()
     if rows:

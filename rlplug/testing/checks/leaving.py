@@ -18,7 +18,7 @@ def check_rows_stay(case: Case) -> None:
     """``act``, ``postprocess``, ``observe`` and ``prepare`` change nothing of the rows that they are given."""
     with closing(case.build()) as trainer:
         who: Any = trainer.algorithm
-        for name in ("act", "postprocess", "first_priorities", "prepare"):
+        for name in ("act", "postprocess", "initial_priorities", "prepare"):
             setattr(who, name, _leaving(name, getattr(who, name)))
         observe = who.observe
 

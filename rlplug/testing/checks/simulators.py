@@ -30,7 +30,7 @@ def check_simulator(env: VecEnv, model: Any, rows: Sequence[tuple[Batch, Any]]) 
     Raises:
         AssertionError: the simulator gives other transitions, or is no pure function of its columns.
     """
-    device = getattr(env, "device", None) or torch.device("cpu")
+    device = env.traits.device or torch.device("cpu")
     made = [_made(env, *one, *two) for one, two in itertools.pairwise(rows)]
     whole = tree.map(lambda *leaves: torch.as_tensor(np.concatenate(leaves), device=device), *made)
     state, action, expected = whole["state"], whole["action"], whole["expected"]

@@ -137,8 +137,7 @@ class Variant:
     def serves(self, of: EnvSpec) -> bool:
         """Does it accept such spaces?"""
         try:
-            if hasattr(self.cls, "needs"):
-                self.chosen.needs(of)
+            self.chosen.reads(of)
         except ConfigError:
             return False
         return True

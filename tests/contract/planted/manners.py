@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from rlplug.api import VecEnv
 from rlplug.envs import make_list
 from rlplug.envs.making import find
 from rlplug.plugins.algo.a2c import A2C
@@ -185,7 +186,7 @@ def cartpole(ctx):
     return make_list(find("CartPole-v1"), len(ctx.env_ids))
 
 
-class IgnoresItsSeed:
+class IgnoresItsSeed(VecEnv):
     """``reset`` draws from the system's entropy."""
 
     Config = Nothing
@@ -197,7 +198,7 @@ class IgnoresItsSeed:
         return env
 
 
-class CountsAfterTheEnd:
+class CountsAfterTheEnd(VecEnv):
     """The row that resets an episode has a reward."""
 
     Config = Nothing
@@ -214,7 +215,7 @@ class CountsAfterTheEnd:
         return env
 
 
-class WritesIntoActions:
+class WritesIntoActions(VecEnv):
     """``step`` changes the array of actions that it is given."""
 
     Config = Nothing
@@ -232,7 +233,7 @@ class WritesIntoActions:
         return env
 
 
-class LeavesItsSpace:
+class LeavesItsSpace(VecEnv):
     """Observations are outside of the space that is declared."""
 
     Config = Nothing
@@ -249,7 +250,7 @@ class LeavesItsSpace:
         return env
 
 
-class NeverEnds:
+class NeverEnds(VecEnv):
     """Episodes go on past the limit that is declared."""
 
     Config = Nothing

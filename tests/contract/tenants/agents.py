@@ -235,7 +235,7 @@ class Novelty(Exploration):
         self.scale, self.nested = cfg.scale, ctx.spec.nested
 
     @classmethod
-    def needs(cls, cfg: Config, spec: EnvSpec) -> tuple[str, ...]:
+    def reads(cls, cfg: Config, spec: EnvSpec) -> tuple[str, ...]:
         return ("obs",)
 
     def intrinsic_reward(self, batch: Batch) -> Any:

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from rlplug.api import Context, Run, Segment
+from rlplug.api import Context, Run, Segment, VecEnv
 from rlplug.envs import make_list
 from rlplug.envs.making import find
 from rlplug.registry import hookimpl
@@ -56,7 +56,7 @@ for world in (Numbered, NumberedBox, Jittery):
     gymnasium.register(f"{world.__name__}-v0", entry_point=f"{__name__}:{world.__name__}")
 
 
-class Uneven:
+class Uneven(VecEnv):
     """An environment whose step takes ``seconds``, and ``factor`` times as long where environment 0 is played."""
 
     @settings

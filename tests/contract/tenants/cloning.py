@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rlplug import tree
-from rlplug.api import Algorithm, Context, Loop, Losses, Needs, Optim, RowLog, Run, Segment
+from rlplug.api import Algorithm, Buffer, Context, Loop, Losses, Needs, Optim, RowLog, Run, Segment
 from rlplug.settings import NonNegativeFloat, PositiveInt, Scheduled, option, settings
 from rlplug.types import Batch
 
@@ -35,7 +35,7 @@ def play_expert(episodes: int) -> Batch:
     return {key: torch.from_numpy(leaf) for key, leaf in leaves.items()}
 
 
-class Experts:
+class Experts(Buffer):
     """Holds an expert's episodes, which it plays when it is first asked for rows."""
 
     gives = frozenset({"windows"})

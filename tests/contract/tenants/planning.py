@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class CartPoleModel:
 MADE: list[int] = []  # how many environments each vector had
 
 
-class Modeled:
+class Modeled(VecEnv):
     """CartPole with a simulator; ``model=false`` takes it away."""
 
     @settings
@@ -48,7 +49,7 @@ class Modeled:
     def __new__(cls, cfg: Config, ctx: Context) -> VecEnv:
         MADE.append(len(ctx.env_ids))
         env: Any = make_list(find("CartPole-v1"), len(ctx.env_ids))
-        env.simulator = lambda: CartPoleModel() if cfg.model else None
+        env.traits = replace(env.traits, simulator=CartPoleModel if cfg.model else None)
         return env
 
 

@@ -10,7 +10,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode
 
-from rlplug.api import Context
+from rlplug.api import Context, VecEnv
 from rlplug.settings import PositiveInt, option, settings
 from rlplug.types import Batch, EnvSpec, Group, Tree
 
@@ -19,7 +19,7 @@ def one_hot(index: Any, size: int) -> np.ndarray:
     return np.eye(size, dtype=np.float32)[index]
 
 
-class Columns:
+class Columns(VecEnv):
     """``B`` columns that are reset by the step behind their end. A subclass plays; its arrays are its state.
 
     Args:
