@@ -120,8 +120,9 @@ class RankLearner:
         Raises:
             RunError: see ``check_finite``.
         """
-        same, self._same = self._same, None if batch is None else self._same
-        self.ctx.shard.whole = self._is_whole
+        needs, same = self.ctx.needs, None if batch is None else self._same
+        drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
+        self.ctx.shard.whole = self.replicated and not drawn if same is None else same  # what is not drawn is whole
         try:
             batch = self.buffer.sample() if batch is None else batch
             losses = self._learn(batch)
@@ -135,7 +136,7 @@ class RankLearner:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise
         finally:
-            self._same, self.ctx.shard.whole = same, False
+            self.ctx.shard.whole = False
         if len(self._unread) >= MOST_UNREAD:
             self.check_finite()
         self.progress.updates += 1
@@ -295,14 +296,8 @@ class RankLearner:
         self._unread.clear()
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
-        return minibatches(batch, size, unit, self.ctx.generators["learner"], self.collectives, self._is_whole)
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether every rank has all rows that it learns from: a loop's batch, or a sample that is not drawn."""
-        needs = self.ctx.needs
-        drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
-        return self.replicated and not drawn if self._same is None else self._same
+        same = self.ctx.shard.whole
+        return minibatches(batch, size, unit, self.ctx.generators["learner"], self.collectives, same)
 
     def hold(self, same: bool) -> None:
         """Take batches of a loop, from now on, for what every rank has; False: each has a part of the whole."""

@@ -169,10 +169,8 @@ def all_reduced(totals: Sequence[Total], axis: int, params: Sequence[Tensor], ra
     numbers = torch.stack([count, *losses.terms.values(), *losses.metrics.values()])
     params = [p for p in params if p.requires_grad]
     given = [p.grad is not None for p in params]
-    grads = [
-        numbers.new_tensor(given),
-        *((torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params),
-    ]
+    grads = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params]
+    grads = [numbers.new_tensor(given), *grads]
     flat = ranks.all_reduce(torch.cat([numbers, *grads]), "sum")
     flat /= flat[0].clamp(min=1.0)
     numbers, counts, *grads = flat.split([len(numbers), *map(torch.numel, grads)])

@@ -34,7 +34,7 @@ KINDS = {
     "native": (*POLE, "env.vectorization=native"),
     "same step": (*WORLD, "env.vectorization=native"),
 }
-NO_TASKS = "^env: job 3 has a task, and this environment has none: its spec's offers lack 'tasks'; take an environment "
+NO_TASKS = "^env: job 3 has a task, and this environment offers none; take another$"
 
 
 def made(*words: str) -> Any:
