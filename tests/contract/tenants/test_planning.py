@@ -98,6 +98,32 @@ class Paid(CartPoleModel):
         return super().reward(batch) * ~batch["terminated"]
 
 
+class Generous(CartPoleModel):
+    """Pays more when it is asked for the reward only."""
+
+    def step(self, env_state, action):
+        return super().step(env_state, action) | {"reward": torch.ones(len(action))}
+
+    def reward(self, batch):
+        return torch.full((len(batch["obs"]),), 2.0)
+
+
+class Wide(CartPoleModel):
+    def step(self, env_state, action):
+        return super().step(env_state, action) | {"reward": torch.ones(len(action))}
+
+    def reward(self, batch):
+        return torch.ones(len(batch["obs"]), 1)
+
+
+class Clearing(CartPoleModel):
+    def reward(self, batch):
+        paid = super().reward(batch)
+        if "action" in batch:  # not called by step()
+            batch["obs"].zero_()
+        return paid
+
+
 class Overwriting(CartPoleModel):
     def step(self, env_state, action):
         row = super().step(env_state, action)
@@ -132,6 +158,9 @@ WRONG = {
     Backwards: "does not step as the environment does: it gives obs ",
     Late: "does not step as the environment does: it gives terminated ",
     Paid: "does not step as the environment does: it gives reward ",
+    Generous: "simulator().reward() gives another reward than step(): [(2.0, 1.0)], which should be equal",
+    Wide: "simulator().reward() gives shape [",
+    Clearing: "simulator().reward() changes what it is given",
     Overwriting: "changes what it is given",
     Noisy: "gives something else when it is called again",
     Mixing: "for one column alone gives obs ",
@@ -158,9 +187,9 @@ def test_the_kit_finds_a_simulator_that_does_not(model, monkeypatch):
     assert WRONG[model] in str(error.value)
 
 
-@pytest.mark.parametrize("words", [("algo=ppo",), ("algo=ppo", "env=modeled")])
+@pytest.mark.parametrize("words", [(), ("algo=ppo",), ("algo=ppo", "env=modeled")])
 def test_an_environment_is_checked_in_runs_of_its_own(words):
-    """Its manifest, or whoever calls the check, may name an algorithm alone."""
+    """Its manifest, or whoever calls the check, may name only an algorithm, or nothing."""
     planning.MADE.clear()
     run = next(check for check in conformance.checks_of("env", "modeled", overrides=words) if check.what == "in-a-run")
     run()
