@@ -12,7 +12,7 @@ from rlplug.settings import NonNegativeInt, option, settings
 
 
 class Listed(Ring):
-    """Keeps the rows of a shard, and a list of the windows that can be sampled: the ids of their first rows, in order."""
+    """Keeps the rows of a shard, and lists the windows that can be sampled: the ids of their first rows, in order."""
 
     def allocate(self, like):
         super().allocate(like)
