@@ -37,6 +37,7 @@ import psutil
 import torch
 
 from rlplug import tree
+from rlplug.actors import copies
 from rlplug.actors.actor import Actor
 from rlplug.api import Plan
 from rlplug.collection.segment import on_host
@@ -109,7 +110,7 @@ def bare(raw: Any, spec: bytes, env_ids: range, rows: int, name: str, begin: Any
     """Collect into shared memory whenever ``begin`` is released; the main function of a process."""
     actor, memory = Actor(), shared_memory.SharedMemory(name)
     actor.build(raw, spec, env_ids, Plan(), sys.path, installed())
-    statistics_ = actor.policy.statistics() | {"env_steps": 0}
+    statistics_ = copies.statistics(actor.policy) | {"env_steps": 0}
     done.release()
     while True:
         begin.acquire()

@@ -16,14 +16,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from shared import write_table
 
 import rlplug
 from rlplug.agent import estimate, evaluate
-from rlplug.config.estimate import ESTIMATE
+from rlplug.config.schema import Method
 
 HERE = Path(__file__).parent
 RESULTS, FOLDER = HERE / "results" / "estimators.json", HERE.parent / "runs" / "estimators"
@@ -33,7 +33,7 @@ TRAIN = ("algo=ppo", "env=cartpole", "tuned=none", "algo.lr=2.5e-4", "total_step
 EVERY = 1024  # steps of training between two checkpoints
 BEHAVIOR, TARGETS = 7, {"worst": 5, "worse": 6, "better": 8}  # numbers of checkpoints
 TRUTH, PLAYED = 100_000, (7, 8, 9, 10)  # episodes of each of these seeds
-METHODS = ESTIMATE["methods"]
+METHODS = get_args(Method)
 
 
 def train(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Using what a run has learned: from a checkpoint alone, without the run's GPU, and to act without its environment."""
+"""Using what a run has learned: from a checkpoint, without the run's GPU, and to act without its environment."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from rlplug.config import Core, choose, migrate, typed
 from rlplug.config.schema import CORE, kind_of
 from rlplug.context import EnvShard, RunContext, needs_of, recorded_keys
 from rlplug.data.recorder import EpisodeFiles, digest
-from rlplug.data.recording import Recording
-from rlplug.data.source import Reading
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.envs.spaces import batched, execute, observe
 from rlplug.envs.spec_json import from_json, mismatch, to_json
@@ -78,7 +76,7 @@ class Agent:
 
         Args:
             obs: one observation, or those of ``n`` environments, ``[n, ...]``; a dict or tuple as the space is.
-            mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training alone).
+            mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training only).
             reward: of the last action, ``[n]`` for a batch; for a policy that sees it.
             action_mask: the allowed actions, ``[A]`` or ``[n, A]`` bool; for a policy that was trained with masks.
 
@@ -150,7 +148,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 
     Raises:
         CheckpointError: there is no checkpoint, or it cannot be read or used here.
-        ConfigError: there is no such device; or several agents were trained, which ``evaluate`` alone can play.
+        ConfigError: there is no such device; or several agents were trained, which only ``evaluate`` can play.
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
     if from_json(checkpoint.manifest["spec"]).has_agents:
@@ -185,17 +183,11 @@ def evaluate(
     Raises:
         ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
     """
-    from rlplug.config.changes import change  # here: it imports Hydra
-
-    checkpoint = find(Path(path), ("weights",), tell)
-    manifest, why = checkpoint.manifest, f"an evaluation may change {', '.join(EVALUABLE)} alone"
-    raw = change(migrate(manifest["config"], ("env", "hardware")), overrides, EVALUABLE, why)
-    core = _core(raw)
+    checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
+    manifest = checkpoint.manifest
     if raw["env"]["name"] == manifest["config"]["env"]["name"]:
         check_installed({"env": manifest["plugins"]["env"]})
     env = choose("env", "env", raw["env"])
-    plan = _machine(raw, overrides, tell, "evaluating")
-    set_up_torch(plan, core.deterministic)
     algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
 
     def make(shard: EnvShard) -> VecEnv:
@@ -215,23 +207,15 @@ def evaluate(
         keys = [key for key in (*ctx.needs.keys, *ctx.needs.recorded) if key != "logp" or mode != "greedy"]
     with closing(Evaluator(make, algorithm, ctx, core.eval, normalize, keys=keys)) as evaluator:
         if mode == "greedy" and files is None:
-            metrics, played = evaluator.evaluate(checkpoint.steps)
+            metrics, played = evaluator.evaluate(lambda job, given: evaluator.play(job, checkpoint.steps, given))
         else:
             job = replace(evaluator.job, mode=mode)
-            played = evaluator.noted(evaluator.play_job(job, checkpoint.steps))
+            played = evaluator.noted(evaluator.play(job, checkpoint.steps))
             metrics = episode_metrics(played)
             if files is not None:
                 files.add_all(played)
-    return {
-        "checkpoint": str(checkpoint.path),
-        "env_steps": manifest["env_steps"],
-        "updates": manifest["updates"],
-        "episodes": len(played["return"]),
-        "seed": core.seed,
-        **metrics,
-        "eval/return_min": played["return"].min().item(),
-        "eval/return_max": played["return"].max().item(),
-    }
+    extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
+    return _about(checkpoint, core, len(played["return"])) | metrics | extremes
 
 
 def estimate(
@@ -252,35 +236,36 @@ def estimate(
     Raises:
         ConfigError: as ``load``; or there are no episodes, or not with what the estimates need.
     """
-    from rlplug.config.changes import change  # here: it imports Hydra
-
-    checkpoint = find(Path(path), ("weights",), tell)
-    manifest, why = checkpoint.manifest, f"an estimate may change {', '.join(ESTIMABLE)} alone"
-    raw = change(migrate(manifest["config"], ("hardware",)), overrides, ESTIMABLE, why)
-    core = _core(raw)
+    checkpoint, raw, core, plan = _opened(path, overrides, ESTIMABLE, tell, "an estimate")
     asked = core.estimate.path is None or any(re.match(r"\+*data\.path=", override) for override in overrides)
     if (paths := core.data.path if asked else core.estimate.path) is None:
         raise ConfigError("data.path", "is missing: an estimate is made from recorded episodes, data.path=<folder>")
-    plan = _machine(raw, overrides, tell, "estimating")
-    set_up_torch(plan, core.deterministic)
     algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
     if (node := raw.get("estimate_model")) is not None:
         ctx.slots = {**ctx.slots, "estimate_model": choose("model", "estimate_model", node)}
-    recording = Recording(paths, reading := Reading.by(core.data, ctx.spec, "data.path" if asked else "estimate.path"))
-    for note in reading.notes:
-        tell(note)
-    normalize = normalizer if normalizer.obs else None
-    metrics = Estimator(core.estimate, recording, algorithm, ctx, normalize).estimate(checkpoint.steps)
-    return {
-        "checkpoint": str(checkpoint.path),
-        "env_steps": manifest["env_steps"],
-        "updates": manifest["updates"],
-        "episodes": len(recording.lengths),
-        "steps": recording.steps(),
-        "seed": core.seed,
-        "confidence": core.estimate.confidence,
-        **metrics,
-    }
+    normalize, key = normalizer if normalizer.obs else None, "data.path" if asked else "estimate.path"
+    estimator = Estimator.reading(core, paths, key, algorithm, ctx, normalize, tell)
+    about = _about(checkpoint, core, len(estimator.lengths))
+    about |= {"steps": estimator.recording.steps(), "confidence": core.estimate.confidence}
+    return about | estimator.estimate(checkpoint.steps)
+
+
+def _opened(
+    path: str | Path, overrides: Sequence[str], may: Sequence[str], tell: Callable[[str], None], what: str
+) -> tuple[Checkpoint, dict[str, Any], Core, Plan]:
+    """Return a checkpoint, its configuration with the overrides, of which ``may`` may change, and where it is used."""
+    from rlplug.config.changes import change  # here: it imports Hydra
+
+    checkpoint, why = find(Path(path), ("weights",), tell), f"{what} may change {', '.join(may)} only"
+    raw = change(migrate(checkpoint.manifest["config"], may), overrides, may, why)
+    core, plan = _core(raw), _machine(raw, overrides, tell, what)
+    set_up_torch(plan, core.deterministic)
+    return checkpoint, raw, core, plan
+
+
+def _about(checkpoint: Checkpoint, core: Core, episodes: int) -> dict[str, Any]:
+    counts = {name: checkpoint.manifest[name] for name in ("env_steps", "updates")}
+    return {"checkpoint": str(checkpoint.path), **counts, "episodes": episodes, "seed": core.seed}
 
 
 def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[str], None], what: str) -> Plan:
@@ -292,7 +277,7 @@ def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[s
     except ConfigError as error:
         if any(re.match(r"\+*hardware\b", override) for override in overrides):
             raise
-        tell(f"{what} on the processor, since the run's hardware is not here: {error}")
+        tell(f"{what} runs on the CPU, since the run's hardware is not here: {error}")
         return Plan()
     return plan
 
@@ -320,7 +305,7 @@ def _restored(
     try:
         needs = needs_of(algo, models.values(), spec)
         ctx = RunContext(spec=spec, needs=needs, slots=models, device=device, **run, **tempo)
-        ctx.make_env = lambda of: choose("env", "env", raw["env"]).build(of)  # for a simulator alone
+        ctx.make_env = lambda of: choose("env", "env", raw["env"]).build(of)  # for a simulator only
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             algorithm = algo.build(ctx).to(device)
         columns = len(weights["normalizer"].get("returns", ()))  # the first rank's environments

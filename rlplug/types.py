@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from torch import Tensor
 
-    from rlplug.api import Goals, Simulator
-
 Batch: TypeAlias = dict[str, Any]  # of tensors and batches: a recursive union would have to be narrowed at every use
 Tree: TypeAlias = Any
 Weights: TypeAlias = dict[str, "Tensor"]
@@ -159,8 +157,8 @@ class EnvTraits:
     timeout_s: float | None = None
     render: Callable[[], Any] | None = None
     render_fps: float = 30.0
-    simulator: Callable[[], Simulator] | None = None
-    goals: Callable[[], Goals | None] | None = None
+    simulator: Callable[[], Any] | None = None
+    goals: Callable[[], Any] | None = None
 
 
 def groups_of(batch: Batch) -> dict[str, Batch]:

@@ -444,7 +444,7 @@ def test_only_algorithm_and_models_need_be_installed(install: Install, site: Pat
     played = evaluate(run, ["env=cartpole"], notes.append)  # the same one, by another name
     assert played["eval/return_mean"] == summary(run)["eval/return_mean"]
     assert len(notes) == 1
-    assert notes[0].startswith("evaluating on the processor, since the run's hardware is not here: hardware.name: ")
+    assert notes[0].startswith("an evaluation runs on the CPU, since the run's hardware is not here: hardware.name: ")
 
 
 def test_an_algorithm_that_is_gone_is_named(counting: Path, site: Path):  # noqa: F811
@@ -500,13 +500,15 @@ def test_no_gpu_is_needed_after_one_was_used(sac: Path, tmp_path: Path):
     notes: list[str] = []
     assert evaluate(path, (), notes.append)["eval/return_mean"] == summary(sac)["eval/return_mean"]
     assert notes == [
-        "evaluating on the processor, since the run's hardware is not here:"
+        "an evaluation runs on the CPU, since the run's hardware is not here:"
         " hardware: needs a CUDA device, and none is found here; hardware=cpu works"
     ]
     assert evaluate(path, ["hardware=cpu"], notes.append)["episodes"] == 3
     assert len(notes) == 1
     evaluate(on_a_gpu(sac, tmp_path / "ray", "ray", num_gpus=1), (), notes.append)
-    assert notes[1].startswith("evaluating on the processor, since the run's hardware is not here: hardware: needs a ")
+    assert notes[1].startswith(
+        "an evaluation runs on the CPU, since the run's hardware is not here: hardware: needs a "
+    )
     with pytest.raises(ConfigError, match=r"^hardware: needs a CUDA device"):
         evaluate(path, ["hardware=1gpu"])
 

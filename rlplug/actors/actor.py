@@ -12,14 +12,16 @@ import numpy as np
 import torch
 
 from rlplug import tree
+from rlplug.actors import copies
 from rlplug.api import Job, Plan
 from rlplug.checkpointing.serialize import copy_to_host
+from rlplug.collection.play import OF_EPISODE
 from rlplug.collection.segment import on_host
 from rlplug.config import parse
 from rlplug.context import ResolvedRun
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.distributed.torch_setup import set_up_torch
-from rlplug.evaluation.evaluator import EVALUATION, Evaluator, Played
+from rlplug.evaluation.evaluator import EVALUATION, Evaluator
 from rlplug.registry.installed import check_same
 from rlplug.trainer.policy import TRAINING, Policy
 from rlplug.types import Batch, Mode, Tree
@@ -61,9 +63,9 @@ class RemotePolicy:
     def _update(self, rows: int, statistics: Tree, weights: Weights) -> None:
         """Load what the learner acts with now, and count rows from 0."""
         self._row, self._rows, self._last_step = 0, rows, time.monotonic()
-        self.policy.load_statistics(statistics)
+        copies.load_statistics(self.policy, statistics)
         if weights is not None:
-            self.policy.load_acting_weights(weights)
+            copies.load_acting_weights(self.policy, weights)
 
     def heartbeat(self) -> tuple[int, int, float]:
         """Return the current row, the number of rows, and the seconds since the last environment step."""
@@ -82,7 +84,7 @@ class Actor(RemotePolicy):
         seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # every actor draws other numbers
         self.collector, self.player = self.policy.shard(env_ids), self.policy.player()
         self.collector.reset()
-        return self._state(self.policy.statistics())
+        return self._state(copies.statistics(self.policy))
 
     def load(self, state: Tree, new_episodes: int = 0) -> None:
         """Continue from ``state``. ``new_episodes`` above 0 begins new episodes there, each number different ones."""
@@ -93,8 +95,7 @@ class Actor(RemotePolicy):
         generator = self.policy.ctx.generators["actor"]
         if len(state["generator"]) == len(generator.get_state()):  # else it is of another kind of device
             generator.set_state(torch.tensor(state["generator"]))
-        if "global" in state:
-            load_global_state(state["global"], self.policy.ctx.device)
+        load_global_state(state["global"], self.policy.ctx.device)
 
     def collect(self, rows: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
         """Return a segment of arrays ``[T+1, b, ...]``, and the state after it, pickled: Ray is slow with trees.
@@ -120,7 +121,7 @@ class Actor(RemotePolicy):
             "collector": copy_to_host(self.collector.state()),
             "generator": self.policy.ctx.generators["actor"].get_state().numpy(),
             "global": global_state(self.policy.ctx.device),
-            "exploration": self.policy.changed_exploration(statistics),
+            "exploration": copies.changed_exploration(self.policy, statistics),
         }
 
 
@@ -133,11 +134,13 @@ class EvalActor(RemotePolicy):
         self.evaluator.begin()
         return {}
 
-    def collect(self, number: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Played, bytes]:
-        """Return the episodes of evaluation ``number``, and an empty state."""
+    def collect(self, number: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
+        """Return the numbers of every episode of evaluation ``number``, as arrays, and an empty state."""
+        evaluator, env_ids = self.evaluator, self.evaluator.shard.env_ids
         self._update(0, statistics, weights)
-        seed_global_from(self.policy.config.seed, EVALUATION, number, self.evaluator.shard.env_ids[0])
-        return self.evaluator.play(number, self._count_row), pickle.dumps({})
+        seed_global_from(self.policy.config.seed, EVALUATION, number, env_ids[0])
+        played = evaluator.play(evaluator.job, number, None, self._count_row, env_ids)
+        return {key: played[key].numpy() for key in OF_EPISODE if key in played}, pickle.dumps({})
 
 
 def actor_device(plan: Plan) -> torch.device:

@@ -6,19 +6,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rlplug import tree
+from rlplug.actors import copies
 from rlplug.actors.actor import Actor, EvalActor
-from rlplug.api import Job, Rollout, Segment, SegmentSpec
+from rlplug.api import Job, Rollout, Segment
 from rlplug.collection.play import named_weights
-from rlplug.collection.segment import copied
-from rlplug.collection.shard import CORE
+from rlplug.collection.segment import CORE, copied
 from rlplug.context import ResolvedRun
-from rlplug.evaluation.evaluator import Played, shares_of
+from rlplug.evaluation.evaluator import shares_of
 from rlplug.trainer.gradients import SegmentGradients
 from rlplug.trainer.policy import Policy
 from rlplug.types import Batch, Progress, RunError, Tree, Weights, groups_of
@@ -45,8 +46,8 @@ class RayCollector:
         if policy.ctx.needs.gradients:
             SegmentGradients(policy.algorithm, policy.normalizer, policy.ctx, share)  # which checks what actors have
         with closing(policy.shard(self.env_ids[:1])) as probe:
-            row = tree.cat([probe.example()] * len(self.env_ids))
-            self.spec = SegmentSpec(row, probe.autoreset, columns, probe.bounds)
+            one = probe.spec
+        self.spec = replace(one, row=tree.cat([one.row] * len(self.env_ids)), shards=columns)
 
     @property
     def in_flight(self) -> Sequence[int | None]:
@@ -68,8 +69,8 @@ class RayCollector:
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
         assert self.pool is not None
         if self.pool.version != rollout.version:
-            self.pool.broadcast(self.policy.acting_weights(), rollout.version)
-        statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
+            self.pool.broadcast(copies.acting_weights(self.policy), rollout.version)
+        statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
         self.pool.request(rollout.num_steps, rollout.mode, statistics, shards, rollout.version_steps)
 
     def poll(self, shards: int | None = None) -> list[Segment]:
@@ -92,7 +93,7 @@ class RayCollector:
                 segments.append(Segment(batch, columns, shard, request.version, request.version_steps))
                 handles.append(handle)
         self._waited += time.monotonic() - began
-        self.policy.merge_exploration([handle.state for handle in handles])
+        copies.merge_exploration(self.policy, [handle.state for handle in handles])
         return segments
 
     def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
@@ -101,8 +102,8 @@ class RayCollector:
         for job in jobs:
             named_weights(job, weights, self.policy.algorithm)  # before an actor fails of it
         named = tree.map(lambda x: torch.as_tensor(x).detach().cpu().numpy(), dict(weights))
-        statistics = self.policy.statistics() | {"env_steps": self.progress.env_steps}
-        acting, version = self.policy.acting_weights, self.progress.updates
+        statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
+        acting, version = partial(copies.acting_weights, self.policy), self.progress.updates
         ended: dict[int, Batch] = {}
         played = self.pool.play(jobs, named, statistics, acting, version)
         for n, job in enumerate(jobs):
@@ -182,17 +183,17 @@ class AsyncEval:
     def begin(self, env_steps: int) -> None:
         """Begin to evaluate the current policy."""
         self.env_steps, self.playing = env_steps, True
-        self.pool.broadcast(self.policy.acting_weights(), self.pool.version + 1)
-        self.pool.request(env_steps, "greedy", self.policy.statistics())
+        self.pool.broadcast(copies.acting_weights(self.policy), self.pool.version + 1)
+        self.pool.request(env_steps, "greedy", copies.statistics(self.policy))
 
-    def wait(self, stop: Callable[[], bool]) -> Played | None:
-        """Return the episodes, once, when all are finished; None if ``stop()`` comes first."""
+    def wait(self, stop: Callable[[], bool]) -> Batch | None:
+        """Return the numbers of the episodes, once, when all are finished; None if ``stop()`` comes first."""
         while not self.pool.poll():
             if stop():
                 return None
             time.sleep(0.05)
         self.playing = False
-        return [episode for _, episodes in self.pool.gather() for episode in episodes]
+        return tree.map(torch.from_numpy, tree.cat([numbers for _, numbers in self.pool.gather()]))
 
     def close(self) -> None:
         self.pool.close()

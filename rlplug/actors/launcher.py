@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -19,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlplug.actors.cluster import connected, warn
 from rlplug.distributed.fabric import fabric_of, free_port, set_rank_env
 from rlplug.distributed.signals import handle_signals
-from rlplug.distributed.spawn import GRACE_S, RankError
+from rlplug.distributed.spawn import RankError, Reports, outcome
 from rlplug.plan import Plan
 from rlplug.types import ConfigError, RunError
 
@@ -47,7 +46,18 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
             task(_run_rank).options(name=f"rank {rank}", **place).remote(rank, *work)
             for rank, place in enumerate(places)
         ]
-        signals: list[int] = []
+        waiting, signals = {ref: rank for rank, ref in enumerate(refs)}, list[int]()
+
+        def poll(left: list[Any]) -> Reports:
+            for ref in ray.wait(left, timeout=1.0)[0]:
+                try:
+                    yield ref, "value", ray.get(ref), None
+                except RayError as error:
+                    # the error of a rank may only follow from another rank's lost process, or from an earlier error
+                    order = isinstance(error, RayTaskError), time.monotonic()
+                    failed = _failure(error, f"rank {refs.index(ref)} of {len(refs)}")
+                    kind = "interrupt" if signals else "error"
+                    yield ref, kind, KeyboardInterrupt(signals[0]) if signals else failed, order
 
         def pass_on(number: int, frame: Any) -> None:
             signals.append(number)
@@ -57,7 +67,12 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
                 warn("stopping after this round, with a checkpoint; Ctrl-C again: at once, without one")
 
         with handle_signals(pass_on):
-            return _outcome(refs, signals)
+            try:
+                return outcome(waiting, poll, lambda: len(signals))
+            finally:  # they may wait for one that is gone
+                for ref in waiting:
+                    with suppress(RayError, TaskCancelledError, ValueError):
+                        ray.cancel(ref, force=True)
 
 
 @contextmanager
@@ -97,34 +112,10 @@ def _run_rank(
     return function(fabric_of(replace(plan, devices=1, num_nodes=plan.world_size)), print, *args)
 
 
-def _outcome(refs: list[Any], signals: list[int]) -> Any:
-    """Wait for the ranks; return the first one's value, or raise what failed first.
-
-    Once a rank has failed, the others have seconds to end, and are ended then: they may wait for one that is gone.
-    After one signal they end by themselves.
-    """
-    waiting, failed, deadline = list(refs), dict[Any, RayError](), math.inf
-    while waiting and time.monotonic() < deadline:
-        done, waiting = ray.wait(waiting, timeout=1.0)
-        for ref in done:
-            try:
-                ray.get(ref)
-            except RayError as error:
-                failed[ref] = error
-        if failed and len(signals) != 1:
-            deadline = min(deadline, time.monotonic() + GRACE_S)
-    for ref in waiting:
-        with suppress(RayError, TaskCancelledError, ValueError):
-            ray.cancel(ref, force=True)
-    if not failed:
-        return ray.get(refs[0])
-    if signals:
-        raise KeyboardInterrupt(signals[0])
-    # the error of a rank may only follow from another rank's lost process, or from an earlier error
-    ref = min(failed, key=lambda ref: isinstance(failed[ref], RayTaskError))
-    error, rank = failed[ref], f"rank {refs.index(ref)} of {len(refs)}"
+def _failure(error: RayError, rank: str) -> Exception:
+    """Return what a rank raised, or why it is lost."""
     if not isinstance(error, RayTaskError):
-        raise RankError(f"the process of {rank} was lost: {str(error).strip()}")
+        return RankError(f"the process of {rank} was lost: {str(error).strip()}")
     if isinstance(error.cause, ConfigError | RunError):
-        raise error.cause
-    raise RankError(f"{rank} failed:\n{error.traceback_str}")
+        return error.cause
+    return RankError(f"{rank} failed:\n{error.traceback_str}")

@@ -29,7 +29,9 @@ from rlplug.api.records import Segment as Segment
 from rlplug.api.records import SegmentSpec as SegmentSpec
 from rlplug.api.records import Window as Window
 from rlplug.api.running import Loop as Loop
+from rlplug.api.running import Preemption as Preemption
 from rlplug.api.running import Run as Run
+from rlplug.api.running import Tempo as Tempo
 from rlplug.plan import Hardware as Hardware
 from rlplug.plan import Plan as Plan
 from rlplug.types import EnvTraits as EnvTraits

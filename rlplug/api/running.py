@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -37,13 +38,8 @@ class Run(Protocol):
             RunError: a gradient step since the last call was not made of finite numbers.
         """
 
-    def collect(self, mode: Mode = "explore", shards: int | None = None) -> None:
-        """Collect one round of segments: observed, counted, stored.
-
-        Args:
-            shards: so many segments of each rank, those that are ready first, at most one for every shard; None: one of
-                every shard, side by side as one. A loop keeps to one way.
-        """
+    def collect(self, mode: Mode = "explore") -> None:
+        """Collect one round of segments: observed, counted, stored; see ``Tempo.shards``."""
 
     def play(
         self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
@@ -74,6 +70,33 @@ class Run(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Tempo:
+    """Which rollouts a loop orders, and how old the weights may be that play them."""
+
+    shards: int | None = None
+    """segments of each rank in a round, those that are ready first, at most one of every shard; None: one of every
+    shard, side by side as one"""
+    in_flight: int = 1
+    """rollouts of a shard that are ordered at a time; above 1 it plays on during updates"""
+    broadcast_interval: int = 1
+    """rounds that are played with the same weights"""
+    max_weight_sync_delay: int | None = None
+    """steps of a shard after which the weights are changed in any case"""
+    max_staleness: int | None = None
+    """updates; a segment that arrives with older weights is not stored; None: any age"""
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """When a rank ends its rollout early, as other ranks have finished theirs."""
+
+    threshold: float
+    """share of the other ranks that have finished"""
+    min_fraction: float
+    """of its rollout that a rank plays in any case"""
+
+
 class Loop(Protocol):
     """The regime: who collects, and when to update.
 
@@ -85,13 +108,8 @@ class Loop(Protocol):
     collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
     reads: ClassVar[bool] = False  # what it collects comes from a recording, and cannot come from an environment
     one_pass: bool = False  # of a recording it reads no more than that, and the buffer has to hold it
-    shards: int | None = None  # segments of a round, those that are ready first; None: one of every shard
-    in_flight: int = 1  # rollouts of a shard that are ordered at a time; above 1 it plays on during updates
-    broadcast_interval: int = 1  # rounds that are played with the same weights
-    max_weight_sync_delay: int | None = None  # steps of a shard after which they are changed in any case
-    max_staleness: int | None = None  # updates; a segment that arrives with older weights is not stored; None: any age
-    preemption_threshold: float | None = None  # share of the other ranks whose finished rollouts end this rank's
-    min_rollout_fraction: float = 1.0  # of a rollout that is played all the same
+    tempo: Tempo = Tempo()
+    preemption: Preemption | None = None  # None: every rollout is whole
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:

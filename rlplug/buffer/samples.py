@@ -19,7 +19,7 @@ def sample_misfit(batch: Batch, needs: Needs) -> str | None:
         if len(batch["valid"]) != (window := needs.window).rows:
             warm = f"{window.burn_in} of burn-in and " * bool(window.burn_in)
             parts = f"{warm}{window.length} of the window, and one more"
-            return f"returned {len(batch['valid'])} rows; expected {window.rows}: {parts}"
+            return f"returned {len(batch['valid'])} rows; return {window.rows}: {parts}"
     short = [key for key in needs.keys if key in batch and key != "carry" and not isinstance(batch[key], dict)]
     for key in ("reward", "terminated", "truncated", *short):
         leaf = batch.get(key)

@@ -19,7 +19,7 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLI
 
 
 def read(path: Path) -> bytes:
-    """Read a file; what is none, as a pipe that nobody writes to, is an error and not waited for."""
+    """Read a file; what is no regular file, as a pipe without a writer, is an error at once."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))

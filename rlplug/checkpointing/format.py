@@ -79,7 +79,7 @@ class FileRecord(BaseModel):
 class CheckpointManifest(Manifest):
     env_steps: int
     updates: int
-    unit: Unit = "env_steps"
+    unit: Unit
     score: float | None
     wall_s: float
     since_logged_s: float
@@ -193,7 +193,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     """Write a rank's files and return the checkpoint's folder once the first rank has completed it.
 
     Afterwards the snapshot's chunks refer to files in it and hold no rows. If there is a checkpoint at ``folder``
-    already, only the score is written. Raises ``OSError``, and leaves nothing behind, if the disk refuses.
+    already, only the score is written. Raises ``OSError``, and leaves no partial file, if the disk refuses.
     """
     if folder.exists():
         if snapshot.rank == 0 and snapshot.manifest["score"] is not None:
@@ -300,7 +300,7 @@ def folder_of(run: Path, steps: int) -> Path:
 
 def steps_of(manifest: Mapping[str, Any]) -> int:
     """Return how far the run of a checkpoint was, in the unit of its loop."""
-    return manifest[manifest.get("unit", "env_steps")]
+    return manifest[manifest["unit"]]
 
 
 def checkpoints(run: Path) -> list[Path]:

@@ -9,21 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlplug.checkpointing import atomic
-from rlplug.checkpointing.format import (
-    FOLDER,
-    Checkpoint,
-    Snapshot,
-    checkpoints,
-    folder_of,
-    note_score,
-    remove,
-    steps_of,
-    write,
-)
+from rlplug.checkpointing import atomic, format
+from rlplug.checkpointing.format import FOLDER, Checkpoint, Snapshot, checkpoints, folder_of
+from rlplug.functional.schedule import due
 from rlplug.types import CheckpointError, RunError
 
-BEST = "best"  # link to the checkpoint with the best evaluation, beside the checkpoints
+BEST = "best"  # link to the checkpoint with the best evaluation, in the same folder
 
 
 class CheckpointManager:
@@ -54,9 +45,7 @@ class CheckpointManager:
 
     def due(self, steps: int) -> bool:
         """Return whether a checkpoint is due, given that the first rank's manager is idle."""
-        if not self.cfg.every or steps == self._steps:
-            return False
-        return self.minutes is not None or steps // self.cfg.every > self._steps // self.cfg.every
+        return steps != self._steps if self.minutes is not None else due(self.cfg.every, self._steps, steps)
 
     def is_best(self, score: float) -> bool:
         """Return whether a checkpoint with this score would be kept for it."""
@@ -65,7 +54,7 @@ class CheckpointManager:
     def submit(self, snapshot: Snapshot) -> Path | None:
         """Begin to write a checkpoint; if there is one of the same step, only its score is written."""
         before = self.wait()
-        self._steps, self._time = steps_of(snapshot.manifest), time.monotonic()
+        self._steps, self._time = format.steps_of(snapshot.manifest), time.monotonic()
         self._writing = self._thread.submit(self._write, folder_of(self.run, self._steps), snapshot)
         return before
 
@@ -73,7 +62,7 @@ class CheckpointManager:
         """Write the score of an evaluation into the checkpoint of that step, if there is one."""
         before = self.wait()
         if (folder := folder_of(self.run, steps)).exists():
-            note_score(folder, score)
+            format.note_score(folder, score)
             self._prune()
         return before
 
@@ -96,7 +85,7 @@ class CheckpointManager:
         self._thread.shutdown()
 
     def _write(self, folder: Path, snapshot: Snapshot) -> Path:
-        write(folder, snapshot)
+        format.write(folder, snapshot)
         if snapshot.rank == 0:
             self._prune()
         return folder
@@ -110,7 +99,7 @@ class CheckpointManager:
             atomic.delete(self.run / FOLDER / BEST)
         for path in checkpoints(self.run)[self.cfg.keep_last :]:
             if path not in best:
-                remove(path)
+                format.remove(path)
 
     def _best(self) -> list[tuple[float, Path]]:
         """Return scores and paths of the checkpoints that are kept for their scores, the best first."""

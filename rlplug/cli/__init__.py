@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb not in VERBS:
             from rlplug.cli.meant import no_verb
 
-            raise no_verb(verb)
+            raise no_verb(verb, VERBS)
         registry.plugins()  # first: what libraries that read entry points would stumble over is hidden by it
         outlive_readers("stderr", *(() if verb in PRINT else ("stdout",)))
         run = importlib.import_module(f"rlplug.cli.{verb}").main

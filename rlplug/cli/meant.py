@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from rlplug import cli
 from rlplug.registry.discovery import unknown
 from rlplug.types import CheckpointError, ConfigError
 
@@ -50,9 +49,9 @@ MOST = 1_000
 """folders of a depth, and entries of a folder, that are looked at"""
 
 
-def no_verb(verb: str) -> ConfigError:
-    """Return the error for a verb that does not exist."""
-    said = VERBS.get(verb.lower()) or f"{unknown(verb, cli.VERBS)}. Settings are written key=value"
+def no_verb(verb: str, verbs: Iterable[str]) -> ConfigError:
+    """Return the error for a verb that is none of ``verbs``."""
+    said = VERBS.get(verb.lower()) or f"{unknown(verb, verbs)}. Settings are written key=value"
     return ConfigError("", f"unknown verb {verb!r}; {said}")
 
 

@@ -119,7 +119,7 @@ def _check(kind: Kind, file: Preset, node: Mapping[str, Any]) -> None:
         choose(kind, key, dict(node))
     except ConfigError as error:
         if wrong := [one for one in single(error) if not one.key or value_at(nodes, one.key) != MISSING]:
-            raise blamed(joined(wrong), {kind: file.option}, ()) from None
+            raise blamed(joined(wrong), [(file.package or kind, file)], ()) from None
 
 
 def _settings(group: str, name: str) -> list[str]:

@@ -45,20 +45,21 @@ OWN = {  # file and function in this package
     ("trainer/trainer.py", "report"): (BETWEEN, REPORTS),
     ("trainer/trainer.py", "collect"): (COLLECT, REST),
     ("trainer/trainer.py", "play"): (COLLECT, REST),
-    ("collection/shard.py", "_act"): (COLLECT, "acting"),
+    ("collection/acting.py", "__call__"): (COLLECT, "acting"),
     ("actors/collector.py", "poll"): (COLLECT, "waiting for actors"),
     ("actors/collector.py", "play"): (COLLECT, "waiting for actors"),
     ("trainer/trainer.py", "update"): (LEARN, REST),
     ("trainer/learner.py", "sample"): (LEARN, "sampling"),
-    ("trainer/learner.py", "_forward"): (LEARN, "forward"),
-    ("trainer/optimizer.py", "backward"): (LEARN, "backward"),
+    ("trainer/steps.py", "forward"): (LEARN, "forward"),
+    ("nn/optim.py", "backward"): (LEARN, "backward"),
     ("compiler/compiler.py", "step"): (LEARN, "compiled gradient steps"),
-    ("trainer/graphs.py", "__call__"): (LEARN, "compiled updates"),
-    ("trainer/learner.py", "_step"): (LEARN, "clipping and optimizer"),
+    ("trainer/steps.py", "__call__"): (LEARN, "compiled updates"),
+    ("trainer/steps.py", "take"): (LEARN, "clipping and optimizer"),
     ("trainer/gradients.py", "__call__"): (LEARN, "gradients of segments"),  # where they are played
 }
 CALLED = {  # a function in this package, and what it calls in a plugin or a library
     ("_play", "step"): (COLLECT, "environments"),
+    ("_play_rows", "step"): (COLLECT, "environments"),
     ("_receive", "add"): (COLLECT, "storing"),
     ("_received", "intrinsic_reward"): (LEARN, "intrinsic rewards"),
     ("update", "sample"): (LEARN, "sampling"),
@@ -163,8 +164,8 @@ class Watch:
         now = time.perf_counter(), run.progress.env_steps, run.progress.updates
         self._first = self._first or now[0]
         if not self._marks:
-            compiler = run.learner.compiler
-            if compiler and compiler.active and not compiler.settled and now[0] - self._first < SETTLES:
+            compiler = run.learner.steps.compiler
+            if compiler.active and not compiler.settled and now[0] - self._first < SETTLES:
                 return
             tell(f"profiling for {self.seconds:g} s")
             self._marks.append(now)
@@ -261,7 +262,7 @@ def bottleneck(profile: Profile, trainer: Trainer) -> str:
     """Return in a sentence what takes most of the time, and what could be done about it."""
     collect, learn, config = profile.of(COLLECT), profile.of(LEARN), trainer.config
     if profile.busy is not None and profile.busy > BUSY:
-        halves = "; hardware.precision=bf16-mixed may halve that" if trainer.learner.dtype is None else ""
+        halves = "; hardware.precision=bf16-mixed may halve that" if trainer.learner.steps.dtype is None else ""
         return f"bottleneck: the device, which computes {profile.busy:.0%} of the time{halves}"
     collecting, learning, between = (sum(profile.of(what).values()) for what in (COLLECT, LEARN, BETWEEN))
     largest = max(collect, key=lambda part: collect[part], default=REST)
@@ -282,7 +283,7 @@ def _multiplies_bf16(trainer: Trainer) -> bool:
     """Would a float32 run gain by bfloat16: has the processor a unit for such products, and the learner wide layers?"""
     import torch
 
-    if trainer.ctx.device.type != "cpu" or trainer.learner.dtype is not None:
+    if trainer.ctx.device.type != "cpu" or trainer.learner.steps.dtype is not None:
         return False
     wide = any(p.ndim > 1 and min(p.shape[-2:]) >= WIDE for p in trainer.learner.algorithm.parameters())
     return wide and torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]

@@ -67,7 +67,8 @@ def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    from rlplug.config.composition import explained, session
+    from rlplug.config.explain import explained
+    from rlplug.config.origins import session
 
     with session() as loader, explained(overrides):
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
@@ -189,7 +190,8 @@ def go_on(folder: Path, run: RunConfig, start: Callable[[], float]) -> float:
     for key, old, new in differences(before, run.raw):
         said = f"{folder} was made with {key}={show(old)}, which now is {show(new)}; choose another folder"
         raise SystemExit(refuse(ConfigError("hydra.sweep.dir", said)))
-    score = run_dir.score(folder)
+    done = run_dir.finished(folder)
+    score = done and done.score
     tell(f"{folder.name}: {'goes on' if score is None else f'has finished already, with {score:,.1f}'}")
     if score is None:
         score = launch.resume(folder, tell=tell)

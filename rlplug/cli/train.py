@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     from hydra.core.plugins import Plugins
 
-    from rlplug.config.composition import PluginConfigs
+    from rlplug.config.origins import PluginConfigs
 
     warn_broken()
     Plugins.instance().register(PluginConfigs)
@@ -164,9 +164,9 @@ def _help(overrides: Sequence[str]) -> str:
 
     Hydra's own ``--help`` reads the search path anew for each folder in it, also for its own, which takes a second.
     """
-    from rlplug.config.composition import session
+    from rlplug.config.origins import folders_of, session
 
-    folders = [word for word in overrides if word.startswith("hydra.searchpath=")]
+    folders = folders_of(overrides)
     template = Template(composed(folders).hydra.help.template)
     with session() as loader:
         groups = {name: loader.get_group_options(name, overrides=folders) for name in sorted(loader.list_groups(""))}
@@ -187,8 +187,8 @@ def _hydra(arguments: Sequence[str]) -> None:
     """
     import hydra
 
-    from rlplug.config.composition import PRIMARY, VERSION_BASE
     from rlplug.config.explain import explain
+    from rlplug.config.origins import PRIMARY, VERSION_BASE
 
     with _hydra_program(arguments):
         try:

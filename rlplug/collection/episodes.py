@@ -62,30 +62,30 @@ class Episodes:
         self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, began: np.ndarray, columns: slice
     ) -> int:
         """Count rewards ``[T, B]``; the others say which rows were acted on, ended and began an episode."""
-        count, going = int(np.count_nonzero(valid)), not (np.count_nonzero(ended) or np.count_nonzero(began))
-        reward = np.where(valid, reward, 0.0)
-        if going:
+        count, reward = int(np.count_nonzero(valid)), np.where(valid, reward, 0.0)
+        if not np.count_nonzero(ended) and not np.count_nonzero(began):
             self._return[columns] += reward.sum(0)
             self._length[columns] += valid.sum(0)
             return count
         returns = self._return[columns] + reward.cumsum(0, dtype=np.float64)
         lengths = self._length[columns] + valid.cumsum(0)
-        b, t = np.nonzero((ended | began).T)  # by column, and there in time order
-        total, length, starts, ends = returns[t, b], lengths[t, b], began[t, b], ended[t, b]
-        # what was counted of a column before an episode that begins here, and before one that follows
-        before_return, before_length = total - reward[t, b], length - 1
-        next_return, next_length = np.where(ends, total, before_return), np.where(ends, length, before_length)
-        same, goes_on = b[1:] == b[:-1], ~starts
-        before_return[goes_on], before_length[goes_on] = 0, 0
-        later = np.flatnonzero(same & goes_on[1:]) + 1
-        before_return[later], before_length[later] = next_return[later - 1], next_length[later - 1]
-        in_time = np.flatnonzero(ends)[np.argsort(t[ends], kind="stable")]
-        number = np.arange(len(self._return))[columns][b[in_time]]
-        played = (total - before_return)[in_time], (length - before_length)[in_time], number
-        self._finished += zip(*(x.tolist() for x in played), strict=True)
+
+        def cuts(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+            return np.stack((begin, end), 1).reshape(-1, valid.shape[1])  # before row 0, after it, before row 1, ...
+
+        b, at = np.nonzero(cuts(began, ended).T)  # by column, and there in time order
+        same, ends = b[1:] == b[:-1], at % 2 == 1  # whether a cut follows one of its column; whether it ends an episode
+
+        def since(counted: np.ndarray) -> np.ndarray:
+            return counted - np.where(np.append(False, same), np.roll(counted, 1), 0)  # since the cut before
+
+        totals, steps = cuts(returns - reward, returns)[at, b], cuts(lengths - 1, lengths)[at, b]
+        in_time = np.flatnonzero(ends)[np.argsort(at[ends], kind="stable")]
+        number = np.arange(len(self._return))[columns][b]
+        self._finished += zip(*(x[in_time].tolist() for x in (since(totals), since(steps), number)), strict=True)
         last = np.flatnonzero(np.append(~same, True))
-        returns[-1, b[last]] -= next_return[last]
-        lengths[-1, b[last]] -= next_length[last]
+        returns[-1, b[last]] -= totals[last]
+        lengths[-1, b[last]] -= steps[last]
         self._return[columns], self._length[columns] = returns[-1], lengths[-1]
         return count
 

@@ -5,34 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from rlplug import tree
-from rlplug.api import Collector, Job, Rollout, Segment, SegmentSpec
-from rlplug.collection.segment import on_cpu
-from rlplug.collection.shard import ShardCollector
-from rlplug.distributed.preemption import Preemption
-from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
+from rlplug.api import Algorithm, Collector, Job, Rollout, Segment, SegmentSpec
+from rlplug.collection.play import Player
+from rlplug.distributed.preemption import Preemptor
+from rlplug.types import Batch, ConfigError, Progress, RunError, Tree, Weights
 
-if TYPE_CHECKING:
-    from rlplug.collection.play import Player
+
+class Shard(Protocol):
+    """What gives the segments of one shard: a ``ShardCollector``, or a recording."""
+
+    algorithm: Algorithm
+
+    @property
+    def spec(self) -> SegmentSpec: ...
+    def collect(self, rows: int, *args: Any, **options: Any) -> Batch: ...  # as ``ShardCollector.collect``
+    def state(self) -> Tree: ...
+    def load(self, state: Tree) -> None: ...
+    def close(self) -> None: ...
 
 
 class InProcessCollector(Collector):
     """Plays rollouts with the learner's own module.
 
     Args:
+        jobs: plays whole episodes; None: there is a recording, and no environment.
         keeps_weights: rollouts may ask for weights older than the learner's, so they are copied.
         preemption: ends a rollout when enough other ranks have finished theirs; None: every rollout is whole.
     """
 
     def __init__(
         self,
-        player: ShardCollector,
-        jobs: Player,
+        player: Shard,
+        jobs: Player | None,
         progress: Progress,
         keeps_weights: bool = False,
-        preemption: Preemption | None = None,
+        preemption: Preemptor | None = None,
     ) -> None:
         self.player, self.jobs, self.progress, self.keeps_weights = player, jobs, progress, keeps_weights
         self.preemption = preemption
@@ -41,8 +51,7 @@ class InProcessCollector(Collector):
 
     @cached_property
     def spec(self) -> SegmentSpec:
-        row, columns = on_cpu(self.player.example()), slice(0, self.player.num_envs)
-        return SegmentSpec(row, self.player.autoreset, (columns,), self.player.bounds)
+        return self.player.spec
 
     @property
     def in_flight(self) -> Sequence[int | None]:
@@ -60,13 +69,17 @@ class InProcessCollector(Collector):
         rows, steps, weights = rollout.num_steps, self.progress.env_steps, self._weights[1]
         with self.preemption.rollout(rows) if self.preemption else nullcontext() as stop:
             batch = self.player.collect(rows, rollout.mode, stop, weights=weights, env_steps=steps)
-        columns = slice(0, self.player.num_envs)
-        self._played.append(Segment(batch, columns, 0, rollout.version, rollout.version_steps))
+        self._played.append(self._segment(batch, rollout.version, rollout.version_steps))
+
+    def _segment(self, batch: Batch, version: int, version_steps: int) -> Segment:
+        return Segment(batch, self.spec.shards[0], 0, version, version_steps)
 
     def poll(self, shards: int | None = None) -> list[Segment]:
         return [self._played.pop(0)]
 
     def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
+        if self.jobs is None:
+            raise RunError("a recording plays no jobs; a loop that plays needs an environment: data.path=null")
         for job in jobs:
             yield job, self.jobs.play(job, weights)
 
@@ -83,10 +96,10 @@ class InProcessCollector(Collector):
             count = f"{len(state['actors'])} actors to a rank"
             raise ConfigError("hardware.actors.count", f"the run was collected by {count}, and continues with as many")
         self.player.load(state)
-        columns = slice(0, self.player.num_envs)
-        self._played = [Segment(batch, columns, 0, *version) for batch, *version in state["played"]]
+        self._played = [self._segment(*played) for played in state["played"]]
         self._weights = tuple(state["weights"])
 
     def close(self) -> None:
-        self.player.env.close()
-        self.jobs.close()
+        self.player.close()
+        if self.jobs is not None:
+            self.jobs.close()

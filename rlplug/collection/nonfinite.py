@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from rlplug import tree
+from rlplug.api import VecEnv
 from rlplug.collection.segment import on_cpu
 from rlplug.envs.checking import Bounds
-from rlplug.types import Batch, RunError, groups_of
+from rlplug.types import Batch, EnvSpec, RunError, groups_of
 
 CHECKED = ("obs", "reward")
 
@@ -36,23 +37,19 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
     Raises:
         RunError: names the key, the environment and the step of the first such number.
     """
-    if segment and not segment["valid"].is_cpu:
+    if not segment["valid"].is_cpu:
         floats = [x for x in tree.leaves(segment) if x.is_floating_point()]
         if math.isfinite(sum(x.sum() for x in floats)):
             return
         segment = on_cpu(segment)
-    groups = groups_of(segment)
-    leaves = [x.numpy() for part in groups.values() for key in CHECKED if key in part for x in tree.leaves(part[key])]
-    if all(x.dtype.kind != "f" or is_finite(x) for x in leaves):
-        return
-    found: list[tuple[int, str]] = []
-    parts = [((group, key), part[key]) for group, part in groups.items() for key in CHECKED if key in part]
-    for (group, *path), leaf in (item for at, part in parts for item in tree.items(part, at)):
-        values = leaf.numpy()
+    parts = [(group, key, part[key]) for group, part in groups_of(segment).items() for key in CHECKED if key in part]
+    leaves = [(group, path, x.numpy()) for group, key, leaf in parts for path, x in tree.items(leaf, (key,))]
+    found, valid = list[tuple[int, str]](), segment["valid"].numpy()
+    for group, path, values in leaves:
         if values.dtype.kind == "f" and not is_finite(values):
-            valid, is_reward = segment["valid"].numpy(), path[0] == "reward"
             bad = ~np.isfinite(values).reshape(*valid.shape, -1).all(-1)
-            # observations count where nobody acted on them, too: returns are bootstrapped from final ones
+            is_reward = path[0] == "reward"
+            # observations count where no action was taken, too: returns are bootstrapped from final ones
             for t, b in np.argwhere(bad & valid if is_reward else bad)[:1]:
                 step, what = env_steps + int(valid[: t + is_reward].sum()), kind(np.abs(values[t, b]).sum())
                 place = f"environment {env_ids[b]} is {what} at environment step {step}"
@@ -64,6 +61,11 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
 def is_finite(values: np.ndarray) -> bool:
     """Return whether every number is finite, and its square; a microsecond, where isfinite().all() takes five."""
     return math.isfinite(np.vdot(values, values))
+
+
+def bounds_of(env: VecEnv, spec: EnvSpec) -> Bounds | None:
+    """Return the bounds that observations of an environment are checked against; None: they are not."""
+    return Bounds(spec.single_agent.obs) if env.traits.check_bounds and not spec.has_agents else None
 
 
 def beyond(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None) -> list[str]:

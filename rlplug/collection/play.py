@@ -13,10 +13,10 @@ import torch
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, Job, VecEnv
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.making import make_shard
-from rlplug.collection.nonfinite import beyond, check_segment
-from rlplug.collection.segment import on_cpu, only
-from rlplug.collection.shard import CORE
+from rlplug.collection.finishing import stored
+from rlplug.collection.nonfinite import beyond, bounds_of, check_segment
+from rlplug.collection.segment import CORE, on_cpu
+from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.functional.returns import ended
@@ -92,40 +92,39 @@ class Player:
         env, seeds = self.env(shard), np.random.SeedSequence([*self.entropy, *prefix, *[job.number] * (job.number > 0)])
         tasks = None if job.task is None else tree.map(lambda x: np.stack([x] * len(quota)), job.task)
         acting, exploration = self._weights(job, weights or {}), self.exploration if job.mode == "explore" else {}
-        kept, nested = (*self.keys, *CORE, "alive"), self.ctx.spec.nested
-        recorder, collector, failed = Recorder(quota, job.max_steps), None, 0
-        with self._drawing(seeds.spawn(1)[0]), self._unchanged(exploration):
+        # whether ``postprocess`` changes whole episodes, and may read all keys
+        whole = job.mode != "greedy" and type(self.algorithm).postprocess is not Algorithm.postprocess
+        recorder, keep = Recorder(quota, job.max_steps), stored(self.ctx, self.keys)
+        bounds = bounds_of(env, self.ctx.spec)
+        collector = make_shard(env, self.algorithm, self.ctx, shard, (), exploration, self.keys, self.normalize, ())
+
+        def begin(seeds: np.random.SeedSequence) -> np.random.SeedSequence:
+            """Reset all columns together, and return what the next reset is seeded from."""
+            collector.reset(tasks, seeds.generate_state(shard.num_envs)[[*shard.env_ids]].tolist())
+            recorder.reset()
+            return seeds.spawn(1)[0]
+
+        with self._apart(seeds.spawn(1)[0], exploration):
+            seeds = begin(seeds)
             while recorder.left.any():
-                if collector is None or recorder.waits:  # columns are reset together
-                    failed += collector.failed_episodes if collector else 0
-                    drawn = seeds.generate_state(shard.num_envs)[[*shard.env_ids]].tolist()
-                    collector = make_shard(
-                        env, self.algorithm, self.ctx, shard, drawn, exploration, self.keys, self.normalize
-                    )
-                    collector.reset(tasks)
-                    recorder.reset()
-                    seeds = seeds.spawn(1)[0]
+                if recorder.waits:
+                    seeds = begin(seeds)
                 if stop():
                     raise Stopped
-                segment = collector.collect(CHUNK, job.mode, stop, acting, raw=True)
-                check_segment(raw := collector.raw_segment(CHUNK), 0, shard.env_ids)
+                segment = collector.collect(CHUNK, job.mode, stop, acting)
+                check_segment(segment, 0, shard.env_ids)
                 if not self.ctx.beyond:
-                    self.ctx.beyond += [
-                        f"{said} of {self.name}" for said in beyond(raw, 0, shard.env_ids, collector.bounds)
-                    ]
-                if failed + collector.failed_episodes > quota.sum():
-                    times, ended = failed + collector.failed_episodes, f"{len(recorder.played)} of {quota.sum()}"
+                    found = beyond(segment, 0, shard.env_ids, bounds)
+                    self.ctx.beyond += [f"{said} of {self.name}" for said in found]
+                if collector.failed_episodes > quota.sum():
+                    times, ended = collector.failed_episodes, f"{len(recorder.played)} of {quota.sum()}"
                     raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
-                recorder.add(on_cpu(only(segment, kept, nested) if self._leaves_as_is(job) else segment))
-        batch = recorder.batch()
-        if not self._leaves_as_is(job):
+                recorder.add(on_cpu(segment if whole else keep(segment)))
+        rows, numbers = recorder.batch()
+        if whole:
             with torch.inference_mode(), self.ctx.acting(shard):
-                rows = {key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}
-                batch |= self.algorithm.postprocess(rows)
-        return only(batch, (*kept, *OF_EPISODE), nested)
-
-    def _leaves_as_is(self, job: Job) -> bool:
-        return job.mode == "greedy" or type(self.algorithm).postprocess is Algorithm.postprocess
+                rows = keep(self.algorithm.postprocess(rows))
+        return rows | numbers
 
     def _weights(self, job: Job, weights: Mapping[str, Weights]) -> Weights | None:
         """Return what the job plays with instead of the algorithm's own weights."""
@@ -137,11 +136,11 @@ class Player:
         return {key: x.detach().to(self.ctx.device) for key, x in tensors.items()} or None
 
     @contextmanager
-    def _drawing(self, seeds: np.random.SeedSequence) -> Iterator[None]:
-        """Draw what follows from these seeds, and leave all generators as they are."""
-        generator = self.ctx.generators[self.role]
+    def _apart(self, seeds: np.random.SeedSequence, exploration: Mapping[str, Exploration]) -> Iterator[None]:
+        """Draw what follows from these seeds; leave all generators, and exploration modules, as they were before."""
+        generator, number = self.ctx.generators[self.role], int(seeds.generate_state(1)[0])
         before, everywhere = generator.get_state(), global_state(self.ctx.device)
-        number = int(seeds.generate_state(1)[0])
+        modules = [(extra, tree.map(torch.clone, extra.state_dict())) for extra in exploration.values()]
         generator.manual_seed(number)
         seed_global_from(number)
         try:
@@ -149,16 +148,8 @@ class Player:
         finally:
             generator.set_state(before)
             load_global_state(everywhere, self.ctx.device)
-
-    @contextmanager
-    def _unchanged(self, exploration: Mapping[str, Exploration]) -> Iterator[None]:
-        """Take back what acting changes in exploration modules."""
-        before = {name: tree.map(torch.clone, extra.state_dict()) for name, extra in exploration.items()}
-        try:
-            yield
-        finally:
-            for name, extra in exploration.items():
-                extra.load_state_dict(before[name])
+            for extra, state in modules:
+                extra.load_state_dict(state)
 
     def close(self) -> None:
         for env in self._envs.values():
@@ -221,10 +212,7 @@ class Recorder:
         """Take a segment ``[T+1, B]``; it is cut where an episode has its most steps."""
         arrays, over = tree.map(torch.Tensor.numpy, segment), ended(segment).numpy()
         for b in range(len(self.left)):
-            if self._capped[b]:
-                arrays["valid"][:, b] = False
-            else:
-                self._cut(arrays, over[:, b], b)
+            self._cut(arrays, over[:, b], b)
         self._counted.add(segment)
         for total, length, b in self._counted.drain():
             if self.left[b]:
@@ -232,36 +220,41 @@ class Recorder:
                 self.played.append((total, length, self._ended[b].popleft()))
 
     def _cut(self, arrays: Batch, over: np.ndarray, b: int) -> None:
-        """Go through the transitions of a column, which end an episode where ``over [T]``, and keep the open one's."""
-        rows, first, start = np.flatnonzero(arrays["valid"][:-1, b]), arrays["is_first"], 0
-        plain = not over[rows].any() and not first[rows, b].any() and self._steps[b] + len(rows) < self.max_steps
-        for i, t in enumerate([] if plain else rows):
-            if first[t, b]:  # what came before broke off
-                self._rows[b], self._steps[b], start = [], 0, i
-            self._steps[b] += 1
-            if self._steps[b] == self.max_steps and not over[t]:
-                arrays["valid"][t + 1 :, b], self._capped[b] = False, True
-                for part in groups_of(arrays).values():
-                    part["truncated"][t, b] |= part.get("alive", arrays["valid"])[t, b] & ~part["terminated"][t, b]
-                    if "alive" in part:
-                        part["alive"][t + 1 :, b] = False
-            if over[t] or self._capped[b]:
-                self._end(arrays, b, rows[start : i + 1])
-                start = i + 1
-            if self._capped[b]:
-                return
-        if self.left[b] and start < len(rows):
-            self._rows[b].append(tree.take(arrays, (rows[start:], b)))
-        self._steps[b] += len(rows) * plain
+        """Go through the episodes of a column, which end where ``over [T]``, and keep the rows of the open one."""
+        first, rows = arrays["is_first"][:, b], np.flatnonzero(arrays["valid"][:-1, b])
+        if self._capped[b]:
+            arrays["valid"][:, b], rows = False, rows[:0]
+        while len(rows):
+            if first[rows[0]]:  # what came before broke off
+                self._rows[b], self._steps[b] = [], 0
+            room = self.max_steps - self._steps[b]
+            breaks, ends = np.flatnonzero(first[rows[1:]]), np.flatnonzero(over[rows])
+            n = min(len(rows), room, *(breaks[:1] + 1), *(ends[:1] + 1))
+            last, self._steps[b] = rows[n - 1], self._steps[b] + n
+            if n == room and not over[last]:
+                self._truncate(arrays, b, last)
+            if self.left[b]:
+                self._rows[b].append(tree.take(arrays, (rows[:n], b)))
+            if over[last] or self._capped[b]:
+                self._end(arrays, b, last + 1)
+            rows = rows[len(rows) if self._capped[b] else n :]
 
-    def _end(self, arrays: Batch, b: int, rows: np.ndarray) -> None:
-        """Put an episode together; its final row follows the last one that was acted on."""
+    def _truncate(self, arrays: Batch, b: int, last: int) -> None:
+        """End the episode of a column after row ``last``; what follows does not count."""
+        arrays["valid"][last + 1 :, b], self._capped[b] = False, True
+        for part in groups_of(arrays).values():
+            part["truncated"][last, b] |= part.get("alive", arrays["valid"])[last, b] & ~part["terminated"][last, b]
+            if "alive" in part:
+                part["alive"][last + 1 :, b] = False
+
+    def _end(self, arrays: Batch, b: int, final: int) -> None:
+        """Put an episode together; row ``final`` is its final observation."""
         if self.left[b]:
-            final = tree.take(arrays, (rows[-1:] + 1, b))
-            for part in (final, *groups_of(final).values()):
+            row = tree.take(arrays, (np.array([final]), b))
+            for part in (row, *groups_of(row).values()):
                 for key in CORE.keys() & part.keys():
                     part[key][:] = 0
-            self._ended[b].append(tree.cat([*self._rows[b], tree.take(arrays, (rows, b)), final]))
+            self._ended[b].append(tree.cat([*self._rows[b], row]))
         self._rows[b], self._steps[b] = [], 0
 
     def drain(self) -> list[tuple[float, int, Batch]]:
@@ -279,12 +272,11 @@ class Recorder:
         self._steps = state["steps"]
         self._counted.load(state["counted"])
 
-    def batch(self) -> Batch:
-        """Return the episodes side by side, ``[L+1, episodes]``, as they ended."""
+    def batch(self) -> tuple[Batch, Batch]:
+        """Return the episodes side by side, ``[L+1, episodes]``, as they ended, and their numbers, ``OF_EPISODE``."""
         returns, lengths, episodes = zip(*self.played, strict=True)
         longest = np.arange(max(lengths) + 1)
         padded = [tree.take(rows, np.minimum(longest, n)) for n, rows in zip(lengths, episodes, strict=True)]
         batch = tree.map(lambda *leaves: torch.from_numpy(np.stack(leaves, 1)), *padded)
-        success = {"success": batch["is_success"][-1].double()} if "is_success" in batch else {}
-        returns = torch.tensor(returns, dtype=torch.float64)
-        return batch | success | {"return": returns, "length": torch.tensor(lengths)}
+        numbers = {"return": torch.tensor(returns, dtype=torch.float64), "length": torch.tensor(lengths)}
+        return batch, numbers | ({"success": batch["is_success"][-1].double()} if "is_success" in batch else {})

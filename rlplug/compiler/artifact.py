@@ -61,7 +61,7 @@ class Artifact(Compiled):
             torch.set_grad_enabled(gradient),
         ):
             graph, self._others, self.template, inputs, self._serves = traced(function, batch, varies)
-            self._run = _interpreter(graph) if _interprets else _compiled(graph, inputs)
+            self._run = _compiled(graph, inputs) if not _interprets else torch.no_grad()(lambda leaves: graph(*leaves))
         self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
         self._served: dict[tuple[torch.Size, ...], bool] = {}  # whether it serves batches with such lengths
 
@@ -80,14 +80,6 @@ class Artifact(Compiled):
             for i, draw in self._draws:
                 others[i] = draw()
         return restored(self.template, inputs, iter(self._run(inputs + others)))
-
-
-def _interpreter(graph: Any) -> Callable[[list[Tensor]], list[Tensor]]:
-    def run(inputs: list[Tensor]) -> list[Tensor]:
-        with torch.no_grad():
-            return graph(*inputs)
-
-    return run
 
 
 def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tensor]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlplug import tree
@@ -87,8 +86,3 @@ def flat(value: Any) -> list[Tensor]:
     outputs = list[Tensor]()
     without(value, (), outputs)
     return outputs
-
-
-def on(device: torch.device, x: Tensor) -> Tensor:
-    """Return ``x`` on a device; from pinned memory without waiting."""
-    return x.to(device, non_blocking=True)

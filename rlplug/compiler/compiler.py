@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class Compiler:
     Whether it does is decided by counts alone, so that a run that is repeated or resumed decides the same.
 
     Args:
-        at_once: from the first call on; otherwise where it pays, see ``decide``.
+        wanted: whether it compiles. None: where it pays, see ``decide``; on a device it always does.
         generators: those from which functions draw.
         tolerance: see ``Checked``.
         recorder: what records on the device; None: CUDA graphs on a CUDA device, and nothing on a CPU.
@@ -38,16 +38,17 @@ class Compiler:
     def __init__(
         self,
         device: torch.device,
-        at_once: bool,
+        wanted: bool | None = False,
         generators: Generators = (),
         tolerance: float = 1e-3,
         recorder: Recorder | None = None,
     ) -> None:
-        self.device, self.generators, self.tolerance = device, generators, tolerance
-        self.recorder = CudaGraphs(device) if recorder is None and device.type == "cuda" else recorder
-        self.wanted: bool | None = at_once or self.recorder is not None or None
-        """None: not decided yet"""
+        self.device, self.generators, self.tolerance, self._off = device, generators, tolerance, wanted is False
+        on_cuda = recorder is None and device.type == "cuda" and not self._off
+        self.recorder = CudaGraphs(device) if on_cuda else recorder
+        self.wanted = wanted if self.recorder is None else True
         self.works = True
+        self.inside = False  # whether a function is being called: what it calls is a part of it
         self._steps, self._since = 0, -1  # gradient steps that were counted to decide, since this step of the run
         self._known: dict[Hashable, list[Compiled | Checked]] = {}  # of a function, one for each kind of batch
         self._eager: dict[tuple[Any, ...], int] = {}  # calls of a function before it is recorded, by kind of batch
@@ -56,7 +57,7 @@ class Compiler:
     @property
     def active(self) -> bool:
         """Whether gradient steps are compiled."""
-        return bool(self.wanted) and self.works
+        return bool(self.wanted) and self.works and not self.inside
 
     @property
     def settled(self) -> bool:
@@ -87,18 +88,22 @@ class Compiler:
         self.works = found is not None
         return found
 
-    def call(self, function: Callable[[Batch], Any], batch: Batch, of: Hashable = None) -> Any:
+    def call(self, function: Function, batch: Batch, of: Hashable = None) -> Any:
         """Return what a method returns, called compiled once gradient steps are.
 
         Args:
             function: without side effects, but on tensors that it moves in place; always the same for its object.
             of: what else it depends on.
         """
-        if not self.wanted:
+        if not self.wanted or self.inside:
             return function(batch)
         who, name = function.__self__, function.__name__  # type: ignore[attr-defined]
-        found = self._call((who, name, of), f"{type(who).__name__}.{name}", function, batch)
-        return function(batch) if found is None else found
+        self.inside = True
+        try:
+            found = self._call((who, name, of), f"{type(who).__name__}.{name}", function, batch)
+            return function(batch) if found is None else found
+        finally:
+            self.inside = False
 
     def _call(self, of: Hashable, name: str, function: Function, batch: Batch, varies: bool = False) -> Any:
         """Call a function compiled, and compile it if that has not been done; None: that does not work."""
@@ -119,11 +124,11 @@ class Compiler:
         try:
             if len(known) == (most := MOST_ARTIFACTS if self.recorder is None else MOST_RECORDINGS):
                 raise RuntimeError(f"it would need more than {most} graphs: shapes are ever new")
-            compiled: Compiled = (
-                Artifact(function, batch, varies)
-                if self.recorder is None
-                else Captured(function, batch, self.device, self.generators, self.recorder)
-            )
+            compiled: Compiled
+            if self.recorder is None:
+                compiled = Artifact(function, batch, varies)
+            else:
+                compiled = Captured(function, batch, self.device, self.generators, self.recorder)
             known.append(Checked(compiled, function, self.generators, self.tolerance))
             return self._compiled(of, name, batch)
         except Exception as error:
@@ -155,10 +160,14 @@ class Compiler:
         return found
 
     def state(self) -> Tree:
-        return {"wanted": self.wanted, "works": self.works, "steps": self._steps, "since": self._since}
+        """Return what decides whether it compiles; None: it never does."""
+        state = {"wanted": self.wanted, "works": self.works, "steps": self._steps, "since": self._since}
+        return None if self._off else state
 
     def load(self, state: Tree) -> None:
         """Go on; functions are compiled again, as optimizers have another state."""
+        if self._off or state is None:
+            return
         self.wanted, self.works = self.wanted or state["wanted"], state["works"]
         self._steps, self._since = state["steps"], state["since"]
         self._known.clear()

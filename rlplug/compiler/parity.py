@@ -15,9 +15,8 @@ from rlplug.types import Batch
 
 CALLS = 3
 SHARE = 0.95  # of the numbers that a call moves have to agree
-CHANGE = (
-    0.05  # of its change, by which such a number may be off: Adam turns rounding errors of tiny gradients into steps
-)
+CHANGE = 0.05
+"""of its change, by which such a number may be off: Adam turns rounding errors of tiny gradients into steps"""
 NOISE = 1e-3  # of the root mean square of the changes of its tensor, below which a change is rounding
 ROUNDING = 1e-5
 
@@ -32,13 +31,9 @@ class Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = zip(func._schema.arguments, args, strict=False)
-        written = [value for spec, value in given if spec.alias_info and spec.alias_info.is_write]
-        written += [
-            kwargs[spec.name]
-            for spec in func._schema.arguments
-            if spec.name in kwargs and spec.alias_info and spec.alias_info.is_write
-        ]
+        given = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        writes = [spec.name for spec in func._schema.arguments if spec.alias_info and spec.alias_info.is_write]
+        written = [given[name] for name in writes if name in given]
         for x in tree_leaves(written):
             if isinstance(x, Tensor) and id(x) not in self.before and _memory(x) not in self._made:
                 self.before[id(x)] = x, x.detach().clone()
@@ -77,9 +72,7 @@ class Checked:
         drawn = self._drawn()
         with Writes() as writes:
             expected = self.function(batch)
-        tensors, before = (
-            ([*values] for values in zip(*writes.before.values(), strict=True)) if writes.before else ((), ())
-        )
+        tensors, before = ([pair[i] for pair in writes.before.values()] for i in range(2))
         after, then, returned = _copies(tensors), self._drawn(), _copies(flat(expected))
         self._go_back(tensors, before, drawn)
         found = self.compiled.run(inputs)

@@ -12,13 +12,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from rlplug.config.composition import ABSENT, EXISTS, GROUPS, composed, explained, plain
-from rlplug.config.errors import joined, value_at
-from rlplug.config.explain import no_such_key_of
+from rlplug.config.composition import composed, plain
+from rlplug.config.errors import Refusals, joined, refuse, value_at
+from rlplug.config.explain import EXISTS, GROUPS, explained, no_such_key_of
 from rlplug.config.schema import RESUMABLE, SEVERAL, WHY, kind_of, scheduled
 from rlplug.types import ConfigError
 
 STRETCH = "schedules=stretch"
+ABSENT = object()
 
 
 def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str], why: str) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
     config = OmegaConf.create(settings, flags={"struct": True})
     for override in sorted(parsed, key=_chooses, reverse=True):
         key = override.package or override.key_or_group  # critic_model for model@critic_model=mlp
-        _check(override, key, raw, may, why)
+        refuse(_refusals(override, key, raw, may, why))
         value, chooses = override.value(), _chooses(override)
         if override.is_add() and value_at(config, key) is not None and not isinstance(value, dict):
             raise ConfigError(key, EXISTS.format(key))
@@ -115,23 +116,22 @@ def _scheduled(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for at, node in raw.items() for key, value in scheduled(kind_of(at), at, node)}
 
 
-def _check(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> None:
-    """Refuse what cannot be read and what may not change."""
-    if not key:
-        raise ConfigError("", f"cannot read {override.input_line!r}: should be key=value")
-    if override.is_delete():
-        raise ConfigError(key, f"cannot be taken out of a run; {override.input_line} works when a run is started")
-    if override.is_sweep_override():
-        raise ConfigError(key, f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
-    if _chooses(override) and isinstance(override.value(), list) and override.key_or_group not in SEVERAL:
-        raise ConfigError(key, "should be exactly one option")
+# fmt: off
+def _refusals(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> Refusals:
+    """What cannot be read, and what may not change."""
+    line, several = override.input_line, _chooses(override) and isinstance(override.value(), list)
+    yield not key, "", f"cannot read {line!r}: should be key=value"
+    yield override.is_delete(), key, f"cannot be taken out of a run; {line} works when a run is started"
+    yield (override.is_sweep_override(), key, lambda:
+           f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
+    yield several and override.key_or_group not in SEVERAL, key, "should be exactly one option"
     if f"{key}.".startswith(tuple(f"{one}." for one in may)):
         return
-    if key.startswith(("hydra.", "hydra/")):
-        raise ConfigError(key, "belongs to the start of a run and cannot be changed")
+    yield key.startswith(("hydra.", "hydra/")), key, "belongs to the start of a run and cannot be changed"
     if value_at(raw, key, ABSENT) is ABSENT and key not in GROUPS and not (override.is_add() and "." in key):
         raise no_such_key_of(raw, key)
-    raise ConfigError(key, f"cannot be changed: {why}")
+    yield True, key, f"cannot be changed: {why}"
+# fmt: on
 
 
 def _chooses(override: Override) -> bool:

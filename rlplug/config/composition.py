@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-import hydra
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlplug.config.origins import blamed, check_packages
+from rlplug.config.errors import UnknownKeyError, elsewhere, joined, single
+from rlplug.config.explain import chosen_as, explained, not_chosen, unknown_option
+from rlplug.config.origins import blamed, check_packages, files_of, folders_of, loaded, option_names
 from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, kind_of, parse
-from rlplug.registry import KINDS, Kind, plugins, until_refresh, warn_broken
+from rlplug.registry import Kind, until_refresh, warn_broken
 from rlplug.types import ConfigError
-
-PRIMARY = "config"
-VERSION_BASE = "1.3"
-GROUPS = (*KINDS, "tuned", "experiment")
-ABSENT = object()
-EXISTS = "exists already: write {}=<value>, without +"
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
@@ -58,15 +47,24 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
     check_packages([*choices.items(), *((kind, config[kind].get("name")) for kind in SEVERAL)])
     check_choices(choices, overrides)
     pair = tuned(hydra)
+    raw = plain(config, overrides, pair)
     try:
-        run = parse(plain(config, overrides, pair))
+        run = parse(raw)
         typed = [word.lstrip("+").partition("=")[0] for word in overrides]
         if "rollout" in run.buffer.cls.gives and "train_batch_size" in typed and "buffer" not in typed:
             said = "is for buffers that are sampled, and a rollout is learned from whole"
             raise ConfigError("train_batch_size", f"{said}; set num_envs or rollout_fragment_length")
         return run, pair
     except ConfigError as error:
-        raise blamed(error, choices, command(hydra)) from None
+        words = command(hydra)
+        raise blamed(joined([_meant(one, raw) for one in single(error)]), files_of(words), words) from None
+
+
+def _meant(error: ConfigError, raw: Mapping[str, Any]) -> ConfigError:
+    """Return the error; for an unknown key, one that names what another library or another place calls so."""
+    if isinstance(error, UnknownKeyError) and (others := elsewhere(raw, error.key) or chosen_as(error.key, raw)):
+        return ConfigError(error.key, f"unknown key; did you mean {' or '.join(others)}?")
+    return error
 
 
 def composed(overrides: Sequence[str] = ()) -> DictConfig:
@@ -77,8 +75,8 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
     """
     if isinstance(overrides, str):
         raise ConfigError("", f"takes a list of words: {overrides.split()}")
-    with session(), explained(overrides):
-        return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
+    with explained(overrides):
+        return loaded(overrides)
 
 
 def command(hydra: Any) -> list[str]:
@@ -110,13 +108,11 @@ def tuned(hydra: Any) -> Tuned | None:
     """
     choices = hydra.runtime.choices
     name, algo, env = (choices.get(group) for group in ("tuned", "algo", "env"))
-    folders = [override for override in hydra.overrides.hydra if override.startswith("hydra.searchpath=")]
+    folders = folders_of(hydra.overrides.hydra)
     if name in (None, "none"):
         return None
     if name not in option_names("tuned", folders):
         if name != f"{algo}_{env}":
-            from rlplug.config.explain import unknown_option  # here: it imports this module
-
             raise unknown_option(f"tuned/{name}", folders)
         return None
     words = [override for override in command(hydra) if not override.startswith("tuned=")]
@@ -155,8 +151,6 @@ def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None
             if not any(word.lstrip("+~").startswith((f"{kind}.{name}", f"{kind}={{")) for word in overrides):
                 del nodes[name]
             elif name in option_names(kind):
-                from rlplug.config.explain import not_chosen
-
                 raise not_chosen(kind, name, [other for other in nodes if "name" in (nodes[other] or ())])
     return raw
 
@@ -172,8 +166,7 @@ def check_choices(choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
         if group in (*SINGLE, "model", "experiment") and isinstance(value, list):
             raise ConfigError(group, f"should be exactly one option of {', '.join(option_names(group))}")
         if group == "algo" and isinstance(tuned := choices.get("experiment"), str):
-            folders = [word for word in overrides if word.startswith("hydra.searchpath=")]
-            own = composed([*folders, f"experiment={tuned}"]).hydra.runtime.choices.algo
+            own = composed([*folders_of(overrides), f"experiment={tuned}"]).hydra.runtime.choices.algo
             if own != value:
                 said = f"{value} cannot take the place of {own}, whose settings experiment={tuned} holds"
                 raise ConfigError("algo", f"{said}; leave one of the two out")
@@ -208,42 +201,3 @@ def _alone(kind: Kind, option: str) -> DictConfig:
     """Return the defaults of a run with one option of a kind, and where it is no algorithm, without any."""
     choice = f"{kind}=[{option}]" if kind in SEVERAL else f"{kind}={option}"
     return composed([choice, "tuned=none", *(() if kind == "algo" else ("~algo",))])
-
-
-def option_names(group: str, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the options of a group: the YAML files of all plugins, and of folders that the overrides add."""
-    with session() as loader:
-        return loader.get_group_options(group, overrides=list(overrides))
-
-
-class PluginConfigs(SearchPathPlugin):
-    """Append each plugin's folder; rlplug's own is first, so no other plugin can replace its ``config.yaml``."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for plugin in plugins():
-            if plugin.conf:
-                search_path.append(provider=plugin.distribution, path=f"file://{plugin.conf}")
-
-
-@contextmanager
-def session() -> Iterator[ConfigLoader]:
-    """Make ``hydra.compose`` work. Inside a running Hydra program, that program's state is restored afterwards."""
-    Plugins.instance().register(PluginConfigs)  # for this process only
-    outer = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize(config_path=None, version_base=VERSION_BASE):
-            yield GlobalHydra.instance().config_loader()
-    finally:
-        GlobalHydra.instance().hydra = outer
-
-
-@contextmanager
-def explained(overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Raise errors of Hydra and OmegaConf as ``ConfigError``."""
-    try:
-        yield
-    except Exception as error:
-        from rlplug.config.explain import explain
-
-        raise explain(error, overrides) from None

@@ -1,14 +1,14 @@
-"""What a user is told about a configuration: mistakes, with the full key and what would be right, and changes."""
+"""Messages about a configuration: mistakes, with the full key and what would be right, and changes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path as File
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -23,6 +23,17 @@ RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", 
 RANGES = (*RANGES, "finite_number")
 WRONG = dict.fromkeys(RANGES, "is out of range") | {"literal_error": "is none of the options", SIZE: "is out of range"}
 SURPLUS = r"^Input (should be )?|^\w+ should (?=have )|(, unable|, got| or an instance of| after) .*"
+
+
+Refusals: TypeAlias = Iterable[tuple[object, str, str | Callable[[], str]]]
+"""a table of condition, key and sentence; a sentence that takes work is a function"""
+
+
+def refuse(rows: Refusals) -> None:
+    """Raise ``ConfigError`` with key and sentence of the first row whose condition holds."""
+    for wrong, key, sentence in rows:
+        if wrong:
+            raise ConfigError(key, sentence if isinstance(sentence, str) else sentence())
 
 
 class UnknownKeyError(ConfigError):

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from rlplug.config import errors
-from rlplug.config.composition import EXISTS, GROUPS, PRIMARY, composed, option_names, session
+from rlplug.config import errors, origins
 from rlplug.config.errors import peers, value_at
-from rlplug.config.origins import asked_by, check_packages, choices_of, is_selected, unreadable
+from rlplug.config.origins import folders_of, loaded, option_names
 from rlplug.config.schema import SEVERAL
-from rlplug.registry import owners, presets
+from rlplug.registry import KINDS, owners
 from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
+
+GROUPS = (*KINDS, "tuned", "experiment")
+EXISTS = "exists already: write {}=<value>, without +"
+SAID = {
+    r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'": r"\2 is several values: add -m to sweep over "
+    "them, or write a list [a,b]",
+    r"^Could not override '(.+?)'\.\s*(Did you mean .*|No match.*)": r"there is no such group. \2",
+    r"Multiple values for (\S+)\.": EXISTS.format(r"\1"),
+    r"An item is already at '(.+?)'": EXISTS.format(r"\1"),
+    r"^provider=(hydra\.searchpath) .*path=(.*) is not available": r"\2 does not exist",
+}
+"""what Hydra says, with the key first, and what is said instead"""
+
+
+@contextmanager
+def explained(overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Raise errors of Hydra and OmegaConf as ``ConfigError``."""
+    try:
+        yield
+    except Exception as error:
+        raise explain(error, overrides) from None
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
@@ -31,14 +50,14 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     overrides = [override for override in overrides if not override.startswith("-")]
     text, cause = str(error), error.__cause__
     if isinstance(error, RecursionError):
-        files = " or ".join(str(presets()[pair][0]) for pair in choices_of(overrides))
+        files = " or ".join(map(str, origins.chosen_files(overrides)))
         return ConfigError("", f"{files or 'a value'} is nested too deeply")
     try:
-        check_packages(choices_of(overrides))
+        origins.check_packages((file.group, file.option) for file in origins.chosen_files(overrides))
     except ConfigError as wrong:
         return wrong
     if isinstance(error, MarkedYAMLError):
-        return unreadable(error)
+        return origins.unreadable(error)
     if keyless := [override for override in overrides if override.startswith("=")]:
         return ConfigError("", f"cannot read {keyless[0]!r}: should be key=value")
     if isinstance(error, OverrideParseException):
@@ -50,7 +69,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         found = unknown_option(error.missing_cfg_file, overrides)
         group, _, option = error.missing_cfg_file.partition("/")
-        return ConfigError(found.key, found.message + asked_by(group, option, overrides))
+        return ConfigError(found.key, found.message + origins.asked_by(group, option, overrides))
     if (found := re.match(r"Could not delete from config\. '(.+?)' does not exist", text)) or (
         isinstance(cause, ConfigAttributeError | ConfigKeyError)
         and (found := re.match(r"Could not override '(.+)'", text))
@@ -58,8 +77,6 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         tree, key = _base(overrides), found[1]
         inside = value_at(tree, key) is not None  # what is set is a mapping, and holds the key
         return no_such_key_of(tree, cause.full_key if inside else key)  # type: ignore[union-attr]
-    if found := re.search("(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'", text):
-        return ConfigError(found[1], f"{found[2]} is several values: add -m to sweep over them, or write a list [a,b]")
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
         return ConfigError(found[1], f"should be exactly one option of {', '.join(option_names(found[1], overrides))}")
     if "${algo}_${env}" in text:  # of the defaults list
@@ -69,13 +86,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         for override in OverridesParser.create().parse_overrides(overrides):
             if option_names(override.key_or_group) and not isinstance(override.value(), str | list | dict):
                 return unknown_option(f"{override.key_or_group}/{override.get_value_string()}", overrides)
-    if found := re.match(r"Could not override '(.+?)'\.\s*(Did you mean .*|No match.*)", text):
-        return ConfigError(found[1], f"there is no such group. {found[2]}")
-    if found := re.search(r"Multiple values for (\S+)\.|An item is already at '(.+?)'", text):
-        key = found[1] or found[2]
-        return ConfigError(key, EXISTS.format(key))
-    if found := re.match(r"provider=(hydra\.searchpath) .*path=(.*) is not available", text):
-        return ConfigError(found[1], f"{found[2]} does not exist")
+    for pattern, sentence in SAID.items():
+        if found := re.search(pattern, text):
+            return ConfigError(found[1], found.expand(sentence))
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(str(error.full_key), f"must be given: {error.full_key}=<value>")
     for known in (error, cause):
@@ -94,10 +107,10 @@ def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
                 (to for word, to in peers("options").get(group, {}).items() if word.lower() == name.lower()), None
             )
             said = f"unknown option {name!r}"
-            if (declares := owners().get((group, name), ())) and not is_selected(group, name):  # type: ignore[call-overload]
+            if (declares := owners().get((group, name), ())) and not origins.is_selected(group, name):  # type: ignore[call-overload]
                 said = f"{declares[0]} has no conf/{group}/{name}.yaml, by which its {group} {name!r} would be chosen"
             nothing = group in SEVERAL and name.lower() in ("none", "null", "false")
-            if words := [f"{group}=[]"] if nothing else [] if meant else chosen_as(name, {}, besides=group):
+            if words := [f"{group}=[]"] if nothing else [] if meant else chosen_as(name, {}, without=group):
                 return ConfigError(group, f"{said}; did you mean {' or '.join(words)}?")
             return ConfigError(group, f"{said}; {unknown(name, options, '', True, meant)}")
     return ConfigError("", f"there is no configuration {path!r} in the search path; see --info searchpath")
@@ -120,21 +133,21 @@ def not_chosen(kind: str, name: str, nodes: Iterable[str]) -> ConfigError:
 
 def _together(kind: str, name: str, nodes: Iterable[str]) -> str:
     """Return ``logger=[progress,wandb]``: what is chosen already, but for what is always there, and one more."""
-    always = composed([f"{kind}=[]"])[kind]
+    always = loaded([f"{kind}=[]"])[kind]
     return f"{kind}=[{','.join([*(other for other in nodes if other not in always), name])}]"
 
 
-def chosen_as(name: str, nodes: Mapping[str, Any], besides: str = "") -> list[str]:
+def chosen_as(name: str, nodes: Mapping[str, Any], without: str = "") -> list[str]:
     """Return the words that choose what has a name in any group: ``buffer=her``, ``experiment=rainbow_pong``.
 
     Args:
         nodes: of the run, by key: what it has already of a group of several stays.
-        besides: a group that is not looked at.
+        without: a group that is not looked at.
     """
     found: list[str] = []
     for group in GROUPS:
         called = peers("options").get(group, {}).get(name, name)
-        for option in option_names(group) if group not in ("tuned", besides) else ():
+        for option in option_names(group) if group not in ("tuned", without) else ():
             if option == called or (group == "experiment" and option.startswith(f"{name}_")):
                 several = group in SEVERAL
                 found.append(_together(group, option, nodes.get(group) or ()) if several else f"{group}={option}")
@@ -144,7 +157,6 @@ def chosen_as(name: str, nodes: Mapping[str, Any], besides: str = "") -> list[st
 def _base(overrides: Sequence[str]) -> Any:
     """Compose the groups of the command line without its settings."""
     groups = [o for o in overrides if re.match(r"[\w/@]+=(?!{)", o) and option_names(re.split("[=@]", o)[0], overrides)]
-    folders = [o for o in overrides if o.startswith("hydra.searchpath=")]
-    with session(), suppress(Exception):
-        return OmegaConf.to_container(hydra.compose(PRIMARY, [*folders, *groups], return_hydra_config=True))
+    with suppress(Exception):
+        return OmegaConf.to_container(loaded([*folders_of(overrides), *groups]))
     return {}

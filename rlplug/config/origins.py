@@ -1,51 +1,108 @@
-"""Whose mistake it is: a wrong value may come from a package's YAML file, and not from the command line."""
+"""Where settings come from: the YAML files of packages, where Hydra looks for them, and which one has a mistake."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import hydra
 import yaml
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from rlplug.config.errors import UnknownKeyError, joined, single, value_at
 from rlplug.config.schema import SEVERAL, kind_of
+from rlplug.registry import plugins
 from rlplug.registry.presets import Preset, preset, presets
 from rlplug.types import ConfigError
 
+PRIMARY = "config"
+VERSION_BASE = "1.3"
 GLOBAL = "_global_"
 
 
-def blamed(error: ConfigError, choices: Mapping[str, Any], words: Sequence[str]) -> ConfigError:
-    """Return the error with the file, for each mistake that stands in one and not on the command line.
+class PluginConfigs(SearchPathPlugin):
+    """Append each plugin's folder; rlplug's own is first, so no other plugin can replace its ``config.yaml``."""
 
-    Args:
-        choices: slot -> chosen option, as Hydra has them.
-        words: the command line.
-    """
-    files, errors = [*_chosen(choices)], single(error)
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for plugin in plugins():
+            if plugin.conf:
+                search_path.append(provider=plugin.distribution, path=f"file://{plugin.conf}")
+
+
+@contextmanager
+def session() -> Iterator[ConfigLoader]:
+    """Make ``hydra.compose`` work. Inside a running Hydra program, that program's state is restored afterwards."""
+    Plugins.instance().register(PluginConfigs)  # for this process only
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize(config_path=None, version_base=VERSION_BASE):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def loaded(overrides: Sequence[str]) -> DictConfig:
+    """Return what Hydra composes, with its own node ``hydra``; its errors are not explained."""
+    with session():
+        return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
+
+
+def folders_of(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides that add folders to the search path."""
+    return [word for word in overrides if word.startswith("hydra.searchpath=")]
+
+
+def option_names(group: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Return the options of a group: the YAML files of all plugins, and of folders that the overrides add."""
+    with session() as loader:
+        return loader.get_group_options(group, overrides=list(overrides))
+
+
+Files = Sequence[tuple[str, Preset]]
+"""files of packages with the keys that their settings are put under"""
+
+
+def files_of(overrides: Sequence[str]) -> Files:
+    """Return the files that Hydra composes, those first that win; none where one is of a folder of its own."""
+    with session() as loader, suppress(HydraException):
+        every = reversed(loader.compute_defaults_list(PRIMARY, list(overrides), RunMode.RUN).defaults)
+        found = ((one.package, preset(*one.config_path.rsplit("/", 1))) for one in every if "/" in one.config_path)
+        return [(package, file) for package, file in found if file]
+    return ()
+
+
+def blamed(error: ConfigError, files: Files, words: Sequence[str]) -> ConfigError:
+    """Return the error with the file, for each mistake that stands in one of ``files`` and not on the command line."""
+    errors = single(error)
     totals = [one.message.split()[0] for one in errors if one.key == "total_steps"]  # points of schedules repeat it
     errors = [one for one in errors if not one.key.endswith("][0]") or one.message.split()[0] not in totals]
     return joined([_blamed(one, files, words) for one in errors])
 
 
-def _blamed(error: ConfigError, files: Sequence[tuple[str, Preset]], words: Sequence[str]) -> ConfigError:
+def _blamed(error: ConfigError, files: Files, words: Sequence[str]) -> ConfigError:
     key, missing = error.key.partition("[")[0], error.message == "is missing"
     given = not error.message.startswith("must be given") and ("unknown" in error.message or not key.endswith(".name"))
     if not key or not given or any(_sets(word, key) for word in words):
         return error
     within = f"{key.rpartition('.')[0]}.name" if missing else key
-    for package, file in files:
-        if value_at(_put(package, file), within) is None:
-            continue
-        if missing:
-            return ConfigError(error.key, f"is missing in {file}")
-        slot, kind = key.partition(".")[0], kind_of(key)
-        if file.group != kind and any(re.match(rf"({kind}@)?{slot}=", word) for word in words):
-            way = f"leave it out: ~{key}" if isinstance(error, UnknownKeyError) else f"set it: {key}=<value>"
-            return ConfigError(error.key, f"{error.message}; {file} sets it for another {kind}; {way}")
-        return ConfigError(error.key, f"{error.message}; it stands in {file}")
-    return error
+    file = next((file for package, file in files if _holds(package, file, within)), None)
+    if file is None or missing:
+        return ConfigError(error.key, f"is missing in {file}") if file else error
+    slot, kind = key.partition(".")[0], kind_of(key)
+    if file.group != kind and any(re.match(rf"({kind}@)?{slot}=", word) for word in words):
+        way = f"leave it out: ~{key}" if isinstance(error, UnknownKeyError) else f"set it: {key}=<value>"
+        return ConfigError(error.key, f"{error.message}; {file} sets it for another {kind}; {way}")
+    return ConfigError(error.key, f"{error.message}; it stands in {file}")
 
 
 def _sets(word: str, key: str) -> bool:
@@ -56,27 +113,15 @@ def _sets(word: str, key: str) -> bool:
     return f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.")
 
 
-def _chosen(choices: Mapping[str, Any]) -> Iterator[tuple[str, Preset]]:
-    """Yield the chosen files with the keys that they are put under, those first that win over others."""
-    order = ("experiment", "tuned", "algo")
-    for slot in sorted(choices, key=lambda slot: order.index(slot) if slot in order else len(order)):
-        group, _, package = slot.partition("@")
-        if isinstance(choices[slot], str) and (file := preset(group, choices[slot])):
-            yield file.package or package or group.replace("/", "."), file
-    for (group, _), (file, *_) in presets().items():  # Hydra does not say which of these are chosen
-        if group in SEVERAL:
-            yield file.package or group, file
+def _holds(package: str, file: Preset, key: str) -> bool:
+    """Return whether a file, whose settings are put under ``package``, has a value at a key."""
+    inside = key.removeprefix(f"{package}.") if package not in ("", GLOBAL) else key
+    return (inside != key or package in ("", GLOBAL)) and value_at(_content(file), inside) is not None
 
 
-def _put(package: str, file: Preset) -> Any:
-    """Return what a file holds, under its key."""
-    try:
-        content = yaml.safe_load(file.path.read_bytes())
-    except (yaml.YAMLError, RecursionError):
-        return {}
-    for part in reversed([] if package == GLOBAL else package.split(".")):
-        content = {part: content}
-    return content
+def _content(file: Preset) -> Any:
+    with suppress(yaml.YAMLError, RecursionError):
+        return yaml.safe_load(file.path.read_bytes())
 
 
 def check_packages(choices: Iterable[tuple[str, Any]]) -> None:
@@ -89,40 +134,31 @@ def check_packages(choices: Iterable[tuple[str, Any]]) -> None:
         file = preset(group, option) if isinstance(option, str) else None
         if file is None or file.package is not None:
             continue
-        whole = group in ("tuned", "experiment") or "name" in (value_at(_put(GLOBAL, file), group) or ())
+        whole = group in ("tuned", "experiment") or "name" in (value_at(_content(file), group) or ())
         if whole or group in SEVERAL:
             line = GLOBAL if whole else f"{group}.{option}"
             raise ConfigError(group, f"{file} lacks its first line: # @package {line}")
 
 
-def choices_of(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the groups and options that a command line chooses, where the options are files."""
+def chosen_files(words: Iterable[str]) -> list[Preset]:
+    """Return the files that a command line chooses, and that of the pair of its algorithm and environment."""
     chosen = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
     chosen = {"tuned": "_".join(chosen.get(group, "") for group in ("algo", "env")), **chosen}
-    return [pair for pair in chosen.items() if pair in presets()]
+    return [file for pair in chosen.items() if (file := preset(*pair))]
 
 
 def asked_by(group: str, option: str, words: Sequence[str]) -> str:
     """Return ``; <file> asks for it`` where a chosen file, and not the command line, names an option; else nothing."""
-    for file in (presets()[pair][0] for pair in choices_of(words)):
-        entries = (_put(GLOBAL, file) or {}).get("defaults") or ()
-        asks = [
-            (key.split("@")[0].split("/")[-1], value)
-            for entry in entries
-            if isinstance(entry, dict)
-            for key, value in entry.items()
-        ]
-        if (group, option) in asks:
-            return f"; {file} asks for it"
-    return ""
+    asks = re.compile(rf"\W{re.escape(group)}(@\S+)?: *{re.escape(option)}\s")
+    found = (f"; {file} asks for it" for file in chosen_files(words) if asks.search(file.path.read_text("utf-8")))
+    return next(found, "")
 
 
 def is_selected(kind: str, name: str) -> bool:
     """Return whether a file, whatever it is called, selects a component."""
+    selects = re.compile(rf"^\s*name:\s*{re.escape(name)}\s*$", re.MULTILINE)
     files = (files[0] for (group, _), files in presets().items() if group == kind)
-    return any(
-        re.search(rf"^\s*name:\s*{re.escape(name)}\s*$", file.path.read_text("utf-8"), re.MULTILINE) for file in files
-    )
+    return any(selects.search(file.path.read_text("utf-8")) for file in files)
 
 
 def unreadable(error: yaml.MarkedYAMLError) -> ConfigError:

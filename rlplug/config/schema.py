@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -13,8 +13,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlplug import registry
-from rlplug.config.errors import UnknownKeyError, dotted, elsewhere, joined, mistakes, show, single, unknown_key
-from rlplug.config.estimate import Estimate, paths
+from rlplug.config.errors import dotted, joined, mistakes, show, single, unknown_key
 from rlplug.registry import KINDS, Kind
 from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat, is_schedule, option, settings
 from rlplug.types import Compile, ConfigError
@@ -35,13 +34,11 @@ class Chosen:
     cfg: Any  # an instance of cls.Config
 
     def build(self, ctx: Any) -> Any:
-        with self._full_keys() as contract:
-            return contract.make(self.cls, self.cfg, ctx)
+        return self._asked("make", self.cls, self.cfg, ctx)
 
     def needs(self, *args: Any, member: str = "needs") -> Any:
         """Return the ``Needs`` of an algorithm."""
-        with self._full_keys() as contract:
-            return contract.ask_needs(self.kind, self.cls, member, self.cfg, *args)
+        return self._asked("ask", self.kind, self.cls, member, self.cfg, *args)
 
     def reads(self, spec: Any) -> tuple[str, ...]:
         """Return the keys of rows that a buffer or an exploration module reads."""
@@ -49,19 +46,14 @@ class Chosen:
 
     def plan(self) -> Any:
         """Return the ``Plan`` of hardware."""
-        with self._full_keys() as contract:
-            return contract.ask_plan(self.build(None))
+        return self._asked("ask", self.kind, self.build(None), "plan")
 
-    @contextmanager
-    def _full_keys(self) -> Iterator[Any]:
-        """Name the options of a component inside another one as they are written: ``algo.algo.gamma``.
-
-        What it yields asks components for something.
-        """
+    def _asked(self, function: str, *args: Any) -> Any:
+        """Call a function of ``contract.members``; an error names options as they are written: ``algo.algo.gamma``."""
         from rlplug.contract import members  # here: it imports torch
 
         try:
-            yield members
+            return getattr(members, function)(*args)
         except ConfigError as error:
             if error.key.split(".")[0] != self.kind or self.kind not in SINGLE:
                 raise
@@ -83,33 +75,36 @@ def _interval(value: Any) -> Any:
     raise PydanticCustomError("interval_type", "steps, or minutes such as 5min")
 
 
+Interval = Annotated[int | str, PlainValidator(_interval)]
+
+
 @settings
 class Checkpoint:
-    every: Annotated[int | str, PlainValidator(_interval)] = option(
-        "Steps between checkpoints, or minutes such as 5min; 0: only at the end."
-    )
+    every: Interval = option("Steps between checkpoints, or minutes such as 5min; 0: only at the end.")
     keep_last: PositiveInt = option("Newest checkpoints that are kept.")
-    keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept beside them.")
+    keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept, too.")
+
+
+def _paths(value: Any) -> Any:
+    """Return a list of paths; a single one may stand without it."""
+    return [value] if isinstance(value, str) else value
+
+
+Paths = Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)]
 
 
 @settings
 class Data:
     """Recorded episodes that take the place of the environment in training."""
 
-    path: Annotated[list[str], Field(min_length=1), BeforeValidator(paths)] | None = option(
-        "Files, folders or patterns of recorded episodes that are learned from; null: the environment is played."
-    )
+    path: Paths | None = option("Files, folders or patterns of episodes to learn from; null: play the environment.")
     weights: Annotated[list[PositiveFloat], Field(min_length=1)] | None = option(
         "Share of every path in what is learned from, in steps; null: all episodes of all."
     )
-    envs: PositiveInt | None = option(
-        "How many of num_envs are recorded, the others are played; null: all are recorded."
-    )
+    envs: PositiveInt | None = option("How many of num_envs are recorded, the others are played; null: all.")
     shuffle: bool = option("Episodes come in an order that follows from the seed; false: as they were recorded.")
     damaged: Literal["refuse", "skip"] = option("What becomes of a part of a file that cannot be read.")
-    unfinished: Literal["refuse", "truncate", "skip"] = option(
-        "What becomes of an episode without an end; truncate: its last observation ends it."
-    )
+    unfinished: Literal["refuse", "truncate", "skip"] = option("An episode without an end; truncate: it ends there.")
     normalized_actions: bool = option("Bounded actions of other libraries' files lie in [-1, 1], not in their space.")
 
 
@@ -121,6 +116,28 @@ class Record:
     format: Literal["parquet", "json"] = option("Parquet, or JSON lines as RLlib writes them.")
     compress: bool = option("JSON: observations are compressed with LZ4.")
     max_file_size: PositiveInt = option("Bytes in memory after which a file is written.")
+
+
+Method = Literal["episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr", "wdr"]
+
+
+@settings
+class Estimate:
+    """Off-policy estimates: what the policy would return, judged by recorded episodes."""
+
+    methods: Annotated[list[Method], Field(min_length=1)] = option(
+        "(Weighted) importance sampling per episode or step, direct method, (weighted) doubly robust."
+    )
+    with_eval: bool | None = option("Estimate with every evaluation; null: where nothing is played, if possible.")
+    path: Paths | None = option("Files, folders or patterns of episodes to estimate from; null: those of data.path.")
+    gamma: UnitFloat = option("Discount of the return that is estimated.")
+    confidence: Annotated[float, Field(gt=0, lt=1)] = option("Level of the confidence intervals.")
+    folds: PositiveInt = option("Models of dm and dr: each judges the episodes that it was not fitted to; 1: all.")
+    iterations: PositiveInt = option("Fits of these models: the first quarter to returns, each other one to a backup.")
+    updates: PositiveInt = option("Gradient steps of a fit.")
+    batch_size: PositiveInt = option("Steps of episodes per gradient step.")
+    lr: PositiveFloat = option("Adam's step size at the beginning; it falls to zero.")
+    action_samples: PositiveInt = option("Actions per state that stand for a policy, unless actions are Discrete.")
 
 
 @settings
@@ -223,18 +240,9 @@ def parse(raw: dict[str, Any]) -> RunConfig:
             errors.append(ConfigError(kind, f"{show(nodes)} has the wrong type: should map names to settings"))
     models = {slot: chosen("model", slot, raw.get(slot)) for slot in slots if slot == "model" or raw[slot] is not None}
     if errors:
-        raise joined([_meant(error, raw) for error in errors])
+        raise joined(errors)
     components["models"] = {slot: models.get(slot, models["model"]) for slot in slots}
     return RunConfig(**core, **components, raw=raw)
-
-
-def _meant(error: ConfigError, raw: Mapping[str, Any]) -> ConfigError:
-    """Return the error; for an unknown key, one that names what another library or another place calls so."""
-    from rlplug.config.explain import chosen_as  # here: it imports this module
-
-    if isinstance(error, UnknownKeyError) and (others := elsewhere(raw, error.key) or chosen_as(error.key, raw)):
-        return ConfigError(error.key, f"unknown key; did you mean {' or '.join(others)}?")
-    return error
 
 
 def choose(kind: Kind, key: str, node: Any) -> Chosen:
@@ -244,9 +252,8 @@ def choose(kind: Kind, key: str, node: Any) -> Chosen:
         ConfigError: there is no such component, it cannot be imported, or its settings are wrong.
     """
     if node is None:
-        from rlplug.config.composition import option_names  # here: it imports this module
-
-        raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(option_names(kind))}")
+        names = [option for group, option in registry.presets() if group == kind]
+        raise ConfigError(key, f"is missing; choose one with {kind}=<name>: {', '.join(names)}")
     if not isinstance(node, dict):
         hint = f"; a file of conf/model is chosen by model@{key}={node}" if kind == "model" else ""
         raise ConfigError(key, f"{show(node)} has the wrong type: should be a mapping with 'name' and settings{hint}")
@@ -313,21 +320,16 @@ def _check_names(node: Any, key: str = "") -> None:
 
 
 def _migrate(kind: Any, key: str, node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    if not isinstance(name := node.get("name"), str):  # several components
-        return {option: _migrate(kind, f"{key}.{option}", inner) for option, inner in node.items()}
-    try:
-        config = registry.load(kind, name).Config
-    except (ConfigError, AttributeError):
-        return node
+    config, _ = _inside(kind, node)
     if hasattr(config, "migrate"):
+        name = node["name"]
         try:
             node = {"name": name} | config.migrate({k: v for k, v in node.items() if k != "name"})
         except Exception as error:
             who = f"{kind} {name!r} of {registry.owner(kind, name)}"
             raise ConfigError(key, f"{who} cannot migrate its settings: {type(error).__name__}: {error}") from error
-    return node | {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in _nested(config, node)}
+    inner = {option: _migrate(kind, f"{key}.{option}", node[option]) for option, kind in _inside(kind, node)[1]}
+    return node | inner if inner else node
 
 
 def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
@@ -335,20 +337,27 @@ def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
 
     A component that cannot be imported has none.
     """
+    config, inside = _inside(kind, node)
+    for name, field in getattr(config, "__pydantic_fields__", {}).items():
+        if name in node and any(map(is_schedule, get_args(field.annotation))):
+            yield f"{key}.{name}", node[name]
+    for name, nested_kind in inside:
+        yield from scheduled(nested_kind, f"{key}.{name}", node[name])
+
+
+def _inside(kind: Any, node: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the ``Config`` of a node's component, and the options that hold others, with their kinds.
+
+    It is None for several components, for one that cannot be imported, and for what is no component.
+    """
     if kind not in KINDS or not isinstance(node, dict):
-        return
-    inside = [(option, kind) for option in node]  # several components
-    if isinstance(name := node.get("name"), str):
-        try:
-            config = registry.load(kind, name).Config
-        except (ConfigError, AttributeError):
-            return
-        inside = _nested(config, node)
-        for option, field in config.__pydantic_fields__.items():
-            if option in node and any(map(is_schedule, get_args(field.annotation))):
-                yield f"{key}.{option}", node[option]
-    for option, nested_kind in inside:
-        yield from scheduled(nested_kind, f"{key}.{option}", node[option])
+        return None, []
+    if not isinstance(name := node.get("name"), str):
+        return None, [(name, kind) for name in node]
+    with suppress(ConfigError, AttributeError):
+        config = registry.load(kind, name).Config
+        return config, _nested(config, node)
+    return None, []
 
 
 def nested(chosen: Chosen) -> Iterator[Chosen]:

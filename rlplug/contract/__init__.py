@@ -1,4 +1,4 @@
-"""What a component has to have, and what its methods take and return: a mistake is one error, in words.
+"""What a component has to have, and what its methods take and return: a mistake is one error.
 
     rlplug_x.algo:A.update returned None; return Losses
 

@@ -7,11 +7,12 @@ import re
 import traceback
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, Protocol, get_type_hints
 
 from gymnasium.vector import AutoresetMode
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from torch import nn
 
 from rlplug import tree
@@ -110,9 +111,7 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 def _plain(function: Any) -> inspect.Signature:
     """Return a signature without types."""
-    own = inspect.signature(function)
-    names = [p.replace(annotation=p.empty) for p in own.parameters.values()]
-    return own.replace(parameters=names, return_annotation=own.empty)
+    return inspect.Signature([p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()])
 
 
 def written(declared: Any) -> str:
@@ -150,38 +149,33 @@ def _check_hooks(cls: type[Any]) -> None:
 
 def make(cls: type[Any], cfg: Any, ctx: Any) -> Any:
     """Return ``cls(cfg, ctx)``. Raises ``ConfigError`` for mistakes that every kind has in common."""
+    made = None
     try:
         with explained(cls, "__init__"):
             made = cls(cfg, ctx)
     except AttributeError as error:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        _check_initialized(frame.f_locals.get("self"))
+        made = frame.f_locals.get("self")
         raise
-    _check_initialized(made)
+    finally:
+        if isinstance(made, nn.Module) and "_modules" not in vars(made):
+            raise mistake(made, "__init__", "has to call super().__init__() first")
     return made
 
 
-def _check_initialized(made: Any) -> None:
-    if isinstance(made, nn.Module) and "_modules" not in vars(made):
-        raise mistake(made, "__init__", "has to call super().__init__() first")
+def ask(kind: Kind, who: Any, member: str, *args: Any) -> Any:
+    """Return the ``Needs`` of an algorithm, the ``Plan`` of hardware, or the keys that another component reads.
 
-
-def ask_needs(kind: Kind, cls: type[Any], member: str, *args: Any) -> Any:
-    """Return the ``Needs`` of an algorithm, or the keys of another component. Raises ``ConfigError`` for others."""
-    with explained(cls, member):
-        returned = getattr(cls, member)(*args)
-    if kind == "algo":
-        refuse(cls, member, record_misfit(returned, Needs) or record_misfit(returned.window, Window))
+    Raises:
+        ConfigError: it returned something else, or a record of other values.
+    """
+    with explained(who, member):
+        returned = getattr(who, member)(*args)
+    if kind in ("algo", "hardware"):
+        refuse(who, member, record_misfit(returned, Needs if kind == "algo" else Plan))
+        refuse(who, member, record_misfit(returned.window, Window) if kind == "algo" else None)
     elif not (isinstance(returned, tuple) and all(isinstance(key, str) for key in returned)):
-        raise mistake(cls, member, f"returned {tree.what(returned)}; return a tuple of keys of a row")
-    return returned
-
-
-def ask_plan(hardware: Hardware) -> Plan:
-    """Return where a run computes. Raises ``ConfigError`` if it is no ``Plan``, or one of other values."""
-    with explained(hardware, "plan"):
-        returned = hardware.plan()
-    refuse(hardware, "plan", record_misfit(returned, Plan))
+        raise mistake(who, member, f"returned {tree.what(returned)}; return a tuple of keys of a row")
     return returned
 
 
@@ -201,7 +195,8 @@ def record_misfit(returned: Any, cls: type[Any]) -> str | None:
 
 @cache
 def _typed(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    what: Any = InstanceOf[hint] if is_dataclass(hint) else hint
+    return TypeAdapter(what, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 
 def check_env(env: VecEnv) -> EnvSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec, groups_of
 Watching = AbstractContextManager[None]
 Check = Callable[..., str | None]
 """looks at what a method returned, and at what it was given, and says what is wrong"""
+Parts = Callable[[], Mapping[str, Any]]
+Following = Callable[[Any], Sequence[Tensor]]
 
 
 def check_model(model: Model, space: Any, members: int, generators: Mapping[str, torch.Generator]) -> None:
@@ -51,7 +53,7 @@ def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: E
 
     both: dict[str, Check] = {"initial_carry": _is(dict)}
     acts = {"act": acted, "postprocess": _is(dict)}
-    return watching((algorithm, both | acts), *((extra, both | {"perturb": acted}) for extra in exploration.values()))
+    return watched((algorithm, both | acts), *((extra, both | {"perturb": acted}) for extra in exploration.values()))
 
 
 def nobody_gives(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping[str, Exploration]) -> ConfigError:
@@ -74,7 +76,7 @@ def learning(
         compiled: gradient steps are graphs, into which no check is traced.
     """
     of_update: dict[str, Check] = {"update": _is(Losses)} | ({} if compiled else {"forward": _losses})
-    return watching(
+    return watched(
         (algorithm, of_update | ({} if compiled else {"prepare": _prepared})),
         *((extra, of_update | {"intrinsic_reward": _bonus}) for extra in exploration.values()),
         (buffer, {"sample": lambda returned: _is(dict)(returned) or sample_misfit(returned, needs)}),
@@ -90,16 +92,14 @@ def check_given(batch: Batch | None, exploration: Mapping[str, Exploration]) -> 
 
 
 def _bonus(returned: Any, batch: Batch) -> str | None:
-    if returned is None:
-        return None
     parts, given = groups_of(batch), returned if isinstance(returned, dict) else {"": returned}
-    if not given.keys() <= parts.keys():
+    if returned is not None and not given.keys() <= parts.keys():
         return f"returned {tree.what(returned)}; return a dict with a reward of every row for {' or '.join(parts)}"
-    for name, x in given.items():
-        shape = parts[name]["reward"].shape
-        if not isinstance(x, Tensor) or x.shape != shape:
+    for name, x in given.items() if returned is not None else ():
+        shape = [*parts[name]["reward"].shape]
+        if not isinstance(x, Tensor) or [*x.shape] != shape:
             got = f"rewards of shape {[*x.shape]}" if isinstance(x, Tensor) else tree.what(x)
-            return f"returned {got}; wanted is one of every row of the sample, {[*shape]}"
+            return f"returned {got}; return a reward for every row of the sample, {shape}"
     return None
 
 
@@ -117,8 +117,7 @@ def _losses(returned: Any, *given: Any) -> str | None:
     if not isinstance(returned, Losses):
         return f"returned {tree.what(returned)}; return Losses, with a dict of terms"
     if not isinstance(returned.terms, dict) or not returned.terms:
-        got = tree.what(returned.terms) if returned.terms else "empty"
-        return f"returned Losses whose terms are {got}; name one at least"
+        return f"returned Losses whose terms are {tree.what(returned.terms)}; return a dict with one term at least"
     for what, tensors in (("term", returned.terms), ("metric", returned.metrics)):
         for name, x in tensors.items():
             if not isinstance(x, Tensor):
@@ -139,9 +138,8 @@ def optimizers(who: Trainable) -> dict[str, Optim]:
         said = "gives an optimizer no parameters; self.parameters() is empty once it was read: call it for each"
         raise mistake(who, "optimizers", said) from error
     if not isinstance(returned, dict):
-        raise mistake(
-            who, "optimizers", f"returned {tree.what(returned)}; return a dict of Optim, by the names of parts"
-        )
+        said = f"returned {tree.what(returned)}; return a dict of Optim, by the names of parts"
+        raise mistake(who, "optimizers", said)
     for part, optim in returned.items():
         if not isinstance(optim, Optim):
             raise mistake(who, "optimizers", f"returned {part!r} as {tree.what(optim)}; write Optim(...) around it")
@@ -149,13 +147,7 @@ def optimizers(who: Trainable) -> dict[str, Optim]:
     return returned
 
 
-def check_step_sizes(
-    key: str,
-    cfg: Any,
-    who: Trainable,
-    parts: Callable[[], Mapping[str, Any]],
-    following: Callable[[Any], Sequence[Tensor]],
-) -> None:
+def check_step_sizes(key: str, cfg: Any, who: Trainable, parts: Parts, following: Following) -> None:
     """Raise ``ConfigError`` where a step size (``lr`` or ``..._lr``) has a schedule that no optimizer follows.
 
     Args:
@@ -163,21 +155,16 @@ def check_step_sizes(
         parts: returns its ``OptimizerState`` by part.
         following: returns the tensors that ``ctx.schedule`` gave for these points.
     """
-    schedules = {
-        option: following(points)
-        for option, points in vars(cfg).items()
-        if re.search("(^|_)lr$", option) and isinstance(points, list) and len(points) > 1
-    }
-    for option in (option for option, tensors in schedules.items() if not tensors):
-        raise mistake(who, "", f"never calls ctx.schedule(cfg.{option}), and {key}.{option} is a schedule")
-    optims = {part: state.optim for part, state in parts().items()}
-    for option, tensors in schedules.items() if optims else ():
-        if not any(optim.lr is tensor for optim in optims.values() for tensor in tensors):
-            deaf = " and ".join(repr(part) for part, optim in optims.items() if optim.lr is None)
-            said = (
-                f"gives {deaf} no lr, and {key}.{option} is a schedule; write Optim(..., lr=ctx.schedule(cfg.{option}))"
-            )
-            raise mistake(who, "optimizers", said)
+    sizes = {name: x for name, x in vars(cfg).items() if re.search("(^|_)lr$", name)}
+    schedules = {name: following(x) for name, x in sizes.items() if isinstance(x, list) and len(x) > 1}
+    for name in (name for name, tensors in schedules.items() if not tensors):
+        raise mistake(who, "", f"never calls ctx.schedule(cfg.{name}), and {key}.{name} is a schedule")
+    followed = {part: state.optim.lr for part, state in parts().items()}
+    for name, tensors in schedules.items() if followed else ():
+        if not any(lr is tensor for lr in followed.values() for tensor in tensors):
+            deaf = " and ".join(repr(part) for part, lr in followed.items() if lr is None)
+            way = f"write Optim(..., lr=ctx.schedule(cfg.{name}))"
+            raise mistake(who, "optimizers", f"gives {deaf} no lr, and {key}.{name} is a schedule; {way}")
 
 
 # ---- watching --------------------------------------------------------------------------------------------------------
@@ -202,25 +189,21 @@ class _Watched:
 
 
 @contextmanager
-def watching(*every: tuple[Any, Mapping[str, Check]]) -> Iterator[None]:
-    """Watch several; see ``watched``."""
-    with ExitStack() as stack:
-        for who, checks in every:
-            stack.enter_context(watched(who, **checks))
-        yield
-
-
-@contextmanager
-def watched(who: Any, **checks: Check) -> Iterator[None]:
-    """Check what methods return, as long as this lasts; nothing of it remains."""
-    own = {member: check for member, check in checks.items() if member not in getattr(who, "__dict__", checks)}
-    if own:
-        vars(who).update({member: _Watched(who, member, check) for member, check in own.items()})
+def watched(*every: tuple[Any, Mapping[str, Check]]) -> Iterator[None]:
+    """Check what methods of several objects return, as long as this lasts; nothing of it remains."""
+    free = [(who, member, check) for who, checks in every for member, check in checks.items() if _is_free(who, member)]
+    for who, member, check in free:
+        vars(who)[member] = _Watched(who, member, check)
     try:
         yield
     finally:
-        for member in own:
+        for who, member, _ in free:
             vars(who).pop(member, None)
+
+
+def _is_free(who: Any, member: str) -> bool:
+    """Return whether an object can be given a member of its own, and has none."""
+    return hasattr(who, "__dict__") and member not in vars(who)
 
 
 def _is(cls: type[Any]) -> Check:

@@ -21,7 +21,7 @@ def shared_store() -> Store:
     return PrefixStore(f"rlplug/{next(_stores)}", distributed_c10d._get_default_store())
 
 
-class Preemption:
+class Preemptor:
     """Ends this rank's rollout when enough of the others have finished theirs.
 
     Finished rollouts are counted in a store: no collective, so nobody waits. Behind every round all ranks meet (they

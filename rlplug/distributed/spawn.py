@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -26,7 +26,8 @@ from rlplug.plan import Plan
 from rlplug.types import ConfigError, RunError
 
 GRACE_S = 3.0  # for the other ranks to report and to end after one has failed
-
+Reports = Iterable[tuple[Any, str, Any, Any]]
+"""who reported; value, interrupt or error; the content; what orders the failures of several ranks"""
 
 _report_failure: Callable[[BaseException], None] | None = None  # to the launcher, in the process of a rank
 
@@ -65,7 +66,16 @@ def spawn_ranks(plan: Plan, function: Callable[..., Any], *args: Any, tell: Call
         spawn.Process(target=_run_rank, args=(rank, plan, port, end, work), name=f"rank {rank}")
         for rank, (_, end) in enumerate(pipes)
     ]
+    ranks = {ours: rank for rank, (ours, _) in enumerate(pipes)}
     signals: list[int] = []
+
+    def poll(waiting: list[Any]) -> Reports:
+        for pipe in wait(waiting, 0.5):
+            kind, content, when = _receive(pipe, processes, ranks[pipe])  # type: ignore[index]
+            if kind == "line":
+                tell(content)
+            else:
+                yield pipe, kind, content, when
 
     def pass_on(number: int, frame: Any) -> None:
         signals.append(number)
@@ -82,7 +92,7 @@ def spawn_ranks(plan: Plan, function: Callable[..., Any], *args: Any, tell: Call
                     process.start()
             for _, end in pipes:
                 end.close()
-            return _gather(processes, [ours for ours, _ in pipes], tell, signals)
+            return outcome(dict(ranks), poll, lambda: signals.count(signal.SIGINT))
     finally:
         deadline = time.monotonic() + GRACE_S
         for process in processes:
@@ -91,23 +101,23 @@ def spawn_ranks(plan: Plan, function: Callable[..., Any], *args: Any, tell: Call
             process.join()
 
 
-def _gather(processes: list[Any], pipes: list[Connection], tell: Callable[[str], None], signals: list[int]) -> Any:
+def outcome(waiting: dict[Any, int], poll: Callable[[list[Any]], Reports], signals: Callable[[], int]) -> Any:
     """Return the first rank's value, or raise what failed first.
 
-    After the first failure, or a second Ctrl-C, wait a few seconds only: a rank that waits for another one in a
+    After the first failure, or a second signal, wait a few seconds only: a rank that waits for another one in a
     collective handles no signal.
+
+    Args:
+        waiting: rank by what is polled of it; those that have not reported in time remain.
+        poll: waits a little, and returns what was reported.
+        signals: returns how many signals the ranks have been sent.
     """
-    waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(pipes)}
-    reports: dict[str, dict[int, tuple[float, Any]]] = {"value": {}, "interrupt": {}, "error": {}}
+    reports: dict[str, dict[int, tuple[Any, Any]]] = {"value": {}, "interrupt": {}, "error": {}}
     deadline = math.inf
     while waiting and time.monotonic() < deadline:
-        for pipe in wait(list(waiting), 0.5):
-            kind, content, when = _receive(pipe, processes, waiting[pipe])
-            if kind == "line":
-                tell(content)
-            else:
-                reports[kind][waiting.pop(pipe)] = when, content
-        if reports["error"] or signals.count(signal.SIGINT) > 1:  # an interrupted run ends on all ranks by itself
+        for one, kind, content, order in poll(list(waiting)):
+            reports[kind][waiting.pop(one)] = order, content
+        if reports["error"] or signals() > 1:  # an interrupted run ends on all ranks by itself
             deadline = min(deadline, time.monotonic() + GRACE_S)
     if failed := reports["interrupt"] or reports["error"]:
         raise min(failed.values(), key=itemgetter(0))[1]

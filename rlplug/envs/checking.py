@@ -20,8 +20,8 @@ NUMBERS = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
 """kinds of numbers that stand for those of a space"""
 
 
-RESET = "wanted is Gymnasium's (observation, info) = reset(seed=None, options=None)"
-STEP = "wanted is Gymnasium's (observation, reward, terminated, truncated, info) = step(action)"
+RESET = "write Gymnasium's (observation, info) = reset(seed=None, options=None)"
+STEP = "write Gymnasium's (observation, reward, terminated, truncated, info) = step(action)"
 OLD = "what there is looks like Gym before 0.26"
 
 
@@ -185,9 +185,9 @@ def column(name: str, given: Any, shape: tuple[int, ...], kinds: str) -> np.ndar
     wanted = f"{'a bool' if is_flag else 'a number'}{f' for each of {shape[0]} environments' if shape else ''}"
     if x.dtype.kind not in kinds or (is_flag and x.dtype.kind != "b" and not np.isin(x, (0, 1)).all()):
         said = f"{given!r}" if x.shape == () else f"an array of {x.dtype}"
-        raise MisfitError(f"{name} is {said}; wanted is {wanted}")
+        raise MisfitError(f"{name} is {said}; it should be {wanted}")
     if x.shape != shape:
-        raise MisfitError(f"{name} has shape {[*x.shape]}; wanted is {wanted}")
+        raise MisfitError(f"{name} has shape {[*x.shape]}; it should be {wanted}")
     return x
 
 
@@ -203,7 +203,7 @@ def began(answer: Any) -> tuple[Any, Mapping[str, Any]]:
 def described(where: str, info: Any) -> Mapping[str, Any]:
     """The ``info`` of ``reset`` or ``step``. Raises ``MisfitError`` if it is no dict."""
     if type(info) is not dict and not isinstance(info, Mapping):
-        raise MisfitError(f"the info that {where}() returns is {_kind(info)}; wanted is a dict")
+        raise MisfitError(f"the info that {where}() returns is {_kind(info)}; it should be a dict")
     return info
 
 

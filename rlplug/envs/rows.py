@@ -78,7 +78,7 @@ def _leaves_misfit(key: str, given: Any, like: Any, lead: tuple[int, ...]) -> st
             return f"returned {key} with {got}; its space has {', '.join(map(repr, like))}"
         every = (_leaves_misfit(f"{key}[{name!r}]", given[name], inner, lead) for name, inner in like.items())
         return next(filter(None, every), None)
-    whose = "its space says" if key.startswith("obs") else "wanted is"
+    whose = "its space says" if key.startswith("obs") else "return"
     shape = (*lead, *like.shape[1:])
     if tuple(getattr(given, "shape", ())) != shape:
         got = f"of shape {[*given.shape]}" if hasattr(given, "shape") else f"as {tree.what(given)}"
@@ -97,7 +97,7 @@ def actions_misfit(spec: EnvSpec, out: Batch, n: int) -> str | None:
             return f"returned no action{f' of {name}' * bool(spec.nested)}; return it as a tensor under that key"
         lead = (n, *agents(group))
         if action.shape != (shape := (*lead, *(space.shape or ()))):
-            return f"returned actions of shape {[*action.shape]}; wanted are {[*shape]}"
+            return f"returned actions of shape {[*action.shape]}; return {[*shape]}"
         if action.is_floating_point() != isinstance(space, Box):
             right = "float32" if isinstance(space, Box) else "int64"
             return f"returned actions of {str(action.dtype)[6:]} for {in_words(space)}; return {right}"

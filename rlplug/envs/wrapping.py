@@ -125,7 +125,7 @@ def view(
         if not isinstance(space, Box) or len(space.shape) != 1:
             raise ConfigError("env.select", f"chooses elements of a vector, and the observation is {space}")
         if not select or max(select) >= space.shape[0]:
-            raise ConfigError("env.select", f"is {[*select]}; wanted are indices below {space.shape[0]}")
+            raise ConfigError("env.select", f"is {[*select]}; give indices below {space.shape[0]}")
         index = np.array(select)
         low, high = space.low[index], space.high[index]
         return Box(low, high, dtype=space.dtype.type), lambda obs: np.asarray(obs)[..., index]  # type: ignore[arg-type]

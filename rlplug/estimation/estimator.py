@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,20 +13,16 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Algorithm
-from rlplug.config.estimate import Estimate as Config
+from rlplug.config import Core
+from rlplug.config.errors import Refusals, refuse
+from rlplug.config.schema import Estimate as Config
 from rlplug.context import EnvShard, RunContext
 from rlplug.data.recording import Recording
+from rlplug.data.source import Reading
 from rlplug.distributed.one_process import OneProcess
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.estimation.fqe import FQE, fit
-from rlplug.functional.off_policy import (
-    doubly_robust,
-    effective_sample_size,
-    importance_sampling,
-    log_weights,
-    mean_interval,
-    weighted_importance_sampling,
-)
+from rlplug.functional import off_policy
 from rlplug.functional.returns import reverse_scan
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch, ConfigError, RunError
@@ -59,34 +55,50 @@ class Estimator:
         normalize: Callable[[Any], Any] | None = None,
     ) -> None:
         self.cfg, self.recording, self.algorithm, self.ctx, self.normalize = cfg, recording, algorithm, ctx, normalize
-        name, spec = type(algorithm).__name__, ctx.spec
-        if spec.has_agents:
-            raise ConfigError("env", "has several agents, and estimates are of one")
-        if type(algorithm).logp is Algorithm.logp:
-            said = "does not say how likely its actions are (Algorithm.logp), which estimates need"
-            raise ConfigError("algo", f"{name} {said}")
-        weighted = [method for method in cfg.methods if method != "dm"]
-        extras = [key for key in ("action_mask", *ctx.needs.keys) if key in spec.extras]
-        self.keys = ["obs", "action", *STREAM, *dict.fromkeys(extras), *["logp"] * bool(weighted)]
-        for key in self.keys:
-            if lacking := next((source for source in recording.sources if key not in source.keys), None):
-                has = f"it has {', '.join(sorted(lacking.keys))}"
-                what, way = "which the estimates read", ""
-                if key == "logp":
-                    what = f"the behavior's log-probabilities, which {', '.join(weighted)} need"
-                    way = "; estimate.methods=[dm] does without"
-                raise ConfigError(recording.reading.key, f"{lacking.path} has no column {key!r}, {what}; {has}{way}")
+        self.weighted = [method for method in cfg.methods if method != "dm"]
+        extras = [key for key in ("action_mask", *ctx.needs.keys) if key in ctx.spec.extras]
+        self.keys = ["obs", "action", *STREAM, *dict.fromkeys(extras), *["logp"] * bool(self.weighted)]
         self.lengths = torch.as_tensor(recording.lengths)
-        if (n := len(self.lengths)) < 2:
-            raise ConfigError(recording.reading.key, f"holds {n} episode; an interval needs 2 or more")
         self.modeled = any(method in MODELED for method in cfg.methods)
         self.slot = "estimate_model" if "estimate_model" in ctx.slots else "critic_model"
-        if self.modeled and ctx.slots[self.slot].cls.recurrent:
-            said = "has a recurrent state, and the action values of dm, dr and wdr have none; take another network for"
-            way = "+model@estimate_model=mlp256, or estimate.methods of importance sampling alone"
-            raise ConfigError(self.slot, f"{said} them: {way}")
-        if self.modeled and cfg.folds > n:
-            raise ConfigError("estimate.folds", f"{cfg.folds} folds, but there are {n} episodes; take fewer")
+        refuse(self._refusals())
+
+    # fmt: off
+    def _refusals(self) -> Refusals:
+        cfg, sources, key, n = self.cfg, self.recording.sources, self.recording.reading.key, len(self.lengths)
+        yield self.ctx.spec.has_agents, "env", "has several agents, and estimates are of one"
+        yield (type(self.algorithm).logp is Algorithm.logp, "algo", f"{type(self.algorithm).__name__} does not say how "
+               "likely its actions are (Algorithm.logp), which estimates need")
+        for column, source in ((column, source) for column in self.keys for source in sources):
+            what, way = ("which the estimates read", "") if column != "logp" else (
+                f"the behavior's log-probabilities, which {', '.join(self.weighted)} need",
+                "; estimate.methods=[dm] does without")
+            yield (column not in source.keys, key, f"{source.path} has no column {column!r}, {what}; "
+                   f"it has {', '.join(sorted(source.keys))}{way}")
+        yield n < 2, key, f"holds {n} episode; an interval needs 2 or more"
+        yield (self.modeled and self.ctx.slots[self.slot].cls.recurrent, self.slot, "has a recurrent state, and the "
+               "action values of dm, dr and wdr have none; take another network for them: "
+               "+model@estimate_model=mlp256, or estimate.methods of importance sampling only")
+        yield (self.modeled and cfg.folds > n, "estimate.folds",
+               f"{cfg.folds} folds, but there are {n} episodes; take fewer")
+    # fmt: on
+
+    @classmethod
+    def reading(
+        cls,
+        core: Core,
+        paths: Sequence[str],
+        key: str,
+        algorithm: Algorithm,
+        ctx: RunContext,
+        normalize: Callable[[Any], Any] | None,
+        tell: Callable[[str], None],
+    ) -> Estimator:
+        """Open the episodes that the setting ``key`` names; ``tell`` is given lines about how they are read."""
+        recording = Recording(paths, reading := Reading.by(core.data, ctx.spec, key))
+        for note in reading.notes:
+            tell(note)
+        return cls(core.estimate, recording, algorithm, ctx, normalize)
 
     def estimate(self, number: int = 0) -> dict[str, float]:
         """Estimate with the weights of now.
@@ -103,37 +115,32 @@ class Estimator:
         """
         cfg = self.cfg
         with self._drawing(number):
-            parts = [
-                self._judged(range(begin, min(begin + AT_ONCE, len(self.lengths))))
-                for begin in range(0, len(self.lengths), AT_ONCE)
-            ]
-            rows = tree.cat(parts)
+            every = range(len(self.lengths))
+            rows = tree.cat([self._judged(every[begin : begin + AT_ONCE]) for begin in every[::AT_ONCE]])
             if not bool(rows.pop("truncated").any()):  # no limit of time, so nothing depends on the step
                 rows["time"] = torch.zeros_like(rows["time"])
             columns = {key: self._columns(rows[key].cpu()) for key in ("reward", "valid", "target", "behavior")}
             reward, valid = columns["reward"].double(), columns["valid"]
             returns = reverse_scan(torch.full_like(reward, cfg.gamma), torch.where(valid, reward, 0.0))
-            weights = log_weights(columns["target"], columns["behavior"], valid)
+            weights = off_policy.log_weights(columns["target"], columns["behavior"], valid)
             q = value = torch.zeros_like(reward)
             if self.modeled:
                 q, value = (self._columns(x) for x in self._model(rows, returns))
-        values = {
-            "episode_is": lambda: importance_sampling(reward, weights, valid, cfg.gamma, per_step=False),
-            "step_is": lambda: importance_sampling(reward, weights, valid, cfg.gamma),
-            "episode_wis": lambda: weighted_importance_sampling(reward, weights, valid, cfg.gamma, per_step=False),
-            "step_wis": lambda: weighted_importance_sampling(reward, weights, valid, cfg.gamma),
-            "dm": lambda: value[0],
-            "dr": lambda: doubly_robust(reward, q, value, weights, valid, cfg.gamma),
-            "wdr": lambda: doubly_robust(reward, q, value, weights, valid, cfg.gamma, weighted=True),
-        }
+        weighing = {"is": off_policy.importance_sampling, "wis": off_policy.weighted_importance_sampling}
         out: dict[str, float] = {}
         for method in cfg.methods:
-            mean, low, high = mean_interval(values[method](), cfg.confidence)
-            names = (f"estimate/{method}", f"estimate/{method}_low", f"estimate/{method}_high")
-            out |= {name: x.item() for name, x in zip(names, (mean, low, high), strict=True)}
+            each, _, kind = method.partition("_")
+            if kind:
+                values = weighing[kind](reward, weights, valid, cfg.gamma, per_step=each == "step")
+            elif method == "dm":
+                values = value[0]
+            else:
+                values = off_policy.doubly_robust(reward, q, value, weights, valid, cfg.gamma, weighted=method == "wdr")
+            bounds = zip(("", "_low", "_high"), off_policy.mean_interval(values, cfg.confidence), strict=True)
+            out |= {f"estimate/{method}{end}": x.item() for end, x in bounds}
         out["estimate/behavior"] = returns[0].mean().item()
         if "logp" in self.keys:
-            out["estimate/effective_sample_size"] = effective_sample_size(weights[-1]).item()
+            out["estimate/effective_sample_size"] = off_policy.effective_sample_size(weights[-1]).item()
         return out
 
     def _judged(self, episodes: range) -> Batch:
@@ -166,7 +173,7 @@ class Estimator:
         rows |= {"obs": seen["obs"], "target": target, "behavior": behavior}
         rows |= {"truncated": batch["truncated"], "time": t / self.lengths.max()}
         rows["end"] = batch["terminated"] | batch["truncated"]
-        return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # one episode behind the other
+        return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # one episode after the other
 
     def _check_support(self, seen: Batch, target: Tensor) -> None:
         """Check that a policy that keeps within bounds, as a squashed Gaussian, is not judged by actions beyond them.
@@ -229,7 +236,7 @@ class Estimator:
         return q, value
 
     def _columns(self, x: Tensor) -> Tensor:
-        """Return ``x [rows]`` as ``[T, episodes]``, with zeros behind the end of an episode."""
+        """Return ``x [rows]`` as ``[T, episodes]``, with zeros after the end of an episode."""
         out = x.new_zeros(len(self.lengths), int(self.lengths.max()) + 1)
         steps = torch.arange(out.shape[1])
         out[steps <= self.lengths.unsqueeze(-1)] = x

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Context, Learner, Losses, Optim, Trainable
-from rlplug.config.estimate import Estimate as Config
+from rlplug.config.schema import Estimate as Config
 from rlplug.nn import Adam, FeatureCritic, Flatten
 from rlplug.types import Batch
 
@@ -22,7 +22,7 @@ class FQE(Trainable):
     """Action values ``Q(s, a, t)`` of a policy that does not change, ``cfg.folds`` of them side by side.
 
     An episode ends where its recording does, also where it was truncated: what is learned is the return that an
-    evaluation would count. So the step ``t``, in units of the longest episode, is an input beside observation and
+    evaluation would count. So the step ``t``, in units of the longest episode, is an input with observation and
     action where any was truncated. Values are learned in units of the mean absolute return.
 
     Args:

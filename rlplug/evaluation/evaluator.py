@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from rlplug.envs.env_list import tell_once
 from rlplug.types import Batch, Weights
 
 EVALUATION = 2  # tells evaluation's seeds from training's
-Played: TypeAlias = list[tuple[float, ...]]  # return, length and perhaps success of every episode
 
 
 class Evaluator:
@@ -27,7 +26,7 @@ class Evaluator:
     Args:
         cfg: how many episodes the whole evaluation has, and after how many steps one is cut.
         columns: which of its columns are played here; None: all.
-        keys: what is kept of an episode, beside the stream; None: what the algorithm's own evaluation may read.
+        keys: what is kept of an episode, in addition to the stream; None: what the algorithm's own evaluation may read.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Evaluator:
     ) -> None:
         self.algorithm, self.cfg = algorithm, cfg
         self.job = Job(0, episodes=cfg.episodes, mode="greedy")
-        self.shard, self.quota = share_of(self.job, "eval", columns)
+        self.shard, _ = share_of(self.job, "eval", columns)
         if keys is None:
             keys = ctx.needs.keys if evaluates_itself(algorithm) else ()
             keys = (*keys, "is_success") if "is_success" in ctx.spec.extras else keys
@@ -53,30 +52,29 @@ class Evaluator:
         """Return the environments; the first call makes them."""
         return self.player.env(self.shard)
 
-    def evaluate(self, number: int) -> tuple[dict[str, float], Batch]:
-        """Return the metrics of evaluation ``number``, and return and length of its greedy episodes, or of all."""
+    def evaluate(self, whole: Callable[[Job, Mapping[str, Weights] | None], Batch]) -> tuple[dict[str, float], Batch]:
+        """Return the metrics of an evaluation, and return and length of its greedy episodes, or of all.
+
+        Args:
+            whole: returns all episodes of a job that is played with the given weights.
+
+        Raises:
+            ValueError: the algorithm's own evaluation returns no ``eval/return_mean``.
+        """
         played: dict[bool, list[Batch]] = {True: [], False: []}
 
         def play(jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None) -> Iterator[tuple[Job, Batch]]:
             for job in jobs:
-                batch = self.noted(self.play_job(job, number, weights))
-                played[job.mode == "greedy"].append(batch)
+                batch = self.noted(whole(job, weights))
+                played[job.mode == "greedy"].append({key: batch[key] for key in ("return", "length")})
                 yield job, batch
 
         metrics = self.algorithm.evaluate(play, self.cfg.episodes)
-        episodes = played[True] or played[False]
-        return metrics, {key: torch.cat([batch[key] for batch in episodes]) for key in ("return", "length")}
+        if "eval/return_mean" not in metrics:
+            raise ValueError(f"{type(self.algorithm).__name__}.evaluate returns no eval/return_mean")
+        return metrics, tree.cat(played[True] or played[False])
 
-    def play(self, number: int, stop: Callable[[], bool] = lambda: False) -> Played:
-        """Return the numbers of the greedy episodes of evaluation ``number`` that are played here.
-
-        Raises:
-            Stopped, RunError: as ``Player.play``.
-        """
-        batch = self.play_job(self.job, number, None, stop, self.shard.env_ids)
-        return list(zip(*(batch[key].tolist() for key in OF_EPISODE if key in batch), strict=True)) if batch else []
-
-    def play_job(
+    def play(
         self,
         job: Job,
         number: int,
@@ -120,9 +118,3 @@ def side_by_side(batches: Sequence[Batch]) -> Batch:
     rows = [{key: x for key, x in batch.items() if key not in OF_EPISODE} for batch in batches]
     padded = [tree.map(lambda x: torch.cat([x, x[-1:].expand(longest - len(x), *x.shape[1:])]), r) for r in rows]
     return tree.cat(padded, 1) | {key: torch.cat([b[key] for b in batches]) for key in OF_EPISODE if key in batches[0]}
-
-
-def as_batch(played: Played) -> Batch:
-    """Return what ``Evaluator.play`` returned, ``[episodes]`` each."""
-    columns = dict(zip(OF_EPISODE, zip(*played, strict=True), strict=False))
-    return {key: torch.tensor(x, dtype=torch.int64 if key == "length" else torch.float64) for key, x in columns.items()}

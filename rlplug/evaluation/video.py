@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlplug.api import Algorithm, VecEnv
-from rlplug.collection.making import make_shard
 from rlplug.collection.play import Stopped
+from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
 from rlplug.functional.returns import ended
 from rlplug.types import ConfigError
@@ -43,7 +43,7 @@ def record(
     from PIL import Image
 
     def shown(left: int) -> Iterator[Image.Image]:  # while they are encoded, which may take longer than to play
-        collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], keys=(), normalize=normalize)
+        collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], {}, (), normalize, ())
         collector.reset()
         for _ in range(LONGEST):
             if stop():

@@ -1,4 +1,4 @@
-"""Coefficients that change in the course of a run."""
+"""What changes, and what is due, in the course of a run."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def piecewise_linear(points: Sequence[tuple[float, float]], step: float) -> floa
         return float(low)
     end, high = points[after]
     return float(low + (high - low) * (step - start) / (end - start))
+
+
+def due(every: int, last: int, step: int) -> bool:
+    """Return whether a multiple of ``every`` steps was reached after the step ``last``; never if ``every`` is 0."""
+    return bool(every) and step // every > last // every

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
 
+import numpy as np
 import torch
+from gymnasium.spaces import Box, Dict, Space
 from torch import Tensor, nn
+
+from rlplug import tree
+from rlplug.types import Tree
 
 EPSILON = 1e-8
 PIECE = 1 << 20
@@ -62,3 +69,47 @@ class Moments(nn.Module):
     def scale(self) -> Tensor:
         """Return one over the standard deviation, ``[*shape]``."""
         return (self.var + EPSILON).rsqrt()
+
+
+class SpaceMoments(nn.ModuleDict):
+    """Running moments of every part of a space that is a vector of numbers; none of the others.
+
+    Args:
+        limit: of a normalized number.
+    """
+
+    def __init__(self, space: Space[Any], limit: float) -> None:
+        super().__init__()
+        self.limit, self.names = limit, self._names(space, "obs")
+
+    def _names(self, space: Space[Any], name: str) -> Tree:
+        """Return the name of the moments of every part, in which there are no dots; None: it has none."""
+        if isinstance(space, Dict):
+            quoted = {key: quote(key, safe="").replace(".", "%2E") for key in space.spaces}
+            return {key: self._names(part, f"{name}/{quoted[key]}") for key, part in space.spaces.items()}
+        if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating) and len(space.shape) < 3:
+            self[name] = Moments(space.shape)
+            return name
+        return None
+
+    def forward(self, x: Any) -> Any:
+        """Return points ``[..., *space]`` of the space, normalized."""
+        return tree.map(self._normalized, x, self.names)
+
+    def _normalized(self, x: Tensor, name: str | None) -> Tensor:
+        if name is None:
+            return x
+        moments: Any = self[name]
+        mean, scale = moments.mean.to(x.device), moments.scale().to(x.device)
+        return ((x - mean) * scale).clamp(-self.limit, self.limit)
+
+    def add(self, x: Any, counts: Tensor, gather: Callable[[Tensor], Tensor]) -> None:
+        """Count those of ``x [..., *space]`` that ``counts [...]``; see ``Moments.add``."""
+        moments: Any = self
+        tree.map(lambda name, part: name and moments[name].add(part[counts], gather), self.names, x)
+
+    def commit(self) -> None:
+        """Let all that was added until now count from now on."""
+        moments: Any
+        for moments in self.values():
+            moments.commit()

@@ -1,13 +1,21 @@
-"""Adam without the bookkeeping around its kernel."""
+"""Adam, clipping and the backward, without the bookkeeping around their kernels; and a scale of losses for float16."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
+from torch.compiler import is_compiling
+
+from rlplug import host
+
+ROUNDING = 1e-5  # of a norm in float32, amply
+LARGEST = 2.0**24  # the largest scale of losses
 
 
 class Lists(NamedTuple):
@@ -85,6 +93,11 @@ class Adam(torch.optim.Adam):
             first, second, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
             self._lists.append(Lists(params, first, second, steps))
 
+    def unshare(self) -> None:
+        """Make the lists for ``move``, once: what was compiled holds the tensors in them."""
+        if self._shares or not self._lists:
+            self.collect(share=False)
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient; without closure."""
@@ -158,6 +171,89 @@ def _count(steps: list[Tensor]) -> None:
         steps[0].add_(1.0)
     else:
         torch._foreach_add_(steps, 1.0)
+
+
+def backward(loss: Tensor) -> None:
+    """Add the gradients of a 0-d loss ``[]`` to ``.grad``: ``loss.backward()`` without what torch looks at before."""
+    Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
+def clip(grads: list[Tensor], limit: float | None, by: Literal["value", "norm", "global_norm"]) -> Sequence[Tensor]:
+    """Clip gradients ``[...]`` in place, faster than ``torch.nn.utils``.
+
+    Args:
+        limit: of every element, of every tensor's norm, or of the norm of all; None: they are left as they are.
+
+    Returns:
+        Norms from before, 0-d, of every tensor or one of all.
+    """
+    if is_compiling():  # which would not look into foreach_norm
+        norms: Sequence[Tensor] = [torch.linalg.vector_norm(grad) for grad in grads]
+    else:
+        norms = torch._foreach_norm(grads) if grads else ()
+    if limit is None or not grads:
+        return norms
+    if by == "value":
+        torch._foreach_clamp_min_(grads, -limit)
+        torch._foreach_clamp_max_(grads, limit)
+        return norms
+    if host.reads_freely(grads[0]):
+        largest = (max if by == "norm" else math.hypot)(*(norm.item() for norm in norms), 0.0)
+        if largest < (1.0 - ROUNDING) * limit:
+            return norms if by == "norm" else (torch.tensor(largest),)
+    size = torch.stack(norms) if by == "norm" else torch.stack(norms).norm()
+    factor = (limit / (size + 1e-6)).clamp_(max=1.0)
+    torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)
+    return norms if by == "norm" else (size,)
+
+
+class LossScale:
+    """The factor of the loss that is differentiated: halved after an overflow, doubled after many steps without.
+
+    Gradients in float16 vanish below 6e-8 and overflow above 65504: Micikevicius et al. 2018 (arXiv:1710.03740),
+    section 3.2. One scale serves all optimizers, whose losses are differentiated together. All ranks see the same
+    gradients, and so keep the same scale.
+
+    Args:
+        start: a power of two, so that gradients divided by it are exact.
+        patience: steps without an overflow after which it is doubled.
+    """
+
+    def __init__(self, device: torch.device, start: float = 2.0**16, patience: int = 2000) -> None:
+        self.value = torch.tensor(start, device=device)
+        self.patience, self.fine = patience, 0
+
+    def fits(self, numbers: Iterable[Tensor], gradients: Iterable[Tensor]) -> bool:
+        """Return False after an overflow. Reads what it is given, 0-d, for which an accelerator has to wait.
+
+        Args:
+            numbers: that say whether the losses themselves are finite. If they are not, that is no overflow, and is
+                left to others, as is a gradient that is not finite at scale 1.
+            gradients: norms of the gradients, 0-d.
+        """
+        numbers, gradients = [*numbers], [*gradients]
+        every = [*numbers, *gradients]
+        finite = torch.stack(every).isfinite().tolist() if every else []  # read at once
+        sound = all(finite[: len(numbers)])
+        if all(finite):
+            self.fine = (self.fine + 1) % self.patience
+            if self.fine == 0:
+                self.value.mul_(2.0).clamp_(max=LARGEST)
+            return True
+        if not sound or self.value <= 1.0:
+            return True
+        self.value.div_(2.0)
+        self.fine = 0
+        return False
+
+    def state(self) -> dict[str, Any]:
+        return {"value": self.value, "fine": self.fine}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.value.copy_(state["value"])
+        self.fine = state["fine"]
 
 
 def adam_or_rmsprop(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 from rlplug.api import Buffer, Collector, Plan
-from rlplug.collection.broadcast import BroadcastCollector
 from rlplug.collection.in_process import InProcessCollector
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, ResolvedRun
@@ -20,13 +18,14 @@ from rlplug.data.collector import MixedCollector, RecordingCollector
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.distributed.fabric import AnyFabric, fabric_of
-from rlplug.distributed.preemption import Preemption, shared_store
+from rlplug.distributed.preemption import Preemptor, shared_store
 from rlplug.distributed.torch_setup import set_up_torch
 from rlplug.evaluation.video import ALONE, check_pictures
 from rlplug.run import checks, loggers
 from rlplug.run.callbacks import Callbacks, callbacks_of
-from rlplug.run.estimation import Estimation, estimator_of
+from rlplug.run.measure import Estimation, estimator_of
 from rlplug.run.resolve import resolve
+from rlplug.trainer.collectives import Collectives, Placement
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
@@ -51,11 +50,12 @@ def build(
     set_up_torch(plan, config.deterministic)
     elsewhere = fabric is None and (ranks > 1 or plan.launcher == "ray")
     if fabric is None:
-        alone = replace(plan, devices=1, num_nodes=1)
-        fabric = fabric_of(replace(alone, accelerator="cpu") if elsewhere else alone)
-    rank, share, replicated = fabric.global_rank, num_envs // ranks, num_envs % ranks != 0
-    env_ids = range(num_envs) if replicated else range(rank * share, (rank + 1) * share)
-    with _memory_of_networks():
+        single = replace(plan, devices=1, num_nodes=1)
+        fabric = fabric_of(replace(single, accelerator="cpu") if elsewhere else single)
+    placement = Placement(Collectives(fabric), num_envs % ranks != 0)
+    env_ids, rank = range(num_envs)[placement.share(num_envs)], fabric.global_rank
+    said = "its networks are too large, there is no memory for {}; make it smaller"
+    with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = Policy(config, resolved.context(fabric.device, env_ids, rank, ranks))
     buffer: Buffer = config.buffer.build(policy.ctx)
     learner = RankLearner(
@@ -65,18 +65,18 @@ def build(
         buffer=buffer,
         exploration=policy.exploration,
         normalizer=policy.normalizer,
+        placement=placement,
         microbatches=plan.microbatches,
         compile=_compile(config, policy),
         on_nan=config.on_nan,
         precision=plan.precision,
-        replicated=replicated,
         scale_losses=plan.precision == "16-mixed",
     )
     modules = zip(config.exploration.values(), policy.exploration.values(), strict=True)
     for chosen, who in ((config.algo, policy.algorithm), *modules):
         following = policy.ctx.schedules.following
         results.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
-    identity = identity or learner.collectives.broadcast(uuid4().hex)  # the same on all ranks
+    identity = identity or placement.ranks.broadcast(uuid4().hex)  # the same on all ranks
     estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
     given = {slot for slot in config.models if slot != "model" and config.raw[slot] is not None}
     for slot in given - {slot for slot, _ in policy.ctx.built} if rank == 0 and estimation.estimator is None else ():
@@ -86,11 +86,11 @@ def build(
         resolved=resolved,
         run_dir=run_dir,
         policy=policy,
-        collector=_collector(resolved, policy, learner),
+        collector=placement.collector(partial(_collector, resolved, policy, learner)),
         learner=learner,
         reports=Callbacks(policy, plan.actors is not None and plan.actors.evaluation > 0, estimation, identity),
     )
-    if config.record.path is not None and (rank == 0 or not replicated):
+    if config.record.path is not None and placement.collects:
         callbacks_of(trainer).record(trainer)
     try:
         if config.eval.record:
@@ -109,42 +109,26 @@ def _compile(config: RunConfig, policy: Policy) -> Compile:
     return config.compile if trusted or config.compile == "max" else "off"
 
 
-@contextmanager
-def _memory_of_networks() -> Iterator[None]:
-    """Turn it into one message when there is no memory for the networks."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if (what := checks.lacking(error)) is None:
-            raise
-        said = f"its networks are too large, there is no memory for {what}; make it smaller"
-        raise ConfigError("model", said) from None
-
-
 def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> Collector:
-    """Make the collector of this rank's environments; where these do not divide by the ranks, the first one's."""
-    ranks = learner.collectives
-    if learner.replicated and ranks.rank != 0:
-        return BroadcastCollector(None, ranks.broadcast)
+    """Make what collects in the environments of this rank."""
     own: Collector
     data, env_ids = resolved.config.data, policy.ctx.env_ids
     recorded = 0 if data.path is None else data.envs or len(env_ids)
     if recorded == len(env_ids):
-        own = _recorded(resolved, policy, env_ids)
+        own = InProcessCollector(_recorded(resolved, policy, env_ids), None, learner.progress)
     elif resolved.plan.actors is None:
-        loop = resolved.loop
-        older, share, preemption = loop.broadcast_interval > 1, loop.preemption_threshold, None
-        if share is not None and ranks.world_size > 1 and not learner.replicated:
-            preemption = Preemption(shared_store(), ranks.world_size, share, loop.min_rollout_fraction)
-        shard = policy.shard(env_ids[recorded:], call=learner.call, records=learner.records)
-        own = InProcessCollector(shard, policy.player(), learner.progress, older, preemption)
+        loop, ranks, preemptor = resolved.loop, learner.placement.parts, None
+        if loop.preemption is not None and ranks > 1:
+            preemptor = Preemptor(shared_store(), ranks, loop.preemption.threshold, loop.preemption.min_fraction)
+        shard = policy.shard(env_ids[recorded:], compiler=learner.steps.compiler)
         if recorded:
-            own = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), own)
+            shard = MixedCollector(_recorded(resolved, policy, env_ids[:recorded]), shard)
+        own = InProcessCollector(shard, policy.player(), learner.progress, loop.tempo.broadcast_interval > 1, preemptor)
     else:
         from rlplug.actors.collector import RayCollector
 
         own = RayCollector(policy, resolved, learner.progress)
-    return BroadcastCollector(own, ranks.broadcast) if learner.replicated else own
+    return own
 
 
 def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> RecordingCollector:
@@ -154,17 +138,18 @@ def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> 
     recording = Recording(data.path or [], Reading.by(data, resolved.spec), data.weights, order)
     for note in recording.reading.notes:
         print(f"rlplug: {note}", file=sys.stderr, flush=True)
-    shard, seen = EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids), policy.normalizer.normalized
-    return RecordingCollector(recording, policy.algorithm, policy.ctx, shard, resolved.loop.one_pass, seen)
+    ctx, shard = policy.ctx, EnvShard("actor", data.envs or policy.ctx.num_envs, env_ids)
+    finishing = policy.finishing(ctx.needs.keys)
+    return RecordingCollector(recording, policy.algorithm, ctx, shard, resolved.loop.one_pass, finishing)
 
 
 def start(trainer: Trainer) -> None:
     """Start a run's Ray actors and its collector, and register its loggers. Raises ``ConfigError``."""
-    plan, ranks, first = trainer.resolved.plan, trainer.learner.collectives, trainer.ctx.rank == 0
+    plan, placement, first = trainer.resolved.plan, trainer.learner.placement, trainer.ctx.rank == 0
     if plan.actors is not None:
         from rlplug.actors.cluster import connect
 
-        trainer.close_with(connect(plan, first, first or not trainer.learner.replicated, ranks.broadcast))
+        trainer.close_with(connect(plan, first, placement.collects, placement.ranks.broadcast))
         if first and plan.actors.evaluation:
             callbacks_of(trainer).evaluation.start(trainer.resolved)
     trainer.collector.start()

@@ -15,12 +15,10 @@ from rlplug.collection.play import Stopped
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.distributed.rng import global_state, load_global_state
 from rlplug.envs.spec_json import from_json, mismatch, to_json
-from rlplug.evaluation.evaluator import as_batch
 from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import versions
 from rlplug.run import run_dir
-from rlplug.run.estimation import Estimation
-from rlplug.run.measure import Evaluation, MetricsLog
+from rlplug.run.measure import Estimation, Evaluation, MetricsLog
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import CheckpointError, ConfigError, Tree
@@ -30,7 +28,7 @@ class Callbacks:
     """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
 
     def __init__(self, policy: Policy, is_async: bool, estimation: Estimation, identity: str) -> None:
-        self.identity = identity  # of the run, to which alone its checkpoints and its recorded files belong
+        self.identity = identity  # of the run that its checkpoints and recorded files belong to
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
@@ -80,10 +78,10 @@ class Callbacks:
             return
         with trainer.clock.phase("checkpoint"):
             self._saved(trainer, manager.poll())
-            best = score is not None and trainer.learner.collectives.broadcast(manager.is_best(score))
+            best = score is not None and trainer.learner.placement.ranks.broadcast(manager.is_best(score))
             # the score of an asynchronous evaluation is known later
             best = best or (due and evaluation.is_async and trainer.config.checkpoint.keep_best > 0)
-            if best or (trainer.may_checkpoint and manager.due(trainer.steps)):
+            if best or (trainer.agreement.may_save and manager.due(trainer.steps)):
                 if not due:
                     self._poll_eval(trainer, wait=True)
                 trainer.learner.check_finite()
@@ -103,14 +101,14 @@ class Callbacks:
         self.log.log_row(trainer, result if now else result | {f"eval/{trainer.loop.unit}": step})
 
     def _poll_eval(self, trainer: Trainer, wait: bool = False) -> None:
-        """Report the evaluation that actors play beside training, if it has ended."""
+        """Report the evaluation that actors play during training, if it has ended."""
         actors = self.evaluation.actors
         if actors is None or not actors.playing:
             return
         with trainer.clock.phase("evaluate"):
-            played = actors.wait(lambda: bool(trainer.stop_signal) or not wait)
+            played = actors.wait(lambda: bool(trainer.agreement.asked) or not wait)
         if played is not None:
-            result = episode_metrics(self.evaluation.evaluator.noted(as_batch(played)))
+            result = episode_metrics(self.evaluation.evaluator.noted(played))
             self._evaluated(trainer, result, actors.env_steps)
             if self.manager is not None:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))
@@ -121,7 +119,7 @@ class Callbacks:
         self._poll_eval(trainer, wait=True)
         # as it is now, so that a longer run goes on as if there had been no end
         snapshot = capture(trainer)
-        if not trainer.agreed_stop:
+        if not trainer.agreement.stop:
             with suppress(Stopped):
                 if trainer.steps > self.log.steps(trainer):
                     self.log.log(trainer)
@@ -156,32 +154,21 @@ def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
     trees, missing = {f"rank{ctx.rank}": own}, list[str]()
     if ctx.rank == 0:
         trees = {"weights": trainer.policy.state(), "learner": _learner(trainer)} | trees
-    if ctx.rank == 0 or not trainer.learner.replicated:
+    if trainer.learner.placement.collects:
         trainer.buffer.save(callbacks.row_log)
         own |= trainer.stream_state() | {"buffer": callbacks.row_log.state}
         own["recorder"] = callbacks.recorder and callbacks.recorder.state()
         if own["collector"]["env"] is None:
             missing.append("the environments: their state cannot be read, so new episodes begin")
-    if plan.actors and max(trainer.loop.in_flight, trainer.loop.broadcast_interval) > 1:
+    if plan.actors and max(trainer.loop.tempo.in_flight, trainer.loop.tempo.broadcast_interval) > 1:
         missing.append("rounds with older weights: actors play the next ones with the newest")
     wall = clock.wall()
-    manifest = {
-        "rlplug": metadata.version("rlplug"),
-        "run": callbacks.identity,
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        **vars(trainer.progress),
-        "unit": trainer.loop.unit,
-        "score": score,
-        "wall_s": round(wall, 3),
-        "spent": dict(clock.spent),
-        "since_logged_s": round(wall - callbacks.log.wall, 3),
-        "not_restored": missing,
-        "plugins": run_dir.origins(trainer.config),
-        "spec": to_json(ctx.spec),
-        "rollout_length": trainer.ctx.rollout_length,
-        "batch_size": trainer.ctx.batch_size,
-        "config": trainer.config.raw,
-    }
+    manifest = {"rlplug": metadata.version("rlplug"), "run": callbacks.identity, **vars(trainer.progress)}
+    manifest |= {"written": datetime.now(UTC).isoformat(timespec="seconds"), "unit": trainer.loop.unit, "score": score}
+    manifest |= {"wall_s": round(wall, 3), "since_logged_s": round(wall - callbacks.log.wall, 3)}
+    manifest |= {"spent": dict(clock.spent), "not_restored": missing, "plugins": run_dir.origins(trainer.config)}
+    manifest |= {"rollout_length": trainer.ctx.rollout_length, "batch_size": trainer.ctx.batch_size}
+    manifest |= {"spec": to_json(ctx.spec), "config": trainer.config.raw}
     copies = {name: copy_to_host(tree) for name, tree in trees.items()}
     return Snapshot(manifest, copies, list(callbacks.row_log.chunks), ctx.rank, plan.world_size)
 
@@ -199,7 +186,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         ConfigError: the checkpoint is of other spaces, another algorithm or another number of ranks, or damaged.
     """
     callbacks, path, manifest, rank = callbacks_of(trainer), checkpoint.path, checkpoint.manifest, trainer.ctx.rank
-    owner = 0 if trainer.learner.replicated else rank  # of the data: the first rank where all have the same
+    owner = trainer.learner.placement.part  # of the data: the first rank where all have the same
     if (ranks := checkpoint.ranks) != trainer.resolved.plan.world_size:
         said = f"{path} was written by {ranks} ranks, and continues on as many: hardware.devices={ranks}"
         raise ConfigError("hardware", said)

@@ -1,12 +1,16 @@
-"""What can only be refused once spaces, components and the machine are known; before anything is written."""
+"""What can only be refused once spaces, components and the machine are known; before anything is written.
+
+Every generator is a table, with a row of condition, key and sentence for each refusal.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import resource
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 import psutil
@@ -15,7 +19,8 @@ from gymnasium.vector import AutoresetMode
 
 from rlplug import registry
 from rlplug.api import Buffer, Data, Exploration, Loop, Needs, Plan
-from rlplug.config import RunConfig, show
+from rlplug.config import show
+from rlplug.config.errors import Refusals, refuse
 from rlplug.context import ResolvedRun
 from rlplug.plan import require_room
 from rlplug.registry import Kind
@@ -36,50 +41,153 @@ BESIDE_WEIGHTS = 3  # bytes that learning takes for each of theirs: a gradient, 
 
 def check(resolved: ResolvedRun) -> None:
     """Raise ``ConfigError`` unless components go together, and ranks and actors get equal shares."""
-    config, needs, algo = resolved.config, resolved.needs, resolved.config.algo.name
-    _check_loop(config, needs)
-    _check_buffer(config, needs)
-    _check_data(resolved)
-    if resolved.spec.has_masks and "action_mask" not in needs.keys:
-        plain = ("env.mask_key", "null plays without them")
-        key, way = ("env", "take an algorithm that does") if resolved.spec.has_agents else plain
-        raise ConfigError(key, f"{algo} does not heed masks of allowed actions; {way}")
-    for key, chosen in config.exploration.items():
-        if changes_actions(chosen.cls) and not needs.perturbable:
-            raise ConfigError(f"exploration.{key}", f"changes actions, which {algo} cannot learn from; leave it out")
-        if chosen.cls.intrinsic_reward is not Exploration.intrinsic_reward and (needs.gradients or not needs.rewards):
-            why = "computes its gradients where it acts" if needs.gradients else "learns from no rewards"
-            said = f"rewards what the learner samples, and {algo} {why}; leave it out"
-            raise ConfigError(f"exploration.{key}", said)
-        if resolved.spec.has_agents and not chosen.cls.knows_agents:
-            said = "knows environments of one agent alone, and this one has several; leave it out"
-            raise ConfigError(f"exploration.{key}", said)
-    acting = any(changes_actions(chosen.cls) for chosen in config.exploration.values())
-    if needs.noise and config.exploration and not acting:  # exploration=[] is on purpose
-        said = f"{algo} always plays what seems best to it, and tries nothing else"
-        raise ConfigError("exploration", f"{said}; take exploration=[{','.join([needs.noise, *config.exploration])}]")
-    perturb = [key for key, chosen in config.exploration.items() if chosen.cls.perturb is not Exploration.perturb]
-    for key in perturb[1:]:
-        if config.exploration[key].cls.overrides_action:
-            way = f"leave one out, or name {key} first"
-            raise ConfigError("exploration", f"{key} replaces the action of {perturb[0]}; {way}")
-    if needs.data != "rollout":  # which is given whole
-        check_shares(resolved.config.train_batch_size, resolved.plan)
-    for option, plain in (("microbatches", 1), ("precision", "32-true")):
-        if needs.gradients and getattr(resolved.plan, option) != plain:
-            said = f"is for gradients that the learner computes, and {algo}'s are computed where it plays; take {plain}"
-            raise ConfigError(f"hardware.{option}", said)
-    if "priority" in needs.keys:
-        _check_priorities(config, needs)
-    for option in ("in_flight", "broadcast_interval"):
-        if getattr(resolved.loop, option) > 1 and not needs.off_policy and not needs.gradients:
-            raise ConfigError(f"loop.{option}", f"lets older weights play, which {algo} cannot learn from; take 1")
-    if resolved.plan.actors is not None:
-        _check_actors(resolved)
-    if (plan := resolved.plan).ray is not None and (address := plan.ray.address) is None:
+    refuse(chain(_loop(resolved), _buffer(resolved), _data(resolved), _exploration(resolved), _hardware(resolved)))
+    if (plan := resolved.plan).ray is not None and plan.ray.address is None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
-    elif plan.ray is not None and not re.fullmatch(".+:[0-9]+", address):
-        raise ConfigError("hardware.ray.address", f"{address!r} is not host:port, as ray start --head prints it")
+
+
+# fmt: off
+def _loop(run: ResolvedRun) -> Refusals:
+    """Whether the loop can drive the algorithm, and collects if the buffer has no rows of its own."""
+    needs, name, loop, algorithm, buffer = (
+        run.needs, run.config.loop.name, run.config.loop.cls, run.config.algo.cls, run.config.buffer)
+    does = (f"collects, and {buffer.name} holds only rows of its own" if loop.collects
+            else f"collects nothing, and {buffer.name} holds only what is collected")
+
+    def ways() -> str:
+        buffers = _options("buffer", lambda cls: _has_rows(cls, loop) and _gives(cls, needs))
+        loops = _options("loop", lambda cls: _has_rows(buffer.cls, cls) and not (  # a recording is no way out
+            cls.reads or cls.refusal(algorithm, needs)))
+        return " or ".join(way for way in (buffers, loops) if not way.endswith("="))
+
+    yield (why := loop.refusal(algorithm, needs), "loop", lambda:
+           f"{name} {why}; take {_options('loop', lambda cls: cls.refusal(algorithm, needs) is None)}")
+    yield (not _has_rows(buffer.cls, loop), "loop", lambda:
+           f"{name} {does}; take {ways()}")
+    for option in ("in_flight", "broadcast_interval"):
+        yield (getattr(run.loop.tempo, option) > 1 and not needs.off_policy and not needs.gradients, f"loop.{option}",
+               f"lets older weights play, which {run.config.algo.name} cannot learn from; take 1")
+
+
+def _buffer(run: ResolvedRun) -> Refusals:
+    """Whether the buffer gives what the algorithm learns from, and keeps recurrent states if they are needed."""
+    needs, algo, name, buffer = run.needs, run.config.algo.name, run.config.buffer.name, run.config.buffer.cls
+
+    def ways() -> str:
+        return _options("buffer", lambda cls: _gives(cls, needs) and _has_rows(cls, run.config.loop.cls))
+
+    yield (needs.data == "windows" and not needs.off_policy, "algo",
+           f"{algo} learns from {WHAT[needs.data]}, so its Needs should say off_policy=True")
+    yield (needs.data not in buffer.gives, "buffer", lambda:
+           f"{name} gives {' or '.join(WHAT[data] for data in sorted(buffer.gives))}, but {algo} learns from "
+           f"{WHAT[needs.data]}; take {ways()}")
+    yield (_outdated(buffer, needs), "buffer", lambda:
+           f"{name} gives segments several times, but {algo} does not correct for older policies; take {ways()}")
+    yield (not _gives(buffer, needs) and needs.window.stride, "buffer", lambda:
+           f"{name} keeps no recurrent states, which {algo}'s model needs; take {ways()}, or a model without a state")
+    yield (not _gives(buffer, needs), "buffer", lambda:
+           f"{name} keeps recurrent states, and the model has none; take {ways()}, or a recurrent model: "
+           f"{_options('model', lambda cls: cls.recurrent)}")
+    yield ("priority" in needs.keys and not buffer.prioritizes, "buffer", lambda:
+           f"{name} draws by no priority, and {algo}'s actors compute it; take "
+           f"{_options('buffer', lambda cls: getattr(cls, 'prioritizes', False) and _gives(cls, needs))}")
+
+
+def _data(run: ResolvedRun) -> Refusals:
+    """Whether nothing is asked of a recording that only an environment can do, and a loop for one has one."""
+    config, algo, data, ranks = run.config, run.config.algo.name, run.config.data, run.plan.world_size
+    yield (not config.env.cls.traits.playable and (data.path is None or data.envs is not None), "env",
+           f"{config.env.name} cannot be played: it is for data.path=<files>")
+    yield (config.record.path is not None and config.record.format == "json" and run.spec.has_agents, "record.format",
+           "json lines are of one agent; take parquet")
+    yield (data.path is None and run.loop.reads, "data.path", f"loop={config.loop.name} learns from recorded "
+           "episodes: name files, data.path=<folder>, or take loop=alternate")
+    if data.path is None:
+        return
+    why, loop = ("and data.path plays nothing", "offline") if data.envs is None else (
+        "and data.path is recorded", "alternate")
+    yield (not run.needs.off_policy, "data.path",
+           f"{algo} learns only from what it collects itself, and not from a recording")
+    yield ((data.envs or 0) >= config.num_envs, "data.envs",
+           f"{data.envs} of num_envs={config.num_envs} leave none to be played; take null, or raise num_envs")
+    yield (data.envs and run.loop.reads, "data.envs", f"loop={config.loop.name} only reads recordings; take null")
+    yield (data.envs and ranks > 1, "data.envs",
+           "several ranks cannot share recorded and played environments; take null")
+    for key, chosen in config.exploration.items():
+        yield (changes_actions(chosen.cls) and data.envs is None, f"exploration.{key}",
+               f"changes what is played, {why}; leave it out: exploration=[]")
+    yield (run.plan.actors is not None and run.plan.actors.count, "hardware.actors.count",
+           f"actors play, {why}; take 0")
+    yield config.record.path is not None, "record.path", f"writes down what is played, {why}; take null"
+    for option in ("in_flight", "broadcast_interval"):
+        yield getattr(run.loop.tempo, option) > 1, f"loop.{option}", f"is for who plays, {why}; take loop={loop}"
+
+
+def _exploration(run: ResolvedRun) -> Refusals:
+    """Whether the algorithm serves the environment's masks, and exploration modules serve the algorithm."""
+    needs, algo, modules = run.needs, run.config.algo.name, run.config.exploration
+    key, way = ("env", "take an algorithm that does") if run.spec.has_agents else (
+        "env.mask_key", "null plays without them")
+    yield (run.spec.has_masks and "action_mask" not in needs.keys, key,
+           f"{algo} does not take masks of allowed actions; {way}")
+    why = "computes its gradients where it acts" if needs.gradients else "learns from no rewards"
+    perturb = [key for key, chosen in modules.items() if chosen.cls.perturb is not Exploration.perturb]
+    for key, chosen in modules.items():
+        cls, at = chosen.cls, f"exploration.{key}"
+        yield (changes_actions(cls) and not needs.perturbable, at,
+               f"changes actions, which {algo} cannot learn from; leave it out")
+        yield (cls.intrinsic_reward is not Exploration.intrinsic_reward and (needs.gradients or not needs.rewards), at,
+               f"rewards what the learner samples, and {algo} {why}; leave it out")
+        yield (run.spec.has_agents and not cls.knows_agents, at,
+               "serves environments of one agent only, and this one has several; leave it out")
+        yield ("priority" in needs.keys and cls.perturb_weights is not Exploration.perturb_weights, at,
+               f"changes the weights by which {algo}'s actors compute first priorities; leave it out")
+        yield (key in perturb[1:] and cls.overrides_action, "exploration",
+               f"{key} replaces the action of {''.join(perturb[:1])}; leave one out, or name {key} first")
+    acting = any(changes_actions(chosen.cls) for chosen in modules.values())
+    yield (needs.noise and modules and not acting, "exploration",  # exploration=[] is on purpose
+           f"{algo} always plays what seems best to it, and tries nothing else; "
+           f"take exploration=[{','.join([str(needs.noise), *modules])}]")
+
+
+def _hardware(run: ResolvedRun) -> Refusals:
+    """Whether ranks, microbatches and actors get equal shares of what is learned and played."""
+    plan, ranks, num_envs, needs, algo = (
+        run.plan, run.plan.world_size, run.config.num_envs, run.needs, run.config.algo.name)
+    if needs.data != "rollout":  # which is given whole
+        yield from shares(run.config.train_batch_size, plan)
+    for option, plain in (("microbatches", 1), ("precision", "32-true")):
+        yield (needs.gradients and getattr(plan, option) != plain, f"hardware.{option}", "is for gradients that the "
+               f"learner computes, and {algo}'s are computed where it plays; take {plain}")
+    if (actors := plan.actors) is not None:
+        count, key = actors.count, "hardware.actors.count"
+        yield num_envs % count, key, _uneven(f"num_envs={num_envs}", f"{count} actors", (
+            n for n in range(1, num_envs + 1) if num_envs % n == 0))
+        yield num_envs % ranks == 0 and count % ranks, key, _uneven(f"{count} actors", f"{ranks} ranks", [ranks])
+        yield (run.loop.preemption is not None and ranks > 1, "loop.preemption_threshold",
+               "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null")
+        some = run.loop.tempo.shards is not None
+        yield (actors.num_aggregation_workers and some, "hardware.actors.num_aggregation_workers",
+               "is for rounds of all actors, and this loop takes segments one by one; take 0")
+    if plan.ray is not None:
+        at, address = "hardware.ray.address", plan.ray.address
+        yield (plan.actors is not None and address is None and plan.num_nodes > 1, at,
+               f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them")
+        yield (address is not None and not re.fullmatch(".+:[0-9]+", address), at,
+               f"{address!r} is not host:port, as ray start --head prints it")
+
+
+def shares(batch_size: int, plan: Plan) -> Refusals:
+    """Whether every rank and microbatch gets an equal share of a sample."""
+    parts = plan.world_size * plan.microbatches
+    near = batch_size - batch_size % parts
+    yield batch_size % parts, "train_batch_size", _uneven(str(batch_size), f"{parts} ranks and microbatches", (
+        n for n in (near, near + parts) if n))
+# fmt: on
+
+
+def _uneven(what: str, whom: str, right: Iterable[int]) -> Callable[[], str]:
+    return lambda: f"{what} cannot be shared equally among {whom}; {' or '.join(map(str, right))} can"
 
 
 def _gives(buffer: type[Buffer], needs: Needs) -> bool:
@@ -96,94 +204,6 @@ def _has_rows(buffer: type[Buffer], loop: type[Loop]) -> bool:
     return ("collected" if loop.collects else "stored") in buffer.sources
 
 
-def _check_loop(config: RunConfig, needs: Needs) -> None:
-    """Check that a loop can drive an algorithm, and that it collects if the buffer has no rows of its own."""
-    name, loop, buffer, algorithm = config.loop.name, config.loop.cls, config.buffer.cls, config.algo.cls
-    if why := loop.refusal(algorithm, needs):
-        ways = _options("loop", lambda cls: cls.refusal(algorithm, needs) is None)
-        raise ConfigError("loop", f"{name} {why}; take {ways}")
-    if not _has_rows(buffer, loop):
-        buffers = _options("buffer", lambda cls: _has_rows(cls, loop) and _gives(cls, needs))
-        # what needs a recording is no way out
-        loops = _options(
-            "loop", lambda cls: _has_rows(buffer, cls) and not (cls.reads or cls.refusal(algorithm, needs))
-        )
-        takes = f"collects, and {config.buffer.name} holds its own rows alone"
-        lacks = f"collects nothing, and {config.buffer.name} holds nothing else"
-        ways = " or ".join(way for way in (buffers, loops) if not way.endswith("="))
-        raise ConfigError("loop", f"{name} {takes if loop.collects else lacks}; take {ways}")
-
-
-def _check_buffer(config: RunConfig, needs: Needs) -> None:
-    """Check that a buffer gives what an algorithm learns from, and keeps recurrent states if they are needed."""
-    buffer, name, algo, loop = config.buffer.cls, config.buffer.name, config.algo.name, config.loop.cls
-    if needs.data == "windows" and not needs.off_policy:
-        raise ConfigError("algo", f"{algo} learns from {WHAT[needs.data]}, so its Needs should say off_policy=True")
-    if _gives(buffer, needs):
-        return
-    ways = _options("buffer", lambda cls: _gives(cls, needs) and _has_rows(cls, loop))
-    if needs.data not in buffer.gives:
-        given = " or ".join(WHAT[data] for data in sorted(buffer.gives))
-        raise ConfigError("buffer", f"{name} gives {given}, but {algo} learns from {WHAT[needs.data]}; take {ways}")
-    if _outdated(buffer, needs):
-        why = f"gives segments several times, but {algo} does not correct for older policies"
-    elif needs.window.stride:
-        why = f"keeps no recurrent states, which {algo}'s model needs"
-        ways += ", or a model without a state"
-    else:
-        why = "keeps recurrent states, and the model has none"
-        ways += f", or a recurrent model: {_options('model', lambda cls: cls.recurrent)}"
-    raise ConfigError("buffer", f"{name} {why}; take {ways}")
-
-
-def _check_priorities(config: RunConfig, needs: Needs) -> None:
-    """Check that first priorities, which actors compute, are of use, and come from weights that are what they seem."""
-    buffer, algo = config.buffer, config.algo.name
-    if not getattr(buffer.cls, "prioritizes", False):
-        fits = _options("buffer", lambda cls: getattr(cls, "prioritizes", False) and _gives(cls, needs))
-        raise ConfigError("buffer", f"{buffer.name} draws by no priority, and {algo}'s actors compute it; take {fits}")
-    for key, chosen in config.exploration.items():
-        if chosen.cls.perturb_weights is not Exploration.perturb_weights:
-            said = f"changes the weights by which {algo}'s actors compute first priorities; leave it out"
-            raise ConfigError(f"exploration.{key}", said)
-
-
-def _check_data(resolved: ResolvedRun) -> None:
-    """Check that nothing is asked of a recording that only an environment can do, and that a loop for one has one."""
-    config, algo = resolved.config, resolved.config.algo.name
-    if not config.env.cls.traits.playable and (config.data.path is None or config.data.envs is not None):
-        raise ConfigError("env", f"{config.env.name} plays nothing: it is for data.path=<files> alone")
-    if config.record.path is not None and config.record.format == "json" and resolved.spec.has_agents:
-        raise ConfigError("record.format", "json lines are of one agent; take parquet")
-    if config.data.path is None:
-        if resolved.loop.reads:
-            said = f"{config.loop.name} learns from recorded episodes: name files, data.path=<folder>"
-            raise ConfigError("data.path", f"loop={said}, or take loop=alternate")
-        return
-    why = "and data.path plays nothing"
-    if not resolved.needs.off_policy:
-        raise ConfigError("data.path", f"{algo} learns from what it does itself alone; a recording cannot serve it")
-    if config.data.envs is not None:
-        why = "and data.path is recorded"
-        if config.data.envs >= config.num_envs:
-            said = f"{config.data.envs} of num_envs={config.num_envs} leave none to be played; take null, or raise"
-            raise ConfigError("data.envs", f"{said} num_envs")
-        if resolved.loop.reads or resolved.plan.world_size > 1:
-            said = f"loop={config.loop.name} reads alone" if resolved.loop.reads else "several ranks share columns out"
-            raise ConfigError("data.envs", f"{said}; take null")
-    for key, chosen in config.exploration.items():
-        if changes_actions(chosen.cls) and config.data.envs is None:
-            raise ConfigError(f"exploration.{key}", f"changes what is played, {why}; leave it out: exploration=[]")
-    if resolved.plan.actors is not None and resolved.plan.actors.count:
-        raise ConfigError("hardware.actors.count", f"actors play, {why}; take 0")
-    if config.record.path is not None:
-        raise ConfigError("record.path", f"writes down what is played, {why}; take null")
-    for option in ("in_flight", "broadcast_interval"):
-        if getattr(resolved.loop, option) > 1:
-            way = "offline" if config.data.envs is None else "alternate"
-            raise ConfigError(f"loop.{option}", f"is for who plays, {why}; take loop={way}")
-
-
 def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
     """Return the components of a kind that fit, as one writes them: ``buffer=replay or prioritized``."""
     found: list[str] = []
@@ -193,100 +213,84 @@ def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
     return f"{kind}={' or '.join(found)}"
 
 
-def check_shares(batch_size: int, plan: Plan) -> None:
-    """Check that every rank and microbatch gets an equal share of a sample."""
-    parts = plan.world_size * plan.microbatches
-    if rest := batch_size % parts:
-        near = [n for n in (batch_size - rest, batch_size - rest + parts) if n]
-        raise _uneven("train_batch_size", str(batch_size), f"{parts} ranks and microbatches", near)
-
-
-def _uneven(key: str, what: str, whom: str, right: Iterable[int]) -> ConfigError:
-    return ConfigError(key, f"{what} cannot be shared equally among {whom}; {' or '.join(map(str, right))} can")
-
-
-def _check_actors(resolved: ResolvedRun) -> None:
-    """Check that actors and ranks get equal shares, and that there is room for them."""
-    plan, ranks, num_envs = resolved.plan, resolved.plan.world_size, resolved.config.num_envs
-    cfg: Any = plan.actors
-    if num_envs % cfg.count:
-        divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
-        raise _uneven("hardware.actors.count", f"num_envs={num_envs}", f"{cfg.count} actors", divisors)
-    if num_envs % ranks == 0 and cfg.count % ranks:
-        raise _uneven("hardware.actors.count", f"{cfg.count} actors", f"{ranks} ranks", [ranks])
-    if resolved.loop.preemption_threshold is not None and ranks > 1:
-        said = "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null"
-        raise ConfigError("loop.preemption_threshold", said)
-    if cfg.num_aggregation_workers and resolved.loop.shards is not None:
-        said = "is for rounds of all actors, and this loop takes segments one by one; take 0"
-        raise ConfigError("hardware.actors.num_aggregation_workers", said)
-    if plan.ray is not None and plan.ray.address is None and plan.num_nodes > 1:
-        said = f"actors for {plan.num_nodes} machines need a cluster of Ray that spans them"
-        raise ConfigError("hardware.ray.address", said)
-
-
 def check_fit(trainer: Trainer, elsewhere: bool) -> None:
     """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm."""
-    config, needs, plan, buffer = trainer.config, trainer.resolved.needs, trainer.resolved.plan, trainer.buffer
-    autoreset = trainer.collector.spec.autoreset
-    if needs.data == "windows" and needs.window.stride and autoreset is not AutoresetMode.NEXT_STEP:
-        said = "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state"
-        raise ConfigError("env", f"{said} cannot be kept over them; env.vectorization=list leaves none")
+    refuse(chain(_parts(trainer), _time(trainer) if trainer.loop.unit == "env_steps" else ()))
+    if not (elsewhere and trainer.resolved.plan.accelerator == "cuda"):  # whose processes check their memory
+        refuse(_memory(trainer))
+
+
+# fmt: off
+def _parts(trainer: Trainer) -> Refusals:
+    """Whether environments, weights and a recording are what the algorithm, exploration and the buffer take."""
+    config, needs, spec = trainer.config, trainer.resolved.needs, trainer.collector.spec
+    capacity, rows = getattr(config.buffer.cfg, "capacity", None), spec.rows * config.num_envs
+    strided = needs.data == "windows" and needs.window.stride
+    yield (strided and spec.autoreset is not AutoresetMode.NEXT_STEP, "env",
+           "resets within the step that ends an episode, which leaves gaps in what is stored, and a recurrent state "
+           "cannot be kept over them; env.vectorization=list leaves none")
     for key, chosen in config.exploration.items():
-        if chosen.cls.perturb_weights is not Exploration.perturb_weights and not [*trainer.algorithm.parameters()]:
-            raise ConfigError(f"exploration.{key}", f"changes weights, and {config.algo.name} has none; leave it out")
-    if trainer.loop.one_pass and (capacity := getattr(config.buffer.cfg, "capacity", None)) is not None:
-        needed = trainer.collector.spec.rows * config.num_envs
-        if needs.data in ("windows", "episodes") and capacity < needed:
-            said = f"{capacity} rows do not hold the recording, which has {needed}; raise it"
-            raise ConfigError(buffer.size_key, f"{said}, or take loop.stream=true, which reads while it learns")
-    total, length = config.total_steps, trainer.ctx.rollout_length
-    if trainer.loop.unit == "env_steps":
-        each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
-        if total < steps:
-            raise ConfigError("total_steps", f"{total} is less than one round of collection, {each}; raise it")
-        if trainer.loop.one_pass and (whole := trainer.collector.spec.steps or total) < total:
-            said = f"{total} is more than the {whole} steps of the recording, which loop={config.loop.name} reads once"
-            raise ConfigError("total_steps", f"{said}; take {whole} or less")
-        trains = any(p.requires_grad for p in trainer.algorithm.parameters())
+        changes = chosen.cls.perturb_weights is not Exploration.perturb_weights
+        yield (changes and not [*trainer.algorithm.parameters()], f"exploration.{key}",
+               f"changes weights, and {config.algo.name} has none; leave it out")
+    kept = trainer.loop.one_pass and capacity is not None and needs.data in ("windows", "episodes")
+    yield (kept and capacity < rows, trainer.buffer.size_key,
+           f"{capacity} rows do not hold the recording, which has {rows}; raise it, or take loop.stream=true, "
+           "which reads while it learns")
+
+
+def _time(trainer: Trainer) -> Refusals:
+    """Whether the run has steps for a round of collection, and for an update if anything is trained."""
+    config, total, length = trainer.config, trainer.config.total_steps, trainer.ctx.rollout_length
+    whole = trainer.collector.spec.steps or total
+    each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
+    yield total < steps, "total_steps", f"{total} is less than one round of collection, {each}; raise it"
+    yield (trainer.loop.one_pass and whole < total, "total_steps",
+           f"{total} is more than the {whole} steps of the recording, which loop={config.loop.name} reads once; "
+           f"take {whole} or less")
+    if any(p.requires_grad for p in trainer.algorithm.parameters()):
+        tempo = ["num_steps_sampled_before_learning_starts", "replay_ratio"]
+        tempo += ["train_batch_size"] if trainer.resolved.needs.data == "segments" else []
+        why = ", ".join(f"{key}={show(getattr(config, key))}" for key in tempo)
         made, more = (trainer.loop.updates(n) for n in (total // steps * steps, FOR_EVER))
-        if trains and made == 0 != more:  # a loop that cannot say says 0 of all
-            tempo = ["num_steps_sampled_before_learning_starts", "replay_ratio"]
-            tempo += ["train_batch_size"] if needs.data == "segments" else []
-            why = ", ".join([f"{key}={show(getattr(config, key))}" for key in tempo])
-            raise ConfigError(
-                "total_steps", f"{total} leaves no time for one update: {why}, rounds of {each}; raise it"
-            )
-        first = buffer.warm_up * config.num_envs // len(trainer.ctx.env_ids)
-        if trains and total < first:
-            said = f"{total} leaves no time for one update: a first sample of buffer={config.buffer.name} takes {first}"
-            raise ConfigError("total_steps", f"{said} steps; raise it")
-    if elsewhere and plan.accelerator == "cuda":
-        return  # the processes that have the devices check their memory
+        yield (made == 0 != more, "total_steps",  # a loop that cannot say says 0 of all
+               f"{total} leaves no time for one update: {why}, rounds of {each}; raise it")
+        first = trainer.buffer.warm_up * config.num_envs // len(trainer.ctx.env_ids)
+        yield (total < first, "total_steps", f"{total} leaves no time for one update: "
+               f"a first sample of buffer={config.buffer.name} takes {first} steps; raise it")
+
+
+def _memory(trainer: Trainer) -> Refusals:
+    """Whether the device or this machine has room for buffers and networks."""
+    buffer, plan = trainer.buffer, trainer.resolved.plan
+    ranks = 1 if plan.launcher == "ray" or buffer.device.type == "cuda" else plan.devices  # Ray finds room for ranks
     if buffer.device.type == "cuda":
-        free, where, ranks = torch.cuda.mem_get_info(buffer.device)[0], torch.cuda.get_device_name(buffer.device), 1
-    else:  # Ray places ranks where there is room
+        free, where = torch.cuda.mem_get_info(buffer.device)[0], torch.cuda.get_device_name(buffer.device)
+    else:
         free, where = psutil.virtual_memory().available, "this machine"
-        ranks = 1 if plan.launcher == "ray" else plan.devices
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY and (room := limit - psutil.Process().memory_info().vms) * ranks < free:
             free, where = room * ranks, "this process (ulimit -v)"
-    stored = buffer.nbytes(trainer.collector.spec.row)
-    learned = sum(p.nbytes for p in trainer.algorithm.parameters() if p.requires_grad) * BESIDE_WEIGHTS
+    stored = buffer.nbytes(trainer.collector.spec.row) * ranks
+    learned = sum(p.nbytes for p in trainer.algorithm.parameters() if p.requires_grad) * BESIDE_WEIGHTS * ranks
     whose = "the buffer" if ranks == 1 else f"the buffers of {ranks} ranks"
     for key, what, needed in ((buffer.size_key, whose, stored), ("model", "what the networks learn with", learned)):
-        if needed * ranks > free:
-            room = f"only {size(free)} of memory of {where} are free"
-            raise ConfigError(key, f"{what} would need {size(needed * ranks)}, but {room}; make it smaller")
+        yield (needed > free, key, f"{what} would need {size(needed)}, but only {size(free)} of memory of {where} "
+               "are free; make it smaller")
+# fmt: on
 
 
-def lacking(error: Exception) -> str | None:
-    """Return what there was no memory for, in words; None for an error of another kind."""
-    said = str(error)
-    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in said:
-        return None
-    found = re.search(r"allocate ([0-9]+) bytes|allocate ([0-9.]+ [KMGT]?i?B)", said)
-    return "more" if found is None else f"a tensor of {found[2] or size(int(found[1]))}"
+@contextmanager
+def memory(failure: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise ``failure`` of what there is no memory for, where the body runs out of it."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        said = str(error)
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in said:
+            raise
+        found = re.search(r"allocate ([0-9]+) bytes|allocate ([0-9.]+ [KMGT]?i?B)", said)
+        raise failure("more" if found is None else f"a tensor of {found[2] or size(int(found[1]))}") from None
 
 
 def size(n: float) -> str:

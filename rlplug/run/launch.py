@@ -146,10 +146,12 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
             checkpoint = checkpoint or Checkpoint(path)
             _check_own(checkpoint, manifest, config, changed)
         unit = config.loop.cls.unit
-        if done := run_dir.finished(folder, unit):
+        if done := run_dir.finished(folder):
             made = checkpoint.steps if checkpoint else before["total_steps"]
             if config.total_steps - made < (config.num_envs if unit == "env_steps" else 1):
-                tell(f"{folder} has finished: {done}. To go on, give it more than total_steps={config.total_steps}")
+                score = "no evaluation" if done.score is None else f"evaluation {done.score:,.1f}"
+                said = f"{folder} has finished: {getattr(done, unit):,} {STEP[unit]}s, {score}"
+                tell(f"{said}. To go on, give it more than total_steps={config.total_steps}")
                 return None
             if checkpoint is None:
                 raise CheckpointError(f"{folder} has finished, and its checkpoints are gone: nothing to go on from")
@@ -214,11 +216,11 @@ def _drive(trainer: Trainer) -> float:
             callbacks.finish(trainer)
             if trainer.resolved.plan.actors is not None and trainer.ctx.rank != 0:
                 trainer.close()  # before the first rank stops the Ray cluster, which it may have started
-            errors = trainer.learner.collectives.exchange(trainer.stop_error)
+            errors = trainer.learner.placement.ranks.exchange(trainer.agreement.error)
         if error := next(filter(None, errors), None):
             raise error
-        if trainer.agreed_stop:
-            raise KeyboardInterrupt(trainer.agreed_stop)
+        if trainer.agreement.stop:
+            raise KeyboardInterrupt(trainer.agreement.stop)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -249,23 +251,15 @@ def _age() -> float:
 
 def _end(trainer: Trainer, status: str, startup: float) -> None:
     """Write ``summary.json``, and end the loggers. ``startup``: seconds before the loop began."""
-    evaluation, progress, folder = callbacks_of(trainer).evaluation, trainer.progress, trainer.run_dir
-    wall = trainer.clock.wall()
+    callbacks, progress, folder = callbacks_of(trainer), trainer.progress, trainer.run_dir
+    evaluation, wall = callbacks.evaluation, trainer.clock.wall()
     loop_s = wall - trainer.clock.startup_s
-    summary = {
-        "status": status,
-        **callbacks_of(trainer).estimation.latest,
-        **evaluation.latest,
-        f"eval/{trainer.loop.unit}": evaluation.latest_at,
-        "env_steps": progress.env_steps,
-        "updates": progress.updates,
-        "episodes": progress.episodes,
-        "wall_s": round(wall, 3),
-        "env_steps_per_s": round(progress.env_steps / loop_s, 1),
-        "updates_per_s": round(progress.updates / loop_s, 1),
-        "startup_s": round(startup, 3),
-        "checkpoint": next((path.name for path in checkpoints(folder)), None),
-    }
+    summary = {"status": status, **callbacks.estimation.latest, **evaluation.latest}
+    summary |= {f"eval/{trainer.loop.unit}": evaluation.latest_at}
+    summary |= {name: getattr(progress, name) for name in ("env_steps", "updates", "episodes")}
+    summary |= {"wall_s": round(wall, 3), "startup_s": round(startup, 3)}
+    summary |= {f"{name}_per_s": round(getattr(progress, name) / loop_s, 1) for name in ("env_steps", "updates")}
+    summary |= {"checkpoint": next((path.name for path in checkpoints(folder)), None)}
     try:
         try:
             run_dir.write_json(folder / run_dir.SUMMARY, summary)
@@ -284,9 +278,9 @@ def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
         first = next(turns) == 0  # the next signal may come while this one is being handled
         if (not first and number == signal.SIGINT) or is_silent():  # its round would never end
             raise AtOnce(number)
-        trainer.request_stop(number)
+        trainer.agreement.request_stop(number)
         if first and trainer.ctx.rank == 0:
-            with suppress(OSError):  # nobody may read it
+            with suppress(OSError):  # it may have no reader
                 os.write(2, STOPPING)  # print may be what was interrupted
 
     return handle_signals(request)
@@ -297,7 +291,7 @@ def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
 
     def end(reason: str) -> None:
         if trainer.learner.fabric.local_rank == 0:
-            with suppress(OSError):  # nobody may read it
+            with suppress(OSError):  # it may have no reader
                 os.write(2, f"rlplug: {_with_way_back(reason, trainer.run_dir)}\n".encode())
         os._exit(1)  # the main thread may be waiting in a collective
 
@@ -307,17 +301,14 @@ def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
 @contextmanager
 def _machine_errors(folder: Path) -> Iterator[None]:
     """Turn a full or broken disk, and a lack of memory, into one message: it is no bug."""
+    said = "there is no memory for {}; a smaller buffer or model, or fewer environments, takes less"
     try:
-        yield
+        with checks.memory(lambda what: RunError(said.format(what))):
+            yield
     except OSError as error:
         if error.errno not in DISK:
             raise
         raise RunError(f"{error.filename or folder}: {error.strerror}") from None
-    except (RuntimeError, MemoryError) as error:
-        if (what := checks.lacking(error)) is None:
-            raise
-        said = "a smaller buffer or model, or fewer environments, takes less"
-        raise RunError(f"there is no memory for {what}; {said}") from None
 
 
 def _with_way_back(error: object, folder: Path) -> str:

@@ -18,7 +18,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.E
 
 
 class AtOnce(KeyboardInterrupt):
-    """A second Ctrl-C: nobody waits for the end of the round."""
+    """A second Ctrl-C, which does not wait for the end of the round."""
 
 
 def register(trainer: Trainer) -> None:
@@ -48,7 +48,8 @@ def _guarded(function: Callable[..., Any], event: str, key: str, logger: Any, tr
         except (KeyboardInterrupt, RunError) as error:
             if isinstance(error, AtOnce) or event == "rlplug_ended":
                 raise
-            trainer.request_stop(trainer.stop_signal or signal.SIGINT, error if isinstance(error, RunError) else None)
+            first = error if isinstance(error, RunError) else None
+            trainer.agreement.request_stop(trainer.agreement.asked or signal.SIGINT, first)
         except ConfigError:
             raise
         except Exception as error:

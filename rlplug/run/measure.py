@@ -1,8 +1,9 @@
-"""What a run measures of itself between rounds: rows of metrics, and evaluations."""
+"""What a run measures of itself between rounds: rows of metrics, evaluations and off-policy estimates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -14,8 +15,10 @@ import torch
 from rlplug.api import Exploration, Job
 from rlplug.collection.play import Stopped
 from rlplug.context import ResolvedRun
-from rlplug.evaluation.evaluator import Evaluator, as_batch, evaluates_itself, shares_of, side_by_side
+from rlplug.estimation.estimator import Estimator
+from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
 from rlplug.evaluation.video import ALONE, record
+from rlplug.functional.schedule import due
 from rlplug.trainer.policy import Policy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
@@ -42,16 +45,15 @@ class MetricsLog:
         return getattr(self.last, trainer.loop.unit)
 
     def due(self, trainer: Trainer) -> bool:
-        return trainer.steps // self.every > self.steps(trainer) // self.every
+        return due(self.every, self.steps(trainer), trainer.steps)
 
     def log(self, trainer: Trainer) -> None:
         """Write one row: means since the last one."""
         progress, clock, ids = trainer.progress, trainer.clock, [*trainer.ctx.env_ids, -1]  # -1: of a job
         finished = [(*episode[:2], ids[episode[2]], *episode[3:]) for episode in trainer.episodes.drain()]
-        if not trainer.learner.replicated:
-            rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
-            rows = rows.view(-1, 3 + len(trainer.episodes.groups))
-            finished = trainer.learner.collectives.gather(rows).tolist()
+        rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
+        rows = rows.view(-1, 3 + len(trainer.episodes.groups))
+        finished = trainer.learner.placement.gather(rows).tolist()
         progress.episodes += len(finished)
         row: dict[str, float] = {}
         if finished:
@@ -62,12 +64,13 @@ class MetricsLog:
             least = least_exploring(trainer.policy.exploration.values())
             if kept := [total for total, env in zip(returns, envs, strict=True) if env in least]:
                 row["episode/return_least_exploring"] = float(np.mean(kept))
-        row |= {f"train/{name}": value for name, value in (trainer.means.drain() | trainer.learner.drain()).items()}
+        means = trainer.means.drain() | trainer.learner.steps.drain()
+        row |= {f"train/{name}": value for name, value in means.items()}
         own: Mapping[str, float] = trainer.buffer.metrics()
-        ranks = [own] if trainer.learner.replicated else trainer.learner.collectives.exchange(own)
+        ranks = trainer.learner.placement.exchange(own)
         row |= {f"buffer/{name}": sum(metrics[name] for metrics in ranks) for name in own}
         spent: Mapping[str, float] = trainer.collector.metrics()
-        waiting = trainer.learner.collectives.exchange(spent)
+        waiting = trainer.learner.placement.ranks.exchange(spent)
         row |= {f"time/{name}": float(np.mean([rank[name] for rank in waiting if rank])) for name in spent}
         wall = clock.wall()
         seconds = max(wall - self.wall, 1e-9)
@@ -89,13 +92,34 @@ class MetricsLog:
         self.rows, self.last, self.wall = state["rows"], Progress(state["steps"], state["updates"]), wall
 
 
-class Evaluation:
-    """Evaluations: the ranks share the episodes out, or Ray actors play them beside training (``is_async``).
+class Schedule:
+    """What is made every ``every`` steps, 0: only at the end; and what came out last."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.latest, self._last = every, dict[str, float](), 0
+
+    def due(self, trainer: Trainer) -> bool:
+        return due(self.every, self._last, trainer.steps)
+
+    def mark(self, trainer: Trainer) -> None:
+        """Count what was due as made, or begun."""
+        self._last = trainer.steps
+
+    def state(self) -> Tree:
+        return {"latest": self.latest, "last": self._last}
+
+    def load(self, state: Tree) -> None:
+        self.latest, self._last = state["latest"], state["last"]
+
+
+class Evaluation(Schedule):
+    """Evaluations: the ranks share the episodes out, or Ray actors play them during training (``is_async``).
 
     They are the episodes that one rank would play, so the first rank plays all where environments are not independent.
     """
 
     def __init__(self, policy: Policy, is_async: bool) -> None:
+        super().__init__(policy.config.eval.every)
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
         self.possible = policy.config.env.cls.traits.playable
         ctx, episodes, parts = policy.ctx, self.cfg.episodes, 1 if is_async else policy.ctx.world_size
@@ -108,9 +132,7 @@ class Evaluation:
             said = f"is for greedy episodes, but {policy.config.algo.name} has an evaluation of its own; take 0"
             raise ConfigError("hardware.actors.evaluation", said)
         self.actors: AsyncEval | None = None  # the first rank's, once they are started
-        self.latest: dict[str, float] = {}
         self.latest_at: int | None = None
-        self._due_after = 0
 
     def start(self, resolved: ResolvedRun) -> None:
         from rlplug.actors.collector import AsyncEval
@@ -118,48 +140,38 @@ class Evaluation:
         self.actors = AsyncEval(self.policy, resolved)
 
     def due(self, trainer: Trainer) -> bool:
-        return self.possible and bool(self.cfg.every) and trainer.steps >= self._due_after + self.cfg.every
-
-    def mark(self, trainer: Trainer) -> None:
-        """Count the evaluation that was due as made, or begun."""
-        self._due_after = trainer.steps // self.cfg.every * self.cfg.every
+        return self.possible and super().due(trainer)
 
     def run(self, trainer: Trainer) -> dict[str, float]:
         """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
         policy, steps = self.policy, trainer.steps
         with trainer.clock.phase("evaluate"):
-            metrics = policy.algorithm.evaluate(partial(self._play, trainer), self.cfg.episodes)
-            if "eval/return_mean" not in metrics:
-                raise ValueError(f"{type(policy.algorithm).__name__}.evaluate returns no eval/return_mean")
+            metrics, _ = self.evaluator.evaluate(partial(self._play, trainer))
             if self.cfg.record and trainer.ctx.rank == 0:
                 path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
-                stop, normalize = lambda: bool(trainer.stop_signal), policy.normalize
+                stop, normalize = lambda: bool(trainer.agreement.asked), policy.normalize
                 record(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
         return metrics
 
-    def _play(
-        self, trainer: Trainer, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None
-    ) -> Iterator[tuple[Job, Batch]]:
-        """Play jobs of an evaluation: the ranks share the columns of each."""
-        for job in jobs:
-            own, shares = self._play_share(trainer, job, weights), list[Batch]()
-            for batch, stop_signal in trainer.learner.collectives.exchange((own, trainer.stop_signal)):
-                if batch is None:
-                    trainer.agreed_stop = stop_signal  # which all ranks know
-                    raise Stopped
-                shares.append(batch)
-            yield job, self.evaluator.noted(side_by_side(shares))
+    def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:
+        """Play a job of an evaluation: the ranks share its columns."""
+        own, shares = self._play_share(trainer, job, weights), list[Batch]()
+        for batch, asked in trainer.learner.placement.ranks.exchange((own, trainer.agreement.asked)):
+            if batch is None:
+                trainer.agreement.stop_all(asked)
+                raise Stopped
+            shares.append(batch)
+        return side_by_side(shares)
 
     def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
         """Play this rank's share of a job; None: it was asked to stop."""
-        number, stop = trainer.steps, lambda: bool(trainer.stop_signal)
+        number, stop = trainer.steps, lambda: bool(trainer.agreement.asked)
         with suppress(Stopped):
             if self.actors is None:
-                return self.evaluator.play_job(job, number, weights, stop, self._share(job.episodes))
+                return self.evaluator.play(job, number, weights, stop, self._share(job.episodes))
             if not stop():
                 self.actors.begin(number)
-                played = self.actors.wait(stop)
-                return None if played is None else as_batch(played)
+                return self.actors.wait(stop)
         return None
 
     def _share(self, episodes: int) -> range:
@@ -170,12 +182,56 @@ class Evaluation:
     def state(self) -> Tree:
         """Return the latest result; an evaluation that is still being played begins again when the run is resumed."""
         playing = self.actors is not None and self.actors.playing
-        return {"latest": self.latest, "latest_at": self.latest_at, "due_after": 0 if playing else self._due_after}
+        return super().state() | {"latest_at": self.latest_at} | ({"last": 0} if playing else {})
 
     def load(self, state: Tree) -> None:
-        self.latest, self.latest_at, self._due_after = state["latest"], state["latest_at"], state["due_after"]
+        super().load(state)
+        self.latest_at = state["latest_at"]
 
     def close(self) -> None:
         self.evaluator.close()
         if self.actors is not None:
             self.actors.close()
+
+
+class Estimation(Schedule):
+    """Off-policy estimates, with every evaluation, on the first rank; there are none where it has no estimator."""
+
+    def __init__(self, estimator: Estimator | None, every: int) -> None:
+        super().__init__(every)
+        self.estimator = estimator
+
+    def due(self, trainer: Trainer) -> bool:
+        return self.estimator is not None and super().due(trainer)
+
+    def run(self, trainer: Trainer) -> dict[str, float]:
+        """Estimate with the weights of now."""
+        assert self.estimator is not None
+        with trainer.clock.phase("estimate"):
+            self.latest = self.estimator.estimate(trainer.steps)
+        self.mark(trainer)
+        return self.latest
+
+
+def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
+    """Open the episodes that a run is judged by; None: it is not, or on another rank.
+
+    Raises:
+        ConfigError: estimates were asked for, and cannot be made.
+    """
+    config, cfg = resolved.config, resolved.config.estimate
+    playable = config.env.cls.traits.playable
+    if policy.ctx.rank or cfg.with_eval is False or (cfg.with_eval is None and playable):
+        return None
+    if (paths := cfg.path or config.data.path) is None:
+        raise ConfigError("estimate.with_eval", "true needs recorded episodes to judge by: estimate.path=<folder>")
+    key = "estimate.path" if cfg.path else "data.path"
+    said = partial(print, "rlplug:", file=sys.stderr, flush=True)
+    tell = said if cfg.path else lambda note: None  # of data.path they are told already
+    try:
+        return Estimator.reading(config, paths, key, policy.algorithm, policy.ctx, policy.normalize, tell)
+    except ConfigError as error:
+        if cfg.with_eval:
+            raise
+        said(f"nothing judges this run, which has no environment: {error}")
+        return None

@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rlplug import registry
 from rlplug.checkpointing import atomic
@@ -26,7 +26,7 @@ from rlplug.checkpointing.serialize import damaged
 from rlplug.config import RunConfig, migrate, nested
 from rlplug.plan import Plan
 from rlplug.registry.installed import versions
-from rlplug.types import STEP, CheckpointError, ConfigError, Progress, Unit
+from rlplug.types import CheckpointError, ConfigError, Progress
 
 CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
 GIT_S = 20  # seconds that git may take
@@ -55,6 +55,13 @@ class Resumed(BaseModel):
 class RunManifest(Manifest):
     versions: dict[Word, Word]
     resumed: list[Resumed]
+
+
+class Summary(BaseModel):
+    status: Literal["finished"]
+    env_steps: int
+    updates: int
+    score: float | None = Field(None, alias="eval/return_mean")
 
 
 @contextmanager
@@ -93,22 +100,10 @@ def require_new(folder: Path) -> None:
 def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
     """Write ``config.yaml`` and then ``manifest.json``: with that a run can be resumed. Raises as ``require_new``."""
     require_new(folder)
-    hardware = {
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "accelerator": torch.cuda.get_device_name() if plan.accelerator == "cuda" else None,
-        "plan": asdict(plan),
-    }
-    manifest = {
-        "run": identity,
-        "format": FORMAT,
-        "command": list(command),
-        "versions": versions(),
-        "plugins": origins(config),
-        "git": _git(),
-        "hardware": hardware,
-        "resumed": [],
-    }
+    gpu = torch.cuda.get_device_name() if plan.accelerator == "cuda" else None
+    hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "accelerator": gpu, "plan": asdict(plan)}
+    manifest = {"run": identity, "format": FORMAT, "command": list(command), "versions": versions()}
+    manifest |= {"plugins": origins(config), "git": _git(), "hardware": hardware, "resumed": []}
     write_config(folder, config.raw)
     write_json(folder / MANIFEST, manifest)
 
@@ -141,24 +136,10 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return migrate(raw), manifest
 
 
-def finished(folder: Path, unit: Unit) -> str | None:
-    """Return steps and evaluation of a finished run, in words; None for a run that has not finished."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        summary = json.loads(atomic.read(folder / SUMMARY))
-        if summary["status"] == "finished":
-            mean = summary.get("eval/return_mean")
-            return f"{summary[unit]:,} {STEP[unit]}s, " + (
-                "no evaluation" if mean is None else f"evaluation {mean:,.1f}"
-            )
-    return None
-
-
-def score(folder: Path) -> float | None:
-    """Return the mean return of a finished run's final evaluation; None for a run that has not finished."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        summary = json.loads(atomic.read(folder / SUMMARY))
-        if summary["status"] == "finished":
-            return float(summary["eval/return_mean"])
+def finished(folder: Path) -> Summary | None:
+    """Return the summary of a finished run; None for a run that has not finished."""
+    with suppress(OSError, ValueError, RecursionError):
+        return Summary.model_validate_json(atomic.read(folder / SUMMARY))
     return None
 
 
@@ -170,13 +151,9 @@ def note_resumed(
     changed: Sequence[tuple[str, Any, Any]],
 ) -> None:
     """Note in a run's ``manifest`` where it continues and what the command line ``changed``; delete its summary."""
-    resumed = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "env_steps": progress.env_steps,
-        "updates": progress.updates,
-        "versions": versions(),
-        "changed": {key: {"from": old, "to": new} for key, old, new in changed},
-    }
+    resumed = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
+    resumed |= {"env_steps": progress.env_steps, "updates": progress.updates}
+    resumed |= {"changed": {key: {"from": old, "to": new} for key, old, new in changed}}
     # in this order: what config.yaml has is noted, if the run is killed in between
     write_json(folder / MANIFEST, manifest | {"plugins": origins(config), "resumed": [*manifest["resumed"], resumed]})
     write_config(folder, config.raw)

@@ -1,22 +1,28 @@
-"""Exchanges between ranks: the only collectives of the project. One rank alone gets back what it gave."""
+"""Exchanges between ranks: the only collectives of the project; and which rank holds which of the run's data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
 
-from rlplug.api import Reduction
+from rlplug import tree
+from rlplug.api import Collector, Reduction
+from rlplug.collection.broadcast import BroadcastCollector
 from rlplug.distributed.fabric import AnyFabric
+from rlplug.types import Tree
 
 T = TypeVar("T")
 
 
 class Collectives:
-    """Collectives over the ranks of ``fabric``. Every rank has to make the same calls in the same order."""
+    """Collectives over the ranks of ``fabric``, of which one gets back what it gave.
+
+    Every rank has to make the same calls in the same order.
+    """
 
     def __init__(self, fabric: AnyFabric) -> None:
         self.fabric, self.rank, self.world_size = fabric, fabric.global_rank, fabric.world_size
@@ -53,40 +59,24 @@ class Collectives:
         gathered = cast(Tensor, self.fabric.all_gather(padded))
         return torch.cat([y[:n] for y, n in zip(gathered, counts, strict=True)])
 
-    def gather_columns(self, x: Tensor) -> Tensor:
-        """Return ``[B]`` or ``[T, B, ...]`` of all ranks side by side."""
-        return self.gather(x) if x.ndim == 1 else self.gather(x.transpose(0, 1)).transpose(0, 1)
-
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
         """Reduce all elements of ``x [...]`` of all ranks to one number, 0-d; see ``api.Learner.reduce``."""
         x = x.detach()
-        if where is not None and not x.is_cpu:  # the host does not wait for how many there are
-            return self._masked(x, op, where)
-        x = (x if where is None else x[where]).reshape(-1)
-        own = {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin, "std": partial(x.std, correction=0)}[op]
-        if self.world_size == 1:
+        if self.world_size == 1 and (where is None or x.is_cpu):
+            x = (x if where is None else x[where]).reshape(-1)
+            own = {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin, "std": partial(x.std, correction=0)}[op]
             return own() if len(x) or op in ("max", "min") else x.new_zeros(())
-        if op in ("max", "min"):
-            return self.all_reduce(own() if len(x) else x.new_tensor(-torch.inf if op == "max" else torch.inf), op)
-        sums = torch.stack([x.new_tensor(len(x)), x.sum(), x.square().sum()]).double()
-        count, total, squares = self.all_reduce(sums, "sum")
-        count = count.clamp(min=1)
-        mean = total / count
-        std = (squares / count - mean.square()).clamp(min=0).sqrt()
-        return {"sum": total, "mean": mean, "std": std}[op].to(x.dtype)
-
-    def _masked(self, x: Tensor, op: Reduction, where: Tensor) -> Tensor:
+        where = torch.ones_like(x, dtype=torch.bool) if where is None else where  # the host does not wait for a count
         where = where.view(*where.shape, *(1 for _ in x.shape[where.ndim :])).expand_as(x)
         if op in ("max", "min"):
-            own = x.masked_fill(~where, -torch.inf if op == "max" else torch.inf)
-            return self.all_reduce(own.amax() if op == "max" else own.amin(), op)
+            worst = torch.full((1,), -torch.inf if op == "max" else torch.inf, dtype=x.dtype, device=x.device)
+            every = torch.cat([torch.where(where, x, worst).flatten(), worst])
+            return self.all_reduce(every.amax() if op == "max" else every.amin(), op)
         kept = torch.where(where, x, 0.0).double()
         count, total = self.all_reduce(torch.stack([where.sum(dtype=torch.double), kept.sum()]), "sum")
-        if op == "sum":
-            return total.to(x.dtype)
         mean = total / count.clamp(min=1.0)
-        if op == "mean":
-            return mean.to(x.dtype)
+        if op != "std":
+            return (total if op == "sum" else mean).to(x.dtype)
         squares = torch.where(where, kept - mean, 0.0).square().sum()
         return (self.all_reduce(squares, "sum") / count.clamp(min=1.0)).sqrt().to(x.dtype)
 
@@ -95,3 +85,44 @@ class Collectives:
         if self.world_size > 1:
             distributed.all_reduce(x, getattr(distributed.ReduceOp, op.upper()))
         return x
+
+
+class Placement:
+    """Data in as many parts as there are ranks, or in one part that all of them hold.
+
+    Args:
+        replicated: the first rank collects for all, and every rank holds all data.
+    """
+
+    def __init__(self, ranks: Collectives, replicated: bool = False) -> None:
+        self.ranks = ranks
+        self.part, self.parts = (0, 1) if replicated else (ranks.rank, ranks.world_size)
+        self.collects = self.part == ranks.rank  # whether this rank collects its part
+
+    def share(self, n: int) -> slice:
+        """Return this part's share of ``n`` items."""
+        return slice(n * self.part // self.parts, n * (self.part + 1) // self.parts)
+
+    def collector(self, make: Callable[[], Collector]) -> Collector:
+        """Return what gives this rank its part: what ``make`` returns, or what brings it from the first rank."""
+        if self.parts == self.ranks.world_size:
+            return make()
+        return BroadcastCollector(make() if self.collects else None, self.ranks.broadcast)
+
+    def exchange(self, x: T) -> list[T]:
+        """Return what was given for every part, in order; ``x`` can be pickled."""
+        return self.ranks.exchange(x) if self.parts > 1 else [x]
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return ``x [n, ...]`` of all parts, one after another; ``n`` may differ."""
+        return self.ranks.gather(x) if self.parts > 1 else x
+
+    def merge(self, values: Tree) -> Tree:
+        """Return what was learned of rows of this part, ``[B]`` or ``[T, B, ...]``, on all ranks that hold it."""
+
+        def side_by_side(x: Tensor) -> Tensor:
+            axis = min(1, x.ndim - 1)
+            own = x.to(self.ranks.fabric.device).transpose(0, axis)
+            return self.ranks.gather(own).transpose(0, axis)
+
+        return values if self.parts == self.ranks.world_size else tree.map(side_by_side, values)

@@ -15,7 +15,7 @@ from rlplug import tree
 from rlplug.api import Algorithm, Losses, Trainable
 from rlplug.context import RunContext
 from rlplug.trainer.collectives import Collectives
-from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, microbatches, total_loss
+from rlplug.trainer.minibatches import NO_LOSS, Total, all_reduced, forward, microbatches, total_loss
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import Batch, ConfigError
 
@@ -43,33 +43,30 @@ class SegmentGradients:
         self.count = max(1, width // columns)
 
     def __call__(self, segment: Batch) -> Batch:
-        """Return sums over the valid rows of each gradient's columns, which lie side by side: leaves ``[1, n, ...]``.
+        """Add ``gradients`` to a segment: sums over the valid rows of each gradient's columns, leaves ``[1, n, ...]``.
 
         ``parameters`` has the gradients by name, ``terms`` and ``metrics`` the loss.
         """
         with torch.inference_mode(False), torch.enable_grad():
             sums = [self._sums(part) for part in microbatches(segment, self.count)]
-        return tree.map(lambda *parts: torch.stack(parts)[None].cpu(), *sums)
+        return segment | {"gradients": tree.map(lambda *parts: torch.stack(parts)[None].cpu(), *sums)}
 
     def _sums(self, segment: Batch) -> Batch:
         batch = self.normalizer.normalized(tree.map(lambda x: x.to(self.device), segment))
         with torch.no_grad():
             batch = self.algorithm.prepare(batch)
-        losses = self.algorithm.forward(batch, self.parts)
-        if losses.diagnostics is not None:
-            with torch.no_grad():
-                losses.metrics |= losses.diagnostics()
+        losses = forward(self.algorithm, batch, self.parts)
         total = total_loss(losses, batch.get("valid"), batch.get("alive"), self.algorithm, mean=False)
         params = {name: p for name, p in self.algorithm.named_parameters() if p.requires_grad}
-        given = torch.autograd.grad(total.loss, [*params.values()], allow_unused=True)
-        gradients = {
-            name: torch.zeros_like(p) if x is None else x for (name, p), x in zip(params.items(), given, strict=True)
-        }
+        given = torch.autograd.grad(total.loss, [*params.values()], allow_unused=True, materialize_grads=True)
+        gradients = dict(zip(params, given, strict=True))
         return {"parameters": gradients, "terms": total.losses.terms, "metrics": total.losses.metrics}
 
 
 def parts(batch: Batch) -> list[Batch]:
-    """Cut a segment into its gradients, each with its columns."""
+    """Cut a segment into its gradients, each with its columns; one without gradients is a single part."""
+    if "gradients" not in batch:
+        return [batch]
     count = next(tree.leaves(batch["gradients"])).shape[1]
     return [tree.map(lambda x: x.chunk(count, 1)[i], batch) for i in range(count)]  # noqa: B023
 

@@ -47,40 +47,36 @@ def minibatches(
         cuts = below[torch.as_tensor(cuts, device=below.device)].tolist()
         order = order[ours] - offset
     mine = mine.index_select(0, order)
+    there = None
     if not valid.is_cpu and len(mine):
-        yield from _padded(batch, mine, cuts, size, unit)
-        return
-    if unit == "column":
-        yield from (_pick(batch, 1, mine[low:high]) for low, high in pairwise(cuts))
-        return
+        mine, cuts, there = _padded(mine, cuts, size)
     rows = {key: leaf for key, leaf in batch.items() if key != "valid"}
-    rows = tree.map(lambda x: x.flatten(0, 1).index_select(0, mine), rows)  # a third of the time of x[mine]
-    yield from (_pick(rows, 0, slice(low, high)) for low, high in pairwise(cuts))
+    if unit == "row":  # a third of the time of x[mine]
+        rows = tree.map(lambda x: x.flatten(0, 1).index_select(0, mine), rows)
+    for low, high in pairwise(cuts):
+        part = _pick(rows, 0, slice(low, high)) if unit == "row" else _pick(batch, 1, mine[low:high])
+        if there is not None:
+            part["valid"] = there[low:high] if unit == "row" else part["valid"] & there[low:high]
+        yield part
 
 
-def _padded(
-    batch: Batch, mine: Tensor, cuts: Sequence[int], size: int, unit: Literal["row", "column"]
-) -> Iterator[Batch]:
+def _padded(mine: Tensor, cuts: Sequence[int], size: int) -> tuple[Tensor, Sequence[int], Tensor]:
     """Cut into parts of one size on a device, which end with rows or columns that are not valid: one recording serves
     all. Sizes are multiples of a 32nd of ``size``, so that few recordings serve all rounds.
 
     Args:
         mine: rows or columns in the order in which they are cut, ``[n]``.
         cuts: where, ``[parts + 1]``.
+
+    Returns:
+        Both again, ``mine [parts x length]``, and which of these are valid.
     """
     step = max(1, size // 32)
     length = -(-max(high - low for low, high in pairwise(cuts)) // step) * step
     low, high = (torch.as_tensor(cuts[side], device=mine.device).unsqueeze(1) for side in (slice(-1), slice(1, None)))
     place = low + torch.arange(length, device=mine.device)
-    there, index = place < high, mine[place.clamp(max=len(mine) - 1)]
-    if unit == "row":
-        rows = {key: leaf for key, leaf in batch.items() if key != "valid"}
-        rows = tree.map(lambda x: x.flatten(0, 1).index_select(0, index.view(-1)).unflatten(0, index.shape), rows)
-        yield from (_pick(rows, 0, i) | {"valid": there[i]} for i in range(len(there)))
-        return
-    for i in range(len(there)):
-        part = _pick(batch, 1, index[i])
-        yield part | {"valid": part["valid"] & there[i]}
+    index = mine[place.clamp(max=len(mine) - 1).view(-1)]
+    return index, range(0, len(index) + 1, length), (place < high).view(-1)
 
 
 def microbatches(batch: Batch, n: int) -> Iterator[Batch]:
@@ -106,6 +102,15 @@ class Total(NamedTuple):
     losses: Losses
     count: Tensor | float
     loss: Tensor
+
+
+def forward(who: Trainable, batch: Batch, parts: Sequence[str], diagnostics: bool = True) -> Losses:
+    """Compute the losses of parts, and the diagnostics if they are asked for."""
+    losses = who.forward(batch, parts)
+    if diagnostics and losses.diagnostics is not None:
+        with torch.no_grad():
+            losses.metrics |= losses.diagnostics()
+    return losses
 
 
 def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: Trainable, mean: bool) -> Total:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
-import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict, Space
+from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from rlplug import tree
 from rlplug.api import Learner, Segment
 from rlplug.config import Preprocess as Config
 from rlplug.functional.returns import discounted_sum
-from rlplug.nn.moments import Moments
+from rlplug.nn.moments import Moments, SpaceMoments
 from rlplug.types import KEYS, Batch, ConfigError, EnvSpec, Tree
 
 
@@ -37,28 +34,22 @@ class Normalizer(nn.Module):
             raise ConfigError("preprocess.normalize_obs", said)
         (group, *_) = spec.groups.values()
         self._opaque = {*KEYS, *spec.extras}  # what these hold is no batch
-        self.cfg, self._moments = cfg, _moments(group.obs) if cfg.normalize_obs else {}
-        vectors = {
-            "/".join(quote(key, safe="").replace(".", "%2E") for key in ("obs", *path)): moments
-            for path, moments in tree.items(self._moments)
-            if moments is not None
-        }  # by name of a module, which has no dots
-        if cfg.normalize_obs and not vectors:
+        self.cfg, self.obs = cfg, SpaceMoments(group.obs if cfg.normalize_obs else Space(), cfg.clip_obs)
+        if cfg.normalize_obs and not self.obs:
             said = f"there is no vector of numbers in the observations, {group.obs}"
             raise ConfigError("preprocess.normalize_obs", said)
-        self.obs, self._vectors = nn.ModuleDict(vectors), [*vectors.values()]
-        self._changes = bool(vectors) or cfg.normalize_reward or cfg.scale_reward != 1.0 or cfg.clip_reward is not None
+        self._changes = self.counts or cfg.scale_reward != 1.0 or cfg.clip_reward is not None
         self.reward = Moments() if cfg.normalize_reward else None
         self.register_buffer("returns", torch.zeros(num_envs) if cfg.normalize_reward else None)
 
     @property
     def counts(self) -> bool:
         """Whether it has running statistics."""
-        return bool(self.obs) or self.reward is not None
+        return bool(self.obs) or self.cfg.normalize_reward
 
     def forward(self, obs: Any) -> Any:
         """Return observations ``[..., *space]`` as policy and learner see them."""
-        return tree.map(self._normalized, obs, self._moments) if self.obs else obs
+        return self.obs(obs) if self.obs else obs
 
     def normalized(self, batch: Batch) -> Batch:
         """Return a sample, leaves ``[T+1, B, ...]``, as the learner sees it.
@@ -82,7 +73,7 @@ class Normalizer(nn.Module):
         batch, valid = segment.batch, segment.batch["valid"]
         if self.obs:
             acted = valid.unsqueeze(-1) & batch["alive"] if "alive" in batch else valid
-            tree.map(lambda m, x: m and m.add(x[acted], learner.gather), self._moments, batch["obs"])
+            self.obs.add(batch["obs"], acted, learner.gather)
         if self.reward is not None:
             reward, acted, first = (batch[key][:-1].to(self.returns.device) for key in ("reward", "valid", "is_first"))
             returns = torch.zeros_like(reward[0]) if segment.whole else self.returns[segment.columns]
@@ -95,8 +86,7 @@ class Normalizer(nn.Module):
 
     def commit(self) -> None:
         """Let the observations until now count; called before a round is collected."""
-        for moments in self._vectors:
-            moments.commit()
+        self.obs.commit()
 
     def env_state(self) -> Tree:
         """Return what belongs to this process's environments; the rest is the same on all ranks."""
@@ -106,12 +96,6 @@ class Normalizer(nn.Module):
         if state is not None:
             self.returns.copy_(state)
 
-    def _normalized(self, x: Tensor, moments: Moments | None) -> Tensor:
-        if moments is None:
-            return x
-        mean, scale = moments.mean.to(x.device), moments.scale().to(x.device)
-        return ((x - mean) * scale).clamp(-self.cfg.clip_obs, self.cfg.clip_obs)
-
     def _reward(self, reward: Tensor) -> Tensor:
         if self.cfg.scale_reward != 1.0:
             reward = reward * self.cfg.scale_reward
@@ -120,12 +104,3 @@ class Normalizer(nn.Module):
         if self.cfg.clip_reward == "sign":
             return reward.sign()
         return reward if self.cfg.clip_reward is None else reward.clamp(-self.cfg.clip_reward, self.cfg.clip_reward)
-
-
-def _moments(space: Space[Any]) -> Tree:
-    """Return moments for every part of a space that is a vector of numbers; None for the others."""
-    if isinstance(space, Dict):
-        return {key: _moments(part) for key, part in space.spaces.items()}
-    if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating) and len(space.shape) < 3:
-        return Moments(space.shape)
-    return None

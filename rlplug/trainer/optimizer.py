@@ -1,4 +1,4 @@
-"""What a gradient step needs beside gradients: optimizers, whether its numbers are finite, and a scale for float16."""
+"""What a gradient step needs beside gradients: optimizers, and whether its numbers are finite."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
-from torch.compiler import is_compiling
 
-from rlplug import host, tree
+from rlplug import tree
 from rlplug.api import Optim, Trainable
 from rlplug.collection.nonfinite import kind
+from rlplug.nn.optim import clip
 from rlplug.types import Tree
-
-LARGEST = 2.0**24  # the largest scale of losses
-ROUNDING = 1e-5  # of a norm in float32, amply
 
 
 class OptimizerState:
@@ -34,31 +30,9 @@ class OptimizerState:
         return self.calls % self.optim.every == 0
 
     def clip(self, grads: list[Tensor] | None = None) -> Sequence[Tensor]:
-        """Clip, faster than ``torch.nn.utils``; return norms from before, 0-d, of every tensor or one of all.
-
-        Args:
-            grads: what is clipped; None: every ``.grad`` that there is.
-        """
-        limit, by = self.optim.grad_clip, self.optim.grad_clip_by
+        """Clip ``grads``, or every ``.grad`` that there is, in place; see ``nn.clip``."""
         grads = [p.grad for p in self.params if p.grad is not None] if grads is None else grads
-        if is_compiling():  # which would not look into foreach_norm
-            norms: Sequence[Tensor] = [torch.linalg.vector_norm(grad) for grad in grads]
-        else:
-            norms = torch._foreach_norm(grads) if grads else ()
-        if limit is None or not grads:
-            return norms
-        if by == "value":
-            torch._foreach_clamp_min_(grads, -limit)
-            torch._foreach_clamp_max_(grads, limit)
-            return norms
-        if host.reads_freely(grads[0]):
-            largest = (max if by == "norm" else math.hypot)(*(norm.item() for norm in norms), 0.0)
-            if largest < (1.0 - ROUNDING) * limit:
-                return norms if by == "norm" else (torch.tensor(largest),)
-        size = torch.stack(norms) if by == "norm" else torch.stack(norms).norm()
-        factor = (limit / (size + 1e-6)).clamp_(max=1.0)
-        torch._foreach_mul_(grads, list(factor.unbind()) if by == "norm" else factor)
-        return norms if by == "norm" else (size,)
+        return clip(grads, self.optim.grad_clip, self.optim.grad_clip_by)
 
     def state(self) -> Tree:
         return {"optimizer": self.optim.optimizer.state_dict(), "calls": self.calls}
@@ -74,13 +48,6 @@ class OptimizerState:
         if self.optim.lr is not None:
             for group in self.optim.optimizer.param_groups:
                 group["lr"] = self.optim.lr
-
-
-def backward(loss: Tensor) -> None:
-    """Add the gradients of a 0-d loss to ``.grad``: ``loss.backward()`` without what torch looks at before."""
-    Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
 
 
 def refuse_nan(learned: Iterable[tuple[object, object]]) -> None:
@@ -115,43 +82,3 @@ def find_nonfinite(steps: Sequence[GradientStep]) -> str | None:
             place = f"update {step.update}, environment step {step.env_steps}"
             return f"{type(step.who).__name__}: {name} is {kind(value)} at {place}"
     return None
-
-
-class LossScale:
-    """The factor of the loss that is differentiated: halved after an overflow, doubled after many steps without.
-
-    Gradients in float16 vanish below 6e-8 and overflow above 65504: Micikevicius et al. 2018 (arXiv:1710.03740),
-    section 3.2. One scale serves all optimizers, whose losses are differentiated together. All ranks see the same
-    gradients, and so keep the same scale.
-
-    Args:
-        start: a power of two, so that gradients divided by it are exact.
-        patience: steps without an overflow after which it is doubled.
-    """
-
-    def __init__(self, device: torch.device, start: float = 2.0**16, patience: int = 2000) -> None:
-        self.value = torch.tensor(start, device=device)
-        self.patience, self.fine = patience, 0
-
-    def fits(self, step: GradientStep) -> bool:
-        """Return False after an overflow. Reads the step's numbers, for which an accelerator has to wait.
-
-        A number that is not finite for another reason (a loss term, or a gradient at scale 1) is left to others.
-        """
-        if find_nonfinite([step]) is None:
-            self.fine = (self.fine + 1) % self.patience
-            if self.fine == 0:
-                self.value.mul_(2.0).clamp_(max=LARGEST)
-            return True
-        if find_nonfinite([step._replace(norms={})]) is not None or self.value <= 1.0:
-            return True
-        self.value.div_(2.0)
-        self.fine = 0
-        return False
-
-    def state(self) -> Tree:
-        return {"value": self.value, "fine": self.fine}
-
-    def load(self, state: Tree) -> None:
-        self.value.copy_(state["value"])
-        self.fine = state["fine"]

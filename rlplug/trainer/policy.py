@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, VecEnv
-from rlplug.collection.making import make_shard
+from rlplug.collection.finishing import Transform, transforms
 from rlplug.collection.play import Player
 from rlplug.collection.shard import ShardCollector
+from rlplug.collection.stepping import make_shard
 from rlplug.config import RunConfig
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import seed_global
@@ -43,10 +42,7 @@ class Policy:
         }
         self.normalizer = Normalizer(config.preprocess, ctx.spec, len(ctx.env_ids)).to(ctx.device)
         self.normalize = self.normalizer if self.normalizer.obs else None
-        acting = {name: extra for name, extra in self.exploration.items() if changes_actions(type(extra))}
         self._modules = {"algorithm": self.algorithm, "exploration": self.exploration, "normalizer": self.normalizer}
-        moments = {name: x for name in ("obs", "reward") if (x := getattr(self.normalizer, name)) is not None}
-        self._statistics = {"normalizer": nn.ModuleDict(moments), "exploration": acting}
 
     def env(self, shard: EnvShard, render: bool = False) -> VecEnv:
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))
@@ -55,11 +51,15 @@ class Policy:
         """Make what plays some of the training's environments in this process; see ``ShardCollector`` for options."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)[[*env_ids]].tolist()
-        shard, gradients = EnvShard("actor", total, env_ids), None
+        shard, keys = EnvShard("actor", total, env_ids), (*self.ctx.needs.keys, *self.ctx.needs.recorded)
+        options |= {"finishing": self.finishing(keys), "normalize": self.normalize}
         if self.ctx.needs.gradients:
-            gradients = SegmentGradients(self.algorithm, self.normalizer, self.ctx, len(env_ids))
-        seen = {"normalize": self.normalize, "preprocess": self.normalizer.normalized, "gradients": gradients}
-        return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **seen, **options)
+            options["gradients"] = [SegmentGradients(self.algorithm, self.normalizer, self.ctx, len(env_ids))]
+        return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **options)
+
+    def finishing(self, keys: Sequence[str]) -> list[Transform]:
+        """Return what is made of a segment where it is collected, of which ``keys`` are stored."""
+        return transforms(self.algorithm, self.ctx, keys, self.normalizer.normalized)
 
     def player(self) -> Player:
         """Make what plays jobs in this process."""
@@ -75,57 +75,7 @@ class Policy:
         tree.map(lambda module, saved: module.load_state_dict(saved), self._modules, state)
         tree.map(lambda module: refuse_nan(module.named_parameters()), self._modules)
 
-    def acting_weights(self) -> dict[str, np.ndarray]:
-        """Return what the algorithm acts with, which changes with every update."""
-        state = self.algorithm.state_dict()
-        return {key: state[key].detach().cpu().numpy() for key in self.algorithm.actor_keys()}
-
-    def load_acting_weights(self, weights: dict[str, np.ndarray]) -> None:
-        tensors = {key: torch.tensor(value) for key, value in weights.items()}  # copied: shared memory is read-only
-        self.algorithm.load_state_dict(tensors, strict=False)
-
-    def statistics(self) -> Tree:
-        """Return the small rest that acting depends on: running moments, the state of exploration, schedules."""
-        return tree.map(_host, self._statistics) | {"step": self.ctx.schedules.step}
-
-    def load_statistics(self, statistics: Tree) -> None:
-        tree.map(lambda module, state: module.load_state_dict(state), self._statistics, statistics)
-        self.ctx.schedules.refresh(statistics["step"])
-
-    def changed_exploration(self, statistics: Tree) -> Tree:
-        """Return what acting changed in this copy's exploration modules since ``load_statistics(statistics)``."""
-        told = statistics["exploration"]
-        return {
-            name: {key: now for key, now in _host(extra).items() if not torch.equal(now, told[name][key])}
-            for name, extra in self._statistics["exploration"].items()
-        }
-
-    def merge_exploration(self, actors: Sequence[Tree]) -> None:
-        """Take over what acting changed in remote copies, each of which played other environments: the mean over them.
-
-        What acting did not change stays as the learner has it, which may have moved it meanwhile.
-
-        Args:
-            actors: their states; ``exploration`` in each is what ``changed_exploration`` returned.
-        """
-        for name in actors[0]["exploration"]:
-            own = _host(self.exploration[name])
-            states = [own | actor["exploration"][name] for actor in actors]
-            self.exploration[name].load_state_dict({key: _mean([s[key] for s in states]) for key in own})
-
 
 def changes_actions(extra: type[Exploration]) -> bool:
     """Return whether such modules change what is done, and not only what is rewarded."""
     return any(getattr(extra, what) is not getattr(Exploration, what) for what in ("perturb", "perturb_weights"))
-
-
-def _host(module: nn.Module) -> dict[str, Tensor]:
-    return {key: value.detach().to("cpu", copy=True) for key, value in module.state_dict().items()}
-
-
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    """Return the mean ``[...]``; where all are equal, that very number, as the sum of three may be rounded."""
-    if not values[0].is_floating_point():
-        return values[0]
-    every = torch.stack([*values])
-    return torch.where((every == every[0]).all(0), every[0], every.mean(0))

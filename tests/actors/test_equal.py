@@ -77,13 +77,14 @@ def test_aggregation_and_subprocesses():
 @pytest.mark.usefixtures("cluster")
 def test_gradients_of_two_actors_are_those_of_one_process():
     """Two of half of the environments each, with what rewards are divided by, which the learner tells the actors."""
-    words = (*LISTS, *NORMAL, "algo=a3c", "model.hidden=[16]", "train_batch_size=64", "loop.in_flight=1")
+    words = (*LISTS, *NORMAL, "algo=a3c", "model.hidden=[16]", "train_batch_size=64")
+    words = (*words, "loop.in_flight=1", "loop.shards=2")
     found = []
     for more in ((), TWO):
         with closing(build(compose([*words, *more]), Path())) as trainer:
             start(trainer)
             for _ in range(4):
-                trainer.collect("explore", shards=2)
+                trainer.collect("explore")
                 while trainer.ready():
                     trainer.update()
             found.append(flat(trainer.algorithm.state_dict()))

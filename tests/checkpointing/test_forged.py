@@ -190,7 +190,7 @@ def test_a_state_of_another_kind(own: Any, loaded: Any, wrong: str | None):
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [(("log", "updates"), "x"), (("progress", "episodes"), [1]), (("means",), 5), (("version_age",), {})],
+    [(("log", "updates"), "x"), (("progress", "episodes"), [1]), (("means",), 5), (("orders",), {})],
 )
 def test_counters_that_are_no_numbers(
     path: tuple[str, ...], value: Any, scene: Scene, capsys: pytest.CaptureFixture[str]

@@ -216,6 +216,7 @@ def snapshot(env_steps: int, store: FileRowLog | None = None, score: float | Non
         "run": "a run",
         "written": "now",
         "env_steps": env_steps,
+        "unit": "env_steps",
         "updates": 0,
         "episodes": 0,
         "version": 0,

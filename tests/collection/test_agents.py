@@ -14,9 +14,9 @@ from rlplug import tree
 from rlplug.api import Algorithm, Job, Needs
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.making import make_shard
 from rlplug.collection.nonfinite import check_segment
 from rlplug.collection.play import Player
+from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard
 from rlplug.functional.returns import ended
 from rlplug.testing.context import context

@@ -13,10 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlplug.api import Algorithm, Exploration, Needs, Window
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.making import make_shard
-from rlplug.collection.next_step import NextStepCollector
-from rlplug.collection.same_step import SameStepCollector
 from rlplug.collection.shard import ShardCollector
+from rlplug.collection.stepping import NextStepCollector, SameStepCollector, make_shard
 from rlplug.config import compose
 from rlplug.context import EnvShard
 from rlplug.envs import NativeVector
@@ -319,7 +317,7 @@ class Talkative(Follower):
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_what_is_not_kept_is_not_brought_to_the_host(mode):
     made = source(mode, Talkative())
-    made.example()
+    assert "q" not in made.spec.row
     for asked in ("random", "explore", "greedy"):
         segment = made.collect(12, mode=asked)
         assert "q" not in segment

@@ -24,8 +24,9 @@ from rlplug.run.launch import train
 from rlplug.settings import NonNegativeInt, PositiveFloat, option, settings
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import MOST_UNREAD, RankLearner
+from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.metrics import Means
+from rlplug.trainer.steps import MOST_UNREAD
 from rlplug.types import RunError
 from tests.contract import toys
 from tests.installing import install, site  # noqa: F401  fixtures
@@ -181,7 +182,7 @@ def test_ppo_reads_the_kl_of_skipped_steps(tmp_path):
     before = {name: value.clone() for name, value in trainer.algorithm.state_dict().items()}
     trainer.update(batch)
     after = trainer.algorithm.state_dict()
-    assert trainer.learner.skipped > 0
+    assert trainer.learner.steps.skipped > 0
     assert all(value.isfinite().all() for value in after.values())
     assert not torch.equal(before["net.value.weight"], after["net.value.weight"]), (
         "the other minibatches were learnt from"
@@ -226,14 +227,14 @@ def poisoned(fabric, on_nan, microbatches=1, compile="off"):
         returned.append(learner.minimize(share, who))
         learner.progress.updates += 1
         learner.progress.env_steps += 10
-    assert (compile == "max") == learner.compile
+    assert (compile == "max") == learner.steps.compiler.active
     message = ""
     try:
         learner.check_finite()
     except RunError as error:
         message = str(error)
     seen = [sorted(losses.feedback) for losses in returned], float(returned[1].terms["critic"])
-    return message, learner.skipped, who.steps, seen, who.state_dict()
+    return message, learner.steps.skipped, who.steps, seen, who.state_dict()
 
 
 HOW = {
@@ -298,7 +299,7 @@ def test_gradients_are_looked_at_before_they_are_clipped(by, how):
             learner.check_finite()
     learner, who = step("skip")
     learner.check_finite()
-    assert learner.skipped == 1
+    assert learner.steps.skipped == 1
     assert not who.x.any()
 
 
@@ -405,7 +406,7 @@ def test_an_evaluation_that_goes_wrong_says_so(tmp_path, monkeypatch, what):
     env = ["env=gymnasium", "env.id=NotFinite-v0", f"+env.kwargs={{what:{what},number:2,at:11}}"]
     trainer = build(compose([*env, "num_envs=1", "algo.sgd_minibatch_size=128", *QUIET]), tmp_path)
     with pytest.raises(RunError, match=r"^(obs|reward) of environment 0 is (NaN|infinite) at environment step 1[01]$"):
-        trainer.reports.evaluation.evaluator.play(0)
+        trainer.reports.evaluation.run(trainer)
 
 
 def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkeypatch):
@@ -421,7 +422,7 @@ def test_an_evaluation_says_what_a_brittle_policy_stumbled_over(tmp_path, monkey
 
     monkeypatch.setattr(trainer.algorithm, "act", brittle)
     with pytest.raises(RunError, match=r"^obs of environment 0 is NaN at environment step 11$"):
-        trainer.reports.evaluation.evaluator.play(0)
+        trainer.reports.evaluation.run(trainer)
 
 
 def test_a_replay_never_stores_what_went_wrong(tmp_path, monkeypatch):

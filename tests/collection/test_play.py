@@ -14,7 +14,7 @@ from rlplug import tree
 from rlplug.api import Job
 from rlplug.checkpointing.serialize import encode
 from rlplug.collection.episodes import Episodes
-from rlplug.collection.making import make_shard
+from rlplug.collection.stepping import make_shard
 from rlplug.config import compose, parse
 from rlplug.evaluation.evaluator import EVALUATION
 from rlplug.run.build import build
@@ -240,7 +240,8 @@ def test_an_evaluation_is_what_segments_of_its_columns_sum_up_to(words, episodes
                 if left[column]:
                     left[column] -= 1
                     found.append((total, length))
-        assert evaluator.play(11) == found
+        played = evaluator.play(evaluator.job, 11)
+        assert list(zip(played["return"].tolist(), played["length"].tolist(), strict=True)) == found
 
 
 def test_tasks_are_those_of_every_column():

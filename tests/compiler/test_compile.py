@@ -39,8 +39,8 @@ def test_forward_backward_and_optimizer_are_one_artifact_that_reads_schedules():
     before = [p.detach().clone() for p in actor]
     learner.minimize(batch, algorithm)
     assert all(torch.equal(p, q) for p, q in zip(before, actor, strict=True)), "the step size reached zero"
-    assert learner.compile
-    assert [*map(len, learner.compiler._known.values())] == [1]
+    assert learner.steps.compiler.active
+    assert [*map(len, learner.steps.compiler._known.values())] == [1]
 
 
 def test_compiled_learner_equals_the_eager_one():
@@ -77,7 +77,7 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
     with pytest.warns(UserWarning, match="Untraceable could not be compiled"):
         losses = learner.minimize(algorithm.prepare(test_sac.sample(algorithm)), algorithm)
     assert losses.terms.keys() == set(PARTS)
-    assert not learner.compile
+    assert not learner.steps.compiler.active
 
 
 WORLD = ("env=cartpole", "env.id=rlplug.testing.worlds:World-v0", "env.vectorization=list", "logger=[]", "num_envs=4")
@@ -116,7 +116,7 @@ def weights(words, compile):
         trainer.update()
         modules = {"algorithm": trainer.algorithm} | trainer.policy.exploration
         found = {f"{name}.{key}": p.detach().clone() for name, x in modules.items() for key, p in x.named_parameters()}
-        return found, trainer.learner.compile
+        return found, trainer.learner.steps.compiler.active
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_one_graph_serves_minibatches_of_every_size(model):
             trainer.update()
             ends.append(trainer.progress.env_steps)
             sizes.add((ends[-1] - ends[-2]) % 12)
-        assert trainer.learner.compile
+        assert trainer.learner.steps.compiler.active
         assert len(sizes) > 1
-        assert [*map(len, trainer.learner.compiler._known.values())] == [
+        assert [*map(len, trainer.learner.steps.compiler._known.values())] == [
             1,
             1,
             1,
@@ -230,11 +230,11 @@ def test_a_resumed_run_goes_on_eagerly_where_compiling_had_failed():
         trainer.collect()
         with pytest.warns(UserWarning, match="a gradient step of ICM could not be compiled; it runs eagerly"):
             trainer.update()
-        assert not trainer.learner.compile
+        assert not trainer.learner.steps.compiler.active
         state = trainer.state()
     with closing(untraceable("icm")) as trainer:
         trainer.load(state)
-        assert not trainer.learner.compile
+        assert not trainer.learner.steps.compiler.active
 
 
 def test_a_step_that_fell_back_to_eager_has_the_numbers_of_a_graph():
@@ -247,7 +247,7 @@ def test_a_step_that_fell_back_to_eager_has_the_numbers_of_a_graph():
                 batch = trainer.algorithm.prepare(trainer.learner.sample()[0])
             rows = next(trainer.learner.minibatches(batch, 32, "row"))
             found.append(trainer.learner.minimize(rows, trainer.algorithm, diagnostics=False).metrics.keys())
-            assert trainer.learner.compile is (where == "icm")
+            assert trainer.learner.steps.compiler.active is (where == "icm")
     assert found[0] == found[1]
 
 
@@ -279,7 +279,7 @@ def decided(monkeypatch, total_steps, state=None):
         for _ in range(8):
             trainer.collect()
             trainer.update()
-            if trainer.learner.compile:
+            if trainer.learner.steps.compiler.active:
                 return trainer.progress.updates, trainer.state()
         return None, trainer.state()
 
@@ -300,7 +300,7 @@ def test_auto_leaves_alone_what_does_not_say_itself_that_it_can_be_traced(monkey
     words = (*WORLD, *ALGORITHMS["ppo"], *MODELS["icm"], "+env.kwargs.action=discrete")
     for compile in ("auto", "max"):
         with closing(build(compose([*words, f"compile={compile}"]), Path())) as trainer:
-            assert (trainer.learner.compiler is None) is (compile == "auto" and who is not None)
+            assert (trainer.learner.steps.compiler.wanted is False) is (compile == "auto" and who is not None)
 
 
 @pytest.mark.slow

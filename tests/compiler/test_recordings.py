@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rlplug.compiler.compiler import EAGER, Compiler
 from rlplug.compiler.parity import CALLS
 from rlplug.config import compose
 from rlplug.run.build import build
+from rlplug.trainer import steps
 from tests.compiler.tape import Tape
 
 CPU = torch.device("cpu")
@@ -36,18 +38,10 @@ RUNS = {
 }
 
 
-def with_tape(trainer, tape):
-    """Let a trainer's compiler record, as on a device."""
-    learner = trainer.learner
-    compiler = Compiler(CPU, True, learner.ctx.generators.values(), recorder=tape)
-    learner.use(compiler)
-
-
-def history(words, tape, rounds=14):
-    """Return what a run logs and holds, and the names of what it did not compile."""
+def history(words, tape, monkeypatch, rounds=14):
+    """Return what a run logs and holds, and the names of what it did not compile; ``tape`` records as on a device."""
+    monkeypatch.setattr(steps, "Compiler", partial(Compiler, recorder=tape))
     with closing(build(compose([*WORLD, *words, "compile=max" if tape else "compile=off"]), Path())) as trainer:
-        if tape:
-            with_tape(trainer, tape)
         said, seen = [], []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -73,7 +67,7 @@ def equal(a, b):
 def test_a_replayed_run_is_the_eager_one_to_the_bit(run, monkeypatch):
     monkeypatch.setattr(host, "reads_freely", lambda x: False)
     tape = Tape()
-    eager, replayed = history(RUNS[run], None), history(RUNS[run], tape)
+    eager, replayed = (history(RUNS[run], x, monkeypatch) for x in (None, tape))
     assert not replayed[3]
     assert tape.recorded
     for a, b in zip(eager[0], replayed[0], strict=True):

@@ -112,7 +112,7 @@ def test_every_mistake_is_told_at_once():
 def test_composing_inside_a_hydra_program_leaves_it_alone():
     from hydra.core.global_hydra import GlobalHydra
 
-    from rlplug.config.composition import session
+    from rlplug.config.origins import session
 
     with session():
         outer = GlobalHydra.instance().hydra

@@ -76,7 +76,7 @@ BUILT = {  # found before anything is collected
     "Unmarked": ".rlplug_logged is never called; write @hookimpl above it, of rlplug",
     "ActsAlone": f".act returned a dict; {PAIR}",
     "ActsBare": f".act returned (a tensor of shape [2], a dict); {PAIR}",
-    "ActsWide": ".act returned actions of shape [2, 1]; wanted are [2]",
+    "ActsWide": ".act returned actions of shape [2, 1]; return [2]",
     "Actless": ".act is missing; write def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]",
     "PlainNeeds": ".needs is no classmethod; write @classmethod above it",
     "NeedsNothing": ".needs returned None; return Needs",
@@ -119,13 +119,13 @@ RUNNING = {  # found by the first step, or the first update
     "SilentUpdate": ".update returned None; return Losses",
     "NoTruncated": ".step returned no truncated; return it for every environment, [2]",
     "StepsAsGymnasium": ".step returned a tuple of 5; return a dict of obs, reward, terminated, truncated",
-    "WideReward": ".step returned reward of shape [2, 1]; wanted is [2]",
+    "WideReward": ".step returned reward of shape [2, 1]; return [2]",
     "DoubleLater": ".step returned obs of float64; its space says float32",
     "ShortReward": ".intrinsic_reward returned rewards of shape [8, 2]; "
-    "wanted is one of every row of the sample, [9, 2]",
+    "return a reward for every row of the sample, [9, 2]",
     "TellsNothing": ".update returned None; return Losses",
     "NoIndex": ".sample returned no index; return it for every column, [B]",
-    "ShortSample": ".sample returned 1 rows; expected 2: 1 of the window, and one more",
+    "ShortSample": ".sample returned 1 rows; return 2: 1 of the window, and one more",
 }
 SOUND = {"walk", "storing"}
 DOCS = (Path(__file__).parents[2] / "docs" / "mistakes.md").read_text()

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from rlplug import tree
-from rlplug.api import Needs, Rollout, Segment
-from rlplug.collection.making import make_shard
-from rlplug.collection.segment import only
+from rlplug.api import Needs, Segment
+from rlplug.collection.segment import PREVIOUS, only
+from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard
-from rlplug.data.collector import PREVIOUS, RecordingCollector
+from rlplug.data.collector import RecordingCollector
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
@@ -44,9 +44,8 @@ def test_agents_go_out_and_in(name, tmp_path):
     keys = ("obs", "action", *(["state"] if "state" in spec.extras else []))
     ctx = context(spec, needs=Needs(keys=keys, off_policy=True))
     of = RecordingCollector(recording, Swinging(spec.nested), ctx, EnvShard("actor", 1, range(1)), once=True)
-    of.submit(Rollout(recording.steps() + len(recording.lengths), "explore", 0))
-    (segment,) = of.poll()
-    rows, at = tree.map(lambda x: x[:, 0].numpy(), segment.batch), 0
+    segment = of.collect(recording.steps() + len(recording.lengths))
+    rows, at = tree.map(lambda x: x[:, 0].numpy(), segment), 0
     kept = (*keys, "reward", "terminated", "truncated", "alive", "is_first", "valid")
     for number in range(len(recording.lengths)):
         written = only(recording.episode(number, None, 1), kept, spec.nested)
@@ -77,9 +76,8 @@ def test_what_follows_from_the_rows_before_is_what_collecting_gives(name, tmp_pa
     recorder.state()
     recording = Recording([str(tmp_path)], Reading(spec))
     of = RecordingCollector(recording, algorithm, ctx, EnvShard("actor", 1, range(1)), once=True)
-    of.submit(Rollout(recording.steps() + len(recording.lengths), "explore", 0))
-    (given,) = of.poll()
-    rows, at, whole = given.batch, 0, Recording([str(tmp_path)], Reading(spec))
+    rows = of.collect(recording.steps() + len(recording.lengths))
+    at, whole = 0, Recording([str(tmp_path)], Reading(spec))
     for number in range(len(recording.lengths)):
         written = whole.episode(number, None, 1)
         length = len(written["valid"])

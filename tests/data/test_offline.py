@@ -144,7 +144,7 @@ def test_what_is_larger_than_memory_is_streamed(tmp_path, monkeypatch):
     words = [word for word in DQN if not word.startswith("data.")]
     words += [f"data.path={path}", "loop.stream=true", "replay_ratio=0.1", "buffer.capacity=50"]
     trainer = run([*words, "rollout_fragment_length=5"], 20)
-    recording = trainer.collector.recording
+    recording = trainer.collector.player.recording
     assert len(recording.sources[0].chunks) >= 20
     assert trainer.progress.env_steps > 190
     assert len(recording._kept) == 2
@@ -264,7 +264,7 @@ def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
     assert (summary["status"], summary["updates"], "eval/return_mean" in summary) == ("finished", 6, False)
     assert main(["resume", str(run)]) == 0
     assert "has finished: 6 updates, no evaluation" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"env: recorded plays nothing: it is for data.path=<files> alone"):
+    with pytest.raises(ConfigError, match=r"env: recorded cannot be played: it is for data.path=<files>"):
         build(compose(["algo=ppo", "env=recorded", f"env.path={path}", "hardware=cpu", "logger=[]"]), Path())
 
 
@@ -275,9 +275,15 @@ REFUSED = {
         (*DQN[:-1], "data.envs=1", "loop=alternate"),
         "data.envs: 1 of num_envs=1 leave none to be played",
     ),
-    "to play offline": ((*DQN, "num_envs=2", "data.envs=1"), "data.envs: loop=offline reads alone; take null"),
+    "to play offline": (
+        (*DQN, "num_envs=2", "data.envs=1"),
+        "data.envs: loop=offline only reads recordings; take null",
+    ),
     "no data": (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: name files"),
-    "on-policy": (("algo=ppo", *QUIET, f"data.path={SMALL}"), "data.path: ppo learns from what it does itself alone"),
+    "on-policy": (
+        ("algo=ppo", *QUIET, f"data.path={SMALL}"),
+        "data.path: ppo learns only from what it collects itself, and not from a recording",
+    ),
     "other actions": (
         ("algo=td3_bc", *QUIET, f"data.path={SMALL}"),
         "Discrete(2); of those that learn from recordings, algo=bc or discrete_cql or iql or marwil serves them",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlplug import testing, tree
-from rlplug.api import Algorithm, Needs, Rollout
+from rlplug.api import Algorithm, Needs
 from rlplug.collection.episodes import Episodes
 from rlplug.context import EnvShard
 from rlplug.data import parquet
@@ -54,9 +54,7 @@ def collector(folder, num_envs=1, env_ids=None, once=True, seed=None, keys=("obs
 
 
 def segment(of, steps):
-    of.submit(Rollout(steps, "explore", 0))
-    (found,) = of.poll()
-    return found.batch
+    return of.collect(steps)
 
 
 # ---- order ----------------------------------------------------------------------------------------------------------

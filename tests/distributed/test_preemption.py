@@ -17,7 +17,7 @@ from rlplug.checkpointing.format import Checkpoint, folder_of, write
 from rlplug.config import compose
 from rlplug.distributed import preemption
 from rlplug.distributed.fabric import one_rank
-from rlplug.distributed.preemption import FINISHED, Preemption
+from rlplug.distributed.preemption import FINISHED, Preemptor
 from rlplug.run.build import build
 from rlplug.run.callbacks import capture, restore
 from rlplug.testing.checks.ranks import ask, distances, one_update
@@ -35,7 +35,7 @@ ROUNDS, ROWS = 3, 16
 # ---- when ------------------------------------------------------------------------------------------------------------
 
 
-def rows_played(made: Preemption, rows: int, finish_at: dict[int, int]) -> int:
+def rows_played(made: Preemptor, rows: int, finish_at: dict[int, int]) -> int:
     """How many rows a rollout has while so many others finish (``finish_at``) before it asks for a row."""
     played = 0
     with made.rollout(rows) as stop:
@@ -68,7 +68,7 @@ def eager(monkeypatch):
     ],
 )
 def test_a_rollout_ends_when_enough_others_have_finished(count, threshold, finish_at, played):
-    made = Preemption(HashStore(), count, threshold, 0.25)
+    made = Preemptor(HashStore(), count, threshold, 0.25)
     for _ in range(3):  # the count of a round begins where the last one ended
         assert rows_played(made, ROWS, finish_at) == played
     assert made.drain() == {"preempted": pytest.approx(1 - played / ROWS)}
@@ -77,11 +77,11 @@ def test_a_rollout_ends_when_enough_others_have_finished(count, threshold, finis
 
 @pytest.mark.usefixtures("eager")
 def test_one_row_is_played_in_any_case():
-    assert rows_played(Preemption(HashStore(), 2, 0.6, 0.0), ROWS, {0: 1}) == 1
+    assert rows_played(Preemptor(HashStore(), 2, 0.6, 0.0), ROWS, {0: 1}) == 1
 
 
 def test_others_are_not_looked_at_for_every_row(monkeypatch):
-    made, looks = Preemption(HashStore(), 2, 0.6, 0.0), []
+    made, looks = Preemptor(HashStore(), 2, 0.6, 0.0), []
     add = made.store.add
     made.store = SimpleNamespace(add=lambda key, n: looks.append(n) or add(key, n))
     monkeypatch.setattr(preemption, "LOOK_S", 3600.0)
@@ -98,7 +98,7 @@ def late(fabric, words, rounds):
     preemption.LOOK_S = 0.0
     trainer = build(compose([*words, "hardware=2cpu"]), Path(), fabric)
     player, segments = trainer.collector.player, []
-    made: Preemption = trainer.collector.preemption
+    made: Preemptor = trainer.collector.preemption
     step = player._step
 
     def waiting(action, number):
@@ -152,7 +152,7 @@ def test_a_run_that_is_preempted_resumes_where_it_was(tmp_path):
 
     def preempted() -> Trainer:
         trainer = build(compose([*RUN, "hardware=cpu"]), Path())
-        trainer.collector.preemption = Preemption(HashStore(), 2, 0.6, 0.25)
+        trainer.collector.preemption = Preemptor(HashStore(), 2, 0.6, 0.25)
         return trainer
 
     def rounds(trainer: Trainer, count: int) -> None:

@@ -13,7 +13,6 @@ from gymnasium.spaces import Box
 from rlplug import testing
 from rlplug.config import compose
 from rlplug.envs import EnvList, Subprocess
-from rlplug.evaluation.evaluator import as_batch
 from rlplug.functional.returns import episode_metrics
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.plugins.env.gymnasium import Gymnasium
@@ -140,13 +139,6 @@ def test_cartpole_has_no_wind(options, said):
     assert str(error.value).startswith(said)
 
 
-def test_settings_of_an_older_run_are_completed():
-    later = {"info_keys": [], "timeout_s": 60.0, "fire": False, "seed_bits": 32}
-    assert Gymnasium.Config.migrate({"id": "a"}) == {"id": "a"} | later
-    given = {"info_keys": ["wind"], "timeout_s": None, "fire": True, "seed_bits": 31}
-    assert Gymnasium.Config.migrate(given) == given
-
-
 @pytest.mark.parametrize("vectorization", ["list", "subprocess"])
 def test_they_reach_an_algorithm_that_names_them(vectorization, tmp_path, monkeypatch):
     needs, prepare, seen = PPO.needs.__func__, PPO.prepare, []
@@ -195,7 +187,7 @@ def test_success_is_of_steps_alone(how):
 @pytest.mark.parametrize("actors", [0, 1])
 def test_evaluations_tell_how_many_episodes_succeeded(actors):
     batch = {"return": torch.zeros(4), "length": torch.ones(4), "success": torch.tensor([1.0, 0.0, 1.0, 1.0])}
-    if actors:  # which send the numbers of each episode
-        batch = as_batch(list(zip(*(x.tolist() for x in batch.values()), strict=True)))
+    if actors:  # which send arrays
+        batch = {key: x.numpy() for key, x in batch.items()}
     assert episode_metrics(batch)["eval/success_mean"] == 0.75
     assert "eval/success_mean" not in episode_metrics({key: batch[key] for key in ("return", "length")})

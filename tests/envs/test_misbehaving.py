@@ -68,16 +68,16 @@ class RudeVector(VectorEnv):
 
 gymnasium.register("Rude-v0", Rude)
 SINGLE = {
-    "reward": ("much", "reward is 'much'; wanted is a number"),
-    "terminated": ("yes", "terminated is 'yes'; wanted is a bool"),
-    "truncated": (0.5, "truncated is 0.5; wanted is a bool"),
-    "info": (None, "the info that step() returns is of type NoneType; wanted is a dict"),
+    "reward": ("much", "reward is 'much'; it should be a number"),
+    "terminated": ("yes", "terminated is 'yes'; it should be a bool"),
+    "truncated": (0.5, "truncated is 0.5; it should be a bool"),
+    "info": (None, "the info that step() returns is of type NoneType; it should be a dict"),
     "reset": (OBS, "reset() returns one value "),
 }
 MANY = {
     "reward": (["much", 1.0], "reward is an array of "),
-    "terminated": (np.zeros(3, bool), "terminated has shape [3]; wanted is a bool for each of 2 environments"),
-    "truncated": (np.full(2, 0.5), "truncated is an array of float64; wanted is a bool for each of 2 environments"),
+    "terminated": (np.zeros(3, bool), "terminated has shape [3]; it should be a bool for each of 2 environments"),
+    "truncated": (np.full(2, 0.5), "truncated is an array of float64; it should be a bool for each of 2 environments"),
     "info": ([], "the info that step() returns is "),
     "reset": (np.zeros((2, 2), np.float32), "reset() returns one value "),
 }
@@ -127,8 +127,8 @@ class Clumsy(Rude):
         return first, second
 
 
-STEPS = "wanted is Gymnasium's (observation, reward, terminated, truncated, info) = step(action)"
-RESETS = "wanted is Gymnasium's (observation, info) = reset(seed=None, options=None)"
+STEPS = "write Gymnasium's (observation, reward, terminated, truncated, info) = step(action)"
+RESETS = "write Gymnasium's (observation, info) = reset(seed=None, options=None)"
 OLD = ", and what there is looks like Gym before 0.26"
 BROKEN = {
     "four values": (lambda: Step(step=(OBS, 0.0, False, {})), f"step() returns 4 values; {STEPS}{OLD}"),
@@ -154,7 +154,7 @@ def test_a_vector_with_another_interface_is_named():
         def step(self, actions):
             return super().step(actions)[1:]
 
-    with pytest.raises(RunError, match=r"\): step\(\) returns 4 values; wanted is Gymnasium's"):
+    with pytest.raises(RunError, match=r"\): step\(\) returns 4 values; write Gymnasium's"):
         play(NativeVector(Four()))
 
 
@@ -186,7 +186,7 @@ def test_numbers_and_flags_of_any_type_are_taken():
 
 def test_a_number_is_one():
     assert env_list.number(np.array(3)) == 3.0
-    with pytest.raises(MisfitError, match=r"reward has shape \[1\]; wanted is a number"):
+    with pytest.raises(MisfitError, match=r"reward has shape \[1\]; it should be a number"):
         env_list.number(np.array([3.0]))
 
 

@@ -13,8 +13,7 @@ from gymnasium import spaces
 from rlplug import testing
 from rlplug.api import Algorithm, Needs
 from rlplug.config import compose
-from rlplug.config.estimate import Estimate
-from rlplug.config.schema import typed
+from rlplug.config.schema import Estimate, typed
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.estimation.estimator import Estimator

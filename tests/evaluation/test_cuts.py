@@ -56,7 +56,7 @@ def test_the_default_is_half_an_hour_of_atari_and_a_job_may_have_less(tmp_path: 
     assert compose(WORDS).eval.max_episode_steps == 27_000
     trainer = build(compose(WORDS), tmp_path)
     for most in (30, 50):
-        shorter = trainer.reports.evaluation.evaluator.play_job(Job(0, max_steps=most, mode="greedy"), 0)
+        shorter = trainer.reports.evaluation.evaluator.play(Job(0, max_steps=most, mode="greedy"), 0)
         assert shorter["length"].tolist() == [most]
     trainer.close()
 
@@ -64,7 +64,9 @@ def test_the_default_is_half_an_hour_of_atari_and_a_job_may_have_less(tmp_path: 
 @pytest.mark.slow
 def test_more_may_be_asked_for(tmp_path: Path):
     trainer = build(compose([*WORDS, "eval.max_episode_steps=27_010", "eval.episodes=1"]), tmp_path)
-    assert trainer.reports.evaluation.evaluator.play(0) == [(27_010.0, 27_010)]
+    evaluator = trainer.reports.evaluation.evaluator
+    played = evaluator.play(evaluator.job, 0)
+    assert (played["return"].tolist(), played["length"].tolist()) == ([27_010.0], [27_010])
     trainer.close()
 
 

@@ -1,6 +1,7 @@
 import pytest
 
 from rlplug.functional import piecewise_linear
+from rlplug.functional.schedule import due
 
 
 @pytest.mark.parametrize(
@@ -18,3 +19,18 @@ def test_one_point_is_a_constant():
 def test_a_step_that_occurs_twice_is_a_jump():
     points = [(0, 1.0), (10, 1.0), (10, 0.1), (20, 0.1)]
     assert [piecewise_linear(points, step) for step in (9, 10, 11)] == [1.0, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("every", "last", "step", "expected"),
+    [
+        (10, 0, 9, False),
+        (10, 0, 10, True),
+        (10, 10, 19, False),
+        (10, 19, 20, True),
+        (10, 5, 31, True),
+        (0, 0, 9, False),
+    ],
+)
+def test_what_is_due_every_so_many_steps(every: int, last: int, step: int, expected: bool):
+    assert due(every, last, step) is expected

@@ -134,7 +134,7 @@ def test_gradients_are_of_the_weights_of_their_version(words):
     algorithm, kept, old = trainer.algorithm, {}, 0
     for _ in range(6):
         kept[trainer.progress.updates] = {name: x.clone() for name, x in algorithm.state_dict().items()}
-        trainer.collect("explore", 1)
+        trainer.collect("explore")
         segments = list(trainer.buffer.segments._kept.values())
         assert len(segments) == 2  # of two environments each
         for batch, version in segments:

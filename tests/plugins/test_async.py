@@ -151,10 +151,9 @@ def test_the_weight_delay_counts_the_steps_of_an_actor(tmp_path):
     ordered, actors = [], SimpleNamespace(spec=SimpleNamespace(shards=range(4)), in_flight=[0, 1, 1, 1])
     actors.submit = lambda rollout, shards: ordered.append(rollout.version)
     with closing(build(compose([*RUN, *words, "total_steps=100_000"]), tmp_path)) as trainer:
-        trainer.collector = actors
         for _ in range(32):
             trainer.progress.updates += 1
-            trainer._order("explore", 1)
+            trainer.orders.submit(actors, "explore")
     assert [*Counter(ordered).values()] == [8, 8, 8, 8]
 
 
@@ -163,9 +162,8 @@ def test_the_first_weights_serve_as_long_as_later_ones(tmp_path):
     ordered, actors = [], SimpleNamespace(spec=SimpleNamespace(shards=range(1)), in_flight=[0])
     actors.submit = lambda rollout, shards: ordered.append(rollout.version)
     with closing(build(compose([*RUN, *words]), tmp_path)) as trainer:
-        trainer.collector = actors
         for _ in range(9):
-            trainer._order("explore", 1)
+            trainer.orders.submit(actors, "explore")
             trainer.progress.updates += 1
     assert ordered == [0, 0, 0, 3, 3, 3, 6, 6, 6]
 

@@ -342,7 +342,7 @@ def test_sequences_by_priority():
 
 
 def recurrent(name="sequence", columns=1, batch=256, **changes):
-    window = Needs(4, 2, 2, data="windows", off_policy=True, keys=("obs", "action", "carry"))
+    window = Needs(Window(4, 2, 2), data="windows", off_policy=True, keys=("obs", "action", "carry"))
     return make(name, window, columns, batch, capacity=20 * columns, **changes)
 
 
@@ -672,7 +672,7 @@ def part_of(shard, row, length, valid):
 
 
 def of_shards(name, **changes):
-    needs = Needs(3, data="windows", off_policy=True, keys=("obs", "action"))
+    needs = Needs(Window(3), data="windows", off_policy=True, keys=("obs", "action"))
     if name == "sequence":
         needs = replace(needs, window=replace(needs.window, burn_in=1, stride=2), keys=(*needs.keys, "carry"))
     return make(name, needs, 6, 512, rows=5, capacity=6 * 30, **changes)

@@ -10,13 +10,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlplug.cli import main
+from rlplug.distributed.fabric import one_rank
 from rlplug.run import launch
 from rlplug.run.launch import STOPPING
 from rlplug.testing.comparing import differences_of_runs
+from rlplug.trainer.agreement import Agreement
+from rlplug.trainer.collectives import Collectives, Placement
 from tests.tools.kill import Process, warm_up, with_defaults
 
 RUN = with_defaults(
@@ -105,8 +109,8 @@ def test_a_second_ctrl_c_while_the_first_is_being_handled(monkeypatch: pytest.Mo
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(launch.os, "write", write)
-    trainer = SimpleNamespace(stop_signal=0, ctx=SimpleNamespace(rank=0))
-    trainer.request_stop = lambda number: setattr(trainer, "stop_signal", number)
+    agreement = Agreement(Placement(Collectives(one_rank())), lambda: False, [])
+    trainer: Any = SimpleNamespace(agreement=agreement, ctx=SimpleNamespace(rank=0))
     with pytest.raises(KeyboardInterrupt), launch._stop_on_signal(trainer):
         signal.raise_signal(signal.SIGINT)
     assert written == [STOPPING]

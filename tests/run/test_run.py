@@ -28,7 +28,7 @@ from rlplug.api import Plan
 from rlplug.checkpointing.format import find
 from rlplug.config import compose, parse
 from rlplug.context import EnvShard, RunContext
-from rlplug.evaluation.evaluator import Evaluator, as_batch
+from rlplug.evaluation.evaluator import Evaluator
 from rlplug.functional.returns import episode_metrics
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.registry import hookimpl
@@ -127,13 +127,10 @@ def test_evaluation_plays_exactly_its_episodes_and_disturbs_nothing(tmp_path):
     before = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
     forty = replace(trainer.config.eval, episodes=40)
     evaluator = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, forty)
-    assert evaluator.quota.sum() == 40
-    first, again, other = evaluator.play(0), evaluator.play(0), evaluator.play(1)
-    assert first == again != other
-    assert len(first) == 40
-    assert (
-        episode_metrics(as_batch(first))["eval/length_mean"] == episode_metrics(as_batch(first))["eval/return_mean"] > 1
-    )
+    first, again, other = (evaluator.play(evaluator.job, number) for number in (0, 0, 1))
+    assert first["return"].tolist() == again["return"].tolist() != other["return"].tolist()
+    assert len(first["return"]) == 40
+    assert episode_metrics(first)["eval/length_mean"] == episode_metrics(first)["eval/return_mean"] > 1
     after = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
     learner, actor, _ = after[0]
     assert torch.equal(before[0][0], learner)
@@ -217,7 +214,7 @@ def test_noise_reaches_the_executed_actions(tmp_path):
     trainer = build(config, tmp_path)
     segment = trainer.collector.player.collect(50)
     assert segment["action"].abs().max() <= 1.0
-    x = trainer.collector.player.noise["ornstein_uhlenbeck"]["x"]
+    x = trainer.collector.player.acting.noise["ornstein_uhlenbeck"]["x"]
     assert x.abs().sum() > 0
     assert trainer.policy.exploration["ornstein_uhlenbeck"].initial_carry(3)["x"].shape == (3, 1)
 
@@ -232,8 +229,8 @@ def test_deterministic_runs_use_deterministic_kernels(tmp_path):
 
 def test_shares_that_do_not_divide_are_refused_with_what_would():
     with pytest.raises(ConfigError, match=r"^train_batch_size: 10 cannot be shared .* 8 or 16 can$"):
-        checks.check_shares(10, Plan(devices=2, microbatches=4))
-    checks.check_shares(256, Plan(devices=2, microbatches=4))
+        checks.refuse(checks.shares(10, Plan(devices=2, microbatches=4)))
+    checks.refuse(checks.shares(256, Plan(devices=2, microbatches=4)))
 
 
 def test_the_ranks_of_a_machine_share_its_memory(tmp_path, monkeypatch):
@@ -316,10 +313,10 @@ def test_a_run_makes_its_steps_and_learns_from_whole_rollouts_only(tmp_path):
 def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path):
     endless = ["env=gymnasium", "env.id=Pendulum-v1", "env.max_episode_steps=100000", "total_steps=1024"]
     trainer = build(compose([*endless, "logger=[]", "eval.episodes=2", "eval.max_episode_steps=100"]), tmp_path)
-    played = trainer.reports.evaluation.evaluator.play(0)
-    assert [length for _, length in played] == [100, 100]
+    evaluator = trainer.reports.evaluation.evaluator
+    assert evaluator.play(evaluator.job, 0)["length"].tolist() == [100, 100]
     with pytest.raises(KeyboardInterrupt):
-        trainer.reports.evaluation.evaluator.play(0, stop=lambda: True)
+        evaluator.play(evaluator.job, 0, stop=lambda: True)
 
 
 def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
@@ -328,7 +325,7 @@ def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
     with closing(build(compose([*faulty, "+env.kwargs.raises=0.2"]), tmp_path)) as trainer:
         said = r"^the environments of an evaluation failed in \d+ episodes, and ended \d of 8$"
         with pytest.raises(RunError, match=said):
-            trainer.reports.evaluation.evaluator.play(0)
+            trainer.reports.evaluation.run(trainer)
 
 
 def test_one_update_a_round_from_a_replay(tmp_path):

@@ -9,11 +9,11 @@ from torch import nn
 from rlplug.api import Losses, Optim, Plan, Trainable
 from rlplug.config import compose
 from rlplug.distributed.fabric import fabric_of, one_rank
+from rlplug.nn.optim import LARGEST, LossScale
 from rlplug.run.build import build
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
-from rlplug.trainer.optimizer import LARGEST, LossScale
 from rlplug.types import RunError
 from tests.trainer.test_learner import CASES, close, three_steps
 
@@ -33,8 +33,8 @@ def moved(folder, words, **plan):
     plan = Plan(**plan)
     trainer = build(compose([*words, *QUIET]), folder, fabric_of(plan), plan)
     before = nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach().clone()
-    if trainer.learner.scale is not None:
-        trainer.learner.scale.value.fill_(1024.0)  # nothing overflows
+    if trainer.learner.steps.scale is not None:
+        trainer.learner.steps.scale.value.fill_(1024.0)  # nothing overflows
     run(trainer)
     trainer.close()
     return nn.utils.parameters_to_vector(trainer.algorithm.parameters()).detach() - before
@@ -79,15 +79,15 @@ def learner_of(who, **options):
 def test_steps_that_overflow_are_left_out_until_the_scale_fits(on_nan):
     who = Steep(slope=2.0**100)
     learner = learner_of(who, on_nan=on_nan)
-    learner.scale.value.fill_(2.0**30)
+    learner.steps.scale.value.fill_(2.0**30)
     for steps in range(3):  # 2^130, 2^129 and 2^128 are more than float32 holds
         assert not learner.minimize({}, who).feedback
         assert who.x == 0
-        assert learner.scale.value == 2.0 ** (29 - steps)
+        assert learner.steps.scale.value == 2.0 ** (29 - steps)
     assert learner.minimize({}, who).feedback
     assert who.x == -(2.0**100)
     learner.check_finite()
-    assert learner.skipped == 0
+    assert learner.steps.skipped == 0
 
 
 def test_a_loss_that_is_no_number_is_said():
@@ -96,7 +96,7 @@ def test_a_loss_that_is_no_number_is_said():
     learner.minimize({}, who)
     with pytest.raises(RunError, match=r"^Steep: the loss term 'x' is NaN at update 1"):
         learner.check_finite()
-    assert learner.scale.value == 2.0**16
+    assert learner.steps.scale.value == 2.0**16
 
 
 class Cusp(Steep):
@@ -118,11 +118,11 @@ def test_a_gradient_that_is_infinite_at_scale_1_is_said():
 def test_the_scale_grows_while_nothing_overflows():
     who = Steep()
     learner = learner_of(who)
-    learner.scale = LossScale(torch.device("cpu"), LARGEST / 2, patience=3)
+    learner.steps.scale = LossScale(torch.device("cpu"), LARGEST / 2, patience=3)
     seen = []
     for _ in range(7):
         learner.minimize({}, who)
-        seen.append(learner.scale.value.item() / LARGEST)
+        seen.append(learner.steps.scale.value.item() / LARGEST)
     assert seen == [0.5, 0.5, 1, 1, 1, 1, 1]
 
 
@@ -131,8 +131,8 @@ def test_a_resumed_run_goes_on_with_its_scale():
     first, second = learner_of(who), learner_of(again)
     for _ in range(12):
         first.minimize({}, who)
-    assert first.scale.state() == {"value": 2.0**7, "fine": 3}
+    assert first.steps.scale.state() == {"value": 2.0**7, "fine": 3}
     second.load(first.state())
-    assert second.scale.state() == first.scale.state()
+    assert second.steps.scale.state() == first.steps.scale.state()
     first.minimize({}, who)
-    assert second.scale.fine == 3
+    assert second.steps.scale.fine == 3

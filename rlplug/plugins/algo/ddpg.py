@@ -88,9 +88,7 @@ class DDPG(Algorithm):
             raise ConfigError("algo", f"{said}; algo=ppo serves them")
         keys = ("obs", "action", "reward", "terminated", "valid")
         keys += ("priority",) if cfg.worker_side_prioritization else ()
-        return Needs(
-            window=Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys
-        )
+        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, noise="gaussian", keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:

@@ -112,9 +112,7 @@ class DQN(Algorithm):
         keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
         keys += ("priority",) if cfg.worker_side_prioritization else ()
         noise = "" if cfg.noisy else "epsilon_greedy"
-        return Needs(
-            window=Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys
-        )
+        return Needs(Window(cfg.n_step), data="windows", off_policy=True, perturbable=True, noise=noise, keys=keys)
 
     @classmethod
     def recurrent(cls, cfg: Config, needs: Needs) -> Needs:

@@ -56,10 +56,6 @@ class Config:
     select: list[NonNegativeInt] | None = option("Indices of a vector observation that are kept; null: all.")
     frame_stack: PositiveInt = option("So many images, oldest first, are stacked on the first axis.")
 
-    @classmethod
-    def migrate(cls, old: dict[str, Any]) -> dict[str, Any]:
-        return {"info_keys": [], "timeout_s": 60.0, "fire": False, "seed_bits": 32} | old
-
 
 class Gymnasium(VecEnv):
     """Makes a vector of one environment for each of ``ctx.env_ids``.

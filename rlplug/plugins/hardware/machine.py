@@ -30,14 +30,6 @@ class Config:
     actors: Actors = option("Ray actors, which hold the environments.")
     ray: RayCluster = option("Their Ray cluster.")
 
-    @classmethod
-    def migrate(cls, old: dict[str, Any]) -> dict[str, Any]:
-        return (
-            old | {"actors": {"start_timeout_s": 300.0, "max_total_restarts": 100} | old["actors"]}
-            if "actors" in old
-            else old
-        )
-
 
 class Auto:
     """Use CUDA devices if there are any, else processors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplug.api import Algorithm, Context, Loop, Needs, Run
+from rlplug.api import Algorithm, Context, Loop, Needs, Preemption, Run, Tempo
 from rlplug.plugins.loop.tempo import GIVEN_AWAY, updates_of, updates_per_step
 from rlplug.settings import PositiveInt, UnitFloat, option, settings
 from rlplug.types import ConfigError
@@ -23,13 +23,13 @@ class Alternate(Loop):
         min_rollout_fraction: UnitFloat = option("Share of its rollout that a rank plays before it may be ended.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        self.preemption_threshold, self.min_rollout_fraction = cfg.preemption_threshold, cfg.min_rollout_fraction
-        if cfg.preemption_threshold is not None and (ctx.needs.data != "rollout" or cfg.in_flight > 1):
-            whole = "an algorithm that learns from whole rollouts"
-            needed = "loop.in_flight=1" if ctx.needs.data == "rollout" else whole
-            raise ConfigError("loop.preemption_threshold", f"needs {needed}; take null")
-        self.in_flight, self.broadcast_interval = cfg.in_flight, cfg.broadcast_interval
-        self.max_weight_sync_delay = cfg.max_weight_sync_delay
+        if cfg.preemption_threshold is not None:
+            self.preemption = Preemption(cfg.preemption_threshold, cfg.min_rollout_fraction)
+            if ctx.needs.data != "rollout" or cfg.in_flight > 1:
+                whole = "an algorithm that learns from whole rollouts"
+                needed = "loop.in_flight=1" if ctx.needs.data == "rollout" else whole
+                raise ConfigError("loop.preemption_threshold", f"needs {needed}; take null")
+        self.tempo = Tempo(None, cfg.in_flight, cfg.broadcast_interval, cfg.max_weight_sync_delay)
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
         self.given_away, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplug.api import Algorithm, Context, Loop, Needs, Run
+from rlplug.api import Algorithm, Context, Loop, Needs, Run, Tempo
 from rlplug.plugins.loop.tempo import GIVEN_AWAY, updates_of, updates_per_step
 from rlplug.settings import NonNegativeInt, PositiveInt, option, settings
 from rlplug.types import ConfigError
@@ -32,8 +32,8 @@ class Async(Loop):
         )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
-        self.shards, self.in_flight, self.broadcast_interval = cfg.shards, cfg.in_flight, cfg.broadcast_interval
-        self.max_weight_sync_delay, self.max_staleness = cfg.max_weight_sync_delay, cfg.max_staleness
+        weights = cfg.broadcast_interval, cfg.max_weight_sync_delay, cfg.max_staleness
+        self.tempo = Tempo(cfg.shards, cfg.in_flight, *weights)
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
         self.given_away, self.per_step = ctx.needs.data in GIVEN_AWAY, updates_per_step(ctx)
         if cfg.max_staleness is not None and not self.given_away:
@@ -60,7 +60,7 @@ class Async(Loop):
     def run(self, run: Run) -> None:
         while not run.done:
             run.report()
-            run.collect("explore" if run.progress.env_steps >= self.learning_starts else "random", self.shards)
+            run.collect("explore" if run.progress.env_steps >= self.learning_starts else "random")
             if run.progress.env_steps <= self.learning_starts:
                 continue
             while run.ready() and self._due(run):

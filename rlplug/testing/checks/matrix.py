@@ -254,6 +254,6 @@ def _check_run(trainer: Trainer) -> None:
     for part, (now, then) in before.items():
         require(any(not torch.equal(a, b) for a, b in zip(now, then, strict=True)), f"{part} has moved no parameter")
         require(all(torch.isfinite(p).all() for p in now), f"{part} has a parameter that is not finite")
-    trainer.request_stop(0)
+    trainer.agreement.request_stop(0)
     for name, value in callbacks_of(trainer).evaluate(trainer).items():
         require(math.isfinite(value), f"{name} is not a number")

@@ -129,7 +129,7 @@ class Record:
     @hookimpl
     def rlplug_updated(self, run: Any, losses: Losses) -> None:
         self.losses.append({name: value.clone() for name, value in (losses.terms | losses.metrics).items()})
-        run.request_stop(int(len(self.losses) >= self.updates))
+        run.agreement.request_stop(int(len(self.losses) >= self.updates))
 
 
 def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
@@ -142,7 +142,7 @@ def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
     for hook in (also, record):
         if hook is not None:
             trainer.hooks.register(hook)
-    trainer.request_stop(0)
+    trainer.agreement.request_stop(0)
     trainer.loop.run(trainer)
     for hook in (also, record):
         if hook is not None:

@@ -184,7 +184,7 @@ class Steps:
     def rlplug_updated(self, run: Any, losses: Losses) -> None:
         self.updates += 1
         if self.count >= self.until or run.progress.env_steps >= MOST_STEPS:
-            run.request_stop(1)
+            run.agreement.request_stop(1)
 
     @property
     def count(self) -> int:
@@ -273,7 +273,7 @@ def _train(trainer: Trainer, probe: Probe, kind: Kind) -> Found:
     with closing(_evaluator(trainer, probe.memory)) as evaluator:
         while True:
             steps.until = goal
-            trainer.request_stop(0)
+            trainer.agreement.request_stop(0)
             trainer.loop.run(trainer)
             trainer.learner.check_finite()
             looks.append(read(trainer, evaluator, probe, kind, steps.count))
@@ -306,7 +306,7 @@ def _evaluator(trainer: Trainer, memory: bool) -> Evaluator:
 
 def read(trainer: Trainer, evaluator: Evaluator, probe: Probe, kind: Kind, number: int = 0) -> Found:
     """Play greedy episodes, and compare with what is exact: values where actions do not matter to them, and actions."""
-    algorithm, played = trainer.algorithm, evaluator.play_job(evaluator.job, number)
+    algorithm, played = trainer.algorithm, evaluator.play(evaluator.job, number)
     states = probe.label(played["obs"].numpy())
     acted = played["valid"].numpy()
     best: Mapping[int, float] = probe.target if kind == "box" and probe.target else probe.best

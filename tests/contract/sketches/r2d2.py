@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
 from rlplug import tree
-from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim
+from rlplug.api import Algorithm, Context, Learner, Losses, Model, Needs, Optim, Window
 from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, Scheduled, UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
@@ -86,7 +86,9 @@ class R2D2(Algorithm):
             "carry",
         )
         window = cfg.sequence + cfg.n_step
-        return Needs(window, cfg.burn_in, cfg.stride, data="windows", off_policy=True, perturbable=True, keys=keys)
+        return Needs(
+            Window(window, cfg.burn_in, cfg.stride), data="windows", off_policy=True, perturbable=True, keys=keys
+        )
 
     def initial_carry(self, n: int) -> Batch:
         return self.online.torso.initial_carry(n)

@@ -56,7 +56,7 @@ class Experts(Buffer):
         return play_expert(self.cfg.episodes)
 
     def add(self, segment: Segment) -> None:
-        raise NotImplementedError("it holds its own rows alone")
+        raise NotImplementedError("it holds only rows of its own")
 
     def ready(self) -> bool:
         return True

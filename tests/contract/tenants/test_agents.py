@@ -67,7 +67,7 @@ def test_two_step_game(tmp_path, mixer, value):
 
 def greedy_returns(trainer, episodes: int = 16) -> np.ndarray:
     """Return what every agent of one group earns, ``[episodes, N]``."""
-    from rlplug.collection.making import make_shard
+    from rlplug.collection.stepping import make_shard
     from rlplug.context import EnvShard
 
     shard = EnvShard("eval", episodes, range(episodes))
@@ -181,7 +181,7 @@ REFUSED = {
     "masks of groups": (
         ("algo=blind", "env=masked_signals"),
         "env",
-        "blind does not heed masks of allowed actions; take an algorithm that does",
+        "blind does not take masks of allowed actions; take an algorithm that does",
     ),
     "recurrent": (("algo=independent", "env=carts", "model=lstm"), "model", "Independent"),
     "video": (("algo=independent", "env=carts", "eval.record=1"), "eval.record", ""),

@@ -148,11 +148,12 @@ def test_the_kit_has_these_checks(cloning):
 REFUSED = {
     "a loop that collects nothing, and a buffer that waits for it": (
         ("algo=dqn", "loop=study"),
-        "loop: study collects nothing, and replay holds nothing else; take buffer=experts or loop=alternate or async",
+        "loop: study collects nothing, and replay holds only what is collected; take buffer=experts or loop=alternate "
+        "or async",
     ),
     "a loop that collects, and a buffer with its own rows": (
         ("algo=cloning", "loop=alternate"),
-        "loop: alternate collects, and experts holds its own rows alone; take buffer=her or prioritized or replay "
+        "loop: alternate collects, and experts holds only rows of its own; take buffer=her or prioritized or replay "
         "or loop=study",
     ),
     "a loop and an algorithm": (

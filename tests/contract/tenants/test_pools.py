@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import rlplug
+from rlplug.actors.copies import acting_weights, load_acting_weights
 from rlplug.api import Job, Learner, Losses
 from rlplug.cli import main
 from rlplug.config import compose
@@ -115,7 +116,7 @@ def test_an_actor_has_the_pool_of_the_learner():
     """What it is sent is enough, however often."""
     with closing(grown(2)) as trainer, closing(grown(0)) as actor:
         for _ in range(2):
-            actor.policy.load_acting_weights(trainer.policy.acting_weights())
+            load_acting_weights(actor.policy, acting_weights(trainer.policy))
             assert not differences(actor.algorithm.state_dict(), trainer.algorithm.state_dict())
         one, two = (
             [batch for _, batch in run.play([Job(0, episodes=3), Job(1, mode="greedy")])] for run in (trainer, actor)

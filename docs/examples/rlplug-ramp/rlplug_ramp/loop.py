@@ -4,7 +4,7 @@ Networks that overfit to few transitions keep part of that for good, the primacy
 (arXiv:2205.07802). So this loop makes fewer updates on the first transitions.
 """
 
-from rlplug import Algorithm, ConfigError, Context, Loop, Needs, Run
+from rlplug import Algorithm, ConfigError, Context, Loop, Needs, Run, Tempo
 from rlplug.settings import PositiveInt, option, settings
 
 
@@ -20,7 +20,7 @@ class Ramp(Loop):
     def __init__(self, cfg: Config, ctx: Context):
         if ctx.replay_ratio is None:
             raise ConfigError("replay_ratio", "loop=ramp lets it grow to a number, and null is none; take one")
-        self.ramp_steps, self.in_flight = cfg.ramp_steps, cfg.in_flight
+        self.ramp_steps, self.tempo = cfg.ramp_steps, Tempo(in_flight=cfg.in_flight)
         # the update frequency, which an algorithm's YAML sets
         self.learning_starts, self.replay_ratio = ctx.learning_starts, ctx.replay_ratio
 

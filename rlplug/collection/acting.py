@@ -1,0 +1,148 @@
+"""The policy of a shard: what it does on a row of every environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from rlplug.api import Algorithm, Exploration
+from rlplug.collection.segment import OneCopy, merged, on_device, only
+from rlplug.compiler.compiler import Compiler
+from rlplug.context import RunContext
+from rlplug.types import Batch, Mode, Tree, Weights
+
+
+class Acting:
+    """Normalizes a row, lets the algorithm act and exploration modules change that, and keeps their recurrent states.
+
+    Args:
+        normalize: what the policy sees of an observation.
+        compiler: calls acting compiled, where it acts as in training; None: everything runs eagerly.
+        one_copy: brings what it returns to the host; None: it is there, or stays on its device.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        exploration: Mapping[str, Exploration],
+        ctx: RunContext,
+        normalize: Callable[[Any], Any] | None = None,
+        compiler: Compiler | None = None,
+        one_copy: OneCopy | None = None,
+    ) -> None:
+        self.algorithm, self.exploration, self.ctx, self.normalize = algorithm, dict(exploration), ctx, normalize
+        self.mode: Mode = "explore"
+        self.trains = True
+        """whether it explores with weights that lie where the algorithm has them, so that it may be replayed"""
+        self._compiler, self.one_copy = compiler, one_copy
+        modules = self.exploration.values()
+        self._perturbing = [x for x in modules if type(x).perturb_weights is not Exploration.perturb_weights]
+        perturbs = any(type(x).perturb is not Exploration.perturb for x in modules)
+        self._own_logp = perturbs and "logp" in ctx.needs.recorded
+        self._copied = set[str]()  # keys of what it returns that come to the host in one copy
+
+    def begin(self, n: int) -> None:
+        """Begin with the initial recurrent state and noise of ``n`` environments."""
+        self.carry: Batch = self.algorithm.initial_carry(n)
+        self.noise: dict[str, Batch] = {key: x.initial_carry(n) for key, x in self.exploration.items()}
+
+    def __call__(self, step: Batch) -> Batch:
+        """Act on a row of every environment, ``[B, ...]``, and move the recurrent state on."""
+        batch = {"step": step, **self.state()}
+        if self._compiler is not None and self.trains:
+            found = self._compiler.call(self.acted, batch)
+        else:
+            found = self.acted(batch, self.mode)
+        self.carry, self.noise = found["carry"], found["noise"]
+        return self.one_copy.arrays(found["out"]) if self.one_copy is not None else found["out"]
+
+    def acted(self, batch: Batch, mode: Mode = "explore") -> Batch:
+        """Return what the policy does, ``out``, and the recurrent states after that; ``batch`` has those before."""
+        step, noise = batch["step"], batch["noise"]
+        if self.one_copy is not None:
+            step = on_device(step, self.ctx.device)
+        out, carry = self.decide(step, batch["carry"], mode)
+        if mode == "explore" and self.exploration:
+            noise = dict[str, Batch]()
+            for name, extra in self.exploration.items():
+                out, noise[name] = extra.perturb(out, step, batch["noise"][name])
+            if self._own_logp:  # it was of another action
+                out.pop("logp", None)
+        if self.one_copy is not None and self._copied:
+            out = self.one_copy.packed(only(out, self._copied, self.ctx.spec.nested))
+        return {"out": out, "carry": carry, "noise": noise}
+
+    def decide(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
+        """Let the algorithm act, as ``Algorithm.act``."""
+        if self.normalize is not None:
+            step = step | {"obs": self.normalize(step["obs"])}
+        return self.algorithm.act(step, carry, mode)
+
+    def judge(self, rows: Batch, mode: Mode | None = None) -> Batch:
+        """Return what the algorithm says of rows, arrays or tensors ``[B, ...]``, on which no action is taken."""
+        return self.decide(on_device(rows, self.ctx.device), self.carry, mode or self.mode)[0]
+
+    def example(self, row: Batch, keys: Sequence[str]) -> Batch:
+        """Return what is written of what it returns for ``row``, for which the policy is asked once; nothing is drawn.
+
+        Only ``keys`` and the action are written, or everything where ``Algorithm.postprocess`` may read it. Of
+        ``Needs.recorded``, only keys that come in every mode are.
+        """
+        states = [(generator, generator.get_state()) for generator in self.ctx.generators.values()]
+        batch = self.state() | {"step": on_device(row, self.ctx.device)}
+        outs, nested = [self.acted(batch)["out"], self.judge(row, "random")], self.ctx.spec.nested
+        for generator, state in states:
+            generator.set_state(state)
+        postprocesses = type(self.algorithm).postprocess is not Algorithm.postprocess
+        sometimes, example = outs[0].keys() ^ outs[1].keys(), dict[str, Any]()
+        for out in outs:
+            out = {key: x for key, x in out.items() if key not in self.ctx.needs.recorded or key not in sometimes}
+            example = merged(example, out if postprocesses else only(out, ("action", *keys), nested))
+        if self.one_copy is not None:
+            self._copied = {*example}.union(*(example[name] for name in nested))
+        return merged(example, {"carry": self.carry}) if "carry" in keys else example
+
+    @contextmanager
+    def playing(self, mode: Mode, weights: Weights | None, row: Callable[[], Batch]) -> Iterator[None]:
+        """Act in a mode for as long as the block runs.
+
+        Args:
+            weights: to act with instead of the algorithm's own, as exploration modules then perturb them.
+            row: returns the present row, on which these modules see what their noise changes.
+        """
+        modules = self._perturbing if mode == "explore" else ()
+        own = weights is None and not modules
+        self.mode, self.trains = mode, mode == "explore" and (own or self.ctx.device.type == "cpu")
+        if own:
+            yield
+            return
+        state = only(self.algorithm.state_dict(keep_vars=True), {*self.algorithm.actor_keys()})
+        before = {name: x.data for name, x in state.items()}
+
+        def put(weights: Weights) -> None:
+            for name, x in weights.items():
+                state[name].data = x
+
+        try:
+            put(weights or {})
+            if modules:
+                unperturbed = self.judge(row(), "greedy")
+                perturbed = {name: x.data for name, x in state.items() if isinstance(x, nn.Parameter)}
+                for extra in modules:
+                    perturbed = extra.perturb_weights(perturbed)
+                put(perturbed)
+                noisy = self.judge(row(), "greedy")
+                for extra in modules:
+                    extra.adapt_noise(unperturbed, noisy)
+            yield
+        finally:
+            put(before)
+
+    def state(self) -> Tree:
+        return {"carry": self.carry, "noise": self.noise}
+
+    def load(self, state: Tree) -> None:
+        self.carry, self.noise = (on_device(state[key], self.ctx.device) for key in ("carry", "noise"))
