@@ -100,7 +100,7 @@ class RayCollector:
         """Let actors play jobs as they become free, and yield the episodes in the order of ``jobs``."""
         assert self.pool is not None
         for job in jobs:
-            named_weights(job, weights, self.policy.algorithm)  # before an actor fails of it
+            named_weights(job, weights, self.policy.algorithm, self.policy.ctx.spec)  # before an actor fails of it
         named = tree.map(lambda x: torch.as_tensor(x).detach().cpu().numpy(), dict(weights))
         statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
         acting, version = partial(copies.acting_weights, self.policy), self.progress.updates

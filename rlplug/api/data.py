@@ -151,7 +151,11 @@ class Simulator(Protocol):
         ...
 
     def reward(self, batch: Batch) -> Tensor:
-        """Return the reward ``[B]`` of given transitions, for imagined goals or dynamics."""
+        """Return the reward ``[B]`` of given transitions, for imagined goals or dynamics.
+
+        Args:
+            batch: ``action``, and what ``step`` returns of the transitions beside the reward, or what is imagined.
+        """
         ...
 
 

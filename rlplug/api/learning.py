@@ -80,7 +80,10 @@ class Context(Protocol):
         ...
 
     def randn(self, *shape: int, rows: bool = True) -> Tensor:
-        """Draw standard normal noise. With ``rows`` the first axis is this process's share of one global draw."""
+        """Draw standard normal noise. With ``rows`` the first axis is this process's share of one global draw.
+
+        Where every rank learns from the same rows, the share is the whole.
+        """
         ...
 
     def rand(self, *shape: int, rows: bool = True, host: bool = False) -> Tensor:

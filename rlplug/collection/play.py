@@ -20,7 +20,7 @@ from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard, RunContext
 from rlplug.distributed.rng import global_state, load_global_state, seed_global_from
 from rlplug.functional.returns import ended
-from rlplug.types import Batch, Role, RunError, Tree, Weights, groups_of
+from rlplug.types import Batch, ConfigError, EnvSpec, Role, RunError, Tree, Weights, groups_of
 
 MOST_COLUMNS = 32
 CHUNK = 32  # rows that are collected at a time
@@ -84,7 +84,7 @@ class Player:
 
         Raises:
             RunError: the environments gave a value that is NaN or infinite, or failed too often.
-            ValueError: see ``named_weights``.
+            ConfigError, ValueError: see ``named_weights``.
         """
         shard, quota = share_of(job, self.role, columns)
         if not len(quota):
@@ -128,7 +128,7 @@ class Player:
 
     def _weights(self, job: Job, weights: Mapping[str, Weights]) -> Weights | None:
         """Return what the job plays with instead of the algorithm's own weights."""
-        chosen = named_weights(job, weights, self.algorithm)
+        chosen = named_weights(job, weights, self.algorithm, self.ctx.spec)
         if job.candidate is not None:
             with torch.no_grad():
                 chosen |= self.algorithm.candidate_weights(job.candidate)
@@ -157,12 +157,15 @@ class Player:
         self._envs.clear()
 
 
-def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm) -> Weights:
-    """Return the weights that a job's policies name, by their names in the algorithm.
+def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm, spec: EnvSpec) -> Weights:
+    """Check a job, and return the weights that its policies name, by their names in the algorithm.
 
     Raises:
+        ConfigError: it has a task, and the environment offers none.
         ValueError: they are not there, or the algorithm does not act with them.
     """
+    if job.task is not None and "tasks" not in spec.offers:
+        raise ConfigError("env", f"job {job.number} has a task, and this environment offers none; take another")
     chosen: Weights = {}
     for who, name in job.policies.items():
         if name not in weights:

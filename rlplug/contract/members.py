@@ -196,8 +196,9 @@ def record_misfit(returned: Any, cls: type[Any]) -> str | None:
 
 @cache
 def _typed(hint: Any) -> TypeAdapter[Any]:
-    what: Any = InstanceOf[hint] if is_dataclass(hint) else hint
-    return TypeAdapter(what, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    if is_dataclass(hint):
+        return TypeAdapter(InstanceOf[hint])
+    return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 
 def check_env(env: VecEnv) -> EnvSpec:

@@ -69,18 +69,10 @@ def take_over(envs: Iterable[Any]) -> None:
         _taken[id(inner)] = inner
 
 
-def check_reset(seeds: Sequence[int], tasks: Any, num_envs: int) -> None:
-    """Check what an environment without tasks is reset with.
-
-    Raises:
-        ValueError: not one seed a column.
-        ConfigError: there are tasks.
-    """
+def check_seeds(seeds: Sequence[int], num_envs: int) -> None:
+    """Check that environments are reset with one seed each; raise ``ValueError``."""
     if len(seeds) != num_envs:
         raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
-    if tasks is not None:
-        said = "has no tasks, and a job has one; an algorithm with tasks refuses specs whose offers lack 'tasks'"
-        raise ConfigError("env", said)
 
 
 def reader(space: Space[Any], n: int | None = None) -> Callable[[Any], Any]:

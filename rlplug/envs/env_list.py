@@ -19,7 +19,7 @@ from rlplug import tree
 from rlplug.envs.checking import (
     MisfitError,
     began,
-    check_reset,
+    check_seeds,
     described,
     flag,
     number,
@@ -126,10 +126,9 @@ class EnvList:
 
         Raises:
             ValueError: not one seed a column.
-            ConfigError: there are tasks, and the environment has none.
             RunError: an environment raises, or says what its spaces do not allow.
         """
-        check_reset(seeds, tasks, self.num_envs)
+        check_seeds(seeds, self.num_envs)
         self._seeds = [int(seed) for seed in seeds]
         for i in range(self.num_envs):
             self._begin(i, 0)

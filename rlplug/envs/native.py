@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlplug import tree
-from rlplug.envs.checking import MisfitError, began, check_reset, column, described, reader, rules_broken, take_over
+from rlplug.envs.checking import MisfitError, began, check_seeds, column, described, reader, rules_broken, take_over
 from rlplug.envs.env_list import close
 from rlplug.envs.masks import find_masks, late
 from rlplug.envs.snapshot import restore, snapshot
@@ -94,10 +94,9 @@ class NativeVector:
 
         Raises:
             ValueError: not one seed a column.
-            ConfigError: there are tasks, and the environment has none.
             RunError: the environment raises, or says what its spaces do not allow.
         """
-        check_reset(seeds, tasks, self.num_envs)
+        check_seeds(seeds, self.num_envs)
         self._seeds, self._steps = [int(seed) for seed in seeds], 0
         obs, info = self._reset()
         self._refuse_late_masks(info)

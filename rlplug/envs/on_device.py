@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from rlplug.api import Context, EnvTraits, VecEnv
-from rlplug.envs.checking import check_reset
+from rlplug.envs.checking import check_seeds
 from rlplug.envs.spaces import single_agent
 from rlplug.types import Batch, ConfigError, Tree
 
@@ -74,9 +74,8 @@ class OnDevice(VecEnv):
 
         Raises:
             ValueError: not one seed a column.
-            ConfigError: there are tasks, and the environment has none.
         """
-        check_reset(seeds, tasks, self.num_envs)
+        check_seeds(seeds, self.num_envs)
         own = np.array([int(seed) % 2**64 for seed in seeds], np.uint64).view(np.int64)
         self._counter = _mixed(torch.from_numpy(own).to(self.device) * GOLDEN)
         self._length = torch.zeros_like(self._counter)

@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.envs.checking import check_reset
+from rlplug.envs.checking import check_seeds
 from rlplug.envs.env_list import tell_once
 from rlplug.envs.goals import EnvGoals, goals_of
 from rlplug.envs.spec_json import mismatch
@@ -99,10 +99,9 @@ class Subprocess:
 
         Raises:
             ValueError: not one seed a column.
-            ConfigError: there are tasks, and the environment has none.
             RunError: an environment raises, or says what its spaces do not allow; or a worker died.
         """
-        check_reset(seeds, tasks, self.num_envs)
+        check_seeds(seeds, self.num_envs)
         self._call("reset", [[int(seeds[i]) for i in worker.columns] for worker in self._workers])
         return dict(self._first)
 

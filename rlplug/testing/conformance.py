@@ -271,7 +271,7 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
             yield "resumes", partial(others.check_loop_resumes, name, *overrides)
         case "hardware":
             yield "plan", partial(others.check_hardware, name)
-    if kind == "env" and words and not env:
+    if kind == "env" and not env and registry.load("env", name).traits.playable:
         own = [option for option in envs.complete(name) if f"env={option}" in words] or envs.complete(name)[:1]
         words = (*words, *(f"env={option}" for option in own)) if own else ()
     if kind in ("buffer", "model", "env") and words and not (kind == "buffer" and stored.fills_itself(name)):

@@ -52,7 +52,7 @@ class RankLearner:
         self.steps = GradientSteps(ctx, self.placement.ranks, self.progress, **options)
         self._whole_update = WholeUpdate(self._learned, self.steps)
         self._checked = False  # whether what the first update returns was looked at
-        self._observing, self._sampled = False, False  # the second: whether the buffer gave what is learned from
+        self._observing = False
         self._same: bool | None = None  # whether every rank has what a loop gives; see ``hold``
         observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
         self._observers = (normalizer and normalizer.counts) or any(observing)
@@ -78,7 +78,10 @@ class RankLearner:
         if not self._checked:
             return self._first_update(batch)
         recorded = self.steps.compiler.recorder and self.steps.moves and self.ctx.needs.data == "windows"
-        self._sampled = batch is None
+        needs, same = self.ctx.needs, None if batch is None else self._same
+        drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
+        whole = self.placement.parts == 1 and not drawn  # what is not drawn is whole
+        self.ctx.shard.whole = whole if same is None else same
         try:
             batch = self.buffer.sample() if batch is None else batch
             losses = self._whole_update(batch) if recorded else self._learned(batch)
@@ -90,6 +93,8 @@ class RankLearner:
         except Exception:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise
+        finally:
+            self.ctx.shard.whole = False
         if len(self.steps.unread) >= MOST_UNREAD:
             self.check_finite()
         self.progress.updates += 1
@@ -172,11 +177,8 @@ class RankLearner:
     # ---- ranks ----------------------------------------------------------------------------------------------------
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
-        needs, place = self.ctx.needs, self.placement
-        drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
-        # what is not drawn is whole
-        same = place.parts == 1 and not drawn if self._sampled or self._same is None else self._same
-        return minibatches(batch, size, unit, self.ctx.generators["learner"], place.ranks, same)
+        ranks, same = self.placement.ranks, self.ctx.shard.whole
+        return minibatches(batch, size, unit, self.ctx.generators["learner"], ranks, same)
 
     def hold(self, same: bool) -> None:
         """Take batches of a loop, from now on, for what every rank has; False: each has a part of the whole."""

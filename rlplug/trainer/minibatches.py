@@ -163,6 +163,8 @@ def add_losses(a: Total, b: Total, axis: int) -> Total:
 def all_reduced(totals: Sequence[Total], axis: int, params: Sequence[Tensor], ranks: Collectives) -> Losses:
     """Turn sums over this rank's rows, and gradients of them, into means over the valid rows of all ranks.
 
+    A parameter without a gradient on any rank keeps none: an optimizer that is given zeros would decay it.
+
     Args:
         totals: one of each microbatch; their gradients are in ``.grad`` of ``params``.
         axis: of columns in what is fed back.
@@ -170,12 +172,15 @@ def all_reduced(totals: Sequence[Total], axis: int, params: Sequence[Tensor], ra
     sums = reduce(partial(add_losses, axis=axis), totals)
     losses, count = sums.losses, torch.as_tensor(sums.count, device=ranks.fabric.device)
     numbers = torch.stack([count, *losses.terms.values(), *losses.metrics.values()])
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-    flat = ranks.all_reduce(torch.cat([numbers, *(grad.reshape(-1) for grad in grads)]), "sum")
+    params = [p for p in params if p.requires_grad]
+    given = [p.grad is not None for p in params]
+    grads = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in params]
+    grads = [numbers.new_tensor(given), *grads]
+    flat = ranks.all_reduce(torch.cat([numbers, *grads]), "sum")
     flat /= flat[0].clamp(min=1.0)
-    numbers, *grads = flat.split([len(numbers), *(p.numel() for p in params)])
-    for p, grad in zip(params, grads, strict=True):
-        p.grad = grad.view_as(p)
+    numbers, counts, *grads = flat.split([len(numbers), *map(torch.numel, grads)])
+    for p, grad, n in zip(params, grads, given if all(given) else counts.tolist(), strict=True):
+        p.grad = grad.view_as(p) if n else None
     values = iter(numbers[1:].clone().unbind())  # so that a kept metric does not keep the gradients
     terms, metrics = ({name: next(values) for name in names} for names in (losses.terms, losses.metrics))
     return Losses(terms, metrics, losses.feedback)

@@ -23,6 +23,16 @@ PPO = (
     *("log.every=400", "eval.every=800", "eval.episodes=2", "checkpoint.every=800", "hardware=cpu"),
     *("hardware.actors.count=2", "hardware.actors.num_cpus=0.5"),
 )
+TWO_MACHINES = """
+import rlplug.actors
+from ray.cluster_utils import Cluster
+machine = {"num_cpus": 2, "object_store_memory": 100_000_000}
+cluster = Cluster(initialize_head=True, head_node_args=machine | {"include_dashboard": False})
+other = cluster.add_node(**machine)
+print(cluster.address, other.all_processes["raylet"][0].process.pid, flush=True)
+input()
+cluster.shutdown()
+"""
 
 
 def rlplug(*words: str) -> subprocess.Popen[str]:
@@ -134,3 +144,25 @@ def test_a_run_whose_raylet_dies_says_so(tmp_path: Path):
     assert program.returncode != 0
     said = "rlplug: this run, or Ray on this machine, was killed, and both ended; resume continues it"
     assert said in printed.splitlines()
+
+
+@pytest.mark.slow
+def test_an_actor_whose_machine_is_lost_plays_on_another_one(tmp_path: Path):
+    """Ray ends a machine's raylet with its runtime environment agent, and every actor on that machine with it."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", TWO_MACHINES]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
+        assert cluster.stdout is not None
+        address, raylet = cluster.stdout.readline().split()
+        words = ("hardware.actors.num_cpus=1", "total_steps=20_000", f"hardware.ray.address={address}")
+        program = rlplug(*PPO, *words, f"hydra.run.dir={run}")
+        while program.poll() is None and not list(run.glob("checkpoints/step_*[0-9]")):
+            time.sleep(0.05)
+        there = {" ".join(one.cmdline()[:1]).partition(".")[0]: one for one in psutil.Process(int(raylet)).children()}
+        assert "ray::Actor" in there
+        there["ray::RuntimeEnvAgent"].kill()
+        _, printed = program.communicate()
+        cluster.communicate("\n")
+    assert program.returncode == 0, printed
+    assert re.search(r"rlplug: actor \d \(environments \d-\d\): its machine was lost", printed), printed
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"

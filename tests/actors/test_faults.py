@@ -83,6 +83,20 @@ def test_an_environment_hangs(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
+def test_a_worker_process_of_an_actor_is_killed(undisturbed, capfd: pytest.CaptureFixture[str]):
+    """Its actor is restarted at the very row, with new worker processes."""
+
+    def disturb(played: int, trainer: Trainer) -> None:
+        if played in (3, 5):
+            processes()[0].children()[0].kill()
+
+    words = (*PPO, "env.vectorization=subprocess", *TWO)
+    assert distances(undisturbed, play(words, 8, disturb)) == []
+    died = r"rlplug: actor \d \(environments \d-\d\): the worker process of environments \d was killed by SIGKILL"
+    assert len(re.findall(died, capfd.readouterr().err)) == 2
+
+
+@pytest.mark.slow
 def test_ignored(undisturbed):
     """The run goes on with the columns of the other actor, and counts their steps."""
     words = (*PPO, *TWO, "hardware.actors.on_failure=ignore")

@@ -14,7 +14,9 @@ from rlplug.api import Job
 from rlplug.config import compose
 from rlplug.run.build import build, start
 from rlplug.testing.checks.runs import flat
+from rlplug.types import ConfigError
 from tests.actors.conftest import TWO, processes
+from tests.collection.test_play import NO_TASKS
 
 PPO = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=2", "model.hidden=[8]", "logger=[]"),
@@ -44,6 +46,8 @@ def played(words: Sequence[str], kill: bool = False) -> dict[str, Any]:
         batches = [batch for _, batch in trainer.play(jobs, {"own": own})]
         with pytest.raises(ValueError, match=r"^job 4 plays with the weights 'up'; given were none$"):
             trainer.play([Job(4, {"": "up"})])
+        with pytest.raises(ConfigError, match=NO_TASKS):
+            trainer.play([Job(3, task=1.0)])
         trainer.collect()
         trainer.update()
         state = {"weights": trainer.algorithm.state_dict(), "progress": vars(trainer.progress)}

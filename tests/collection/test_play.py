@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rlplug.run.build import build
 from rlplug.run.callbacks import capture
 from rlplug.testing.checks.runs import flat
 from rlplug.testing.rank_pool import ranks
-from rlplug.types import RunError
+from rlplug.types import ConfigError, RunError
 
 SMALL = ("algo=ppo", "num_envs=2", "model.hidden=[8]", "rollout_fragment_length=16", "algo.sgd_minibatch_size=16")
 NUMBERED = (*SMALL, "env=gymnasium", "env.id=tests.contract.tenants.asynchronous:Numbered-v0", "logger=[]")
@@ -33,6 +34,7 @@ KINDS = {
     "native": (*POLE, "env.vectorization=native"),
     "same step": (*WORLD, "env.vectorization=native"),
 }
+NO_TASKS = "^env: job 3 has a task, and this environment offers none; take another$"
 
 
 def made(*words: str) -> Any:
@@ -244,11 +246,17 @@ def test_an_evaluation_is_what_segments_of_its_columns_sum_up_to(words, episodes
         assert list(zip(played["return"].tolist(), played["length"].tolist(), strict=True)) == found
 
 
+def test_a_task_is_refused_where_there_are_none():
+    """Also where the environment would pass over it."""
+    with closing(made(*NUMBERED)) as trainer, pytest.raises(ConfigError, match=NO_TASKS):
+        played(trainer, Job(0), Job(3, task=1.0))
+
+
 def test_tasks_are_those_of_every_column():
     with closing(made(*NUMBERED)) as trainer:
         given = []
         jobs = trainer.collector.jobs
-        make = jobs.make
+        make, jobs.ctx.spec = jobs.make, replace(jobs.ctx.spec, offers=frozenset({"tasks"}))
 
         def spied(shard):
             env = make(shard)

@@ -6,7 +6,6 @@ from gymnasium.vector import AutoresetMode
 from rlplug import tree
 from rlplug.envs import EnvList
 from rlplug.envs.spaces import equal, execute, observe
-from rlplug.types import ConfigError
 from tests.envs.walking import Walk, flat, linear_policy, transitions
 
 MAKERS = {
@@ -142,12 +141,10 @@ def test_spec_and_dtypes():
     assert env.autoreset is AutoresetMode.NEXT_STEP
 
 
-def test_seeds_and_tasks_must_fit():
+def test_seeds_must_fit():
     env = make(Walk, 2)
     with pytest.raises(ValueError, match="1 seeds for 2 environments"):
         env.reset([0])
-    with pytest.raises(ConfigError, match="no tasks"):
-        env.reset([0, 1], tasks=[1, 2])
 
 
 def test_an_episode_too_long_to_be_replayed_has_no_state(monkeypatch, recwarn):

@@ -169,13 +169,6 @@ def test_what_an_environment_takes_apart_itself_is_its_own_mistake():
         play(EnvList([TimeLimit(Clumsy(), 9), Rude()]))
 
 
-@pytest.mark.parametrize("kind", [lambda: EnvList([Rude()]), lambda: NativeVector(RudeVector())])
-def test_tasks_are_refused(kind):
-    envs = kind()
-    with pytest.raises(ConfigError, match=r"^env: has no tasks, and a job has one; an algorithm with tasks refuses"):
-        envs.reset(range(envs.num_envs), tasks=np.zeros(envs.num_envs))
-
-
 def test_numbers_and_flags_of_any_type_are_taken():
     envs = EnvList([Rude(reward=reward, terminated=end) for reward, end in ((np.array([1.5])[0], 1), (2, np.False_))])
     envs.reset([1, 2])

@@ -126,8 +126,6 @@ def test_wrong_arguments_are_refused():
     env = NativeVector(cartpole())
     with pytest.raises(ValueError, match="1 seeds for 4 environments"):
         env.reset([0])
-    with pytest.raises(ConfigError, match="no tasks"):
-        env.reset([0, 1, 2, 3], tasks=[])
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"sutton_barto_reward": True}])

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from rlplug.api import Losses, Optim, Trainable
+from rlplug.api import Algorithm, Context, Losses, Optim, Trainable
 from rlplug.distributed.fabric import AnyFabric, one_rank
+from rlplug.testing.checks.runs import again
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
@@ -98,6 +99,29 @@ class Team(Trainable):
         return Losses({"value": error.square(), "decay": self.value.weight.norm()}, {"error": error.detach().abs()})
 
 
+class Sparse(Trainable):
+    """A loss that reaches one head for rare rows only, another one never, and a third that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.value, self.rare, self.unused, self.frozen = (nn.Linear(3, 1) for _ in range(4))
+        self.frozen.requires_grad_(False)
+
+    def optimizers(self):
+        return {"all": Optim(torch.optim.AdamW(self.parameters(), 0.1, weight_decay=0.5), grad_clip=0.5)}
+
+    def forward(self, batch, parts):
+        error = (self.value(batch["obs"]) + self.frozen(batch["obs"])).squeeze(-1) - batch["returns"]
+        if batch["is_rare"].any():
+            error = error + torch.where(batch["is_rare"], self.rare(batch["obs"]).squeeze(-1), 0.0)
+        return Losses({"value": error.square()})
+
+
+def sparse_batch():
+    return flat_batch() | {"is_rare": torch.arange(B) == 1}
+
+
 def team_segment():
     batch, g = segment(), torch.Generator().manual_seed(3)
     alive = torch.rand(T + 1, B, 2, generator=g) > 0.4
@@ -111,6 +135,7 @@ CASES = {
     "noisy_actor": (NoisyActor, flat_batch, 0),
     "lstm": (Recurrent, segment, 1),
     "team": (Team, team_segment, 1),
+    "sparse": (Sparse, sparse_batch, 0),
 }
 
 
@@ -269,6 +294,47 @@ def test_minibatches_and_statistics_are_those_of_one_rank():
     assert sorted(chain.from_iterable(whole[: len(whole) // 2])) == expected
     for _, theirs in both:
         assert theirs == pytest.approx(numbers)
+
+
+class Jittered(Algorithm):
+    """Draws noise for every row of its sample, of which it then takes minibatches."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.ctx, self.value = ctx, nn.Linear(3, 1)
+
+    def optimizers(self):
+        return {"all": Optim(torch.optim.Adam(self.parameters(), 0.1))}
+
+    def prepare(self, batch):
+        return batch | {"noise": self.ctx.randn(B, T + 1).T}
+
+    def forward(self, batch, parts):
+        return Losses({"value": (self.value(batch["obs"]).squeeze(-1) - batch["reward"] - batch["noise"]).square()})
+
+    def update(self, batch, learner):
+        for part in learner.minibatches(batch, 6, "row"):
+            losses = learner.minimize(part, self)
+        return losses
+
+
+def learned_from_the_whole(fabric: AnyFabric, from_loop: bool):
+    """Weights and losses of two updates from rows that every rank has: a replicated rollout, or episodes of jobs."""
+    ctx = context(rank=fabric.global_rank, world_size=fabric.world_size, num_envs=B)
+    buffer, who = again(segment()), Jittered(ctx)
+    learner = RankLearner(fabric=fabric, ctx=ctx, algorithm=who, buffer=buffer, replicated=not from_loop)
+    for _ in range(2):
+        learner.hold(from_loop)
+        losses = learner.update(segment() if from_loop else None)
+    return who.state_dict(), losses.terms
+
+
+@pytest.mark.parametrize("from_loop", [False, True])
+def test_noise_of_rows_that_every_rank_has_is_the_same_on_all(from_loop):
+    alone = learned_from_the_whole(one_rank(), from_loop)
+    for rank in ranks(2)(learned_from_the_whole, from_loop):
+        close(alone, rank)
 
 
 def nothing(fabric: AnyFabric):

@@ -19,7 +19,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from gymnasium.vector import AutoresetMode
 
 from rlplug.api import Context, VecEnv
-from rlplug.envs.checking import check_reset
+from rlplug.envs.checking import check_seeds
 from rlplug.envs.spaces import single_agent
 from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, option, settings
 from rlplug.types import Batch, ConfigError, Tree
@@ -63,9 +63,8 @@ class Bandit(VecEnv):
 
         Raises:
             ValueError: not one seed a column.
-            ConfigError: there are tasks, and the environment has none.
         """
-        check_reset(seeds, tasks, self.num_envs)
+        check_seeds(seeds, self.num_envs)
         self.load({"seeds": [int(seed) for seed in seeds], "number": 0, "length": 0})
         return self.row(0)
 

@@ -134,9 +134,7 @@ class RND(Curiosity):
         valid = super().chosen(batch)
         if self.cfg.update_proportion == 1.0:
             return valid
-        length, columns = valid.shape
-        all_here = "index" not in batch and columns == self.ctx.num_envs  # a rollout, whole on every rank
-        drawn = self.ctx.rand(columns, length, rows=not all_here).T
+        drawn = self.ctx.rand(*reversed(valid.shape)).T
         return valid & (drawn < self.cfg.update_proportion)
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:

@@ -121,6 +121,8 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
         progress=dataclasses.replace(question["progress"]),
         microbatches=microbatches,
     )
+    if given:
+        learner.hold(True)
     for segment in [Segment(rows, whole=True) for rows in question["episodes"]] if given else [Segment(share)]:
         learner.observe(segment)
     losses = learner.update(share) if given else learner.update()

@@ -200,8 +200,9 @@ class Watching(RankLearner):
     def minimize(
         self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None, *, diagnostics: bool = True
     ) -> Losses:
-        if self.look is not None:
-            self.look(self, who, batch, tuple(self.parts(who) if parts is None else parts))
+        named = tuple(self.parts(who) if parts is None else parts)
+        if self.look is not None and named:  # else nothing is learned
+            self.look(self, who, batch, named)
         return super().minimize(batch, who, parts, diagnostics=diagnostics)
 
 

@@ -42,9 +42,23 @@ def check_simulator(env: VecEnv, model: Any, rows: Sequence[tuple[Batch, Any]]) 
     require(not again, "simulator().step() gives something else when it is called again")
     last = tree.map(lambda x: x[-1:], {"state": state, "action": action, "said": said})
     _same(last["said"], _stepped(model, last["state"], last["action"]), "for one column alone gives")
+    _pays(model, {**said, "action": action})
     early = said.pop("truncated").bool() & ~expected.pop("truncated")  # a time limit is no part of a state
     require(not early.any(), "simulator().step() truncates where the environment does not")
     _same({key: said[key] for key in expected}, expected, "does not step as the environment does: it gives")
+
+
+def _pays(model: Any, rows: Batch) -> None:
+    """Check that ``reward`` gives what ``step`` gave for the same transitions, and changes nothing."""
+    expected = rows.pop("reward")
+    given = tree.map(torch.clone, rows)
+    paid = model.reward(rows)
+    require(not differences(given, rows), "simulator().reward() changes what it is given")
+    shape = [*getattr(paid, "shape", ())]
+    require(shape == [*expected.shape], f"simulator().reward() gives shape {shape}, not {[*expected.shape]}")
+    wrong = ~torch.isclose(paid.double(), expected.double(), rtol=CLOSE, atol=CLOSE)
+    pairs = [(a, b) for a, b in zip(paid[wrong].tolist()[:1], expected[wrong].tolist()[:1], strict=True)]
+    require(not pairs, f"simulator().reward() gives another reward than step(): {pairs}, which should be equal")
 
 
 def _made(env: VecEnv, row: Batch, _: Any, after: Batch, action: Any) -> Batch:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
-from rlplug.api import Algorithm, Context, Losses, Needs, Optim, VecEnv
+from rlplug.api import Algorithm, Context, Losses, Needs, VecEnv
 from rlplug.envs.making import find, make_list
 from rlplug.settings import UnitFloat, option, settings
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
@@ -63,14 +63,13 @@ class Lookahead(Algorithm):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
         self.cfg, self.ctx, self.model = cfg, ctx, ctx.simulator()
-        self.unused = torch.nn.Parameter(torch.zeros(()))
         self.actions = spaces.flatdim(ctx.spec.single_agent.action)
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
         if not isinstance(spec.single_agent.action, Discrete):
             raise ConfigError("algo", "lookahead needs discrete actions")
-        return Needs(keys=("obs",))
+        return Needs(keys=("obs",), rewards=False)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         obs: Tensor = step["obs"]
@@ -84,10 +83,7 @@ class Lookahead(Algorithm):
         return -(angle + self.cfg.turn * turn).abs()
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        return Losses({"nothing": 0.0 * self.unused * batch["obs"][..., 0]})
-
-    def optimizers(self) -> dict[str, Optim]:
-        return {"nothing": Optim(torch.optim.SGD([self.unused], lr=1.0))}
+        return Losses({})
 
 
 MANIFEST = """

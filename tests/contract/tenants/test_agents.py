@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -34,6 +33,23 @@ from tests.contract.tenants.teams import Columns, MaskedSignals, Signals
 from tests.installing import install, site  # noqa: F401  fixtures
 
 QUIET = ("hardware=cpu", "logger=[]", "eval.every=0")
+KILLED = """
+import os, signal, sys
+from rlplug.checkpointing.manager import CheckpointManager
+from rlplug.cli import main
+
+submit, begun = CheckpointManager.submit, []
+
+def killing(self, snapshot):
+    begun.append(submit(self, snapshot))
+    if len(begun) == 3:  # two are complete
+        os.kill(os.getpid(), signal.SIGKILL)
+    return begun[-1]
+
+CheckpointManager.submit = killing
+main(sys.argv[1:])
+"""
+"""a run that is killed while it writes its third checkpoint, however busy the machine is"""
 SIGNALS = (
     *("algo=independent_dqn", "env=signals", *QUIET, "eval.episodes=4", "model.hidden=[16]", "replay_ratio=0.25"),
     *(
@@ -121,12 +137,9 @@ def test_two_groups_killed_and_resumed_bit_for_bit(tmp_path, site):  # noqa: F81
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main([*words, f"hydra.run.dir={whole}"]) == 0
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), os.getcwd()])
-    command = [sys.executable, "-m", "rlplug", *words, f"hydra.run.dir={killed}"]
-    program = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
-    while program.poll() is None and len(list(killed.glob("checkpoints/step_*[0-9]"))) < 2:
-        time.sleep(0.01)
-    program.kill()
-    assert program.wait() == -signal.SIGKILL
+    command = [sys.executable, "-c", KILLED, *words, f"hydra.run.dir={killed}"]
+    assert subprocess.run(command, env=os.environ | {"PYTHONPATH": path}).returncode == -signal.SIGKILL
+    assert len(list(killed.glob("checkpoints/step_*[0-9]"))) >= 2
     assert main(["resume", str(killed)]) == 0
     parts = compare_runs(whole, killed)
     assert parts["weights"][0] > 20

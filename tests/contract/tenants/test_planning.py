@@ -14,6 +14,7 @@ from rlplug.agent import evaluate
 from rlplug.api import Job
 from rlplug.cli import main
 from rlplug.config import compose
+from rlplug.envs.env_list import EnvList
 from rlplug.run.build import build
 from rlplug.testing import conformance
 from rlplug.types import ConfigError
@@ -61,6 +62,26 @@ def test_an_environment_without_a_simulator_is_refused():
             build(compose([*words]), Path())
 
 
+def push_left(step):
+    return {"action": torch.zeros(len(step["obs"]), dtype=torch.long)}
+
+
+@pytest.mark.parametrize("check", [f"{what}-modeled" for what in conformance.OF_ALGORITHM])
+def test_the_kit_takes_a_planner_that_learns_nothing(check):
+    """It has no parameters, no optimizers and no terms."""
+    (found,) = (one for one in conformance.checks_of("algo", "lookahead") if one.what == check)
+    found()
+
+
+def test_the_kit_finds_a_planner_that_ignores_its_seed(monkeypatch):
+    reset = EnvList.reset
+    monkeypatch.setattr(EnvList, "reset", lambda self, seeds, tasks=None: reset(self, [0] * len(seeds)))
+    monkeypatch.setattr(planning.Lookahead, "act", lambda self, step, carry, mode: (push_left(step), carry))
+    (found,) = (one for one in conformance.checks_of("algo", "lookahead") if one.what == "determinism-modeled")
+    with pytest.raises(AssertionError, match="a run with seed 1 ends with the rows of seed 0: the seed is ignored"):
+        found()
+
+
 class Backwards(CartPoleModel):
     def step(self, env_state, action):
         return super().step(env_state, 1 - action)
@@ -75,6 +96,32 @@ class Late(CartPoleModel):
 class Paid(CartPoleModel):
     def reward(self, batch):
         return super().reward(batch) * ~batch["terminated"]
+
+
+class Generous(CartPoleModel):
+    """Pays more when it is asked for the reward only."""
+
+    def step(self, env_state, action):
+        return super().step(env_state, action) | {"reward": torch.ones(len(action))}
+
+    def reward(self, batch):
+        return torch.full((len(batch["obs"]),), 2.0)
+
+
+class Wide(CartPoleModel):
+    def step(self, env_state, action):
+        return super().step(env_state, action) | {"reward": torch.ones(len(action))}
+
+    def reward(self, batch):
+        return torch.ones(len(batch["obs"]), 1)
+
+
+class Clearing(CartPoleModel):
+    def reward(self, batch):
+        paid = super().reward(batch)
+        if "action" in batch:  # not called by step()
+            batch["obs"].zero_()
+        return paid
 
 
 class Overwriting(CartPoleModel):
@@ -111,6 +158,9 @@ WRONG = {
     Backwards: "does not step as the environment does: it gives obs ",
     Late: "does not step as the environment does: it gives terminated ",
     Paid: "does not step as the environment does: it gives reward ",
+    Generous: "simulator().reward() gives another reward than step(): [(2.0, 1.0)], which should be equal",
+    Wide: "simulator().reward() gives shape [",
+    Clearing: "simulator().reward() changes what it is given",
     Overwriting: "changes what it is given",
     Noisy: "gives something else when it is called again",
     Mixing: "for one column alone gives obs ",
@@ -137,9 +187,9 @@ def test_the_kit_finds_a_simulator_that_does_not(model, monkeypatch):
     assert WRONG[model] in str(error.value)
 
 
-@pytest.mark.parametrize("words", [("algo=ppo",), ("algo=ppo", "env=modeled")])
+@pytest.mark.parametrize("words", [(), ("algo=ppo",), ("algo=ppo", "env=modeled")])
 def test_an_environment_is_checked_in_runs_of_its_own(words):
-    """Its manifest, or whoever calls the check, may name an algorithm alone."""
+    """Its manifest, or whoever calls the check, may name only an algorithm, or nothing."""
     planning.MADE.clear()
     run = next(check for check in conformance.checks_of("env", "modeled", overrides=words) if check.what == "in-a-run")
     run()

@@ -2,7 +2,7 @@
 
 from rlplug import Component, hookimpl
 
-# What the conformance kit tries it on: Pendulum's episodes all end together, so that two processes can share them.
+# Overrides for the conformance kit: Pendulum's episodes all end together, so that two processes can share them.
 TRIED_WITH = ("env=pendulum", "train_batch_size=8", "num_envs=8")
 
 

@@ -8,7 +8,7 @@ from rlplug_cem.algo import Cem
 
 
 def build(action=2, **options):
-    """The algorithm alone, for observations `[3]` in four environments: no run is needed."""
+    """Build the algorithm for observations `[3]` in four environments, without a run."""
     ctx = testing.context(testing.spec(obs=3, action=action), num_envs=4)
     return Cem(testing.config("algo/cem", **options), ctx)
 
@@ -56,6 +56,6 @@ def test_it_balances_the_pole(tmp_path):
 
 
 def test_it_begins_to_balance_the_pole(tmp_path):
-    """By chance the pole is up for 22 steps."""
+    """A random policy balances the pole for 22 steps."""
     words = ["algo=cem", "total_steps=8_000", "train_batch_size=32", "eval.every=0", "eval.episodes=5", "logger=[]"]
     assert rlplug.train([*words, f"hydra.run.dir={tmp_path}"]) > 100

@@ -6,7 +6,7 @@ from rlplug_combined.buffer import Combined
 
 
 def filled(steps, columns=3, **options):
-    """A replay of `steps` rows of each column in which row i of column b says `columns * i + b`."""
+    """Make a replay buffer of `steps` rows per column, where row i of column b contains `columns * i + b`."""
     needs = rlplug.Needs(data="windows", keys=("obs",), window=rlplug.Window(2))
     ctx = testing.context(needs=needs, num_envs=columns, rollout_length=4, batch_size=64)
     buffer = Combined(testing.config("buffer/combined", capacity=20 * columns, **options), ctx)

@@ -2,7 +2,7 @@
 
 from rlplug import Component, hookimpl
 
-# What the conformance kit tries it on: its default algorithm is on-policy, and refused.
+# Overrides for the conformance kit, whose default algorithm is on-policy and refused.
 TRIED_WITH = ("algo=dqn", "env=cartpole", "loop.ramp_steps=500")
 
 
