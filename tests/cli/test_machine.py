@@ -44,7 +44,9 @@ def open_to_others(*paths: str) -> bool:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.skipif(not open_to_others(sys.prefix, os.path.dirname(__file__)), reason="other users cannot read this code")
+@pytest.mark.skipif(
+    not open_to_others(sys.prefix, os.path.dirname(__file__)), reason="other users cannot read this code"
+)
 def test_another_user(tmp_path: Path):
     for folder in (tmp_path, *tmp_path.parents):
         if folder.stat().st_uid == os.getuid() and folder != Path("/"):
