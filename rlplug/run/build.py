@@ -53,7 +53,9 @@ def build(
         single = replace(plan, devices=1, num_nodes=1)
         fabric = fabric_of(replace(single, accelerator="cpu") if elsewhere else single)
     placement = Placement(Collectives(fabric), num_envs % ranks != 0)
-    env_ids, rank = range(num_envs)[placement.share(num_envs)], fabric.global_rank
+    rank, parts = fabric.global_rank, 1 if num_envs % ranks else ranks  # this process may stand for the first rank
+    own = rank % parts
+    env_ids = range(own * num_envs // parts, (own + 1) * num_envs // parts)
     said = "its networks are too large, there is no memory for {}; make it smaller"
     with checks.memory(lambda what: ConfigError("model", said.format(what))):
         policy = Policy(config, resolved.context(fabric.device, env_ids, rank, ranks))
