@@ -21,7 +21,7 @@ class BitFlip(VecEnv):
 
     @settings
     class Config:
-        size: PositiveInt = option("Bits; an episode has at most as many steps.")
+        size: PositiveInt = option("Number of bits, and of steps after which an episode is truncated.")
 
     def __init__(self, cfg: Config, ctx: Context):
         self.size, self.columns = cfg.size, np.arange(len(ctx.env_ids))  # a column for each environment of this process

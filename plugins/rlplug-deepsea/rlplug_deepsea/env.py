@@ -19,10 +19,10 @@ class DeepSea(VecEnv):
 
     @settings
     class Config:
-        size: PositiveInt = option("Rows and columns; an episode has as many steps.")
-        move_cost: NonNegativeFloat = option("Cost of going right all the way.")
-        slip: NonNegativeFloat = option("Probability that a move to the right fails; 0: nothing is left to chance.")
-        mapping_seed: NonNegativeInt = option("Which action is right in which cell.")
+        size: PositiveInt = option("Rows and columns of the grid, and steps of an episode.")
+        move_cost: NonNegativeFloat = option("Total cost of moving right in every step.")
+        slip: NonNegativeFloat = option("Probability that a move to the right fails; 0: deterministic.")
+        mapping_seed: NonNegativeInt = option("Seed of the action that moves right in each cell.")
 
     def __init__(self, cfg: Config, ctx: Context):
         self.cfg, self.columns = cfg, np.arange(len(ctx.env_ids))

@@ -15,7 +15,7 @@ class Counts(Exploration):
     @settings
     class Config:
         beta: Scheduled[NonNegativeFloat] = option("Bonus of the first visit.")
-        slots: PositiveInt = option("Size of the table; observations that fall together share their count.")
+        slots: PositiveInt = option("Size of the table; observations with the same hash share a count.")
 
     @classmethod
     def reads(cls, cfg, spec):

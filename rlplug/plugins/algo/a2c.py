@@ -27,17 +27,17 @@ class A2C(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        lambda_: UnitFloat = option("GAE's lambda; 1: n-step returns, up to the end of the rollout.")
+        lambda_: UnitFloat = option("GAE's lambda; 1: n-step returns up to the end of the rollout.")
         lr: Scheduled[NonNegativeFloat] = option("Step size.")
-        opt_type: Literal["adam", "rmsprop"] = option("The optimizer.")
-        epsilon: PositiveFloat = option("The optimizer's epsilon, outside of the root.")
+        opt_type: Literal["adam", "rmsprop"] = option("Optimizer.")
+        epsilon: PositiveFloat = option("The optimizer's epsilon, added outside the square root.")
         decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
-        vf_share_layers: bool = option("One torso for policy and value.")
+        vf_share_layers: bool = option("Share the torso of policy and value.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:

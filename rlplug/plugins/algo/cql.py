@@ -40,26 +40,26 @@ class CQL(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
-        twin_q: bool = option("Two critics, of which the smaller one counts.")
+        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
         min_q_weight: NonNegativeFloat = option("Weight of the conservative term; 0: SAC.")
-        temperature: PositiveFloat = option("Temperature of the soft maximum in it; near 0: the maximum.")
-        num_actions: PositiveInt = option("Actions drawn for it from each of three distributions.")
+        temperature: PositiveFloat = option("Temperature of its log-sum-exp; near 0: the maximum.")
+        num_actions: PositiveInt = option("Actions sampled for it from each of three distributions.")
         lagrangian_thresh: PositiveFloat | None = option(
-            "How far the term may go up: its weight, which starts at min_q_weight, is learned; null: it is fixed."
+            "Threshold of the term, whose weight is then learned, starting at min_q_weight; null: fixed weight."
         )
-        bc_iters: NonNegativeInt = option("Updates at the start in which the policy imitates the recorded actions.")
+        bc_iters: NonNegativeInt = option("Initial updates in which the policy imitates the dataset's actions.")
         deterministic_backup: bool = option("Targets without the policy's entropy.")
-        initial_alpha: PositiveFloat = option("Temperature of the policy at the start.")
+        initial_alpha: PositiveFloat = option("Initial temperature of the policy.")
         target_entropy: Literal["auto"] | float = option("auto: minus the number of action dimensions.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
-        critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics, and of a learned weight.")
+        critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics, and of the learned weight.")
         alpha_lr: Scheduled[NonNegativeFloat] | None = option(
             "Adam's step size of log(alpha); null: alpha stays at initial_alpha."
         )
-        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:

@@ -56,29 +56,29 @@ class DDPG(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
-        twin_q: bool = option("Two critics, of which the smaller one counts in the target.")
-        policy_delay: PositiveInt = option("Updates of the critics for each one of the policy and the target networks.")
+        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        twin_q: bool = option("Two critics; the target uses the minimum.")
+        policy_delay: PositiveInt = option("Critic updates per update of the policy and the target networks.")
         target_noise: NonNegativeFloat = option(
-            "Target policy smoothing: standard deviation of the noise on its actions, in [-1, 1]; 0: off."
+            "Target policy smoothing: standard deviation of the noise on its actions in [-1, 1]; 0: off."
         )
-        noise_clip: NonNegativeFloat = option("Limit of that noise.")
+        noise_clip: NonNegativeFloat = option("Clip of that noise.")
         tau: UnitFloat = option("Polyak step of the target networks.")
-        target_network_update_freq: PositiveInt = option("Updates of the policy between two moves of the targets.")
-        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the critics' error.")
+        target_network_update_freq: PositiveInt = option("Policy updates between two updates of the target networks.")
+        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the critics' TD error.")
         huber_threshold: PositiveFloat = option("Error beyond which the Huber loss is linear.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
-        worker_side_prioritization: bool = option("Actors compute first priorities; else they are the largest so far.")
+        worker_side_prioritization: bool = option("Actors compute initial priorities; false: the largest so far.")
         bc_alpha: PositiveFloat | None = option(
-            "TD3+BC, for recorded data: the policy imitates too, and this is the weight of its value; null: off."
+            "TD3+BC, for offline RL: weight of the value relative to imitation; null: off."
         )
         l2_reg: NonNegativeFloat = option("Weight of the L2 regularization of policy and critics.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
-        burn_in: NonNegativeInt = option("Recurrent: rows in front of them that only warm up the states.")
-        stride: PositiveInt = option("Recurrent: rows between the beginnings of two samples.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        sequence_length: PositiveInt = option("Recurrent: rows of a sample to train on.")
+        burn_in: NonNegativeInt = option("Recurrent: rows before these that only warm up the states.")
+        stride: PositiveInt = option("Recurrent: rows between the starts of two samples.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:

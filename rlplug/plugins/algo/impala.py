@@ -34,28 +34,26 @@ class IMPALA(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        lambda_: UnitFloat = option("Weight of longer returns in V-trace; 1: the paper's.")
-        vtrace: bool = option("Weight what older policies did; false: learn from it as if the present one had.")
+        lambda_: UnitFloat = option("Weight of longer returns in V-trace; 1: as in the paper.")
+        vtrace: bool = option("V-trace off-policy correction; false: none.")
         vtrace_clip_rho_threshold: PositiveFloat | None = option(
-            "Limit of the ratio that weights a temporal difference, rho-bar; null: none."
+            "Clip of the ratio that weights a temporal difference, rho-bar; null: none."
         )
-        vtrace_clip_c_threshold: PositiveFloat | None = option(
-            "Limit of the ratios that carry later ones back, c-bar; null: none."
-        )
+        vtrace_clip_c_threshold: PositiveFloat | None = option("Clip of the trace-cutting ratios, c-bar; null: none.")
         vtrace_clip_pg_rho_threshold: PositiveFloat | None = option(
-            "Limit of the ratio in the policy's gradient; null: none."
+            "Clip of the ratio in the policy gradient; null: none."
         )
         lr: Scheduled[NonNegativeFloat] = option("Step size.")
-        opt_type: Literal["adam", "rmsprop"] = option("The optimizer.")
-        epsilon: PositiveFloat = option("The optimizer's epsilon, outside of the root.")
+        opt_type: Literal["adam", "rmsprop"] = option("Optimizer.")
+        epsilon: PositiveFloat = option("The optimizer's epsilon, added outside the square root.")
         decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
         momentum: UnitFloat = option("RMSProp: momentum.")
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
-        vf_share_layers: bool = option("One torso for policy and value.")
+        vf_share_layers: bool = option("Share the torso of policy and value.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:

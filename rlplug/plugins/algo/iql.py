@@ -41,17 +41,17 @@ class IQL(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
+        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
         tau: UnitFloat = option("Polyak step of the target critics.")
-        expectile: UnitFloat = option("Of the recorded actions' values; 0.5: their mean, near 1: the best of them.")
-        beta: NonNegativeFloat = option("Exponent of the advantages; 0: behavioral cloning.")
-        max_weight: PositiveFloat = option("Limit of the weight that a recorded action gets.")
+        expectile: UnitFloat = option("Expectile of the dataset actions' values; 0.5: mean, near 1: maximum.")
+        beta: NonNegativeFloat = option("Inverse temperature of the advantages; 0: behavioral cloning.")
+        max_weight: PositiveFloat = option("Maximum weight of a dataset action.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
         value_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the value function.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:

@@ -41,8 +41,8 @@ class LinearBandit(Algorithm):
 
     @settings
     class Config:
-        disjoint: bool | None = option("A theta for every arm; null: where arms have no features of their own.")
-        lambda_: PositiveFloat = option("Weight of the ridge penalty: A begins with lambda I.")
+        disjoint: bool | None = option("Separate theta per arm; null: if arms have no features.")
+        lambda_: PositiveFloat = option("Ridge penalty: A starts as lambda I.")
 
     @classmethod
     def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
@@ -164,7 +164,9 @@ class LinTS(LinearBandit):
 
     @settings
     class Config(LinearBandit.Config):
-        v: Scheduled[NonNegativeFloat] = option("Standard deviation of the posterior, in units of that of A^-1.")
+        v: Scheduled[NonNegativeFloat] = option(
+            "Scale of the posterior's standard deviation, relative to that of A^-1."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__(cfg, ctx)

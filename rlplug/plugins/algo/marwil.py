@@ -30,9 +30,9 @@ class BC(Algorithm):
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         sgd_minibatch_size: PositiveInt = option("Rows per gradient step, over all ranks.")
         bc_logstd_coeff: NonNegativeFloat = option("Weight of the mean log standard deviation of Gaussian actions.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -94,12 +94,14 @@ class MARWIL(BC):
     @settings
     class Config(BC.Config):
         gamma: UnitFloat = option("Discount factor.")
-        beta: NonNegativeFloat = option("Exponent of the advantages; 0: behavioral cloning, without a value function.")
-        max_weight: PositiveFloat | None = option("Limit of the weight that a recorded action gets; null: off.")
+        beta: NonNegativeFloat = option(
+            "Inverse temperature of the advantages; 0: behavioral cloning, without a value function."
+        )
+        max_weight: PositiveFloat | None = option("Maximum weight of a dataset action; null: off.")
         vf_coeff: NonNegativeFloat = option("Weight of the value loss.")
-        vf_share_layers: bool = option("One torso for policy and value.")
-        moving_average_sqd_adv_norm_start: PositiveFloat = option("Mean of squared advantages at the start.")
-        moving_average_sqd_adv_norm_update_rate: UnitFloat = option("Step of that mean with every gradient step.")
+        vf_share_layers: bool = option("Share the torso of policy and value.")
+        moving_average_sqd_adv_norm_start: PositiveFloat = option("Initial mean of squared advantages.")
+        moving_average_sqd_adv_norm_update_rate: UnitFloat = option("Update rate of that mean per gradient step.")
 
     cfg: Config
 

@@ -37,21 +37,19 @@ class PPO(Algorithm):
         num_sgd_iter: PositiveInt = option("Epochs over each rollout.")
         clip_param: Scheduled[NonNegativeFloat] = option("Epsilon of the clipped surrogate.")
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
-        vf_clip_param: PositiveFloat | None = option(
-            "The value prediction may move this far from the old one; null: unclipped."
-        )
-        vf_share_layers: bool = option("One torso for policy and value.")
+        vf_clip_param: PositiveFloat | None = option("Clip of the change of the value prediction; null: unclipped.")
+        vf_share_layers: bool = option("Share the torso of policy and value.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
-        kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty, which adapts to kl_target; 0: off.")
-        kl_target: PositiveFloat = option("KL divergence that kl_coeff aims at.")
-        kl_stop: PositiveFloat | None = option("End the epochs when a minibatch's KL exceeds this; null: never.")
-        normalize_advantage: bool = option("Per minibatch, over all ranks.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
-        max_seq_len: PositiveInt = option(
-            "Recurrent: rows that are unrolled at once, from the state stored before them."
+        kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty; adapts to kl_target; 0: off.")
+        kl_target: PositiveFloat = option("Target KL divergence.")
+        kl_stop: PositiveFloat | None = option(
+            "Early stopping: end the epochs when a minibatch's KL exceeds this; null: never."
         )
+        normalize_advantage: bool = option("Per minibatch, over all ranks.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
+        max_seq_len: PositiveInt = option("Recurrent: rows unrolled at once from the stored state.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:

@@ -44,21 +44,27 @@ class SAC(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
-        twin_q: bool = option("Two critics, of which the smaller one counts.")
+        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
-        target_network_update_freq: PositiveInt = option("Critic steps between two moves of the target.")
-        initial_alpha: PositiveFloat = option("Temperature at the start.")
-        target_entropy: Literal["auto"] | float = option("auto: -dim(action); discrete: target_entropy_fraction.")
-        target_entropy_fraction: UnitFloat = option("Discrete: auto is this share of the entropy of uniform actions.")
+        target_network_update_freq: PositiveInt = option("Critic updates between two updates of the target.")
+        initial_alpha: PositiveFloat = option("Initial temperature.")
+        target_entropy: Literal["auto"] | float = option(
+            "auto: minus the number of action dimensions; discrete: see target_entropy_fraction."
+        )
+        target_entropy_fraction: UnitFloat = option(
+            "Discrete: auto is this fraction of the entropy of uniform actions."
+        )
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
-        alpha_lr: Scheduled[NonNegativeFloat] | None = option("Adam's step size of log(alpha); null: alpha is fixed.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
-        burn_in: NonNegativeInt = option("Recurrent: rows in front of them that only warm up the states.")
-        stride: PositiveInt = option("Recurrent: rows between the beginnings of two samples.")
+        alpha_lr: Scheduled[NonNegativeFloat] | None = option(
+            "Adam's step size of log(alpha); null: alpha stays at initial_alpha."
+        )
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        sequence_length: PositiveInt = option("Recurrent: rows of a sample to train on.")
+        burn_in: NonNegativeInt = option("Recurrent: rows before these that only warm up the states.")
+        stride: PositiveInt = option("Recurrent: rows between the starts of two samples.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:

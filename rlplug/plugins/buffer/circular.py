@@ -32,8 +32,8 @@ class Circular(Buffer):
 
     @settings
     class Config:
-        num_batches: PositiveInt = option("Batches in the ring, N; when another one comes, the oldest leaves.")
-        num_uses: PositiveInt = option("Times that a batch is learned from, K; after that it leaves.")
+        num_batches: PositiveInt = option("Batches in the ring, the paper's N; a new one replaces the oldest.")
+        num_uses: PositiveInt = option("Number of times each batch is used, the paper's K.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg, self.device = cfg, torch.device("cpu")

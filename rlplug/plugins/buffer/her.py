@@ -71,10 +71,10 @@ class HER(Replay):
     @settings
     class Config(Storage):
         strategy: Literal["future", "final", "episode"] = option(
-            "Which achieved goals take the place of the desired one: of a random row of the same episode behind the"
-            " window, of its last row, or of any row of it."
+            "Which achieved goal of the same episode replaces the desired one: of a random row after the"
+            " window, of the last row, or of any row."
         )
-        k: NonNegativeInt = option("Windows with another goal, for each one with its own.")
+        k: NonNegativeInt = option("Relabeled windows for each window with its own goal.")
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:

@@ -21,11 +21,11 @@ from rlplug.types import Batch, ConfigError, RunError
 class Priorities(Storage):
     """Options of buffers that draw by priority."""
 
-    alpha: NonNegativeFloat = option("Exponent of the priorities; 0 draws uniformly.")
+    alpha: NonNegativeFloat = option("Exponent of the priorities; 0: uniform sampling.")
     beta: Scheduled[UnitFloat] = option("Exponent of the importance weights.")
-    epsilon: PositiveFloat = option("Added to every priority, so that none is 0.")
+    epsilon: PositiveFloat = option("The optimizer's epsilon, added outside the square root.")
     num_shards: PositiveInt | None = option(
-        "Parts that the environments' rows are kept in, with equal shares of a sample; null: one of each rank."
+        "Shards of the environments, with equal shares of a sample; null: one per rank."
     )
 
 

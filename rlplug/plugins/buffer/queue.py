@@ -30,9 +30,9 @@ class Queue(Buffer):
 
     @settings
     class Config:
-        capacity: PositiveInt = option("Segments kept; when there are more, the oldest is dropped and counted.")
-        replay_proportion: NonNegativeFloat = option("Used segments in a sample for each new one; 0: none.")
-        replay_capacity: PositiveInt = option("Used segments that are kept for it, the newest ones.")
+        capacity: PositiveInt = option("Segments kept; beyond that, the oldest is dropped and counted.")
+        replay_proportion: NonNegativeFloat = option("Replayed segments in a sample per new one; 0: none.")
+        replay_capacity: PositiveInt = option("Newest used segments kept for replay.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg, self.ctx, self.device = cfg, ctx, torch.device("cpu")

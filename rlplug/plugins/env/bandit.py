@@ -102,12 +102,12 @@ class LinearBandit(Bandit):
 
     @settings
     class Config:
-        num_actions: PositiveInt = option("Arms to choose from.")
+        num_actions: PositiveInt = option("Number of arms.")
         feature_dim: PositiveInt = option("Features of a context.")
-        per_arm: bool = option("Every arm has features, and one theta serves all; else one context and a theta each.")
+        per_arm: bool = option("Features per arm and one shared theta; false: one context and a theta per arm.")
         reward_noise_std: NonNegativeFloat = option("Standard deviation of a reward around its mean.")
-        world_seed: NonNegativeInt = option("Draws theta; another one is another problem.")
-        max_episode_steps: PositiveInt = option("Rounds after which an episode is truncated.")
+        world_seed: NonNegativeInt = option("Seed of theta.")
+        max_episode_steps: PositiveInt = option("Truncate episodes after this many rounds.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg, self.shape = cfg, (cfg.num_actions, cfg.feature_dim) if cfg.per_arm else (cfg.feature_dim,)
@@ -170,8 +170,8 @@ class LoggedBandit(Bandit):
     @settings
     class Config:
         path: str = option("An .npz or .csv of rounds; see docs/bandits.md.")
-        num_actions: PositiveInt | None = option("Arms to choose from; null: those of the record.")
-        max_episode_steps: PositiveInt = option("Rounds after which an episode is truncated.")
+        num_actions: PositiveInt | None = option("Number of arms; null: as logged.")
+        max_episode_steps: PositiveInt = option("Truncate episodes after this many rounds.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         record = read(Path(cfg.path), cfg.num_actions)

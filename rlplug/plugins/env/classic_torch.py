@@ -16,7 +16,7 @@ from rlplug.settings import PositiveInt, option, settings
 
 @settings
 class Config:
-    max_episode_steps: PositiveInt = option("Steps after which an episode is truncated.")
+    max_episode_steps: PositiveInt = option("Truncate episodes after this many steps.")
 
 
 class CartPole(OnDevice):

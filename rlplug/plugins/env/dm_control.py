@@ -18,17 +18,19 @@ from rlplug.types import ConfigError
 
 @settings
 class Config:
-    domain: str = option("Domain of the suite.")
-    task: str = option("One of the domain's tasks.")
-    max_episode_steps: PositiveInt | None = option(
-        "Steps after which an episode is truncated; null: as the task has it."
+    domain: str = option("Domain of the suite, such as cheetah.")
+    task: str = option("Task of that domain, such as run.")
+    max_episode_steps: PositiveInt | None = option("Truncate episodes after this many steps; null: the task's limit.")
+    frame_skip: PositiveInt = option("Repeat every action this many times and sum the rewards.")
+    pixels: PositiveInt | None = option("Height and width of image observations; null: the task's vector observations.")
+    camera: NonNegativeInt = option("Index of the camera that renders the images.")
+    frame_stack: PositiveInt = option(
+        "Stack this many images, oldest first, on the first axis; black before the first one."
     )
-    frame_skip: PositiveInt = option("Every action is taken so many times, and the rewards are added up.")
-    pixels: PositiveInt | None = option("Height and width of images that are observed; null: what the task measures.")
-    camera: NonNegativeInt = option("Number of the model's camera that sees the images.")
-    frame_stack: PositiveInt = option("So many images, oldest first, are stacked on the first axis.")
-    vectorization: Literal["list", "subprocess"] = option("Environments in a loop, or lists of them in processes.")
-    workers: PositiveInt | None = option("Processes of vectorization=subprocess; null: as many as there are cores.")
+    vectorization: Literal["list", "subprocess"] = option(
+        "list: environments in a loop; subprocess: lists of environments in processes."
+    )
+    workers: PositiveInt | None = option("Number of processes for vectorization=subprocess; null: number of cores.")
 
 
 class DMControl(VecEnv):

@@ -13,8 +13,7 @@ class MiniGrid(gymnasium.Gymnasium):
     @settings
     class Config(gymnasium.Config):
         mission: bool | None = option(
-            "Numbers of the mission's words in the observation; false: it is left out; null: where it is always the"
-            " same."
+            "Include the mission as word indices; null: unless it is always the same sentence."
         )
 
     wrapping = MissionWrapping

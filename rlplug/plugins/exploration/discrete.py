@@ -39,7 +39,7 @@ class EpsilonGreedy(Exploration):
 
     @settings
     class Config:
-        epsilon: Scheduled[UnitFloat] = option("Probability of a random action.")
+        epsilon: Scheduled[UnitFloat] = option("The optimizer's epsilon, added outside the square root.")
         ape_x_alpha: NonNegativeFloat | None = option("Spread of epsilon over the environments; null: the same in all.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -88,7 +88,7 @@ class Boltzmann(Exploration):
 
     @settings
     class Config:
-        temperature: Scheduled[PositiveFloat] = option("Spread, in units of q: towards 0 the best action alone.")
+        temperature: Scheduled[PositiveFloat] = option("Temperature in units of q; towards 0: greedy.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

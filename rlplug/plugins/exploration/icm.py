@@ -29,13 +29,15 @@ class ICM(Curiosity):
         beta: UnitFloat = option("Weight of the forward loss; the inverse loss has 1 - beta.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         feature_dim: PositiveInt = option("Size of the features.")
-        feature: ModelNode = option("Network in front of the features, a linear layer of it.")
+        feature: ModelNode = option("Network before the linear layer of the features.")
         inverse_net_hiddens: list[PositiveInt] = option("Hidden layers of the inverse model.")
         inverse_net_activation: Activation = option("Nonlinearity of the inverse model.")
         forward_net_hiddens: list[PositiveInt] = option("Hidden layers of the forward model.")
         forward_net_activation: Activation = option("Nonlinearity of the forward model.")
         num_sgd_iter: PositiveInt = option("Epochs over each sample.")
-        sgd_minibatch_size: PositiveInt | None = option("Rows per gradient step, over all ranks; null: the sample.")
+        sgd_minibatch_size: PositiveInt | None = option(
+            "Rows per gradient step, over all ranks; null: the whole sample."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

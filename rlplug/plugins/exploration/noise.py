@@ -42,7 +42,7 @@ class Gaussian(Exploration):
     class Config:
         std: Scheduled[PositiveFloat] = option("Standard deviation; actions lie in [-1, 1].")
         ape_x_ratio: Ratio | None = option(
-            "Noise of the last environment, a share of the first one's; null: all alike."
+            "Noise of the last environment, as a fraction of the first; null: equal in all."
         )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -72,9 +72,9 @@ class OrnsteinUhlenbeck(Exploration):
     class Config:
         sigma: Scheduled[PositiveFloat] = option("Size of the random step; actions lie in [-1, 1].")
         ape_x_ratio: Ratio | None = option(
-            "Noise of the last environment, a share of the first one's; null: all alike."
+            "Noise of the last environment, as a fraction of the first; null: equal in all."
         )
-        theta: UnitFloat = option("Pull back to zero per step.")
+        theta: UnitFloat = option("Mean reversion per step.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

@@ -26,13 +26,14 @@ class ParameterNoise(Exploration):
 
     @settings
     class Config:
-        initial_sigma: PositiveFloat = option("Standard deviation of the noise at the start.")
+        initial_sigma: PositiveFloat = option("Initial standard deviation of the noise.")
         delta: Scheduled[UnitFloat] = option(
-            "Distance to the plain policy to aim at: standard deviation of continuous actions, in [-1, 1]; epsilon of "
-            "the epsilon-greedy policy as far off by its values; else the share of actions that differ."
+            "Target distance to the noiseless policy: standard deviation of continuous actions in [-1, 1];"
+            " epsilon of the epsilon-greedy policy at the same distance in values; else the fraction of"
+            " actions that differ."
         )
-        adaptation: AtLeastOne = option("Factor by which sigma is moved after every round, alpha of the paper.")
-        resample_every: PositiveInt = option("Rounds of collection between two draws of the noise.")
+        adaptation: AtLeastOne = option("Factor by which sigma changes after every round, the paper's alpha.")
+        resample_every: PositiveInt = option("Rounds of collection with the same noise.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

@@ -74,15 +74,17 @@ class RND(Curiosity):
     @settings
     class Config:
         eta: Scheduled[NonNegativeFloat] = option("Factor of the intrinsic reward, after its normalization.")
-        gamma: UnitFloat = option("Discount of the intrinsic return, whose deviation rewards are divided by.")
+        gamma: UnitFloat = option("Discount of the intrinsic return, whose standard deviation normalizes rewards.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         feature_dim: PositiveInt = option("Size of the random features.")
-        feature: ModelNode = option("Network in front of the features, of both networks.")
+        feature: ModelNode = option("Network before the features, in both networks.")
         predictor_hiddens: list[PositiveInt] = option("Further hidden layers of the predictor.")
-        obs_clip: PositiveFloat = option("Normalized observations are clipped to +- this.")
-        update_proportion: UnitFloat = option("Share of the rows that the predictor is trained on, drawn at random.")
+        obs_clip: PositiveFloat = option("Clip normalized observations to +- this.")
+        update_proportion: UnitFloat = option("Fraction of rows, sampled at random, that train the predictor.")
         num_sgd_iter: PositiveInt = option("Epochs over each sample.")
-        sgd_minibatch_size: PositiveInt | None = option("Rows per gradient step, over all ranks; null: the sample.")
+        sgd_minibatch_size: PositiveInt | None = option(
+            "Rows per gradient step, over all ranks; null: the whole sample."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

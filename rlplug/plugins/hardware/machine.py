@@ -20,15 +20,15 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 
 @settings
 class Config:
-    devices: PositiveInt = option("Ranks on every machine, each with its own device.")
+    devices: PositiveInt = option("Ranks on every machine, one device each.")
     num_nodes: PositiveInt = option("Machines; torchrun or SLURM starts their processes.")
-    microbatches: PositiveInt = option("Parts into which a batch is split to save memory; gradients are accumulated.")
-    precision: Precision = option("Precision of forward and backward; processors have no 16-mixed.")
-    threads: Annotated[PositiveInt, Field(le=512)] = option("Threads of torch in each process.")
+    microbatches: PositiveInt = option("Parts of a batch whose gradients are accumulated, to save memory.")
+    precision: Precision = option("Precision of the forward and backward pass; 16-mixed needs CUDA.")
+    threads: Annotated[PositiveInt, Field(le=512)] = option("Torch threads per process.")
     float32_matmul_precision: MatmulPrecision = option("Precision of float32 matrix products.")
-    max_restarts: NonNegativeInt = option("How often a run that failed continues by itself from its last checkpoint.")
+    max_restarts: NonNegativeInt = option("Number of automatic restarts of a failed run from its last checkpoint.")
     actors: Actors = option("Ray actors, which hold the environments.")
-    ray: RayCluster = option("Their Ray cluster.")
+    ray: RayCluster = option("Ray cluster of the actors.")
 
 
 class Auto:

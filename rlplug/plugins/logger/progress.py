@@ -35,8 +35,8 @@ class ProgressLine:
 
     @settings
     class Config:
-        live: bool = option("Redraw in place on a terminal; elsewhere, and if false, plain lines.")
-        refresh: PositiveFloat = option("Times per second that the live view is redrawn.")
+        live: bool = option("Redraw in place on a terminal; false, or without a terminal: plain lines.")
+        refresh: PositiveFloat = option("Redraws of the live view per second.")
         every: PositiveFloat = option("Seconds between two plain lines.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:

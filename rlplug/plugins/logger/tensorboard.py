@@ -20,7 +20,7 @@ class TensorBoard:
 
     @settings
     class Config:
-        flush_secs: PositiveInt = option("Seconds after which what was logged is on disk at the latest.")
+        flush_secs: PositiveInt = option("Maximum seconds until logged values are on disk.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg = cfg

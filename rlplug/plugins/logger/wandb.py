@@ -29,11 +29,11 @@ class WandB:
     @settings
     class Config:
         mode: Literal["offline", "online", "disabled"] = option("offline writes files that `wandb sync` uploads.")
-        project: str = option("Project that the run is filed under.")
+        project: str = option("Project of the run.")
         entity: str | None = option("User or team; null: your default one.")
-        group: str | None = option("Runs that belong together.")
-        run_name: str | None = option("What the run is called; null: its folder.")
-        tags: list[str] = option("Words to find the run by.")
+        group: str | None = option("Group of runs, such as the seeds of an experiment.")
+        run_name: str | None = option("Name of the run; null: its folder.")
+        tags: list[str] = option("Tags of the run.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         if cfg.mode == "online" and not wandb.login(prompt=False, verify=False):

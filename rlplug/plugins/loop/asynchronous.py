@@ -18,17 +18,16 @@ class Async(Loop):
 
     @settings
     class Config:
-        shards: PositiveInt = option("Segments of a round: the first that are ready, of whichever actors.")
+        shards: PositiveInt = option("Segments per round: the first that are ready, of any actor.")
         in_flight: PositiveInt = option(
-            "Rollouts of an actor that are ordered at a time; above 1 it plays during updates."
+            "Rollouts requested from an actor at a time; above 1, it collects during updates."
         )
-        broadcast_interval: PositiveInt = option("Rounds that are played with the same weights.")
+        broadcast_interval: PositiveInt = option("Rounds collected with the same weights.")
         max_weight_sync_delay: PositiveInt | None = option(
-            "Steps of an actor after which weights are broadcast in any case; null: the interval alone decides."
+            "Maximum steps of an actor between two broadcasts; null: only broadcast_interval applies."
         )
         max_staleness: NonNegativeInt | None = option(
-            "Updates by which a segment's weights may be older than the learner's when it arrives; older ones are left"
-            " out; null: all are learned from."
+            "Maximum age of a segment's weights on arrival, in updates; older ones are dropped; null: unlimited."
         )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:

@@ -22,7 +22,9 @@ class Offline(Loop):
 
     @settings
     class Config:
-        stream: bool = option("Read while learning, again and again; false: one pass before the first update.")
+        stream: bool = option(
+            "Read during training, for datasets larger than the buffer; false: one pass before the first update."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.stream, self.one_pass, self.learning_starts = cfg.stream, not cfg.stream, max(1, ctx.learning_starts)

@@ -44,15 +44,13 @@ class NatureCNN(Convolutional):
     @settings
     class Config:
         filters: list[tuple[PositiveInt, PositiveInt, PositiveInt]] | None = option(
-            "Channels, kernel size and stride of each convolution; null: by the size of the image."
+            "Channels, kernel size and stride of each convolution; null: by the image size."
         )
         hidden: list[PositiveInt] = option("Sizes of the fully connected layers.")
         activation: Activation = option("Nonlinearity after every layer.")
         layer_norm: bool = option("Layer normalization before every activation.")
         init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
-        pixel_max: PositiveFloat = option(
-            "Pixels of type uint8, and those of a space from 0 to 255, are divided by it."
-        )
+        pixel_max: PositiveFloat = option("Divisor of pixels that are uint8 or from a space from 0 to 255.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__(cfg.pixel_max, ctx)
@@ -79,13 +77,11 @@ class ImpalaCNN(Convolutional):
 
     @settings
     class Config:
-        channels: list[PositiveInt] = option("Channels of the sections, each of which halves the sides of the image.")
+        channels: list[PositiveInt] = option("Channels of the sections, each of which halves the image sides.")
         hidden: list[PositiveInt] = option("Sizes of the fully connected layers.")
         layer_norm: bool = option("Layer normalization before every activation.")
         init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
-        pixel_max: PositiveFloat = option(
-            "Pixels of type uint8, and those of a space from 0 to 255, are divided by it."
-        )
+        pixel_max: PositiveFloat = option("Divisor of pixels that are uint8 or from a space from 0 to 255.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__(cfg.pixel_max, ctx)

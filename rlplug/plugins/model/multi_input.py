@@ -30,9 +30,9 @@ class MultiInput(Model):
 
     @settings
     class Config:
-        image: ModelNode = option("The model that each image goes through.")
-        vector: ModelNode = option("The model that everything else goes through together.")
-        hidden: list[PositiveInt] = option("Sizes of fully connected layers over all features; []: none.")
+        image: ModelNode = option("Model of each image.")
+        vector: ModelNode = option("Model of everything else together.")
+        hidden: list[PositiveInt] = option("Sizes of fully connected layers on top of all features; []: none.")
         activation: Activation = option("Nonlinearity after these layers.")
         layer_norm: bool = option("Layer normalization before their activations.")
         init: Init = option("Of these layers: orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")

@@ -21,9 +21,9 @@ class Recurrent(Model):
 
     @settings
     class Config:
-        torso: ModelNode = option("The model that observations go through first.")
+        torso: ModelNode = option("Model before the recurrent layer.")
         hidden: PositiveInt = option("Size of the recurrent state, and of the features.")
-        layer_norm: bool = option("Layer normalization of the features; the recurrent state stays as it is.")
+        layer_norm: bool = option("Layer normalization of the features, not of the recurrent state.")
         init: Init = option("orthogonal (gain 1 gate by gate, zero bias) or default (torch's uniform).")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
