@@ -1,7 +1,7 @@
 """Advantage actor-critic, Mnih et al. 2016 (arXiv:1602.01783), synchronously: A2C.
 
-It makes one gradient step of every rollout, with the weights that acted. So one pass over the rows, in ``forward``,
-gives values, advantages and gradients, and a recurrent model is unrolled from the state before row 0.
+Every rollout gives one gradient step, with the weights that acted. So one pass over the rows, in ``forward``,
+computes values, advantages and gradients, and a recurrent model is unrolled from the state before row 0.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class A2C(Algorithm):
         return self.net.values(batch, carry_before(batch))
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute the losses of algorithm S3: of the policy with its entropy bonus, and of the value."""
+        """Compute the losses of algorithm S3: the policy's, with its entropy bonus, and the value's."""
         cfg = self.cfg
         dist, value = self.net(batch, carry_before(batch))
         with torch.no_grad():
@@ -90,7 +90,7 @@ class A2C(Algorithm):
 
 
 class A3C(A2C):
-    """The same losses, whose gradients are computed by whoever plays, with the weights that play, as they come."""
+    """A2C's losses; every actor computes gradients on its own segments, and they are applied asynchronously."""
 
     @classmethod
     def needs(cls, cfg: A2C.Config, spec: EnvSpec) -> Needs:

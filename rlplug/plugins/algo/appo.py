@@ -1,7 +1,8 @@
-"""Asynchronous PPO: IMPACT, Luo et al. 2020 (arXiv:1912.00167), PPO's objective on data of older policies.
+"""Asynchronous PPO: IMPACT, Luo et al. 2020 (arXiv:1912.00167), PPO's objective on data from older policies.
 
-Three policies meet: the learned one, the one that acted (the worker's), and a target, a copy that moves now and then.
-The clipped ratio is that of the learned policy to the target, so that it stays put while a batch is used several times.
+There are three policies: the learned one, the behavior policy that acted, and a target network, a copy that is updated
+periodically. The clipped ratio is that of the learned policy to the target, which does not change between updates
+while a batch is used several times.
 """
 
 from __future__ import annotations
@@ -106,10 +107,10 @@ class APPO(Algorithm):
         return self.net.values(batch, carry_before(batch))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Compute what does not depend on the learned policy: the target's distribution, advantages, value targets.
+        """Compute the target's distribution, advantages and value targets, none of which needs the learned policy.
 
         Raises:
-            ConfigError: rows lack the log-probability that they were acted with.
+            ConfigError: rows lack the log-probabilities of the behavior policy.
         """
         if "logp" not in batch:
             said = "gives rows without logp, the log-probabilities of the policy that acted, which ratios divide by"
@@ -159,7 +160,7 @@ class APPO(Algorithm):
         return Losses(terms, metrics)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        """Move the target, and adapt the weight of the KL penalty, every ``target_network_update_freq`` updates."""
+        """Update the target and adapt the KL penalty's weight every ``target_network_update_freq`` updates."""
         if (learner.progress.updates + 1) % self.cfg.target_network_update_freq:
             return
         polyak_(self.target, self.net, self.cfg.tau)

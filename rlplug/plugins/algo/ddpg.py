@@ -1,9 +1,9 @@
 """Deep Deterministic Policy Gradient, Lillicrap et al. 2016 (arXiv:1509.02971), and Twin Delayed DDPG, Fujimoto et al.
-2018 (arXiv:1802.09477): the same with ``twin_q``, ``policy_delay`` and ``target_noise``; with ``bc_alpha``, too, TD3+BC
-from recorded actions, Fujimoto & Gu 2021 (arXiv:2106.06860).
+2018 (arXiv:1802.09477), which adds ``twin_q``, ``policy_delay`` and ``target_noise``. ``bc_alpha`` also gives offline
+TD3+BC, Fujimoto & Gu 2021 (arXiv:2106.06860).
 
 Recurrent models learn from sequences, with separate networks for the policy and the critics, as in Ni et al. 2022
-(arXiv:2110.05038). ``_transitions`` and ``_unroll`` compute what ``forward`` reads of transitions and of sequences.
+(arXiv:2110.05038). ``_transitions`` and ``_unroll`` compute the inputs of ``forward`` for transitions and sequences.
 """
 
 from __future__ import annotations
@@ -141,25 +141,25 @@ class DDPG(Algorithm):
         return {"action": action.view(-1, *self.shape)}, carry
 
     def values(self, batch: Batch) -> Tensor:
-        """Return the smaller ``Q(s, pi(s))``; recurrent critics begin with zeros."""
+        """Return the minimum of ``Q(s, pi(s))`` over the critics; recurrent critics start with zero states."""
         action, _ = self.actor(batch["obs"], carry_before(batch), batch.get("is_first"))
         code, _ = self.critic.encode(batch["obs"], {}, batch.get("is_first"))
         return self.critic(code, action).amin(0)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Sum ``n_step`` rewards, and draw the noise of the target policy's actions."""
+        """Sum ``n_step`` rewards, and sample the noise of the target policy's actions."""
         if self.sequences:
             out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
         else:
             out = n_step_transitions(batch, self.cfg.gamma)
         out["action"] = out["action"].reshape(*out["returns"].shape, self.size).clamp(-1.0, 1.0)  # as executed
         if self.cfg.target_noise:
-            *lead, columns = out["returns"].shape  # a rank's share of the noise is that of its columns
+            *lead, columns = out["returns"].shape  # every rank takes the noise of its own columns
             out["next_noise"] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute both losses in one graph; every parameter gets the gradient of its own loss alone."""
+        """Compute both losses in one graph; every parameter gets the gradient of its own loss only."""
         losses, cfg = Losses({}), self.cfg
         rows = self._unroll(batch) if self.sequences else self._transitions(batch, parts)
         if "critic" in parts:  # 1802.09477, algorithm 1
@@ -188,7 +188,7 @@ class DDPG(Algorithm):
         return losses
 
     def initial_priorities(self, batch: Batch) -> Tensor:
-        """Return errors of the acting networks, which are the targets, too: arXiv:1803.00933, algorithm 1."""
+        """Return TD errors, with the acting networks as targets: arXiv:1803.00933, algorithm 1."""
         rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
         code, _ = self.critic.encode(batch["obs"], {}, batch["is_first"])
         action, _ = self.actor(batch["obs"], carry_before(batch), batch["is_first"])
@@ -198,7 +198,7 @@ class DDPG(Algorithm):
         return (q - target).abs().mean(0)
 
     def _transitions(self, batch: Batch, parts: Sequence[str]) -> Batch:
-        """Compute the policies' actions and the critics' code of transitions ``[B, ...]``, as far as they are due."""
+        """Compute the policies' actions and the critics' features of transitions ``[B, ...]`` that ``parts`` need."""
         rows: Batch = {"code": self.critic.encode(batch["obs"], {}, None)[0]}
         if "actor" in parts:
             rows["policy_action"], _ = self.actor(batch["obs"], {}, None)
@@ -209,7 +209,7 @@ class DDPG(Algorithm):
         return rows
 
     def _unroll(self, batch: Batch) -> Batch:
-        """Compute the same for sequences ``[L, B, ...]``: policies from the stored state, critics from zeros."""
+        """Compute the same for sequences ``[L, B, ...]``: policies from the stored state, critics from zero states."""
         last, length, burn_in, carry = batch["last"], len(batch["returns"]), self.cfg.burn_in, carry_before(batch)
         columns = torch.arange(last.shape[1], device=last.device)
         code = unroll(self.critic.encode, batch, {}, burn_in)[..., :length, :, :]

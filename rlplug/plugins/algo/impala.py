@@ -1,7 +1,7 @@
-"""IMPALA, Espeholt et al. 2018 (arXiv:1802.01561): an actor-critic that learns from segments of older policies.
+"""IMPALA, Espeholt et al. 2018 (arXiv:1802.01561): an actor-critic trained on segments from older policies.
 
-V-trace weights every temporal difference by how likely the action is now, compared with when it was taken. Who collects
-and how old a segment may be is the loop's; which segments are used, and how often, is the buffer's.
+V-trace weights every temporal difference by the ratio of the current to the behavior policy. The loop decides who
+collects and how old a segment may be; the buffer decides which segments are used, and how often.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class IMPALA(Algorithm):
         return self.net.values(batch, carry_before(batch))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return the rows as they are: their only forward pass is that of ``forward``.
+        """Return the rows unchanged; ``forward`` makes the only pass over them.
 
         Raises:
-            ConfigError: they lack the log-probabilities of the policy that acted, so that there is no ratio.
+            ConfigError: the rows lack the log-probabilities of the behavior policy.
         """
         if "logp" not in batch:
             said = "gives rows without logp, the log-probabilities of the policy that acted, which V-trace divides by"
@@ -107,7 +107,7 @@ class IMPALA(Algorithm):
         return losses
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute the three terms of section 4.2, on V-trace targets of the present policy and value."""
+        """Compute the three terms of section 4.2, with V-trace targets of the current policy and value."""
         cfg = self.cfg
         dist, value = self.net(batch, carry_before(batch))
         logp = dist.logp(batch["action"])

@@ -1,8 +1,7 @@
 """Behavioral cloning (Pomerleau 1991, doi:10.1162/neco.1991.3.1.88), and monotonic advantage re-weighted imitation
 learning, MARWIL: Wang et al. 2018 (NeurIPS, "Exponentially Weighted Imitation Learning for Batched Historical Data").
 
-BC is maximum likelihood of recorded actions. In MARWIL they count the more, the better the return that followed them;
-``beta`` 0 leaves BC.
+BC maximizes the likelihood of recorded actions. MARWIL weights them by their advantage; ``beta`` 0 gives BC.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class BC(Algorithm):
         return self.net.dist(batch, self.net.initial_carry(batch["valid"].shape[1]))[0].logp(batch["action"])
 
     def prepare(self, batch: Batch) -> Batch:
-        """Keep the rows that are imitated."""
+        """Select the rows to imitate."""
         return {key: batch[key] for key in ("obs", "action", "action_mask", "is_first", "valid") if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
@@ -79,7 +78,7 @@ class BC(Algorithm):
         return Losses({"policy": term}, diagnostics=diagnostics)
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
-        """Make one epoch over the sampled episodes: of rows in any order, or of whole episodes if it is recurrent."""
+        """Train for one epoch on the sampled episodes: on shuffled rows, or on whole episodes if it is recurrent."""
         losses, size, recurrent = Losses({}), self.cfg.sgd_minibatch_size, bool(self.initial_carry(1))
         if recurrent:
             size = max(1, round(size / len(batch["valid"])))
@@ -133,7 +132,7 @@ class MARWIL(BC):
         return precise(self.value, features).squeeze(-1)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Compute the returns of whole episodes; truncated ones go on with the value of their final observation."""
+        """Compute the returns of whole episodes; truncated ones bootstrap from the value of their final observation."""
         rows = super().prepare(batch)
         if self.cfg.beta:
             stream = batch["reward"], self.values(batch), batch["terminated"], batch["valid"]
@@ -141,7 +140,7 @@ class MARWIL(BC):
         return rows
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Minimize ``-exp(beta A / c) log pi(a | s)``, the paper's algorithm 1, and the error of the value."""
+        """Minimize ``-exp(beta A / c) log pi(a | s)``, the paper's algorithm 1, and the value loss."""
         cfg, losses = self.cfg, super().forward(batch, parts)
         if not cfg.beta:
             return losses
@@ -160,7 +159,7 @@ class MARWIL(BC):
         return Losses(terms, {"sqd_advantage": advantage.square()}, diagnostics=diagnostics)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        """Move the mean of squared advantages ``c^2``, which the next gradient step divides by."""
+        """Update the mean of squared advantages ``c^2``, which normalizes the next gradient step's advantages."""
         if self.cfg.beta:
             rate = self.cfg.moving_average_sqd_adv_norm_update_rate
             self.sqd_adv_norm.lerp_(losses.metrics["sqd_advantage"], rate)

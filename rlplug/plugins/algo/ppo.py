@@ -104,9 +104,9 @@ class PPO(Algorithm):
         return self.net.values(batch, carry_before(batch))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Equations 11 and 12: advantages by GAE, and the value's targets.
+        """Compute advantages by GAE, equations 11 and 12, and the value targets.
 
-        The weights are still those that acted, so all values of the rollout come from one forward, or one unroll.
+        The weights are still those that acted, so one forward pass, or one unroll, gives all values of the rollout.
         """
         value = self.values(batch)
         advantage, ret = gae(
@@ -126,7 +126,7 @@ class PPO(Algorithm):
         return chunks(prepared, self.cfg.max_seq_len) if self.sequences else prepared
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Equation 9, with the adaptive penalty of equation 8 where ``kl_coeff`` is on."""
+        """Compute equation 9, with the adaptive penalty of equation 8 if ``kl_coeff`` is on."""
         dist, value = self.net(batch, carry_before(batch))
         logp = dist.logp(batch["action"])
         ratio = torch.exp(logp - batch["logp"])
@@ -153,7 +153,7 @@ class PPO(Algorithm):
         if self.sequences:
             size = max(1, round(size / len(batch["valid"])))
         for epoch in range(cfg.num_sgd_iter):
-            read = cfg.kl_stop is not None or epoch == cfg.num_sgd_iter - 1  # the last step's are logged
+            read = cfg.kl_stop is not None or epoch == cfg.num_sgd_iter - 1  # the last step's metrics are logged
             for minibatch in learner.minibatches(batch, size, "column" if self.sequences else "row"):
                 if cfg.normalize_advantage:
                     a, valid = minibatch["advantage"], minibatch.get("valid")

@@ -17,7 +17,7 @@ from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, option, 
 from rlplug.types import ConfigError
 
 MASK_KEY = "action_mask"
-"""what masks are called where nothing else is said"""
+"""default key of action masks"""
 
 
 @settings
@@ -61,7 +61,7 @@ class Gymnasium(VecEnv):
     """Makes a vector of one environment for each of ``ctx.env_ids``.
 
     Raises:
-        ConfigError: no such environment, it cannot be made, or it is not of the kind that an option is about.
+        ConfigError: the environment does not exist, cannot be made, or does not support an option.
     """
 
     Config = Config
@@ -118,8 +118,8 @@ def _check_masks(cfg: Config, there: bool) -> None:
 
 
 def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
-    """Single environments, which are the ones that show pictures of themselves."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draws without a screen
+    """Make single environments, which can render."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # headless rendering
     if (modes := render_modes(spec := find(cfg.id))) and "rgb_array" not in modes:
         said = f"{cfg.id} shows no pictures of itself: it renders {', '.join(modes)}, and no rgb_array"
         raise ConfigError("eval.record", f"{said}; 0 records none")
@@ -135,7 +135,7 @@ def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
         raise ConfigError("env.info_keys", "reads info of single environments, and env.backend=envpool has none")
     if cfg.kwargs.get("render_mode") is not None:
         raise ConfigError("env.kwargs.render_mode", "is of single environments: a vector shows nothing; leave it out")
-    from rlplug.envs.envpool import make_envpool  # only where it is chosen: the package is optional
+    from rlplug.envs.envpool import make_envpool  # imported here: the package is optional
 
     if cfg.vectorization not in ("auto", "native"):
         raise ConfigError(

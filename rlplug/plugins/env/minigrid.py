@@ -1,4 +1,4 @@
-"""Environments of MiniGrid and BabyAI."""
+"""MiniGrid and BabyAI environments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlplug.settings import option, settings
 
 
 class MiniGrid(gymnasium.Gymnasium):
-    """As ``gymnasium``, with the mission as numbers, or without it. Raises the same."""
+    """Like ``gymnasium``, with the mission as word indices, or without it. Raises the same errors."""
 
     @settings
     class Config(gymnasium.Config):

@@ -31,7 +31,7 @@ from rlplug.types import Batch
 
 
 class Whitened(tnn.Module):
-    """Observations of a space, their Box parts by running mean and deviation, clipped."""
+    """Normalizes the Box parts of observations by running mean and standard deviation, and clips them."""
 
     def __init__(self, space: spaces.Space[Any], clip: float) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Whitened(tnn.Module):
         return list(zip(self.parts.values(), (obs[key] for key in self.space.spaces), strict=True))  # type: ignore[attr-defined]
 
     def observe(self, obs: Any, where: Tensor, learner: Learner) -> None:
-        """Count the rows ``where`` of ``obs``."""
+        """Add the rows ``where`` of ``obs`` to the statistics."""
         if isinstance(self.space, spaces.Dict):
             for part, leaf in self._inner(obs):
                 part.observe(leaf, where, learner)
@@ -66,7 +66,7 @@ class Whitened(tnn.Module):
 
 
 class RND(Curiosity):
-    """Rewards observations in which a network has not yet learned to predict another one's random features."""
+    """Rewards observations by the error of a network that predicts the features of a random network."""
 
     traceable = True
     returns: Tensor
@@ -103,7 +103,7 @@ class RND(Curiosity):
         return tnn.ModuleDict({"torso": torso, "further": further, "head": head})
 
     def error(self, obs: Any) -> Tensor:
-        """Mean squared error of the prediction, ``[...]``."""
+        """Return the mean squared prediction error, ``[...]``."""
 
         def features(net: Any) -> Tensor:
             return precise(net["head"], net["further"](net["torso"](seen, {}, None)[0]))
@@ -113,7 +113,7 @@ class RND(Curiosity):
 
     @torch.no_grad()
     def observe(self, segment: Segment, learner: Learner) -> None:
-        """Move both statistics, on all ranks alike; a replay's samples are measured by what they are by then."""
+        """Update both running statistics equally on all ranks; replayed samples use the current statistics."""
         batch = tree.map(lambda x: x.to(self.returns.device), {key: segment.batch[key] for key in ("obs", "valid")})
         obs, valid = next_obs(batch), batch["valid"][:-1]
         self.whitened.observe(obs, valid, learner)
@@ -129,7 +129,7 @@ class RND(Curiosity):
         self.moments.commit()
 
     def bonus(self, batch: Batch) -> Tensor:
-        """Section 2.4: of the observation that the transition leads to."""
+        """Return the normalized error of the next observation, section 2.4."""
         return self.eta * self.error(next_obs(batch)) * self.moments.scale()
 
     def chosen(self, batch: Batch) -> Tensor:

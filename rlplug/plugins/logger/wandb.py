@@ -18,12 +18,12 @@ EXIT_CODES = {"finished": 0, "interrupted": 255}  # W&B shows 255 as killed, any
 
 
 class WandB:
-    """Metrics against ``env_steps``, or ``updates`` where the loop counts these, and the whole configuration.
+    """Logs metrics by ``env_steps``, or ``updates`` if the loop counts these, and the whole configuration.
 
-    W&B takes no row back: of a run that was killed and resumed it shows the steps between checkpoint and end twice.
+    W&B cannot remove rows: a killed and resumed run shows the steps after its checkpoint twice.
 
     Raises:
-        ConfigError: ``mode=online`` without credentials. A run never stops to ask for them.
+        ConfigError: ``mode=online`` without credentials. A run never prompts for them.
     """
 
     @settings
@@ -79,6 +79,6 @@ class WandB:
 
 
 def _previous_id(folder: Path) -> str | None:
-    """The id of the run that this folder already holds, so that a continued run continues it there too."""
+    """Return the id of the run already in this folder, so that a resumed run continues it."""
     previous = sorted((folder / "wandb").glob("*run-*-*"))
     return previous[-1].name.rpartition("-")[2] if previous else None

@@ -1,4 +1,4 @@
-"""Collect, then update, in turn. On- and off-policy differ by buffer and tempo alone."""
+"""Collect and update in turn. On- and off-policy runs differ only in buffer and update ratio."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ class Alternate(Loop):
                 run.update()
 
     def updates(self, env_steps: int) -> int:
-        """Counted from the beginning of the run, so that a fraction of an update is never lost."""
+        """Return the updates due since the start of the run, so that fractions of an update are never lost."""
         return updates_of(env_steps - self.learning_starts, self.per_step)

@@ -1,4 +1,4 @@
-"""Learn from the segments that are ready first; nobody waits for the slowest actor."""
+"""Train on the first segments that are ready, without waiting for slow actors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from rlplug.types import ConfigError
 
 
 class Async(Loop):
-    """Takes a few segments, then makes the updates that they allow, while the actors play on.
+    """Takes a few segments, then makes the updates that they allow, while actors continue to collect.
 
-    With ``replay_ratio`` null every sample of a queue is learned from as soon as it is complete, and a replay gets an
-    update for every ``num_envs x rollout_fragment_length`` steps. A number is updates per environment step, as in every
-    loop.
+    With ``replay_ratio`` null, every complete sample of a queue gives an update, and a replay gives an update for every
+    ``num_envs x rollout_fragment_length`` steps. A number is updates per environment step, as in every loop.
     """
 
     @settings
@@ -38,7 +37,7 @@ class Async(Loop):
         if cfg.max_staleness is not None and not self.given_away:
             said = "leaves segments out, which a replay's windows would reach over; take null"
             raise ConfigError("loop.max_staleness", said)
-        # Little's law: so old they are on average, however many actors share what is under way
+        # Little's law: the mean age for any number of actors
         rounds = cfg.in_flight - 1 + (cfg.broadcast_interval - 1) // 2
         least = self.updates(self.learning_starts + rounds * ctx.rollout_length * ctx.num_envs)
         if cfg.max_staleness is not None and cfg.max_staleness < least:
@@ -53,7 +52,7 @@ class Async(Loop):
         return None
 
     def updates(self, env_steps: int) -> int:
-        """Counted from the beginning of the run, as if the buffer dropped nothing."""
+        """Return the updates due since the start of the run, as if the buffer dropped nothing."""
         return updates_of(env_steps - self.learning_starts, self.per_step)
 
     def run(self, run: Run) -> None:

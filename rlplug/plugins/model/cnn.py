@@ -19,7 +19,7 @@ SMALL: list[Filter] = [(16, 2, 1), (32, 2, 1), (64, 2, 1)]
 
 
 class Convolutional(Model):
-    """What the networks have in common: images ``[B, ...]`` or ``[T, B, ...]`` to features."""
+    """Base of the networks: maps images ``[B, ...]`` or ``[T, B, ...]`` to features."""
 
     net: nn.CNN | nn.ResidualCNN
 
@@ -36,7 +36,7 @@ class Convolutional(Model):
 
 
 class NatureCNN(Convolutional):
-    """Three convolutions and a layer of 512, Mnih et al. 2015 (Nature 518), methods; or any other such network."""
+    """Convolutions and fully connected layers, by default those of Mnih et al. 2015 (Nature 518), methods."""
 
     traceable = True
     batched: ClassVar[bool] = False
@@ -70,7 +70,7 @@ class NatureCNN(Convolutional):
 
 
 class ImpalaCNN(Convolutional):
-    """The deep residual network of IMPALA, Espeholt et al. 2018 (arXiv:1802.01561), figure 3. Serves any size."""
+    """The deep residual network of IMPALA, Espeholt et al. 2018 (arXiv:1802.01561), figure 3, for any image size."""
 
     traceable = True
     batched: ClassVar[bool] = False
