@@ -15,7 +15,7 @@ from rlplug.types import ConfigError
 
 @settings
 class Storage:
-    """Options of every buffer that keeps a ring of rows."""
+    """Options of buffers that store rows in a ring."""
 
     capacity: PositiveInt = option("Rows kept, over all environments.")
     device: Literal["cpu", "pinned", "learner"] = option(
