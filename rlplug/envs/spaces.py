@@ -117,7 +117,7 @@ def batched(space: Space[Any], obs: Any) -> tuple[Any, int | None]:
         obs: one observation, or a batch ``[n, ...]``; a dict or tuple of them for a Dict or Tuple space.
 
     Returns:
-        The batch ``[n, ...]``, where a Tuple is a dict with the keys 0, 1 and so on, and its ``n``, or None for a single
+        The batch ``[n, ...]``, where a Tuple is a dict with the keys 0, 1 and so on, and its ``n``, or None for one
         observation.
 
     Raises:
