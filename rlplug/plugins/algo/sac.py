@@ -49,17 +49,11 @@ class SAC(Algorithm):
         tau: UnitFloat = option("Polyak step of the target critics.")
         target_network_update_freq: PositiveInt = option("Critic updates between two updates of the target.")
         initial_alpha: PositiveFloat = option("Initial temperature.")
-        target_entropy: Literal["auto"] | float = option(
-            "auto: minus the number of action dimensions; discrete: see target_entropy_fraction."
-        )
-        target_entropy_fraction: UnitFloat = option(
-            "Discrete: auto is this fraction of the entropy of uniform actions."
-        )
+        target_entropy: Literal["auto"] | float = option("auto: -dim(action); discrete: see target_entropy_fraction.")
+        target_entropy_fraction: UnitFloat = option("Discrete: auto is this fraction of the uniform policy's entropy.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
-        alpha_lr: Scheduled[NonNegativeFloat] | None = option(
-            "Adam's step size of log(alpha); null: alpha stays at initial_alpha."
-        )
+        alpha_lr: Scheduled[NonNegativeFloat] | None = option("Adam's step size of log(alpha); null: alpha is fixed.")
         grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
         grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
         sequence_length: PositiveInt = option("Recurrent: rows of a sample to train on.")
