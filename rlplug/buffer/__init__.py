@@ -1,6 +1,6 @@
-"""What a buffer is made of: rings of rows that are kept once, a ring for every shard, and windows of them.
+"""Building blocks of buffers: a ring of rows per shard, in which each row is stored once, and windows of rows.
 
-``Windows`` is the base of replays; the page docs/buffers.md writes one.
+``Windows`` is the base class of replays; docs/buffers.md shows how to write one.
 """
 
 from rlplug.buffer.options import Storage

@@ -1,4 +1,4 @@
-"""Observations that are not kept as they come: stacked frames once, images compressed."""
+"""Encoded observations: deduplicated frames of stacked images, and compressed images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from rlplug.types import Batch, ConfigError, RunError
 
 EMPTY = -1
-"""stands for a frame of zeros"""
+"""marks a frame of zeros"""
 TOO_SMALL = (
     "images hardly compress: buffer.compressed_share={} does not even hold what one sample spans; raise it, or take"
     " buffer.compress=null"
@@ -20,39 +20,39 @@ TOO_SMALL = (
 
 
 class Pool(Protocol):
-    """One frame for every place of a ring, ``R`` rows by ``B`` columns."""
+    """Stores one frame for every place of a ring, ``R`` rows by ``B`` columns."""
 
     def write(self, row: int, frames: Any) -> None:
-        """Keep ``frames [B, ...]`` as those of the stream's row ``row``; rows come in order."""
+        """Store ``frames [B, ...]`` of the stream's row ``row``; rows arrive in order."""
         ...
 
     def read(self, places: Any) -> Tensor:
-        """Frames at ``places [n]``, ``[n, ...]``."""
+        """Return the frames at ``places [n]``, ``[n, ...]``."""
         ...
 
     def oldest(self, first: int) -> int:
-        """The first row from ``first`` on whose frames are still there."""
+        """Return the first row from ``first`` on whose frames are still stored."""
         ...
 
     def begin(self, row: int) -> int:
-        """Where row ``row`` begins; 0 where that follows from its number."""
+        """Return the offset of row ``row``; 0 if it follows from the row number."""
         ...
 
     def resume(self, begin: int) -> None:
-        """The next row that is written begins where ``begin`` says."""
+        """Set the offset of the next row to ``begin``."""
         ...
 
     def pack(self, at: Any) -> Batch:
-        """Rows that lie at ``at [n]``, as they are saved; leaves ``[n, B, ...]``."""
+        """Return the rows at places ``at [n]`` in their saved form; leaves ``[n, B, ...]``."""
         ...
 
     def unpack(self, row: int, saved: Batch) -> None:
-        """What ``pack`` gave, as rows ``row`` and following."""
+        """Store the result of ``pack`` as rows ``row`` and following."""
         ...
 
 
 class Raw(Pool):
-    """Frames as they are, on any device."""
+    """Stores uncompressed frames, on any device."""
 
     def __init__(self, rows: int, columns: int, like: Any, device: torch.device) -> None:
         dtype = torch.from_numpy(like).dtype
@@ -87,16 +87,16 @@ class Raw(Pool):
 
 
 class Compressed(Pool):
-    """LZ4 blocks one behind the other in a ring of bytes; a block that does not fit before its end begins anew.
+    """Stores LZ4 blocks in a ring of bytes; a block that does not fit before its end is written at its start.
 
-    Where blocks need more than the ring has, the oldest rows go early.
+    If blocks need more memory than the ring has, the oldest rows are dropped early.
     """
 
     def __init__(self, rows: int, columns: int, like: Any, share: float) -> None:
         self.rows, self.columns, self.shape = rows, columns, like.shape[1:]
         self.size = int(like[0].nbytes)
         self.bytes = np.zeros(self.capacity(rows, columns, self.size, share), np.uint8)
-        self.start = np.zeros((rows, columns), np.int64)  # counted from the beginning of the run
+        self.start = np.zeros((rows, columns), np.int64)  # counted from the start of the run
         self.length = np.zeros((rows, columns), np.int32)
         self.end = 0
         self.share, self._warned = share, False
@@ -127,7 +127,7 @@ class Compressed(Pool):
         self.end += length
 
     def read(self, places: Any) -> Tensor:
-        """Each frame is decompressed once, however often it is asked for."""
+        """Return the frames at ``places [n]``; each is decompressed once, even if it occurs several times."""
         places, again = np.unique(places, return_inverse=True)
         frames = np.empty((len(places), self.size), np.uint8)
         offsets, lengths = self.start.reshape(-1)[places] % len(self.bytes), self.length.reshape(-1)[places]
@@ -171,10 +171,10 @@ class Compressed(Pool):
 
 
 def lz4() -> Any:
-    """The package's block format.
+    """Import the block format of the lz4 package.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: lz4 is not installed.
     """
     try:
         import lz4.block as block  # pyright: ignore[reportMissingTypeStubs]
@@ -184,38 +184,38 @@ def lz4() -> Any:
 
 
 class Images:
-    """The images of a ring, each of them ``stack`` frames of which every one is kept once.
+    """The images of a ring, each a stack of ``stack`` frames; every frame is stored once.
 
-    The newest frame of a row lies at the row's own place. ``back [R, B, stack]`` says how many rows before it each
-    frame of the stack was the newest one, or that it is ``EMPTY``. So a stack may begin with zeros (ALE) or with
-    repetitions of its first frame (gymnasium); whatever else an environment does with a first row is refused.
+    The newest frame of a row lies at the row's own place. ``back [R, B, stack]`` holds how many rows before it each
+    frame of the stack was the newest one, or ``EMPTY``. So a stack may begin with zeros (ALE) or with repetitions of
+    its first frame (Gymnasium); any other padding of first rows is refused.
     """
 
     def __init__(self, rows: int, columns: int, stack: int, pool: Pool, shape: Any) -> None:
         self.rows, self.columns, self.stack, self.pool, self.shape = rows, columns, stack, pool, shape
         self.back = np.zeros((rows, columns, stack), np.int16) if stack > 1 else None
-        self.reach = np.zeros(rows, np.int64)  # the oldest row that a row's stacks are made of
+        self.reach = np.zeros(rows, np.int64)  # the oldest row with a frame of this row's stacks
         self.there = 0
-        """the first row whose own frames are kept"""
+        """the first row whose own frames are stored"""
         self.oldest = 0
         """the first row whose images can be read"""
         self._last: Any = None  # the open row's images
 
     @property
     def nbytes_raw(self) -> int:
-        """Bytes of one image as it comes."""
+        """Return the bytes of one unencoded image."""
         return self._last[0].nbytes
 
     @staticmethod
     def nbytes(rows: int, columns: int, stack: int, image: int) -> int:
-        """Bytes beside the pool's."""
+        """Return the bytes in addition to the pool's."""
         return rows * 8 + (rows * columns * stack * 2 if stack > 1 else 0) + columns * image
 
     def write(self, start: int, images: Tensor, is_first: Tensor) -> None:
-        """Rows ``start`` to ``start + T``; row ``start`` is there already, unless the stream begins.
+        """Write rows ``start`` to ``start + T``; row ``start`` is already stored, unless the stream begins.
 
         Raises:
-            RunError: they are no stacks.
+            RunError: the images are not stacks of frames.
         """
         stacks, first = images.numpy(), is_first.numpy()
         stacks = stacks.reshape(len(stacks), self.columns, self.stack, -1, *self.shape[1:])
@@ -245,9 +245,9 @@ class Images:
         older = before[column] + (before[column] != EMPTY)
         if last is not None and np.array_equal(new[:-1], last[column, 1:]):
             return [*older[1:], 0]
-        if last is not None and np.array_equal(new, last[column]):  # a column that waits for the others
+        if last is not None and np.array_equal(new, last[column]):  # a column that waits for other columns
             return [*older[:-1], 0]
-        if last is None and not first:  # made of rows before the beginning: it cannot be read
+        if last is None and not first:  # has frames from before the stream: it cannot be read
             return range(self.stack - 1, -1, -1)
         codes = [0]
         for frame, after in zip(new[-2::-1], new[:0:-1], strict=True):
@@ -265,14 +265,14 @@ class Images:
         return codes
 
     def _drop(self, newest: int) -> None:
-        """Rows before ``oldest`` can no longer be read whole."""
+        """Drop rows before ``oldest``, which are no longer complete."""
         self.there = self.pool.oldest(max(self.there, newest - self.rows + 1))
         self.oldest = max(self.oldest, self.there)
         while self.oldest < newest and self.reach[self.oldest % self.rows] < self.there:
             self.oldest += 1
 
     def read(self, row: Any, column: Any) -> Tensor:
-        """Images of rows ``row [T, n]`` of the columns ``column [n]``, ``[T, n, ...]``."""
+        """Return the images of rows ``row [T, n]`` of the columns ``column [n]``, ``[T, n, ...]``."""
         places = row % self.rows * self.columns + column
         if self.back is None:
             return self.pool.read(places.reshape(-1)).view(*row.shape, *self.shape)
@@ -285,7 +285,7 @@ class Images:
         return frames.view(*row.shape, *self.shape)
 
     def pack(self, start: int, count: int) -> Batch:
-        """Rows ``start`` and following as they are saved, ``[count, B, ...]``."""
+        """Return rows ``start`` and following in their saved form, ``[count, B, ...]``."""
         at = np.arange(start, start + count) % self.rows
         packed = self.pool.pack(at)
         return packed if self.back is None else packed | {"back": torch.from_numpy(self.back[at])}
@@ -300,7 +300,7 @@ class Images:
             self.reach[rows % self.rows] -= back.max((1, 2))
 
     def resume(self, oldest: int, newest: int) -> None:
-        """Be ready for the row after ``newest``, with everything from ``oldest`` on unpacked."""
+        """Prepare to write the row after ``newest``, once all rows from ``oldest`` on are unpacked."""
         self.there = self.oldest = oldest
         every = np.arange(self.columns)
         last = self.read(np.full((1, self.columns), newest), every)[0].cpu().numpy()

@@ -15,13 +15,17 @@ from rlplug.types import ConfigError
 
 @settings
 class Storage:
-    """Options of every buffer that keeps a ring of rows."""
+    """Options of buffers that store rows in a ring."""
 
     capacity: PositiveInt = option("Rows kept, over all environments.")
-    device: Literal["cpu", "pinned", "learner"] = option("Where rows are kept.")
-    deduplicate: bool = option("Whether a frame that is in several stacked observations is kept once.")
-    compress: Literal["lz4"] | None = option("How images are compressed, without loss.")
-    compressed_share: UnitFloat = option("Memory for compressed images, as a share of their size.")
+    device: Literal["cpu", "pinned", "learner"] = option(
+        "Device that stores the rows: cpu, pinned (asynchronous copies to the accelerator) or learner."
+    )
+    deduplicate: bool = option("Store a frame of several stacked observations once.")
+    compress: Literal["lz4"] | None = option("lz4: compress uint8 images losslessly.")
+    compressed_share: UnitFloat = option(
+        "Memory for compressed images, as a fraction of their size; if short, the oldest rows are dropped."
+    )
 
 
 def check_compressible(cfg: Storage, ctx: Context) -> None:

@@ -1,4 +1,4 @@
-"""Leaves of a batch by the keys that lead to them, and rows in a ring."""
+"""Leaves of a batch by path, and rows in a ring."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def set_leaf(batch: Batch, path: Path, leaf: Any) -> None:
 
 
 def without(batch: Batch, path: Path) -> Batch:
-    """Return a copy that lacks one leaf."""
+    """Return a copy without one leaf."""
     key, *inner = path
     if inner:
         return batch | {key: without(batch[key], tuple(inner))}
@@ -30,14 +30,14 @@ def without(batch: Batch, path: Path) -> Batch:
 
 
 def as_stored(row: Tensor, stored: Any) -> Any:
-    """Return a row as an array, or on the device of what stores it, without waiting; its memory may be used again."""
+    """Return a row as an array, or on the storage's device, without synchronizing; its memory may be reused."""
     if not isinstance(stored, Tensor):
         return row.numpy()
     return (row.clone() if row.is_pinned() else row).to(stored.device, non_blocking=True)
 
 
 def put_rows(storage: Batch, rows: Batch, at: int, length: int, size: int) -> None:
-    """Write ``length`` rows from place ``at`` on, around the end of the ring."""
+    """Write ``length`` rows from place ``at`` on, wrapping around at the end of the ring."""
     if at + length <= size:
         tree.put(storage, slice(at, at + length), rows)
     else:

@@ -1,4 +1,4 @@
-"""Is a sample what an algorithm needs?"""
+"""Check a sample against an algorithm's needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rlplug.types import Batch
 
 
 def sample_misfit(batch: Batch, needs: Needs) -> str | None:
-    """Return what is wrong with a sample, as words that go on from the name of what returned it; None: nothing."""
-    groups = [part for part in batch.values() if isinstance(part, dict)]  # of agents have rewards of their own
+    """Return what is wrong with a sample, as text that follows the name of its source, or None."""
+    groups = [part for part in batch.values() if isinstance(part, dict)]  # groups of agents have their own rewards
     if missing := [key for key in ("reward", "valid") if not any(key in part for part in (batch, *groups))]:
         return f"returned no {', '.join(missing)}; a sample has all that was added"
     if needs.data == "windows":

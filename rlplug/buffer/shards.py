@@ -1,4 +1,4 @@
-"""A ring for every shard, and what all buffers refuse."""
+"""A ring for every shard, and checks shared by all buffers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ R = TypeVar("R", bound=Ring)
 
 
 class Rings(Generic[R]):
-    """The rings of all shards, which together have ``B`` columns. An insertion id is ``row * B + column``.
+    """The rings of all shards, with ``B`` columns in total. An insertion id is ``row * B + column``.
 
-    Columns are in step within a shard only, so each shard has rows of its own. A shard that has all columns is saved
-    as it is; several have a part of the log each.
+    Columns are synchronous only within a shard, so each shard has its own row count. A single shard with all columns
+    is saved directly; several shards have one part of the log each.
 
     Args:
         ring: the class of a ring.
@@ -32,11 +32,11 @@ class Rings(Generic[R]):
     def __init__(self, ring: type[R], cfg: Storage, ctx: Context, span: int, stride: int = 0) -> None:
         self.columns = len(ctx.env_ids)
         self._make = partial(ring, cfg, ctx, span, stride)
-        self._whole = self._make()  # refuses what cannot work before anything is collected
+        self._whole = self._make()  # raises errors before anything is collected
         self.rows, self.device, self.nbytes = self._whole.rows, self._whole.device, self._whole.nbytes
         self._rings: dict[int, R] = {}
         self.read: Callable[[Any, Any, int], Batch] = self._read
-        """``length + 1`` rows from ``row [n]`` on, of the columns ``column [n]``; see ``Ring.read``"""
+        """reads ``length + 1`` rows from ``row [n]`` on, of the columns ``column [n]``; see ``Ring.read``"""
 
     def __iter__(self) -> Iterator[R]:
         return iter(self._rings.values())
@@ -45,7 +45,7 @@ class Rings(Generic[R]):
         """Return the ring of a segment's shard.
 
         Raises:
-            RunError: other shards have its columns.
+            RunError: its columns belong to other shards.
         """
         begin, end, _ = segment.columns.indices(self.columns)
         ring = self._rings.get(segment.shard)
@@ -59,7 +59,7 @@ class Rings(Generic[R]):
             )
         whole = end - begin == self.columns
         ring = self._rings[shard] = self._whole if whole else self._make(columns=range(begin, end))
-        if whole:  # the usual case: it is the only one
+        if whole:  # the common case: the only shard
             self.read = ring.read
         return ring
 
@@ -72,7 +72,7 @@ class Rings(Generic[R]):
         return tree.map(lambda x: x.index_select(1, order.to(x.device)), tree.cat(parts, 1))
 
     def split(self, column: Any) -> Iterator[tuple[R, Any]]:
-        """Yield every ring that has some of the columns ``column [n]``, and their places in it."""
+        """Yield every ring that has some of the columns ``column [n]``, and their positions in ``column``."""
         for ring in self:
             mine = np.flatnonzero((column >= ring.begin) & (column < ring.begin + ring.columns))
             if len(mine):
@@ -100,10 +100,10 @@ class Rings(Generic[R]):
 
 
 def check_feedback(buffer: object, values: Iterable[str], kept: Iterable[str]) -> None:
-    """Check that a buffer keeps what was fed back to it.
+    """Check that a buffer accepts the keys of its feedback.
 
     Raises:
-        RunError: it does not.
+        RunError: it does not accept one of them.
     """
     for key in values:
         if key not in kept:

@@ -1,4 +1,4 @@
-"""Rows of streams in a ring, whatever they are drawn by and wherever they are kept."""
+"""A ring of stream rows, on any device and for any sampling scheme."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from rlplug.buffer.paths import Path, as_stored, leaf_at, put_rows, set_leaf, wi
 from rlplug.types import Batch, ConfigError, RunError
 
 PIECE = 64 * 2**20
-"""bytes of encoded rows that are stored at once, at most; compressed images are padded to the longest of them"""
+"""maximum bytes of encoded rows per chunk; a chunk's compressed images are padded to the longest one"""
 
 
 class Ring:
     """``R`` rows by ``B`` columns. Row ``i`` of the stream lies at ``i % R``.
 
-    An observation is kept once: transition ``t`` is rows ``t`` and ``t + 1``. Stacked and compressed images are
-    encoded (``Images``); of a recurrent state every ``stride``-th row's is kept, where ``stride > 0``.
+    Each observation is stored once: transition ``t`` is rows ``t`` and ``t + 1``. Stacked and compressed images are
+    encoded (``Images``). Recurrent states are stored for every ``stride``-th row, if ``stride > 0``.
 
     Args:
-        span: transitions of one sample, and those that may pass until one begins.
-        stride: rows between the beginnings of two samples; 0: they begin at any row.
-        columns: those of a shard, among the environments of this process; None: all.
+        span: transitions of one sample, plus those before the next one starts.
+        stride: rows between the starts of two samples; 0: they start at any row.
+        columns: columns of a shard, among this process's environments; None: all.
     """
 
     def __init__(self, cfg: Storage, ctx: Context, span: int, stride: int = 0, columns: range | None = None) -> None:
         columns = range(len(ctx.env_ids)) if columns is None else columns
         self.begin, self.columns = columns.start, len(columns)
         self.cfg, self.span, self.stride, self.nested = cfg, span, stride, ctx.spec.nested
-        # stacks of agents, whose axis comes before that of frames, are kept as they are
+        # stacks of agents, whose axis precedes that of frames, are not encoded
         self.stack = ctx.spec.frame_stack if cfg.deduplicate and not ctx.spec.has_agents else 1
         self.rows = cfg.capacity // ctx.num_envs + 1
         least = span + ctx.rollout_length + self.stack - 1
@@ -52,32 +52,32 @@ class Ring:
         self.device = ctx.device if cfg.device == "learner" else torch.device("cpu")
         self.pin = cfg.device == "pinned" and ctx.device.type == "cuda"
         self.written = 0
-        """closed rows; one more is open"""
+        """number of closed rows; one more is open"""
         self.valid: Any = None
-        """which rows are valid, ``[R, B]``, on the host"""
+        """which rows are valid, ``[R, B]``, on the CPU"""
         self._leaves: Batch = {}
-        self._arrays: Batch = {}  # their memory, if it is the host's; NumPy moves a few rows in a third of torch's time
+        self._arrays: Batch = {}  # CPU memory as arrays: NumPy copies a few rows in a third of torch's time
         self._flat: Batch = {}  # the same, [R * B, ...]
         self._carry: Batch = {}
-        self._refreshed = False  # whether recurrent states are no longer those that came with their rows
+        self._refreshed = False  # whether recurrent states were replaced
         self._images: dict[Path, Images] = {}
 
     def __bool__(self) -> bool:
-        """Has anything been written?"""
+        """Return whether anything was written."""
         return bool(self._leaves)
 
     @property
     def first(self) -> int:
-        """The first row that is kept."""
+        """Return the first stored row."""
         return max(0, self.written - self.rows + 1)
 
     @property
     def oldest(self) -> int:
-        """The first row that can be read: images may need others before them."""
+        """Return the first row that can be read: images may need earlier rows."""
         return max(images.oldest for images in self._images.values()) if self._images else self.first
 
     def nbytes(self, row: Batch) -> int:
-        """Bytes that rows like ``row`` (leaves ``[B, ...]``) take."""
+        """Return the bytes of rows like ``row`` (leaves ``[B, ...]``)."""
         rest, total = dict(row), 0
         for path, leaf, stack in self._encoded(row, 1):
             image = leaf.nbytes // self.columns
@@ -92,10 +92,10 @@ class Ring:
     # ---- writing and reading --------------------------------------------------------------------------------------
 
     def write(self, segment: Batch) -> None:
-        """Rows 0..T-1 of a segment are closed; row T waits for its action at the next ``write``.
+        """Write a segment: rows 0..T-1 are closed; row T gets its action from the next ``write``.
 
         Raises:
-            RunError: observations are no stacks, or there is no room for the images of a sample.
+            RunError: observations are not stacks, or the images of a sample do not fit.
         """
         if not self._leaves:
             self.allocate(segment)
@@ -110,7 +110,7 @@ class Ring:
                 raise RunError(TOO_SMALL.format(self.cfg.compressed_share))
 
     def read(self, row: Any, column: Any, length: int) -> Batch:
-        """``length + 1`` rows from ``row [n]`` on, of the columns ``column [n]``; leaves ``[length + 1, n, ...]``."""
+        """Read ``length + 1`` rows from ``row [n]`` on, of columns ``column [n]``; leaves ``[length + 1, n, ...]``."""
         rows = row + np.arange(length + 1)[:, None]
         places = rows % self.rows * self.columns + column
         if self._flat and not self.pin:
@@ -126,24 +126,24 @@ class Ring:
         return batch
 
     def leaf(self, path: Path, row: Any, column: Any = None) -> Any:
-        """Return a leaf that is no image of rows ``row [...]`` as an array on the host, ``[..., B, *]``.
+        """Return a leaf, not an image, of rows ``row [...]`` as a CPU array, ``[..., B, *]``.
 
         Args:
-            column: one for each row, ``[n]`` as ``row [n]``: then ``[n, *]`` is returned.
+            column: one per row, ``[n]`` like ``row [n]``; the result is then ``[n, *]``.
         """
         kept, places = leaf_at(self._leaves, path), (row % self.rows,) if column is None else (row % self.rows, column)
         return kept.numpy()[places] if kept.is_cpu else kept[places].cpu().numpy()
 
     def refresh(self, row: Any, column: Any, carry: Batch) -> None:
-        """Replace the recurrent states before rows ``row [n]``, and before every ``stride``-th row behind.
+        """Replace the recurrent states before rows ``row [n]``, and before every ``stride``-th row after them.
 
-        Of a state that is given twice, the one that was unrolled over more rows is kept.
+        If a state is given twice, the one unrolled over more rows is kept.
 
         Args:
             carry: leaves ``[k, n, ...]``.
 
         Raises:
-            RunError: rows have no state, or these are more or other states than those of a sample's rows.
+            RunError: rows have no states, or ``carry`` does not match those of a sample's rows.
         """
         if not self._carry:
             raise RunError("'carry' was fed back to a buffer whose rows have no recurrent state")
@@ -180,7 +180,7 @@ class Ring:
         return x.pin_memory() if self.pin else x.to(self.device)
 
     def _encode(self, segment: Batch) -> Batch:
-        """Write what is encoded; give the rest."""
+        """Write the encoded observations and return the rest."""
         is_first = segment["is_first"]
         for path, images in self._images.items():
             images.write(self.written, leaf_at(segment, path), is_first)
@@ -192,16 +192,16 @@ class Ring:
         return segment
 
     def _put_states(self, number: int, states: Batch) -> None:
-        """The states of rows ``number * stride`` and following."""
+        """Write the states of rows ``number * stride`` and following."""
         count = len(next(tree.leaves(states)))
         skip = max(0, count - self._states)
         states = tree.take(states, slice(skip, None))
         put_rows(self._carry, states, (number + skip) % self._states, count - skip, self._states)
 
     def allocate(self, like: Batch) -> None:
-        """Make room for rows like those of ``like``, leaves ``[n, B, ...]``.
+        """Allocate memory for rows like those of ``like``, leaves ``[n, B, ...]``.
 
-        A subclass allocates beside them what it keeps for each row, at the place ``row % self.rows``.
+        A subclass also allocates its own data per row, at the place ``row % self.rows``.
         """
         rest = dict(like)
         for path, leaf, stack in self._encoded(like, 2):
@@ -223,7 +223,7 @@ class Ring:
         self._flat = tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self._arrays)
 
     def _zeros(self, like: Batch, length: int) -> Batch:
-        """Zeros, which on the host take memory when they are first written: NumPy maps pages, torch fills them."""
+        """Return zeros; NumPy's, unlike torch's, take CPU memory only when they are written."""
 
         def zeros(x: Tensor) -> Tensor:
             shape = (length, *x.shape[1:])
@@ -235,14 +235,14 @@ class Ring:
 
     @property
     def _states(self) -> int:
-        """How many recurrent states of a column are kept."""
+        """Return the number of recurrent states per column."""
         return -(-self.rows // self.stride)
 
     def _encoded(self, like: Batch, axes: int) -> Iterator[tuple[Path, Any, int]]:
-        """Path and leaf of the observations that are encoded, and how many frames each stacks.
+        """Yield path and leaf of the encoded observations, and the number of stacked frames.
 
         Args:
-            axes: of ``like`` before those of an observation.
+            axes: leading axes of ``like`` before those of an observation.
         """
         parts = {name: {"obs": like[name]["obs"]} for name in self.nested if "obs" in like[name]}
         for path, leaf in tree.items(parts if self.nested else {"obs": like["obs"]} if "obs" in like else {}):
@@ -253,7 +253,7 @@ class Ring:
     # ---- what a checkpoint holds ----------------------------------------------------------------------------------
 
     def save(self, log: RowLog) -> None:
-        """Closed rows are stored once, by as many as share a recurrent state; what is open, each time."""
+        """Save closed rows once, in units that share a recurrent state, and the open rest each time."""
         if not self:
             return
         unit = self.stride or 1
@@ -266,7 +266,7 @@ class Ring:
         log.trim(first // unit)
         rest = self._saved(end, self.written + 1 - end, whole=False)
         log.state = {"written": self.written, "open": rest if self.stride else tree.take(rest, 0)}
-        if self._refreshed:  # rows are not stored again: the states of all
+        if self._refreshed:  # rows are not saved again: save all states
             log.state["carry"] = self._carry
         if self._images:
             log.state["images"] = {
@@ -275,7 +275,7 @@ class Ring:
             }
 
     def _at_once(self, start: int) -> int:
-        """How many rows are taken out at once."""
+        """Return the number of rows to save at a time."""
         if not self._images and not self.stride:
             return self.rows - start % self.rows
         unit = self.stride or 1
@@ -284,10 +284,10 @@ class Ring:
         return max(1, PIECE // row // unit) * unit
 
     def _saved(self, start: int, length: int, whole: bool = True) -> Batch:
-        """Rows ``start`` and following; with recurrent states ``[n, stride, B, ...]``, and one of those for each.
+        """Return rows ``start`` and following; with recurrent states ``[n, stride, B, ...]``, with one state per unit.
 
         Args:
-            whole: they are whole units.
+            whole: return whole units of ``stride`` rows.
         """
         at = start % self.rows
         if at + length <= self.rows:
@@ -304,7 +304,7 @@ class Ring:
         return rows
 
     def load(self, log: RowLog) -> None:
-        """Be as the ring was that saved."""
+        """Restore the state of the saved ring."""
         state = log.state
         self.written = state["written"]
         rest = state["open"] if self.stride else tree.take(state["open"], None)
@@ -325,7 +325,7 @@ class Ring:
             images.resume(self.first, self.written)
 
     def _decoded_like(self, rows: Batch, encoded: Batch) -> Batch:
-        """Rows as they are written, in shape and type."""
+        """Return decoded rows in the shape and dtype of ``write``."""
         for name, known in encoded.items():
             path = tuple(name.split("."))
             saved = leaf_at(rows, path)
@@ -335,7 +335,7 @@ class Ring:
         return rows
 
     def _restore(self, start: int, rows: Batch) -> None:
-        """Rows ``start`` and following as ``_saved`` gave them, without those that are no longer kept."""
+        """Write rows ``start`` and following from ``_saved``, except those that are no longer stored."""
         rows = dict(rows)
         if self._carry:
             self._put_states(start // self.stride, rows.pop("carry"))

@@ -1,4 +1,4 @@
-"""The base of replays: rows of streams in rings, and windows of them, whatever these are drawn by."""
+"""The base class of replays: rings of stream rows, and windows of them, for any sampling scheme."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ R = TypeVar("R", bound=Ring)
 
 
 class Windows(Buffer, Generic[R]):
-    """Keeps the rows of every shard in a ring, and gives windows of ``burn_in + window`` transitions.
+    """Stores the rows of every shard in a ring, and returns windows of ``burn_in + window`` transitions.
 
-    Streams, wrap-around, the open row, shards, images, and checkpoints that store what is new are done here. A subclass
-    says which windows there are, and draws them::
+    This class handles streams, wrap-around, the open row, shards, images, and incremental checkpoints. A subclass
+    defines the windows, and samples them::
 
         class Newest(Windows[Ring]):
-            def __len__(self): ...            # how many windows may be drawn
-            def added(self, ring, first): ... # rows came: keep account of them
-            def draw(self): ...               # rows and columns that windows begin with
+            def __len__(self): ...            # number of windows that can be sampled
+            def added(self, ring, first): ... # update the bookkeeping for new rows
+            def draw(self): ...               # sample the rows and columns at which windows start
 
-    and, if it changes what it gives, ``relabel``. A subclass whose account of rows does not follow from the rows
-    themselves saves it in ``log.state`` behind ``super().save(log)``.
+    and, if it changes samples, ``relabel``. A subclass whose bookkeeping cannot be derived from the rows saves it in
+    ``log.state`` after ``super().save(log)``.
 
     Args:
-        cfg: options, those of ``Storage`` among them.
-        stride: rows between the beginnings of two windows; with ``sequences``, each has the recurrent state before it.
+        cfg: options, including those of ``Storage``.
+        stride: rows between the starts of two windows; with ``sequences``, each has the recurrent state before it.
 
     Raises:
-        ConfigError: ``buffer.capacity`` holds no window and a collected segment, or images cannot be compressed.
+        ConfigError: ``buffer.capacity`` is too small for a window and a segment, or images cannot be compressed.
     """
 
     gives: ClassVar[frozenset[Data]] = frozenset({"windows"})
     sequences: ClassVar[bool] = False
     size_key: ClassVar[str] = "buffer.capacity"
     keeps: ClassVar[tuple[str, ...]] = ("priority",)
-    """what may be fed back; a subclass that draws uniformly takes priorities and ignores them"""
+    """accepted feedback keys; a subclass with uniform sampling accepts priorities and ignores them"""
     relabels: ClassVar[frozenset[str]] = frozenset()
-    """keys of a window, ``obs.<part>`` among them, that need not be as they were added"""
+    """keys of a window, including ``obs.<part>``, that ``relabel`` may change"""
     ring: ClassVar[type[Ring]] = Ring
-    """the class of a ring, for a subclass that keeps numbers beside rows: see ``Ring.allocate``"""
+    """the class of the rings; a subclass may store its own data per row, see ``Ring.allocate``"""
 
     Config: ClassVar[type[Any]] = Storage
 
@@ -61,14 +61,14 @@ class Windows(Buffer, Generic[R]):
 
     @property
     def device(self) -> torch.device:
-        """Where rows are kept."""
+        """Return the device that stores the rows."""
         return self.rings.device
 
     def add(self, segment: Segment) -> None:
-        """Rows 0..T-1 are closed, row T waits for its action at the next ``add``.
+        """Add a segment: rows 0..T-1 are closed; row T gets its action from the next ``add``.
 
         Raises:
-            RunError: observations are no stacks, though the environment says so; or see ``added``.
+            RunError: observations are not stacks, although the environment declares them; or see ``added``.
         """
         ring = self.rings.of(segment)
         first = ring.written
@@ -76,14 +76,14 @@ class Windows(Buffer, Generic[R]):
         self.added(ring, first)
 
     def added(self, ring: R, first: int) -> None:
-        """Keep account of the closed rows ``first`` to ``ring.written - 1`` of a ring; row ``written`` is open.
+        """Update the bookkeeping for closed rows ``first`` to ``ring.written - 1`` of a ring; row ``written`` is open.
 
-        Rows before ``ring.oldest`` are gone. It is also called after ``load``, with all rows of every ring at once.
+        Rows before ``ring.oldest`` are dropped. ``load`` also calls it, with all rows of every ring at once.
         """
         raise NotImplementedError(f"{type(self).__name__}.added")
 
     def __len__(self) -> int:
-        """Return how many windows may be drawn."""
+        """Return the number of windows that can be sampled."""
         raise NotImplementedError(f"{type(self).__name__}.__len__")
 
     def ready(self) -> bool:
@@ -91,25 +91,25 @@ class Windows(Buffer, Generic[R]):
 
     @property
     def warm_up(self) -> int:
-        """Return the environment steps before the first window is whole, in every column."""
+        """Return the environment steps until every column has a complete window."""
         return self.window * self.columns
 
     def draw(self) -> tuple[Any, Any, Batch]:
-        """Return what a sample's windows begin with: ``row`` and ``column``, arrays ``[B]`` of integers, and the rest.
+        """Sample windows: return their first ``row`` and ``column``, integer arrays ``[B]``, and further keys.
 
-        The rest are tensors ``[B]``: ``index``, which is ``row * self.columns + column``, ``sample_prob``, and
-        ``weight`` if it draws by priority. Draw with ``ctx``, and ``self.batch_size`` windows.
+        Further keys are tensors ``[B]``: ``index``, which is ``row * self.columns + column``, ``sample_prob``, and
+        ``weight`` for prioritized sampling. Use the generators of ``ctx``, and sample ``self.batch_size`` windows.
         """
         raise NotImplementedError(f"{type(self).__name__}.draw")
 
     def relabel(self, batch: Batch, row: Any, column: Any) -> None:
-        """Change windows ``[burn_in + window + 1, B]``, in place, that begin with ``row`` and ``column [B]``.
+        """Change windows ``[burn_in + window + 1, B]`` in place; they start at ``row`` and ``column [B]``.
 
-        They are copies; the rows that are kept stay what they were. Nothing by default.
+        They are copies: stored rows do not change. Does nothing by default.
         """
 
     def sample(self) -> Batch:
-        """``[burn_in + window + 1, B]`` with ``index``, ``sample_prob``, and perhaps ``weight [B]``."""
+        """Return ``[burn_in + window + 1, B]`` with ``index``, ``sample_prob``, and optionally ``weight [B]``."""
         row, column, drawn = self.draw()
         batch = self.rings.read(row, column, self.window)
         self.relabel(batch, row, column)
@@ -120,7 +120,7 @@ class Windows(Buffer, Generic[R]):
         """Ignore priorities.
 
         Raises:
-            RunError: something else is fed back than what it ``keeps``.
+            RunError: ``values`` holds a key that is not in ``keeps``.
         """
         check_feedback(self, values, self.keeps)
 
@@ -128,7 +128,7 @@ class Windows(Buffer, Generic[R]):
         return self.rings.nbytes(row)
 
     def save(self, log: RowLog) -> None:
-        """Closed rows are stored once; the open row, which the next ``add`` overwrites, each time."""
+        """Save closed rows once, and the open row, which the next ``add`` overwrites, each time."""
         self.rings.save(log)
 
     def load(self, log: RowLog) -> None:

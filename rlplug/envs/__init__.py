@@ -1,4 +1,4 @@
-"""Turning any environment into one kind of vector environment, ``rlplug.api.VecEnv``."""
+"""Adapters of environments to the vector environment interface, ``rlplug.api.VecEnv``."""
 
 from rlplug.envs.env_list import EnvList
 from rlplug.envs.making import Maker, find, make_list, make_native

@@ -1,4 +1,4 @@
-"""Acrobot-v1 as one vector: Gymnasium has single ones only."""
+"""A vectorized Acrobot-v1: Gymnasium only has the single environment."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MOST = np.array([[AcrobotEnv.MAX_VEL_1], [AcrobotEnv.MAX_VEL_2]])
 class AcrobotVector(VectorEnv[Any, Any, Any]):
     """Gymnasium's equations on arrays ``[4, B]``: two angles [rad] and their velocities.
 
-    Episodes begin in the states in which those of an ``EnvList`` with equal seeds begin. After a step they differ from
-    these by rounding: NumPy squares an array exactly, and a number by ``pow``.
+    Initial states equal those of an ``EnvList`` with equal seeds. After a step, states differ by rounding: NumPy
+    squares arrays exactly, and scalars by ``pow``.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012  as Gymnasium declares it
@@ -36,7 +36,7 @@ class AcrobotVector(VectorEnv[Any, Any, Any]):
         self.angles, self.over = np.zeros((4, num_envs)), np.zeros(num_envs, np.bool_)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin episode 0 of every column. ``seed``: one for each column, or one from which theirs follow."""
+        """Start episode 0 of every column. ``seed``: one per column, or one from which theirs are derived."""
         if seed is None or isinstance(seed, int):
             seed = np.random.SeedSequence(seed).generate_state(self.num_envs)
         self.seeds = np.array([int(one) % 2**64 for one in seed], np.uint64)
@@ -61,7 +61,7 @@ class AcrobotVector(VectorEnv[Any, Any, Any]):
         return obs, reward, terminated, truncated, {}
 
     def replay(self, seeds: Sequence[int], episodes: Sequence[int], actions: Sequence[np.ndarray]) -> None:
-        """Be in the episodes of an ``EnvList``'s columns, behind the actions ``[L]`` of each."""
+        """Restore the episodes of an ``EnvList``'s columns, after the actions ``[L]`` of each."""
         for i, (seed, episode, taken) in enumerate(zip(seeds, episodes, actions, strict=True)):
             one = AcrobotVector(1, self.max_episode_steps)
             one.reset(seed=[seed])
@@ -74,7 +74,7 @@ class AcrobotVector(VectorEnv[Any, Any, Any]):
             self.angles[:, i] = one.angles[:, 0]
 
     def _begin(self, which: Any, obs: np.ndarray) -> None:
-        """Begin the episodes of some columns as ``EnvList`` and ``AcrobotEnv.reset`` do, and write what they show."""
+        """Start the episodes of some columns like ``EnvList`` and ``AcrobotEnv.reset``, and write observations."""
         for i in which:
             (seed,) = np.random.SeedSequence([int(self.seeds[i]), int(self.episodes[i])]).generate_state(1)
             start = np_random(int(seed))[0].uniform(low=-0.1, high=0.1, size=(4,)).astype(np.float32)
@@ -101,11 +101,11 @@ def _moved(angles: np.ndarray, torque: np.ndarray) -> np.ndarray:
 
 
 EQUATIONS = AcrobotEnv.__new__(AcrobotEnv)
-"""Gymnasium's own, of which a number may as well be an array"""
+"""Gymnasium's functions, which also accept arrays"""
 
 
 def _rates(state: np.ndarray) -> np.ndarray:
-    """Return the derivative ``[5, B]`` of angles, velocities and torque, which stays as it is."""
+    """Return the derivative ``[5, B]`` of angles, velocities and the constant torque."""
     *rates, _ = EQUATIONS._dsdt(state)
     return np.stack([*rates, np.zeros_like(state[0])])
 

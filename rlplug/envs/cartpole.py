@@ -1,4 +1,4 @@
-"""CartPole-v1 as a vector that is faster than gymnasium's, and equal to it to the bit."""
+"""A vectorized CartPole-v1 that is faster than Gymnasium's, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 FEW = 12
-"""environments, up to which Python's floats are faster than NumPy's operations, which cost the same for 1 and 100"""
+"""number of environments up to which Python floats are faster than NumPy, which takes as long for 1 as for 100"""
 
 
 class CartPoleVector(CartPoleVectorEnv):
-    """Gymnasium's vector of CartPole-v1 with another ``step``: half of its time for 8 environments, 0.7 for 64."""
+    """Gymnasium's vector of CartPole-v1 with a faster ``step``: 0.5 of its time for 8 environments, 0.7 for 64."""
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         if self._sutton_barto_reward:
@@ -32,7 +32,7 @@ class CartPoleVector(CartPoleVectorEnv):
 
     def _few(self, action: Any) -> Any:
         """Return the next state ``[4, B]``, one environment after another."""
-        angle, rows = self.state[2], []  # cos and sin by NumPy: those of Python's math round otherwise
+        angle, rows = self.state[2], []  # cos and sin by NumPy: Python's math rounds differently
         mass, pole, pole_length, tau = self.total_mass, self.masspole, self.polemass_length, self.tau
         columns = *self.state.tolist(), np.cos(angle).tolist(), np.sin(angle).tolist(), action.tolist()
         for x, x_dot, theta, theta_dot, cos, sin, right in zip(*columns, strict=True):

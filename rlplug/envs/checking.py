@@ -1,4 +1,4 @@
-"""Is what an environment says what its spaces promise?"""
+"""Check an environment's outputs against its spaces."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlplug.envs.spaces import in_words, inside_obs
 from rlplug.types import ConfigError
 
 ROUNDING = 1e-5
-"""so far, relative to a bound, an observation may lie beyond it"""
+"""tolerance of observation bounds, relative to the bound"""
 NUMBERS = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
-"""kinds of numbers that stand for those of a space"""
+"""dtype kinds accepted for each dtype kind of a space"""
 
 
 RESET = "write Gymnasium's (observation, info) = reset(seed=None, options=None)"
@@ -26,13 +26,13 @@ OLD = "what there is looks like Gym before 0.26"
 
 
 class MisfitError(Exception):
-    """An environment said what its spaces do not allow."""
+    """An environment returned a value outside its spaces."""
 
 
 def rules_broken(where: str, error: BaseException) -> str | None:
-    """Return how ``reset`` or ``step`` differs from Gymnasium's, where that is why a caller of it raised ``error``.
+    """Return how ``reset`` or ``step`` breaks Gymnasium's API, if that made its caller raise ``error``.
 
-    The caller is this package or a wrapper of Gymnasium; what an environment raises itself is another matter.
+    The caller is this package or a Gymnasium wrapper; errors of the environment itself are not considered.
     """
     trace, said = error.__traceback__, str(error)
     while trace is not None and trace.tb_next is not None:
@@ -51,14 +51,14 @@ def rules_broken(where: str, error: BaseException) -> str | None:
 
 
 _taken: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""environments that this process has taken over and that still exist, by their identity"""
+"""environments that belong to a vector of this process and still exist, by identity"""
 
 
 def take_over(envs: Iterable[Any]) -> None:
-    """Note environments as those of one vector, which steps and closes them, whatever is wrapped around them.
+    """Register environments, without their wrappers, as those of one vector, which steps and closes them.
 
     Raises:
-        ConfigError: one of them was taken over before, by this vector or by another one, which may be closed.
+        ConfigError: one of them already belongs to this vector or to another one, possibly closed.
     """
     for env in envs:
         inner = getattr(env, "unwrapped", env)
@@ -70,19 +70,19 @@ def take_over(envs: Iterable[Any]) -> None:
 
 
 def check_seeds(seeds: Sequence[int], num_envs: int) -> None:
-    """Check that environments are reset with one seed each; raise ``ValueError``."""
+    """Check that there is one seed per environment, else raise ``ValueError``."""
     if len(seeds) != num_envs:
         raise ValueError(f"{len(seeds)} seeds for {num_envs} environments")
 
 
 def reader(space: Space[Any], n: int | None = None) -> Callable[[Any], Any]:
-    """Function from an environment's observation to the inside one: an array, or a dict of them.
+    """Return a function from an environment's observation to the inside one: an array, or a dict of them.
 
-    It copies only what has to change. It raises ``MisfitError`` where shape or type are not those of the space, or an
-    index (of Discrete, MultiDiscrete, MultiBinary) is out of range; for the bounds of a Box see ``Bounds``.
+    It copies only what has to change. It raises ``MisfitError`` if shape or type do not match the space, or an index
+    (of Discrete, MultiDiscrete, MultiBinary) is out of range; for the bounds of a Box see ``Bounds``.
 
     Args:
-        n: it reads batches of ``n``; None: single observations.
+        n: batch size of the observations; None: single observations.
     """
     return _reader("observation", space, n)
 
@@ -115,7 +115,7 @@ def _reader(name: str, space: Space[Any], n: int | None) -> Callable[[Any], Any]
 
 
 def leaf_reader(name: str, space: Space[Any], n: int | None = None) -> Callable[[Any], np.ndarray]:
-    """Function as that of ``reader``, for a space that is no Dict or Tuple; errors call what it reads ``name``."""
+    """Return a function like ``reader`` for a space that is not a Dict or Tuple, with ``name`` in its errors."""
     assert space.shape is not None
     shape = space.shape if n is None else (n, *space.shape)
     inside = inside_obs(space)
@@ -148,30 +148,30 @@ def leaf_reader(name: str, space: Space[Any], n: int | None = None) -> Callable[
 
 
 def number(reward: Any) -> float:
-    """A reward as one number. Raises ``MisfitError`` if it is none."""
+    """Return a reward as one number. Raises ``MisfitError`` if it is not a number."""
     return float(column("reward", reward, (), "fiub"))
 
 
 def flag(name: str, end: Any) -> bool:
-    """``terminated`` or ``truncated`` as a bool; 0 and 1 stand for one. Raises ``MisfitError`` if it is none."""
+    """Return ``terminated`` or ``truncated`` as a bool; accepts 0 and 1. Raises ``MisfitError`` for other values."""
     return bool(column(name, end, (), "biu"))
 
 
 def column(name: str, given: Any, shape: tuple[int, ...], kinds: str) -> np.ndarray:
-    """What a step says beside its observation, as an array.
+    """Return a value of a step, other than its observation, as an array.
 
     Args:
-        shape: ``[B]``, or ``[]`` of a single environment.
-        kinds: of numbers that it may hold, the usual one first; without floats among them it is True or False.
+        shape: ``[B]``, or ``[]`` for a single environment.
+        kinds: accepted dtype kinds, the most common first; without floats, values are True or False.
 
     Raises:
-        MisfitError: it has another shape or type.
+        MisfitError: shape or type differ.
     """
     if type(given) is np.ndarray and given.dtype.kind == kinds[0] and given.shape == shape:
-        return given  # as mostly, without what the rest costs
+        return given  # the fast, common path
     try:
         x = np.asarray(given)
-    except Exception:  # lists of different lengths; tensors of another device
+    except Exception:  # lists of different lengths; tensors on another device
         x = np.asarray(None)
     is_flag = "f" not in kinds
     wanted = f"{'a bool' if is_flag else 'a number'}{f' for each of {shape[0]} environments' if shape else ''}"
@@ -184,7 +184,7 @@ def column(name: str, given: Any, shape: tuple[int, ...], kinds: str) -> np.ndar
 
 
 def began(answer: Any) -> tuple[Any, Mapping[str, Any]]:
-    """What ``reset`` returned. Raises ``MisfitError`` if it is not (observation, info)."""
+    """Return the result of ``reset``. Raises ``MisfitError`` if it is not (observation, info)."""
     if not isinstance(answer, tuple) or len(answer) != 2:  # pyright: ignore[reportUnknownArgumentType]
         got = f"{len(answer)} values" if isinstance(answer, tuple) else f"one value {_kind(answer)}"  # pyright: ignore[reportUnknownArgumentType]
         raise MisfitError(f"reset() returns {got}; {RESET}")
@@ -193,16 +193,16 @@ def began(answer: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def described(where: str, info: Any) -> Mapping[str, Any]:
-    """The ``info`` of ``reset`` or ``step``. Raises ``MisfitError`` if it is no dict."""
+    """Return the ``info`` of ``reset`` or ``step``. Raises ``MisfitError`` if it is not a dict."""
     if type(info) is not dict and not isinstance(info, Mapping):
         raise MisfitError(f"the info that {where}() returns is {_kind(info)}; it should be a dict")
     return info
 
 
 def writer(space: Space[Any], out: Any) -> Callable[[int, Any], None]:
-    """Function that puts an environment's observation into a row of ``out``, a batch of inside ones.
+    """Return a function that writes an environment's observation to a row of ``out``, a batch of inside ones.
 
-    It raises as the function that ``reader`` gives.
+    It raises the same errors as that of ``reader``.
     """
     read = reader(space)
     if not isinstance(space, Box):
@@ -217,20 +217,20 @@ def writer(space: Space[Any], out: Any) -> Callable[[int, Any], None]:
 
 
 class Bounds:
-    """Finds observations with numbers that their space excludes.
+    """Finds observations outside the bounds of their space.
 
     Args:
-        space: of the inside observations.
+        space: space of the inside observations.
     """
 
     def __init__(self, space: Space[Any]) -> None:
         self._leaves = [(path, leaf, found) for path, leaf in _leaves(space) if (found := limits_of(leaf))]
 
     def find(self, obs: Any) -> tuple[int, int, str] | None:
-        """Row, column and description of the first number that is out of bounds; None where there is none.
+        """Return row, column and description of the first number out of bounds, or None.
 
         Args:
-            obs: rows ``[T, B, ...]``; NaN is not looked at.
+            obs: rows ``[T, B, ...]``; NaN is ignored.
         """
         found: list[tuple[int, int, str]] = []
         for path, space, (low, high) in self._leaves:
@@ -253,7 +253,7 @@ def _leaves(space: Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 def limits_of(space: Space[Any]) -> tuple[Any, Any] | None:
-    """The bounds of an inside leaf, with room for rounding; None where its type has no other numbers."""
+    """Return the bounds of an inside leaf, with a tolerance for rounding; None if its dtype cannot exceed them."""
     match space:
         case Discrete():
             return 0, int(space.n) - 1

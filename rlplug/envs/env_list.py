@@ -1,4 +1,4 @@
-"""Single environments, stepped one after another in this process."""
+"""Single environments, stepped one after the other in this process."""
 
 from __future__ import annotations
 
@@ -34,42 +34,41 @@ from rlplug.envs.spaces import allocate, equal, execute, single_agent
 from rlplug.types import Batch, EnvSpec, EnvTraits, RunError, Tree
 
 RETRIES = 3
-"""new environments in a row, for one that raises again before it makes a step"""
+"""maximum consecutive replacements of an environment that fails before its first step"""
 MOST_RETRIES = 100
-"""new environments for one, in all: a fault that comes back is none that a restart cures"""
+"""maximum replacements per column: a recurring fault is not fixed by a restart"""
 NUMBER, FLAG = (float, int, np.floating, np.integer), (bool, np.bool_)
 LONGEST = 100_000
-"""actions of an episode that are kept; a longer one is not replayed"""
+"""maximum stored actions of an episode; a longer one cannot be replayed"""
 
 
 def _render(envs: Sequence[gymnasium.Env[Any, Any]]) -> Any:
-    return envs[0].render()  # which may be another one than before
+    return envs[0].render()  # a replaced environment is a new object
 
 
 class EnvList:
     """``B`` environments with equal spaces as one ``VecEnv``.
 
-    Every episode has its own seed, drawn from the column's seed and the episode's number alone: it
-    depends neither on the other columns nor on how earlier episodes went. So a column is restored
-    by replaying the actions of its current episode.
+    Every episode has its own seed, derived from the column's seed and the episode's number: it depends neither on
+    other columns nor on earlier episodes. So a column is restored by replaying the actions of its current episode.
 
     The arrays that ``reset`` and ``step`` return are overwritten by the next call.
 
     Args:
-        envs: the environments; the list takes them over and closes them.
-        max_episode_steps: after how many steps they truncate; None: never, or unknown.
-        frame_stack: so many frames are stacked in their observations.
-        mask_key: what action masks are called in ``info``; None: there are none.
-        info_keys: what of ``info`` every row has as an extra.
-        check_bounds: whoever collects shall say so, once, at an observation beyond the bounds of its space.
+        envs: the environments; the list owns and closes them.
+        max_episode_steps: steps after which they truncate; None: never, or unknown.
+        frame_stack: number of frames stacked in their observations.
+        mask_key: key of action masks in ``info``; None: there are none.
+        info_keys: keys of ``info`` that every row has as extras.
+        check_bounds: collectors report once if an observation exceeds the bounds of its space.
         env_ids: the environments' global numbers, for messages.
-        seed_bits: 32, or 31 for environments that take signed numbers of 32 bits.
-        remake: makes an environment in place of one that raises or says what its spaces do not allow; its column
-            begins the next episode, and ``step`` says so in ``restarted [B]``. None: the run stops.
+        seed_bits: 32, or 31 for environments that take signed 32-bit integers.
+        remake: makes a replacement for an environment that raises or returns values outside its spaces; its column
+            starts the next episode, and ``step`` marks it in ``restarted [B]``. None: the run stops.
 
     Raises:
-        ConfigError: two of the environments are one object, or one belongs to another vector; they have spaces that
-            cannot be served, or ``info`` lacks what is asked for.
+        ConfigError: two of the environments are one object, or one belongs to another vector; their spaces are not
+        supported, or ``info`` lacks a requested key.
     """
 
     autoreset = AutoresetMode.NEXT_STEP
@@ -95,7 +94,7 @@ class EnvList:
         self._actions: list[list[Any]] = [[] for _ in range(n)]
         self._final, self._warned = [False] * n, False
         self._failures = [0] * n  # since the last step
-        self._replaced = [0] * n  # environments, so far
+        self._replaced = [0] * n  # replacements so far
         self._steps = [env.step for env in self.envs]
         obs_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
         self._mask_key = mask_key
@@ -114,7 +113,7 @@ class EnvList:
         self.place(rows_of(self.spec, n))
 
     def place(self, rows: Batch) -> None:
-        """Write into these arrays, which look like those of ``rows_of``, from the next ``reset`` on."""
+        """Write into these arrays, shaped like those of ``rows_of``, from the next ``reset`` on."""
         self._mask = rows.get("action_mask")
         self._first = {key: rows[key] for key in ("obs", *self.spec.extras)}
         self._obs, self._write = rows["obs"], writer(self.envs[0].observation_space, rows["obs"])
@@ -122,11 +121,11 @@ class EnvList:
         self._restarted = rows["restarted"]
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin episode 0 of every column.
+        """Start episode 0 of every column.
 
         Raises:
-            ValueError: not one seed a column.
-            RunError: an environment raises, or says what its spaces do not allow.
+            ValueError: there is not one seed per column.
+            RunError: an environment raises, or returns values outside its spaces.
         """
         check_seeds(seeds, self.num_envs)
         self._seeds = [int(seed) for seed in seeds]
@@ -135,10 +134,10 @@ class EnvList:
         return dict(self._first)
 
     def step(self, action: np.ndarray) -> Batch:
-        """One step of every column; a column whose row is final begins its next episode instead.
+        """Step every column; a column whose row is final starts its next episode instead.
 
         Raises:
-            RunError: as ``reset``.
+            RunError: as for ``reset``.
         """
         reward, terminated, truncated = self._reward, self._terminated, self._truncated
         self._restarted[:] = False
@@ -173,9 +172,9 @@ class EnvList:
         return self._first | said
 
     def state(self) -> Tree | None:
-        """Each column's seed, episode and that episode's actions ``[L, ...]``; all columns' rows.
+        """Return each column's seed, episode and its actions ``[L, ...]``, and all columns' rows.
 
-        None while an episode is too long to be replayed, of which the first call that finds one warns.
+        Returns None, with a warning the first time, while an episode is too long to be replayed.
         """
         if any(len(log) >= LONGEST for log in self._actions):
             if not self._warned:
@@ -195,7 +194,7 @@ class EnvList:
         }
 
     def load(self, state: Tree) -> None:
-        """Replay every column's current episode. Warns where an environment did not do the same again."""
+        """Replay every column's current episode. Warns if an environment does not reproduce it."""
         self._seeds = list(state["seeds"])
         for i, (episode, actions) in enumerate(zip(state["episodes"], state["actions"], strict=True)):
             self._begin(i, episode)
@@ -217,7 +216,7 @@ class EnvList:
             )
 
     def close(self) -> None:
-        """Close all environments; one that raises then keeps nobody from ending, and is told of once."""
+        """Close all environments; an error in one is reported once and does not stop the others."""
         for env in self.envs:
             close(env)
 
@@ -228,10 +227,10 @@ class EnvList:
             self._replace(i, error, error.__cause__)
 
     def _replace(self, i: int, failure: RunError, cause: BaseException | None) -> None:
-        """Put a new environment in place of one that failed, and begin its next episode.
+        """Replace a failed environment, and start its next episode.
 
         Raises:
-            RunError: ``failure``, if there shall be no other one, or others failed before.
+            RunError: ``failure``, if replacements are off or exhausted.
         """
         self._failures[i] += 1
         self._replaced[i] += 1
@@ -269,12 +268,12 @@ class EnvList:
             raise self._failure(i, "reset", error) from error
 
     def _seed(self, i: int) -> int:
-        """Of the column's current episode, ``[0, 2**seed_bits)``."""
+        """Return the seed of the column's current episode, in ``[0, 2**seed_bits)``."""
         drawn = np.random.SeedSequence([self._seeds[i], self._episodes[i]]).generate_state(1)[0]
         return int(drawn) >> (32 - self._seed_bits)
 
     def _needs_31_bits(self, i: int) -> bool:
-        """Whether an environment that failed to reset does so with a seed of 31 bits."""
+        """Return whether an environment that failed to reset accepts a seed of 31 bits."""
         if self._seed(i) < 2**31:
             return False
         with suppress(Exception, SystemExit):
@@ -305,7 +304,7 @@ class EnvList:
 
 
 def close(env: Any) -> None:
-    """Close an environment, or a vector; if it raises, say so once."""
+    """Close an environment or a vector; report an error once."""
     try:
         env.close()
     except (Exception, SystemExit) as error:
@@ -314,12 +313,12 @@ def close(env: Any) -> None:
 
 @cache
 def tell_once(line: str) -> None:
-    """Print a line for the user, the first time that this process has it."""
+    """Print a line once per process."""
     print(f"rlplug: {line}", file=sys.stderr, flush=True)
 
 
 def rows_of(spec: EnvSpec, n: int) -> Batch:
-    """Zeros for what ``n`` environments say."""
+    """Allocate zero rows for ``n`` environments."""
     rows: Batch = {
         "obs": allocate(spec.single_agent.obs, n),
         "reward": np.zeros(n, np.float32),

@@ -1,4 +1,4 @@
-"""Environments that run in EnvPool's C++ threads, under their Gymnasium names."""
+"""Environments in EnvPool's C++ threads, under their Gymnasium names."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rlplug.types import ConfigError, RunError
 NAMES = {"Taxi-v4": "Taxi-v3"}
 """Names that differ. (With its default arguments Taxi-v4 is what Taxi-v3 is.)"""
 ENDLESS = ("CliffWalking",)
-"""What EnvPool plays without any time limit."""
+"""Environments without a time limit in EnvPool."""
 MASKED = ("Taxi",)
-"""What has action masks in Gymnasium, and none in EnvPool."""
+"""Environments with action masks in Gymnasium, but not in EnvPool."""
 ATARI = {"use_fire_reset": False, "reward_clip": False, "episodic_life": False, "repeat_action_probability": 0.25}
-"""What else EnvPool is told of an Atari game, so that it is the one that ALE registers."""
+"""EnvPool options that make an Atari game equal to the one that ALE registers."""
 
 
 def make_envpool(
@@ -43,18 +43,18 @@ def make_envpool(
     frame_stack: int = 1,
     **options: Any,
 ) -> NativeVector:
-    """``num_envs`` environments of EnvPool.
+    """Make ``num_envs`` environments of EnvPool.
 
     Args:
         id: as registered with Gymnasium.
         kwargs: EnvPool's options of the environment.
-        max_episode_steps: None: EnvPool's default, which mostly is what Gymnasium registers.
-        atari: preprocess images; EnvPool plays Atari in no other way. ``frame_skip``, ``sticky_actions``,
-            ``fire`` and ``frame_stack`` belong to it.
+        max_episode_steps: None: EnvPool's default, mostly the one registered with Gymnasium.
+        atari: preprocess images, which EnvPool requires for Atari, by ``frame_skip``, ``sticky_actions``, ``fire``
+            and ``frame_stack``.
         options: ``drop``, ``select``, ``check_bounds`` and ``env_ids`` of ``NativeVector``.
 
     Raises:
-        ConfigError: EnvPool is not installed, has no such environment, or does not do what is asked for.
+        ConfigError: EnvPool is not installed, has no such environment, or does not support an option.
     """
     try:
         envpool: Any = import_module("envpool")
@@ -96,11 +96,11 @@ def make_envpool(
 class Pool(VectorEnv[Any, Any, Any]):
     """An environment of EnvPool as a vector environment that can be seeded more than once.
 
-    Each column has a generator of its own, which goes on from one episode to the next. Where an episode terminates
-    in the last step that is allowed, EnvPool says truncated only.
+    Each column has its own generator, which continues over episodes. If an episode terminates in its last allowed step,
+    EnvPool only reports truncation.
 
     Raises:
-        ConfigError: EnvPool does not take these options.
+        ConfigError: EnvPool does not accept these options.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012  as Gymnasium declares it
@@ -117,23 +117,23 @@ class Pool(VectorEnv[Any, Any, Any]):
         self.over = np.zeros(num_envs, np.bool_)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in every column; with a seed in a new pool, since EnvPool is seeded when it is made."""
+        """Start an episode in every column; with a seed, in a new pool, since EnvPool is seeded at construction."""
         if seed is not None:
-            self.pool = None  # before there is another one
+            self.pool = None  # free it before making a new one
             self.pool = self._make(seed)
         self.over[:] = False
         return self.pool.reset()
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One step of every column; one that has ended begins its next episode instead.
+        """Step every column; an ended one starts its next episode instead.
 
         Raises:
-            RunError: EnvPool lets an episode go on beyond ``max_episode_steps``.
+            RunError: EnvPool continues an episode beyond ``max_episode_steps``.
         """
         obs, reward, terminated, truncated, info = self.pool.step(actions)
         if self.max_episode_steps and info["elapsed_step"].max() > self.max_episode_steps:
             raise RunError(f"EnvPool plays {self.name} beyond env.max_episode_steps; use another env.backend")
-        reward = np.where(self.over, np.float32(0), reward)  # the DeepMind Control suite rewards a reset
+        reward = np.where(self.over, np.float32(0), reward)  # resets of the DeepMind Control suite have rewards
         self.over = terminated | truncated
         return obs, reward, terminated, truncated, info
 
@@ -155,7 +155,7 @@ class Pool(VectorEnv[Any, Any, Any]):
             names = ", ".join(f"{key}={value!r}" for key, value in known.items()) or "nothing"
             raise ConfigError("env.kwargs", f"EnvPool's {self.name} {what}; it takes {names}") from error
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of bounds that are rounded to float32; the spaces are kept from then on
+            warnings.simplefilter("ignore")  # about bounds rounded to float32; the spaces are cached
             _ = pool.observation_space, pool.action_space
         return pool
 
@@ -168,7 +168,7 @@ _POOL = (
 
 
 def _name(id: str, kwargs: dict[str, Any], known: Sequence[str]) -> str:
-    """What EnvPool calls the environment. Takes those arguments out that are part of the name."""
+    """Return EnvPool's name of the environment. Removes arguments that are part of the name from ``kwargs``."""
     name = id.rpartition(":")[2].removeprefix("ALE/")
     if name.startswith("LunarLander-") and kwargs.pop("continuous", False):
         name = name.replace("LunarLander-", "LunarLanderContinuous-")
@@ -181,7 +181,7 @@ def _name(id: str, kwargs: dict[str, Any], known: Sequence[str]) -> str:
 
 
 def _unbound(space: Space[Any]) -> Space[Any]:
-    """A space without the bounds that EnvPool gives where there are none: smallest positive and largest float."""
+    """Return a space without EnvPool's placeholders for missing bounds, the smallest positive and largest float."""
     if isinstance(space, Dict):
         return Dict({key: _unbound(sub) for key, sub in space.spaces.items()})
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):

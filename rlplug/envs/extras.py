@@ -1,4 +1,4 @@
-"""Numbers out of an environment's ``info`` that every row has beside its observation."""
+"""Extras: numbers from an environment's ``info`` that every row has."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rlplug.envs.spaces import inside_obs
 from rlplug.types import KEYS, Batch, ConfigError
 
 OPTION = "env.info_keys"
-SUCCESS = "is_success"  # whether an episode has reached what it was for: Gymnasium-Robotics' name
+SUCCESS = "is_success"  # whether an episode has reached its goal; the name is Gymnasium-Robotics'
 RESERVED = {*KEYS, "restarted"} - {"state"}
 
 
 class Extras:
-    """Reads the named keys of ``info``. Shape and type of each are those of the first reset.
+    """Reads the named keys of ``info``. The first reset determines their shapes and types.
 
-    Floats become float32, as observations do; integers and bools stay what they are. ``is_success`` is of steps alone:
-    where no reset gives it, it is a number, and 0 in an episode's first row.
+    Floats become float32, like observations; integers and bools do not change. Resets may omit ``is_success``: it is
+    then a float, and 0 in an episode's first row.
 
     Args:
-        keys: which ones, in this order.
-        info: what the environment says at its first reset.
+        keys: the keys, in order.
+        info: the ``info`` of the environment's first reset.
 
     Raises:
-        ConfigError: a name means something else in a batch; ``info`` lacks it, or has something that is not numeric.
+        ConfigError: a key is reserved in batches, missing in ``info``, or not numeric.
     """
 
     def __init__(self, keys: Sequence[str], info: Mapping[str, Any]) -> None:
@@ -45,10 +45,10 @@ class Extras:
         self._read = {key: leaf_reader(f"info[{key!r}]", space) for key, space in self.spaces.items()}
 
     def write(self, rows: Batch, i: int, info: Mapping[str, Any], begins: bool = False) -> None:
-        """Put what ``info``, of a reset where an episode ``begins``, has into row ``i`` of ``rows``, ``[B, ...]`` each.
+        """Write the extras of ``info``, from a reset if ``begins``, to row ``i`` of ``rows``, ``[B, ...]`` each.
 
         Raises:
-            MisfitError: a key is not there, or is not as it was at the first reset.
+            MisfitError: a key is missing, or its shape or type differs from the first reset.
         """
         for key, read in self._read.items():
             if key in self._later:

@@ -1,4 +1,4 @@
-"""Atari games that wait for FIRE before a life begins, as Breakout does: a policy that never fires would wait too."""
+"""Wrappers for Atari games that wait for FIRE before each life, such as Breakout."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlplug.types import ConfigError
 
 
 def fire_of(env: gymnasium.Env[Any, Any]) -> int:
-    """Return the action that is FIRE.
+    """Return the index of the FIRE action.
 
     Raises:
-        ConfigError: the environment is no Atari game, or has no such action.
+        ConfigError: the environment is not an Atari game, or has no FIRE action.
     """
     meanings = getattr(env.unwrapped, "get_action_meanings", list[str])()
     if "FIRE" not in meanings:
@@ -25,7 +25,7 @@ def fire_of(env: gymnasium.Env[Any, Any]) -> int:
 
 
 class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Takes FIRE instead of the first action of every life; what was chosen has no effect there, as a sticky action."""
+    """Replaces the first action of every life by FIRE, as a sticky action would replace it."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -43,7 +43,7 @@ class Fire(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FireVector(VectorWrapper[Any, Any, Any]):
-    """The same for a vector of autoreset mode ``NEXT_STEP``, where a reset shows as a change of lives or an end."""
+    """Does the same for a vector with autoreset mode ``NEXT_STEP``, which detects resets by lives and episode ends."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], fire: int) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""What an environment rewards, and what ends its episodes, for goals that are chosen in hindsight."""
+"""An environment's rewards and terminations for goals chosen in hindsight."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ REWARD, TERMINATED = "compute_reward", "compute_terminated"
 
 
 class EnvGoals:
-    """The ``compute_reward`` and ``compute_terminated`` of an environment, as those of Gymnasium-Robotics' ``GoalEnv``.
+    """Calls an environment's ``compute_reward`` and ``compute_terminated``, as in Gymnasium-Robotics' ``GoalEnv``.
 
-    Both take achieved goals, desired goals and ``info``, which is empty here. Most environments' functions take many
-    goals at once, as arrays with a leading axis. Each is tried on a few, and called for one transition at a time if it
-    does not return for all what it returns for each.
+    Both take achieved goals, desired goals and ``info``, which is empty here. Most environments accept batches of
+    goals, arrays with a leading axis. Each function is tested on a small batch, and called for one transition at a time
+    if the results differ.
 
     Args:
-        env: the environment, which may be closed afterwards.
+        env: the environment; it may be closed afterwards.
 
     Raises:
-        ConfigError: its goals are no arrays, or its functions raise.
+        ConfigError: its goals are not arrays, or its functions raise.
     """
 
     def __init__(self, env: Any) -> None:
         self.name = env.spec.id if env.spec else str(env)
         space: Any = env.observation_space["achieved_goal"]
         self.dtype, self.start = space.dtype, getattr(space, "start", 0)
-        draws = deepcopy(space)  # the environment's own draws stay what they are
+        draws = deepcopy(space)  # keeps the environment's own generator unchanged
         draws.seed(0)
         some = [draws.sample() for _ in range(6)]
         pairs = np.asarray(some[:4]), np.asarray([*some[:2], *some[4:]])  # two transitions reach their goals
@@ -56,7 +56,7 @@ class EnvGoals:
         try:
             if np.allclose(every(achieved, desired), wanted):
                 return every
-        except Exception:  # it is one that knows single goals
+        except Exception:  # it only accepts single goals
             pass
         print(f"rlplug: {called} takes one goal at a time, which makes samples slow", file=sys.stderr, flush=True)
         return each
@@ -68,11 +68,11 @@ class EnvGoals:
         return self._terminated and self._terminated(*self._outside(achieved, desired)).astype(np.bool_)
 
     def _outside(self, *goals: Any) -> tuple[Any, ...]:
-        """Return goals as the environment's own spaces have them."""
+        """Return goals in the format of the environment's own spaces."""
         goals = tuple(goal.astype(self.dtype, copy=False) for goal in goals)
         return tuple(goal + self.start for goal in goals) if np.any(self.start) else goals
 
 
 def goals_of(env: Any) -> EnvGoals | None:
-    """Return the goals of a ``gymnasium.Env``; None: it has no ``compute_reward``."""
+    """Return the ``EnvGoals`` of a ``gymnasium.Env``, or None if it has no ``compute_reward``."""
     return EnvGoals(env) if env.has_wrapper_attr(REWARD) else None

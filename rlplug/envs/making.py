@@ -1,4 +1,4 @@
-"""Environments by their Gymnasium id, and what to say when there is none."""
+"""Make environments by Gymnasium id, with errors that suggest a fix."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ PACKAGES = {
     "dm_control": ("shimmy", "shimmy[dm-control]"),
     **dict.fromkeys(("Fetch", "Hand", "AntMaze", "PointMaze"), ("gymnasium_robotics", "rlplug[robotics]")),
 }
-"""Beginning of an id -> the module that registers it, and what pip calls that."""
+"""Prefix of an id -> the module that registers it, and its pip name."""
 VECTORS = {
     "Acrobot-v1": ("rlplug.envs.acrobot:AcrobotVector", 6),
     "CartPole-v1": ("rlplug.envs.cartpole:CartPoleVector", 1),
 }
-"""Vectors of our own, and how many environments make one faster than a list of them."""
+"""rlplug's own vectors, and the number of environments from which they are faster than a list."""
 OWN = ("check_bounds", "env_ids", "seed_bits")
-"""what a vector is told, and no wrapper"""
+"""options of a vector, not of wrappers"""
 OLD_ATARI = re.compile(r"([A-Z][A-Za-z]+?)(-ram|)(Deterministic|NoFrameskip|)-v([04])")
-"""What Gym called an Atari game"""
+"""Gym's old ids of Atari games"""
 STICKY, FRAMES = "repeat_action_probability", "max_num_frames_per_episode"
 ATARI = {"noop_max": 30, "reward_clipping": False, "use_fire_reset": False, "episodic_life": False}
-"""What ALE's vector is told to do as ``gymnasium.wrappers.AtariPreprocessing`` does."""
+"""Options that make ALE's vector equal to ``gymnasium.wrappers.AtariPreprocessing``."""
 
 
 def find(env_id: str) -> EnvSpec:
-    """What is registered under ``Name-v0``, ``namespace/Name-v0`` or ``module:Name-v0`` (imports the module).
+    """Return the spec registered as ``Name-v0``, ``namespace/Name-v0`` or ``module:Name-v0`` (imports the module).
 
     Raises:
-        ConfigError: nothing is; says what is there, or what to install.
+        ConfigError: there is none; the message lists similar ids, or what to install.
     """
     module, _, name = env_id.rpartition(":")
     if module:
@@ -67,7 +67,7 @@ def find(env_id: str) -> EnvSpec:
     versions = [registered for registered in gymnasium.registry if _base(registered) == base]
     if versions:
         raise ConfigError("env.id", f"there is no {name!r}; its versions are {', '.join(versions)}")
-    lower = {_base(registered).lower(): registered for registered in gymnasium.registry}  # of the newest version
+    lower = {_base(registered).lower(): registered for registered in gymnasium.registry}  # the newest version of each
     near = [lower[match] for match in difflib.get_close_matches(base.lower(), lower)]
     hint = f"did you mean {' or '.join(near)}?" if near else "nothing registered has a similar name."
     raise ConfigError(
@@ -78,10 +78,10 @@ def find(env_id: str) -> EnvSpec:
 
 
 def _find_old_atari(name: str, older: re.Match[str]) -> None:
-    """Import what registers Atari games, if an id may be one that Gym gave them.
+    """Import the package that registers Atari games, if an id may be one of Gym's old ones.
 
     Raises:
-        ConfigError: it is one, and what registers them is not installed, or knows it by another id alone.
+        ConfigError: it is one, and the package is not installed, or only has the game under another id.
     """
     game, ram, kind, version = older.groups()
     now, package = f"ALE/{game}-v5", PACKAGES["ALE"][1]
@@ -103,13 +103,13 @@ def _find_old_atari(name: str, older: re.Match[str]) -> None:
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes a single environment, here or in another process.
+    """Makes a single environment, in this or another process.
 
     Args:
-        spec: what ``find`` returned.
-        kwargs: for the environment's constructor.
-        wrapping: what is done to it.
-        module: the one that registers it, if it has to be imported.
+        spec: the result of ``find``.
+        kwargs: arguments of the environment's constructor.
+        wrapping: its wrappers.
+        module: the module that registers it, if it must be imported.
     """
 
     spec: EnvSpec
@@ -118,10 +118,10 @@ class Maker:
     module: str = ""
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """A new environment.
+        """Make an environment.
 
         Raises:
-            ConfigError: it cannot be made; says why, and what to install.
+            ConfigError: it cannot be made; the message has the reason, and what to install.
         """
         if self.module:
             importlib.import_module(self.module)
@@ -130,9 +130,9 @@ class Maker:
             _require_atari(self.spec)
             sticky = self.wrapping.sticky_actions
             kwargs = {"frameskip": 1, **({} if sticky is None else {STICKY: sticky}), **kwargs}
-        # EnvList resets before it steps: no order to enforce, and nothing to check at every step.
+        # EnvList resets before it steps and checks the results: no need for Gymnasium's order and environment checkers.
         bare = replace(self.spec, order_enforce=False, disable_env_checker=True)
-        # A limit that is asked for counts steps of the wrapped environment, and stands in place of the registered one.
+        # A requested limit counts steps of the wrapped environment, and replaces the registered one.
         limit = None if self.wrapping.max_episode_steps is None else -1
 
         def make() -> gymnasium.Env[Any, Any]:
@@ -142,7 +142,7 @@ class Maker:
 
     @property
     def offers(self) -> dict[str, Any]:
-        """What an ``EnvList`` of them has to be told."""
+        """Return the options of an ``EnvList`` of these environments."""
         registered = self.spec.max_episode_steps
         if registered is None and self.wrapping.atari:
             registered = (self.spec.kwargs | dict(self.kwargs)).get(FRAMES)
@@ -161,16 +161,16 @@ def make_list(
     max_episode_steps: int | None = None,
     **options: Any,
 ) -> EnvList:
-    """``num_envs`` environments in a Python loop.
+    """Make ``num_envs`` environments in a Python loop.
 
     Args:
         spec: what ``find`` returned.
         kwargs: for the environment's constructor.
         max_episode_steps: None: as registered.
-        options: further ones of ``Wrapping`` and of ``EnvList``.
+        options: further options of ``Wrapping`` and ``EnvList``.
 
     Raises:
-        ConfigError: the environment cannot be made; says why, and what to install.
+        ConfigError: the environment cannot be made; the message has the reason, and what to install.
     """
     own = {key: options.pop(key) for key in OWN if key in options}
     make = Maker(spec, kwargs or {}, Wrapping(max_episode_steps=max_episode_steps, **options))
@@ -178,8 +178,8 @@ def make_list(
 
 
 def render_modes(spec: EnvSpec) -> list[str]:
-    """What an environment says that it can render; empty: it does not say, or cannot be loaded."""
-    with suppress(Exception):  # of any kind, from its module: whoever makes it says so
+    """Return an environment's declared render modes; empty if there are none, or it cannot be loaded."""
+    with suppress(Exception):  # any error of its module: making the environment reports it
         return [*getattr(_creator(spec.entry_point), "metadata", {}).get("render_modes", ())]
     return []
 
@@ -198,7 +198,7 @@ def _require_atari(spec: EnvSpec) -> None:
 
 
 def why_not_native(spec: EnvSpec, wrapping: Wrapping, kwargs: Mapping[str, Any] | None = None) -> str | None:
-    """Why the environment's own vector cannot be taken; None: it can."""
+    """Return why the environment's own vector cannot be used, or None if it can."""
     if (kwargs or {}).get("render_mode") is not None:
         return "env.kwargs.render_mode is of single environments: a vector shows nothing"
     if spec.vector_entry_point is None or spec.additional_wrappers:
@@ -227,7 +227,7 @@ def has_native(
     num_envs: int = sys.maxsize,
     kwargs: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Does the environment have a vector of its own, can that do what is asked for, and are they enough to pay?"""
+    """Return whether the environment has its own vector that supports the options and is faster than a list."""
     _, least = VECTORS.get(spec.id, ("", 1))
     return num_envs >= least and why_not_native(spec, wrapping or Wrapping(), kwargs) is None
 
@@ -239,7 +239,7 @@ def make_native(
     max_episode_steps: int | None = None,
     **options: Any,
 ) -> NativeVector:
-    """``num_envs`` environments that are one vector by themselves. Arguments and errors as ``make_list``."""
+    """Make ``num_envs`` environments as the environment's own vector. Arguments and errors as for ``make_list``."""
     own = {key: options.pop(key) for key in OWN if key in options}
     wrapping = Wrapping(max_episode_steps=max_episode_steps, **options)
     if wrapping.atari:
@@ -274,18 +274,18 @@ def _base(name: str) -> str:
 def _import(module: str, message: str) -> None:
     try:
         importlib.import_module(module)
-    except Exception as error:  # of the module itself, or of a name that is none
+    except Exception as error:  # from the module itself, or for an invalid name
         raise ConfigError("env.id", f"{message} ({error})") from error
 
 
 def _explain(env_id: str, entry_point: Any, make: Callable[[], E]) -> E:
-    """``make()``, its exceptions turned into ones that tell the user what to do."""
+    """Call ``make()``, and convert its exceptions to errors that suggest a fix."""
     try:
         return make()
     except ConfigError:
         raise
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        # Gymnasium names its own extras; ours hold the versions that go together.
+        # Gymnasium names its own extras; rlplug's pin compatible versions.
         said = re.sub(r"[\"']?gymnasium\[(box2d|mujoco)\][\"']?", r"'rlplug[\1]'", str(error))
         if "ale_py" in str(entry_point):
             said = re.sub(r"[\"']?gymnasium\[\w+\][\"']?", "'rlplug[atari]'", said)

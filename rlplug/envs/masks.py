@@ -1,4 +1,4 @@
-"""Action masks: which actions an environment allows."""
+"""Action masks of environments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Masks:
     """Reads the masks ``[A]`` of an action space: ``A`` is ``n`` of a Discrete, ``sum(nvec)`` of a MultiDiscrete.
 
     Args:
-        key: what the environment calls them in its ``info``.
+        key: their key in ``info``.
     """
 
     def __init__(self, space: Discrete | MultiDiscrete, key: str) -> None:
@@ -25,14 +25,14 @@ class Masks:
         self._starts = np.cumsum(sizes) - sizes
 
     def read(self, info: Mapping[str, Any], final: bool, terminated: bool) -> np.ndarray:
-        """The mask of one row, ``[A]`` bool. After an end, everything is allowed where the environment says no more.
+        """Return the mask of one row, ``[A]`` bool. After an episode's end, a missing mask allows everything.
 
         Args:
-            final: the row is the last one of an episode: nobody acts on it.
-            terminated: nor asks what the best action would be.
+            final: the row is the last one of an episode: no action follows.
+            terminated: the episode terminated: no value is bootstrapped either.
 
         Raises:
-            MisfitError: there is none, it has another size or type, or it forbids every action.
+            MisfitError: the mask is missing, has another size or type, or forbids every action.
         """
         given = info.get(self.key)
         if given is None:
@@ -57,20 +57,20 @@ class Masks:
 
 
 def late(key: str) -> MisfitError:
-    """What is wrong with an environment whose masks begin behind its first reset: it was taken for one without."""
+    """Return the error for an environment whose first reset has no mask, but a later row does."""
     return MisfitError(f"info has {key!r}, which the first reset had not; give it at every reset, or env.mask_key=null")
 
 
 def find_masks(space: Space[Any], key: str | None, info: Mapping[str, Any]) -> Masks | None:
-    """The reader of an environment's masks; None where it gives none.
+    """Return the reader of an environment's masks, or None if it has none.
 
     Args:
-        space: of the environment's actions.
-        key: what masks are called; None: there are none.
-        info: what the environment says at a reset.
+        space: the environment's action space.
+        key: key of masks; None: there are none.
+        info: the ``info`` of a reset.
 
     Raises:
-        ConfigError: it gives masks for actions that have none.
+        ConfigError: it has masks for an action space that does not support them.
     """
     if key is None or key not in info:
         return None

@@ -1,4 +1,4 @@
-"""Missions of MiniGrid, which are sentences, as numbers."""
+"""MiniGrid missions as word indices."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ BABYAI = (
     *("left", "next", "object", "of", "on", "open", "pick", "purple", "put", "red", "right", "the", "then", "to"),
     *("up", "yellow", "you", "your"),
 )
-"""All words of BabyAI, whose mission space does not know them"""
+"""All words of BabyAI, which its mission space does not list"""
 BABYAI_LONGEST = 72
-"""words: put <object> next to <object> and ..., then put ... and ..., with 7 words for every object"""
+"""maximum words: put <object> next to <object> and ..., then put ... and ..., with 7 words per object"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MissionWrapping(Wrapping):
-    """``Wrapping`` of an environment of MiniGrid or BabyAI.
+    """``Wrapping`` of MiniGrid and BabyAI environments.
 
-    With ``mission`` its observation has ``mission [L]``: the numbers of its words, counted from 1, and 0 behind the
-    last one. Which word has which number follows from the environment's mission space alone. False: it is left out;
-    None: where it is always the same.
+    With ``mission``, observations have ``mission [L]``: the indices of its words, from 1, padded with 0. Indices depend
+    only on the environment's mission space. False: remove the mission; None: remove it if it is always the same.
     """
 
     mission: bool | None = None
@@ -41,7 +40,7 @@ class MissionWrapping(Wrapping):
         """Wrap an environment.
 
         Raises:
-            ConfigError: also where it has no mission, or one without words, and shall show it.
+            ConfigError: also if ``mission`` is set, and the environment has no mission, or one without words.
         """
         space = env.observation_space
         if not isinstance(space, Dict) or KEY not in space.spaces:
@@ -61,7 +60,7 @@ class MissionWrapping(Wrapping):
 
 
 class _Tokens:
-    """Puts the numbers of its words in place of the mission of an observation."""
+    """Replaces the mission of an observation by the indices of its words."""
 
     def __init__(self, words: tuple[str, ...], length: int) -> None:
         self.numbers, self.length = {word: i for i, word in enumerate(words, 1)}, length
@@ -77,10 +76,10 @@ class _Tokens:
 
 
 def _language(space: Any) -> tuple[tuple[str, ...], int, bool]:
-    """All words of a mission space, those of its longest mission, and whether there are several missions.
+    """Return the words of a mission space, the length of its longest mission, and whether there are several missions.
 
     Raises:
-        ConfigError: it is no mission space.
+        ConfigError: it is not a mission space.
     """
     if type(space).__name__ == "BabyAIMissionSpace":
         return BABYAI, BABYAI_LONGEST, True

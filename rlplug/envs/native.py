@@ -1,4 +1,4 @@
-"""Environments that are vectors by themselves."""
+"""Environments with their own vector implementation."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ from rlplug.types import Batch, ConfigError, EnvTraits, RunError, Tree
 
 
 class NativeVector:
-    """A ``gymnasium.vector.VectorEnv`` of any autoreset mode as a ``VecEnv``.
+    """Adapts a ``gymnasium.vector.VectorEnv`` with any autoreset mode to ``VecEnv``.
 
-    ``NEXT_STEP`` gives one row a step. In ``SAME_STEP``, and in ``DISABLED``, where this adapter
-    resets at once what has ended, an ended column has two rows at the end of one step: ``step``
-    then returns the first observation of the new episode in ``obs``, and, whenever some column ended,
-    ``final_obs [B, ...]``: the final observation there, ``obs`` in the other columns (``final_action_mask``
-    likewise). A column that ended gets ahead of the others by one row: ``autoreset`` is ``SAME_STEP``.
+    ``NEXT_STEP`` gives one row per step. In ``SAME_STEP``, and in ``DISABLED``, where this adapter resets ended columns
+    at once, an ended column has two rows after one step: ``step`` then returns the first observation of the new episode
+    in ``obs``, and, whenever a column ended, ``final_obs [B, ...]``: its final observation, and ``obs`` in the other
+    columns (likewise ``final_action_mask``). An ended column is then one row ahead of the others: ``autoreset`` is
+    ``SAME_STEP``.
 
-    A vector environment draws the episodes of a column from generators that go on from one episode
-    to the next, mostly one for all columns: an episode has no seed of its own, and seeds of single
-    columns are honoured only by gymnasium's own Sync- and AsyncVectorEnv, and by a vector with an attribute
-    ``independent = True``, whose ``reset`` takes one for each column. Where the environment's
-    attributes can be read completely, ``state`` returns them.
+    The generators of a vector environment continue over episodes, mostly one for all columns: an episode has no seed of
+    its own. Only Gymnasium's SyncVectorEnv and AsyncVectorEnv, and vectors with an attribute ``independent = True``,
+    whose ``reset`` takes one seed per column, use the seeds of single columns. ``state`` returns the environment's
+    attributes if all of them can be read.
 
     The arrays that ``reset`` and ``step`` return may be overwritten by the next call.
 
     Args:
-        env: the environment; it is taken over and closed.
-        max_episode_steps: after how many steps its episodes truncate; None: never, or unknown.
-        frame_stack, mask_key, check_bounds, env_ids, seed_bits: as of ``EnvList``; the mask may also be in a Dict
-            observation, and a vector that takes one seed for all columns is always given 31 bits.
+        env: the environment; this adapter owns and closes it.
+        max_episode_steps: steps after which its episodes truncate; None: never, or unknown.
+        frame_stack, mask_key, check_bounds, env_ids, seed_bits: as for ``EnvList``; the mask may also be in a Dict
+        observation, and a vector with one seed for all columns always gets 31 bits.
         drop, select: see ``wrapping.view``.
 
     Raises:
-        ConfigError: the environment does not declare an autoreset mode, or has spaces that cannot be served; it
-            belongs to another vector, or two of its columns are one object.
+        ConfigError: the environment does not declare an autoreset mode, or its spaces are not supported; it
+        belongs to another vector, or two of its columns are one object.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class NativeVector:
         self.env = env
         self._vector: Any = env.unwrapped
         take_over([env, *getattr(self._vector, "envs", ())])
-        # Actions come from a policy over this very space; asserting so is a sixth of the time of CartPole's step.
+        # Actions come from a policy for this space; the assertion takes a sixth of the time of CartPole's step.
         vars(env.unwrapped.action_space)["contains"] = lambda action: True
         self.num_envs = n = env.num_envs
         self.env_ids = list(range(n) if env_ids is None else env_ids)
@@ -80,7 +79,9 @@ class NativeVector:
         left, _ = view(space, [self._in_obs] if self._in_obs else [], None)
         shown, self._view = view(left, drop, select)
         self._seeds, self._steps, self._mask_key = [0] * n, 0, mask_key
-        self._unused_bits = 0 if hasattr(self._vector, "replay") else 32 - seed_bits  # that one goes on as a list does
+        self._unused_bits = (
+            0 if hasattr(self._vector, "replay") else 32 - seed_bits
+        )  # such a vector continues from an EnvList's state
         known = isinstance(self._vector, SyncVectorEnv | AsyncVectorEnv)
         independent = getattr(self._vector, "independent", known)
         self.traits = EnvTraits(check_bounds=check_bounds, independent=independent)
@@ -90,11 +91,11 @@ class NativeVector:
         self._read, self._read_one, self._execute = reader(shown, n), reader(shown), execute(action_space)
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin an episode in every column.
+        """Start an episode in every column.
 
         Raises:
-            ValueError: not one seed a column.
-            RunError: the environment raises, or says what its spaces do not allow.
+            ValueError: there is not one seed per column.
+            RunError: the environment raises, or returns values outside its spaces.
         """
         check_seeds(seeds, self.num_envs)
         self._seeds, self._steps = [int(seed) for seed in seeds], 0
@@ -107,10 +108,10 @@ class NativeVector:
         return batch
 
     def step(self, action: np.ndarray) -> Batch:
-        """One step of every column. See the class for ``final_obs``.
+        """Step every column. See the class for ``final_obs``.
 
         Raises:
-            RunError: as ``reset``.
+            RunError: as for ``reset``.
         """
         try:
             obs, reward, terminated, truncated, info = self.env.step(self._execute(action))
@@ -143,11 +144,11 @@ class NativeVector:
         return batch
 
     def state(self) -> Tree | None:
-        """The environment's attributes; None where they hold more than numbers, arrays and generators."""
+        """Return the environment's attributes, or None if they are not all numbers, arrays and generators."""
         return snapshot(self.env)
 
     def load(self, state: Tree) -> None:
-        """Go on from ``state``, or, in a vector that can ``replay``, from that of an ``EnvList``."""
+        """Restore ``state``, or, in a vector with ``replay``, the state of an ``EnvList``."""
         if isinstance(state, dict):
             self._vector.replay(state["seeds"], state["episodes"], state["actions"])
         else:
@@ -157,7 +158,7 @@ class NativeVector:
         close(self.env)
 
     def _reset(self) -> tuple[Any, Any]:
-        # All that VectorEnv.reset promises to take is one int; 31 bits, because some are C++ inside.
+        # VectorEnv.reset only guarantees to accept one int; 31 bits, because some are implemented in C++.
         one = int(np.random.SeedSequence(self._seeds).generate_state(1)[0]) >> 1
         each: Any = [seed >> self._unused_bits for seed in self._seeds]
         try:
@@ -168,8 +169,8 @@ class NativeVector:
             raise self._failure("reset", error) from error
 
     def _restarted(self, batch: Batch, obs: Any, info: Any, ended: np.ndarray) -> tuple[Batch, Any, Any]:
-        """``batch`` with the final rows of the columns that ended, and what is said of the rows after them."""
-        batch = tree.map(np.array, batch | {"final_obs": self._observe(obs)})  # a reset may write into these
+        """Return ``batch`` with the final rows of ended columns, and ``obs`` and ``info`` of the rows after them."""
+        batch = tree.map(np.array, batch | {"final_obs": self._observe(obs)})  # a reset may overwrite these
         key = self._masks.key if self._masks else ""
         if self._mode is AutoresetMode.DISABLED:
             masks = [_of(self._info(obs, info), key, i) for i in range(self.num_envs)]
@@ -191,10 +192,10 @@ class NativeVector:
         return batch, obs, info
 
     def _observe(self, obs: Any) -> Any:
-        """The inside observations.
+        """Return the inside observations.
 
         Raises:
-            RunError: they are not of their space.
+            RunError: they do not match their space.
         """
         try:
             return self._read(self._view(obs))
@@ -202,13 +203,13 @@ class NativeVector:
             raise RunError(f"{self._place(self.env_ids)}: {error}") from error
 
     def _info(self, obs: Any, info: Any) -> Any:
-        """``info``, with the masks that are in the observation."""
+        """Return ``info`` with the masks from the observation."""
         return info if self._in_obs is None else {self._in_obs: obs[self._in_obs]}
 
     def _allowed(
         self, info: Any, terminated: np.ndarray, truncated: np.ndarray, where: np.ndarray | None = None
     ) -> np.ndarray:
-        """Masks ``[B, A]``; everything is allowed outside of ``where``."""
+        """Return masks ``[B, A]``; everything is allowed outside ``where``."""
         assert self._masks is not None
         out = np.ones((self.num_envs, self._masks.size), np.bool_)
         key = self._masks.key
@@ -237,7 +238,7 @@ class NativeVector:
 
 
 def _of(info: Mapping[str, Any], key: str, i: int) -> Any:
-    """What a vector's ``info`` says of column ``i``; None: nothing (see gymnasium's ``VectorEnv._add_info``)."""
+    """Return column ``i`` of a key of a vector's ``info``, or None (see Gymnasium's ``VectorEnv._add_info``)."""
     there = info.get(f"_{key}")
     if key not in info or (there is not None and not there[i]):
         return None
@@ -245,7 +246,7 @@ def _of(info: Mapping[str, Any], key: str, i: int) -> Any:
 
 
 def _row(obs: Any, i: int) -> Any:
-    """Observation ``i`` of a batch of the environment's own."""
+    """Return observation ``i`` of a batch in the environment's own space."""
     if isinstance(obs, dict):
         return {key: _row(part, i) for key, part in obs.items()}
     return tuple(_row(part, i) for part in obs) if isinstance(obs, tuple) else obs[i]

@@ -1,4 +1,4 @@
-"""Environments whose dynamics are tensor operations: many columns on one device, with no traffic to the host."""
+"""Environments whose dynamics are tensor operations: many columns on one device, without transfers to the CPU."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from rlplug.envs.spaces import single_agent
 from rlplug.types import Batch, ConfigError, Tree
 
 GOLDEN, MIX_1, MIX_2 = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-"""constants of SplitMix64, as signed numbers: their products wrap around alike"""
+"""constants of SplitMix64 as signed integers, whose products wrap around equally"""
 
 
 class OnDevice(VecEnv):
-    """An environment that trades tensors on ``device``, that of the learner. A subclass says what the environment does.
+    """An environment with tensors on ``device``, the learner's. A subclass defines the dynamics.
 
-    With ``traceable = True`` in its class, ``initial``, ``move`` and ``observe`` read nothing that changes but their
-    arguments: on a CUDA device, whole rollouts are then recorded and replayed.
+    ``traceable = True`` in its class promises that ``initial``, ``move`` and ``observe`` depend only on their arguments
+    and constants: on a CUDA device, whole rollouts are then captured in a CUDA graph and replayed.
 
-    An ended column begins its next episode with the next step (``AutoresetMode.NEXT_STEP``). Every episode has a start
-    of its own, which follows from its column's seed and its number alone: on every device, and whatever other columns
-    there are. The state is in double precision, as Gymnasium's environments have it.
+    An ended column starts its next episode with the next step (``AutoresetMode.NEXT_STEP``). An episode's initial state
+    depends only on its column's seed and its number, on every device and for any other columns. The state is in double
+    precision, as in Gymnasium's environments.
 
     Args:
         obs, action: the environment's spaces.
-        noise_size: how many uniform numbers an episode begins with.
-        max_episode_steps: after how many steps an episode is truncated.
+        noise_size: number of uniform random numbers that determine an initial state.
+        max_episode_steps: steps after which an episode is truncated.
 
     Raises:
-        ConfigError: pictures are asked for.
+        ConfigError: rendering is requested.
     """
 
     autoreset = AutoresetMode.NEXT_STEP
@@ -55,25 +55,25 @@ class OnDevice(VecEnv):
         self._stride = torch.tensor(noise_size, device=self.device) * GOLDEN
 
     def initial(self, noise: Tensor) -> Tensor:
-        """Return the state ``[S, B]`` that episodes begin with, from uniform noise ``[noise_size, B]`` in [0, 1)."""
+        """Return initial states ``[S, B]``, from uniform noise ``[noise_size, B]`` in [0, 1)."""
         raise NotImplementedError(f"{type(self).__name__}.initial")
 
     def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the next state ``[S, B]``, the reward ``[B]``, and whether the episode is over for good, ``[B]``.
+        """Return the next state ``[S, B]``, the reward ``[B]``, and whether the episode terminates, ``[B]``.
 
-        It is a pure function of ``state [S, B]`` and ``action [B, ...]``.
+        This must be a pure function of ``state [S, B]`` and ``action [B, ...]``.
         """
         raise NotImplementedError(f"{type(self).__name__}.move")
 
     def observe(self, state: Tensor) -> Tensor:
-        """Return the observation ``[B, ...]`` of a state ``[S, B]``, as a part of it or as new memory."""
+        """Return the observation ``[B, ...]`` of a state ``[S, B]``, as a view or as new memory."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin episode 0 of every column.
+        """Start episode 0 of every column.
 
         Raises:
-            ValueError: not one seed a column.
+            ValueError: there is not one seed per column.
         """
         check_seeds(seeds, self.num_envs)
         own = np.array([int(seed) % 2**64 for seed in seeds], np.uint64).view(np.int64)
@@ -84,7 +84,7 @@ class OnDevice(VecEnv):
         return {"obs": self.observe(self._state).float()}
 
     def step(self, action: Tensor) -> Batch:
-        """One step of every column; a column whose row is final begins its next episode instead."""
+        """Step every column; a column whose row is final starts its next episode instead."""
         over, going = self._over, self._over.logical_not()
         moved, reward, terminated = self.move(self._state, action)
         self._counter += over * self._stride
@@ -96,7 +96,7 @@ class OnDevice(VecEnv):
         return {"obs": self.observe(self._state).float()} | said
 
     def state(self) -> Tree:
-        """Return what the columns' next rows follow from."""
+        """Return the state that determines the columns' next rows."""
         names = ("counter", "length", "over", "state")
         return {name: getattr(self, f"_{name}").clone() for name in names}
 
@@ -104,16 +104,16 @@ class OnDevice(VecEnv):
         for name, values in state.items():
             if (own := getattr(self, f"_{name}", None)) is None:
                 setattr(self, f"_{name}", values.to(self.device, copy=True))
-            else:  # what was recorded reads it there
+            else:  # a captured graph reads this memory
                 own.copy_(values)
 
     def close(self) -> None:
-        """Do nothing: there are tensors only."""
+        """Do nothing: there are no resources to release."""
 
     def _noise(self) -> Tensor:
-        """Return uniform numbers ``[noise_size, B]`` in [0, 1) that follow from a column's seed and episode alone.
+        """Return uniform numbers ``[noise_size, B]`` in [0, 1) that depend only on a column's seed and episode.
 
-        Every column has a stream of SplitMix64 (Steele et al. 2014), of which an episode uses the next numbers.
+        Every column has a SplitMix64 stream (Steele et al. 2014), from which each episode takes the next numbers.
         """
         words = _mixed(self._counter + self._draws)
         return (words >> 11 & (1 << 53) - 1).double() * 2.0**-53

@@ -1,6 +1,6 @@
-"""Is what environments and policies trade as the spaces say? A function returns what is wrong, or None.
+"""Check rows and actions against the spaces. Each function returns a description of the error, or None.
 
-A sentence goes on from the name of what returned it: ``.step returned no truncated; return it for ...``.
+The description follows the name of the source: ``.step returned no truncated; return it for ...``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rlplug.types import KEYS, Batch, EnvSpec, Group
 
 ENDS = ("terminated", "truncated")
 PER_ROW = frozenset(key for key, (shape, *_) in KEYS.items() if shape == "[T+1, B]")
-"""keys with one number for every row"""
+"""keys with one number per row"""
 
 
 def spec_misfit(spec: EnvSpec) -> str | None:
-    """Look at the spaces that an environment says it has."""
+    """Check the spaces that an environment declares."""
     if not isinstance(spec, EnvSpec):
         return f"is {tree.what(spec)}; it has to be of EnvSpec"
     if not isinstance(spec.groups, dict) or not spec.groups:
@@ -46,7 +46,7 @@ def spec_misfit(spec: EnvSpec) -> str | None:
 
 
 def rows_misfit(spec: EnvSpec, member: str, rows: Any, n: int) -> str | None:
-    """Look at what ``reset`` or ``step`` of ``n`` environments returned."""
+    """Check the rows that ``reset`` or ``step`` of ``n`` environments returned."""
     results = ("reward", *ENDS) if member == "step" else ()
     if not isinstance(rows, dict):
         return f"returned {tree.what(rows)}; return a dict of {', '.join(('obs', *results))}"
@@ -59,7 +59,7 @@ def rows_misfit(spec: EnvSpec, member: str, rows: Any, n: int) -> str | None:
         missing = [key for key in ("obs", *results, *["alive"] * spec.has_agents, *group.extras) if key not in part]
         if missing:
             return f"returned no {', '.join(missing)}; return it for every environment, {[*lead]}"
-        if "action_mask" in part and "action_mask" not in extras:  # who cannot mask would not be refused
+        if "action_mask" in part and "action_mask" not in extras:  # algorithms without masks would not be refused
             where = f"Group({name!r})" if spec.nested else "EnvSpec"
             return f"returned action_mask; name its space in the extras of the spec's {where}"
         wanted = {"obs": allocate(group.obs, 1)} | {key: np.zeros(1, np.bool_) for key in ENDS if key in results}
@@ -71,7 +71,7 @@ def rows_misfit(spec: EnvSpec, member: str, rows: Any, n: int) -> str | None:
 
 
 def _leaves_misfit(key: str, given: Any, like: Any, lead: tuple[int, ...]) -> str | None:
-    """Compare an array, or a dict of them, with one row of what it should be."""
+    """Compare an array, or a dict of them, with one row of the expected shape and dtype."""
     if isinstance(like, dict):
         if not isinstance(given, dict) or given.keys() != like.keys():
             got = f"the keys {', '.join(map(repr, given))}" if isinstance(given, dict) else tree.what(given)
@@ -89,7 +89,7 @@ def _leaves_misfit(key: str, given: Any, like: Any, lead: tuple[int, ...]) -> st
 
 
 def actions_misfit(spec: EnvSpec, out: Batch, n: int) -> str | None:
-    """Look at what a policy returned for a row of ``n`` environments."""
+    """Check the policy's output for a row of ``n`` environments."""
     for name, group in spec.groups.items():
         part, space = out.get(name) if spec.nested else out, group.action
         action = part.get("action") if isinstance(part, dict) else None
@@ -113,10 +113,10 @@ def actions_misfit(spec: EnvSpec, out: Batch, n: int) -> str | None:
 
 
 def numbers_misfit(rows: Mapping[str, Any], like: Any) -> str | None:
-    """Look for a last axis of 1 where a row, or an agent in it, has one number: it would broadcast later.
+    """Check for a trailing axis of size 1 on keys with one number per row or agent: it would broadcast later.
 
     Args:
-        like: has the axes of these numbers, ``[..., B]`` or ``[..., B, N]``; None: that is not known.
+        like: has the axes of these numbers, ``[..., B]`` or ``[..., B, N]``; None: unknown.
     """
     for key in PER_ROW & rows.keys() if isinstance(like, Tensor) else ():
         x = rows[key]

@@ -1,4 +1,4 @@
-"""Environments that do not answer: a line says so, and one Ctrl-C is enough to end the run then."""
+"""Detect environments that do not return: print a line, and let one Ctrl-C end the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_EVERY = 0.5  # seconds
 
 
 class _Call:
-    """The call that this process waits for: environments are played by one thread."""
+    """The environment call in progress: one thread steps environments."""
 
     began: float | None = None
     limit_s = 0.0
@@ -47,7 +47,7 @@ def watched(env: VecEnv, function: Callable[..., T], env_ids: Sequence[int]) -> 
 
 
 def is_silent() -> bool:
-    """Return whether this process waits for an environment that has not answered in time."""
+    """Return whether an environment call of this process exceeds its timeout."""
     return _call.began is not None and _call.told
 
 

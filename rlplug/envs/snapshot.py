@@ -1,4 +1,4 @@
-"""The state of a vector environment, read out of its attributes, where that is exact."""
+"""Snapshots of a vector environment's state from its attributes, if they can be read exactly."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from rlplug.types import Tree
 
 _CONSTANT = (Space, EnvSpec, Enum, type, ModuleType, FunctionType, BuiltinFunctionType)
-"""What an environment holds beside its state: it is as its constructor made it."""
+"""Attributes that are not state: the constructor sets them."""
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic)
 
 
 class _UnreadableError(Exception):
-    """An attribute may hold state, and is no number, array or generator."""
+    """An attribute that may hold state is not a number, array or generator."""
 
 
 def snapshot(env: VectorEnv[Any, Any, Any]) -> Tree | None:
-    """Attributes of ``env`` and of its wrappers, outermost first: a list of dicts.
+    """Return the attributes of ``env`` and its wrappers, outermost first, as a list of dicts.
 
-    A generator is the dict ``bit_generator.state``. None where an attribute cannot be read exactly: an
-    object of another kind, or two attributes that share memory, which a copy would tear apart.
+    A generator becomes the dict ``bit_generator.state``. Returns None if an attribute cannot be read exactly: an
+    object of another kind, or two attributes that share memory, which a copy would separate.
     """
     layers = [_attributes(layer) for layer in _layers(env)]
     leaves = list(_leaves(layers))
@@ -44,7 +44,7 @@ def snapshot(env: VectorEnv[Any, Any, Any]) -> Tree | None:
 
 
 def restore(env: VectorEnv[Any, Any, Any], state: Tree) -> None:
-    """Give ``env``, made by the same constructor call, the attributes of a snapshot."""
+    """Set the attributes of ``env``, made by the same constructor call, from a snapshot."""
     for layer, saved in zip(_layers(env), state, strict=True):
         if methods := [name for name in saved if callable(getattr(type(layer), name, None))]:
             raise ValueError(f"{methods[0]!r} is no state of an environment")
@@ -99,7 +99,7 @@ def _write(saved: Tree) -> Any:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Arrays and generators in a tree."""
+    """Yield the arrays and generators of a tree."""
     if isinstance(value, np.ndarray | np.random.Generator):
         yield value
     elif type(value) in (dict, list, tuple):

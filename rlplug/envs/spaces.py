@@ -1,7 +1,7 @@
-"""Between an environment's spaces and the ones that rlplug sees ("inside").
+"""Conversion between an environment's spaces and rlplug's ("inside").
 
-Inside, floats are float32, Discrete spaces count from 0, a Tuple is a Dict with the keys "0", "1" and so on, and
-Box actions that are bounded everywhere lie in [-1, 1].
+Inside, floats are float32, Discrete spaces start at 0, a Tuple is a Dict with the keys "0", "1" and so on, and bounded
+Box actions lie in [-1, 1].
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def single_agent(
     frame_stack: int = 1,
     mask_size: int | None = None,
 ) -> EnvSpec:
-    """The spec of an environment with one agent.
+    """Return the spec of an environment with one agent.
 
     Args:
-        mask_size: length of its action masks; None: it gives none.
+        mask_size: length of its action masks; None: it has none.
 
     Raises:
         ConfigError: a space has no counterpart inside.
@@ -41,7 +41,7 @@ def single_agent(
 
 
 def inside_obs(space: Space[Any]) -> Space[Any]:
-    """The inside counterpart of an observation space.
+    """Return the inside counterpart of an observation space.
 
     Raises:
         ConfigError: the space is none of Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of them.
@@ -49,7 +49,7 @@ def inside_obs(space: Space[Any]) -> Space[Any]:
     match space:
         case Box():
             dtype = np.float32 if np.issubdtype(space.dtype, np.floating) else space.dtype
-            with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite
+            with np.errstate(over="ignore"):  # float64 bounds outside float32's range become infinite
                 return Box(space.low.astype(dtype), space.high.astype(dtype), dtype=dtype)
         case Discrete():
             return Discrete(int(space.n))
@@ -71,7 +71,7 @@ def inside_obs(space: Space[Any]) -> Space[Any]:
 
 
 def inside_action(space: Space[Any]) -> Space[Any]:
-    """The inside counterpart of an action space; a Box that is bounded everywhere becomes ``Box(-1, 1)``.
+    """Return the inside counterpart of an action space; a bounded Box becomes ``Box(-1, 1)``.
 
     Raises:
         ConfigError: the space is none of float Box, Discrete, MultiDiscrete and MultiBinary.
@@ -88,7 +88,7 @@ def inside_action(space: Space[Any]) -> Space[Any]:
 
 
 def observe(space: Space[Any]) -> Callable[[Any], Any]:
-    """Function from a batch of the environment's observations to the inside ones: an array, or a dict of them.
+    """Return a function from batches of the environment's observations to inside ones: an array, or a dict of them.
 
     It copies only what has to change: the result may be the environment's own memory.
     """
@@ -106,22 +106,22 @@ def observe(space: Space[Any]) -> Callable[[Any], Any]:
 
 
 def in_words(space: Space[Any]) -> str:
-    """Return a space as one line: NumPy breaks the bounds of a Box into several."""
+    """Format a space as one line: NumPy breaks the bounds of a Box into several."""
     return " ".join(str(space).split())
 
 
 def batched(space: Space[Any], obs: Any) -> tuple[Any, int | None]:
-    """Give observations of an environment's space a leading axis, if they have none.
+    """Add a leading axis to observations of an environment's space, if they have none.
 
     Args:
         obs: one observation, or a batch ``[n, ...]``; a dict or tuple of them for a Dict or Tuple space.
 
     Returns:
-        The batch ``[n, ...]``, where a Tuple is a dict with the keys 0, 1 and so on, and its ``n``; None: it was one
+        The batch ``[n, ...]``, where a Tuple is a dict with the keys 0, 1 and so on, and its ``n``, or None for one
         observation.
 
     Raises:
-        ValueError: they are not of the space.
+        ValueError: they do not match the space.
     """
     if isinstance(space, Dict | Tuple):
         spaces: dict[Any, Any] = space.spaces if isinstance(space, Dict) else dict(enumerate(space.spaces))
@@ -160,16 +160,16 @@ def batched(space: Space[Any], obs: Any) -> tuple[Any, int | None]:
 
 
 def execute(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """Function from inside actions ``[B, ...]`` to the environment's own.
+    """Return a function from inside actions ``[B, ...]`` to the environment's own.
 
-    Box actions are rescaled from [-1, 1] where they are bounded on both sides, and clipped to the bounds that they
-    have. The result never shares memory with the argument: environments keep the actions they are given.
+    Box actions are rescaled from [-1, 1] if they are bounded on both sides, and clipped to their bounds. The result
+    never shares memory with the argument, since environments may keep actions.
     """
     dtype: Any = space.dtype
     if isinstance(space, Box) and np.isfinite([space.low, space.high]).any():
         low, high = space.low, space.high
         both = np.isfinite(low) & np.isfinite(high)
-        # half of each: their difference may overflow
+        # halves: the full difference may overflow
         half_low, half_high = (np.where(both, bound, 0).astype(np.float64) / 2 for bound in (low, high))
         scale, middle = np.where(both, half_high - half_low, 1).astype(dtype), (half_high + half_low).astype(dtype)
         centred = not middle.any()
@@ -189,7 +189,7 @@ def execute(space: Space[Any]) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def allocate(space: Space[Any], n: int) -> Any:
-    """Zeros for ``n`` observations of an inside space, ``[n, ...]``; a Tuple is a dict with the keys 0, 1 and so on."""
+    """Allocate zeros for ``n`` observations of an inside space, ``[n, ...]``; a Tuple is a dict with keys 0, 1, ..."""
     if isinstance(space, Tuple):
         return {str(i): allocate(sub, n) for i, sub in enumerate(space.spaces)}
     if isinstance(space, Dict):
@@ -199,7 +199,7 @@ def allocate(space: Space[Any], n: int) -> Any:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Return whether two batches of observations are the same, bit for bit (NaN equals NaN)."""
+    """Return whether two batches of observations are bit-identical (NaN equals NaN)."""
 
     def same(x: Any, y: Any) -> bool:
         return np.array_equal(x, y, equal_nan=np.issubdtype(np.asarray(x).dtype, np.floating))

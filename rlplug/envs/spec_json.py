@@ -1,4 +1,4 @@
-"""An ``EnvSpec`` as JSON: a checkpoint knows its environment's spaces without the environment."""
+"""JSON serialization of ``EnvSpec``, so that checkpoints hold the spaces without the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlplug.types import CheckpointError, ConfigError, EnvSpec, Group
 
 
 def to_json(spec: EnvSpec) -> dict[str, Any]:
-    """Plain dicts, lists, numbers and texts; ``from_json`` gives the same spec again.
+    """Convert a spec to dicts, lists, numbers and strings; ``from_json`` is the inverse.
 
     Raises:
         ConfigError: a space is none of Box, Discrete, MultiDiscrete, MultiBinary, and Dicts and Tuples of them.
@@ -30,10 +30,10 @@ def to_json(spec: EnvSpec) -> dict[str, Any]:
 
 
 def from_json(node: Any) -> EnvSpec:
-    """The spec that ``to_json`` was given.
+    """Convert the result of ``to_json`` to a spec.
 
     Raises:
-        CheckpointError: that is not where this comes from.
+        CheckpointError: ``node`` is not a result of ``to_json``.
     """
     try:
         if not node["groups"]:
@@ -55,7 +55,7 @@ NOTHING = ("nothing", None)
 
 
 def mismatch(saved: EnvSpec, now: EnvSpec) -> str | None:
-    """What is different about the environment, in words; None when nothing is."""
+    """Describe how the environment differs; None if it does not."""
     before, after = dict(_facts(saved)), dict(_facts(now))
     for what in dict.fromkeys((*before, *after)):
         (text, exact), (text_now, exact_now) = before.get(what, NOTHING), after.get(what, NOTHING)
@@ -65,7 +65,7 @@ def mismatch(saved: EnvSpec, now: EnvSpec) -> str | None:
 
 
 def _facts(spec: EnvSpec) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """(what it is about, (as text, as JSON)); the environment's own spaces in front."""
+    """Yield (name, (text, JSON)) of each property, the environment's own spaces first."""
     yield "who plays", (", ".join(spec.groups), list(spec.groups))
     for where, groups in (("", spec.native_spaces), (" inside", spec.groups)):
         for name, group in groups.items():
@@ -106,7 +106,7 @@ def _groups_from_json(nodes: list[Any]) -> dict[str, Group]:
             space_from_json(node["obs"]),
             space_from_json(node["action"]),
             tuple(map(_text, node["agents"])),
-            _extras_from_json(node.get("extras", ())),  # recordings of earlier versions have none
+            _extras_from_json(node.get("extras", ())),  # datasets of earlier versions have none
         )
         for node in nodes
     }
@@ -133,10 +133,10 @@ def _count(value: Any) -> int:
 
 
 def space_to_json(space: Space[Any]) -> dict[str, Any]:
-    """One space. A bound that all elements of a Box have is written once.
+    """Convert one space. A bound shared by all elements of a Box is written once.
 
     Raises:
-        ConfigError: as ``to_json``.
+        ConfigError: as for ``to_json``.
     """
     match space:
         case Box() if space.dtype.itemsize <= 8:
@@ -163,10 +163,10 @@ def space_to_json(space: Space[Any]) -> dict[str, Any]:
 
 
 def space_from_json(node: Any) -> Space[Any]:
-    """The space that ``space_to_json`` was given.
+    """Convert the result of ``space_to_json`` to a space.
 
     Raises:
-        KeyError, TypeError, ValueError: it was given no such thing.
+        KeyError, TypeError, ValueError: ``node`` is not such a result.
     """
     match node["type"]:
         case "Box":
@@ -198,9 +198,9 @@ def _dtype(space: Space[Any]) -> str:
 
 
 def _bounds(values: np.ndarray, bounded: np.ndarray, infinite: str) -> Any:
-    """One number where all are the same, else all of them in a row; ``infinite`` stands where there is no bound.
+    """Return one number if all are equal, else a flat list; ``infinite`` marks missing bounds.
 
-    An integer space without a bound holds its type's smallest or largest number there.
+    An integer space without a bound holds its dtype's minimum or maximum there.
     """
     if (
         values.size
@@ -214,7 +214,7 @@ def _bounds(values: np.ndarray, bounded: np.ndarray, infinite: str) -> Any:
 
 
 def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype, infinite: float) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of all elements, and where there is one."""
+    """Return the bounds of all elements, and which elements are bounded."""
     row = bound if isinstance(bound, list) else [bound]
     bounded = np.array([not isinstance(value, str) for value in row], np.bool_)
     values = np.array([infinite if isinstance(value, str) else value for value in row], dtype)

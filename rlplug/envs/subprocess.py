@@ -1,4 +1,4 @@
-"""Lists of environments in worker processes, which write their rows into memory that all share."""
+"""Lists of environments in worker processes, which write their rows to shared memory."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from rlplug.envs.spec_json import mismatch
 from rlplug.envs.worker import CALL, FAILED, NOT_CLOSED, STEP, columns_of, not_sent, read, send, shared_rows
 from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits, RunError, Tree
 
-ALIVE_EVERY = 1.0  # seconds after which a worker that says nothing is looked at
-PATIENCE = 5.0  # seconds in which a worker should end when asked to
+ALIVE_EVERY = 1.0  # seconds between checks that a silent worker is alive
+PATIENCE = 5.0  # seconds in which a worker should end after a request
 ENTRY = "import sys; sys.path[:] = {path!r}; from rlplug.envs.worker import work; work({channel}, {memory})"
 
 
 class Subprocess:
-    """Single environments in worker processes, as one ``VecEnv``: row for row what one ``EnvList`` of them gives.
+    """Single environments in worker processes as one ``VecEnv``, with the same rows as one ``EnvList`` of them.
 
-    A worker is a fresh interpreter, neither forked nor given the main module: it is safe beside threads, and starts
-    from scripts without a guard. It holds an ``EnvList`` of several columns, whose arrays are a part of one anonymous
-    shared memory; a step costs it one byte each way. Memory and workers end with this process, however it ends.
+    A worker is a fresh interpreter, neither forked nor with the main module: it is safe with threads, and scripts need
+    no ``__main__`` guard. It holds an ``EnvList`` of several columns, whose arrays are part of one anonymous shared
+    memory; a step sends one byte each way. Memory and workers end with this process, however it ends.
 
     The arrays that ``reset`` and ``step`` return are overwritten by the next call.
 
     Args:
-        make: makes one environment; it is pickled, and nothing of it may be defined in the main module.
+        make: makes one environment; it is pickled, and must not use definitions of the main module.
         env_ids: the environments' global numbers.
-        workers: how many processes at most; None: as many as there are cores.
-        options: as of ``EnvList``.
+        workers: maximum number of processes; None: number of cores.
+        options: as for ``EnvList``.
 
     Raises:
-        ConfigError: the environments cannot be made, not sent to a process, or not served.
+        ConfigError: the environments cannot be made or sent to a process, or are not supported.
     """
 
     autoreset = AutoresetMode.NEXT_STEP
@@ -95,21 +95,21 @@ class Subprocess:
         self._first = {key: self._rows[key] for key in ("obs", *self.spec.extras)}
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin episode 0 of every column.
+        """Start episode 0 of every column.
 
         Raises:
-            ValueError: not one seed a column.
-            RunError: an environment raises, or says what its spaces do not allow; or a worker died.
+            ValueError: there is not one seed per column.
+            RunError: an environment raises, or returns values outside its spaces; or a worker died.
         """
         check_seeds(seeds, self.num_envs)
         self._call("reset", [[int(seeds[i]) for i in worker.columns] for worker in self._workers])
         return dict(self._first)
 
     def step(self, action: np.ndarray) -> Batch:
-        """One step of every column; a column whose row is final begins its next episode instead.
+        """Step every column; a column whose row is final starts its next episode instead.
 
         Raises:
-            RunError: as ``reset``.
+            RunError: as for ``reset``.
         """
         self._action[:] = action
         for worker in self._workers:
@@ -118,7 +118,7 @@ class Subprocess:
         return dict(self._rows)
 
     def state(self) -> Tree | None:
-        """As of one ``EnvList`` with all columns. Warns as that does."""
+        """Return the state of one ``EnvList`` with all columns, with the same warnings."""
         states = self._tell(self._call("state", [None] * len(self._workers)))
         if any(state is None for state in states):
             return None
@@ -126,7 +126,7 @@ class Subprocess:
         return joined | {"obs": tree.map(np.array, self._rows["obs"])}
 
     def load(self, state: Tree) -> None:
-        """Replay every column's current episode. Warns where an environment did not do the same again."""
+        """Replay every column's current episode. Warns if an environment does not reproduce it."""
         parts = [
             {key: [state[key][i] for i in worker.columns] for key in ("seeds", "episodes", "actions")}
             | {"obs": columns_of(state["obs"], worker.columns)}
@@ -139,19 +139,19 @@ class Subprocess:
         self._close()
 
     def _call(self, name: str, arguments: Sequence[Any]) -> list[Any]:
-        """The same call to every worker, with an argument each."""
+        """Make the same call in every worker, with one argument each."""
         for worker, argument in zip(self._workers, arguments, strict=True):
             worker.send((name, argument))
         return self._answers()
 
     def _tell(self, answers: Sequence[tuple[Any, Sequence[str]]]) -> list[Any]:
-        """Repeat the workers' warnings, each one once; the answers without them."""
+        """Repeat the workers' warnings, each once; return the answers without them."""
         for text in dict.fromkeys(text for _, texts in answers for text in texts):
             warnings.warn(text, stacklevel=3)
         return [answer for answer, _ in answers]
 
     def _answers(self) -> list[Any]:
-        """Of every worker, so that all are ready for the next call; then the first error is raised."""
+        """Return every worker's answer; raise the first error after all are ready for the next call."""
         answers: list[Any] = []
         errors: list[Exception] = []
         for worker in self._workers:
@@ -165,7 +165,7 @@ class Subprocess:
 
 
 class _Worker:
-    """A worker process, seen from the main one."""
+    """The main process's handle of a worker process."""
 
     def __init__(self, columns: range, env_ids: Sequence[int], memory: int) -> None:
         self.columns, self.env_ids = columns, list(env_ids)
@@ -174,29 +174,29 @@ class _Worker:
             code = ENTRY.format(path=sys.path, channel=theirs.fileno(), memory=memory)
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                stdin=subprocess.PIPE,  # never written to: its end is the end of this process
+                stdin=subprocess.PIPE,  # never written to: it closes when this process ends
                 pass_fds=(theirs.fileno(), memory),
                 env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | os.environ,
             )
         self.channel.settimeout(ALIVE_EVERY)
 
     def go(self) -> None:
-        """Have it step. If it has died, ``receive`` says so."""
+        """Request a step. If the worker has died, ``receive`` raises."""
         with suppress(OSError):
             self.channel.sendall(STEP)
 
     def send(self, message: Any) -> None:
-        """Have it make a call. If it has died, ``receive`` says so."""
+        """Request a call. If the worker has died, ``receive`` raises."""
         self.channel.settimeout(None)
         with suppress(OSError):
             send(self.channel, CALL, message)
         self.channel.settimeout(ALIVE_EVERY)
 
     def receive(self) -> Any:
-        """Its answer to the last message.
+        """Return the answer to the last message.
 
         Raises:
-            RunError, ConfigError: the error that it met, or it died.
+            RunError, ConfigError: the worker's error, or it died.
         """
         try:
             kind = read(self.channel, 1, self._look)
@@ -211,7 +211,7 @@ class _Worker:
         return answer
 
     def end(self) -> None:
-        """Have it close its environments; kill it if it does not."""
+        """Close the worker's environments and end it; kill it if it does not end."""
         self.channel.close()
         try:
             if self.process.wait(PATIENCE) == NOT_CLOSED:
@@ -223,7 +223,7 @@ class _Worker:
         self.process.stdin.close()
 
     def _look(self) -> None:
-        """Called while it says nothing."""
+        """Check that the silent worker is alive."""
         if self.process.poll() is not None:
             raise EOFError
 
@@ -248,7 +248,7 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 
 def _anonymous_file() -> int:
-    """A file without a name, in memory where the system can: nothing is left of it when all who hold it end."""
+    """Return an anonymous file, in memory if the system supports it; it disappears with the processes that hold it."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("rlplug")
     with tempfile.TemporaryFile() as file:
@@ -260,7 +260,7 @@ def _cores() -> int:
 
 
 def _goals(make: Callable[[], gymnasium.Env[Any, Any]]) -> EnvGoals | None:
-    """Return goals as of ``EnvList``, by an environment in this process."""
+    """Return the goals of ``EnvList``, from an environment in this process."""
     env = make()
     try:
         return goals_of(env)

@@ -1,4 +1,4 @@
-"""The other side of ``envs.subprocess``: what a worker process does, and how both sides talk."""
+"""The worker process of ``envs.subprocess``, and the protocol of both sides."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ from rlplug.types import Batch, ConfigError, EnvSpec, RunError
 
 STEP, CALL, DONE, FAILED = b"s", b"c", b"d", b"f"
 NOT_CLOSED = 70
-"""exit status of a worker of which an environment raised in ``close``"""
+"""exit status of a worker with an environment that raised in ``close``"""
 HEADER = struct.Struct("<cQ")
 
 
 def work(channel: int, memory: int) -> None:
-    """What a worker does. It ends when its channel does, and at the latest with the main process."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):  # meant for the main process, sent to its group
+    """Run a worker. It ends when its channel closes, at the latest with the main process."""
+    for name in (
+        "SIGINT",
+        "SIGTERM",
+        "SIGHUP",
+        "SIGUSR1",
+        "SIGUSR2",
+    ):  # sent to the process group, but meant for the main process
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     for descriptor in (channel, memory):
         os.set_inheritable(descriptor, False)
@@ -44,7 +50,7 @@ def _serve(main: socket.socket, memory: int) -> None:
         make, env_ids, options = receive(main)
     except (EOFError, ConnectionError):
         raise
-    except Exception as error:  # what is defined in the main module is not there
+    except Exception as error:  # definitions of the main module are missing here
         return send(main, FAILED, not_sent(error))
     try:
         envs = EnvList([make() for _ in env_ids], env_ids=env_ids, **options)
@@ -103,7 +109,7 @@ def _end_with_main() -> None:
 
 
 def shared_rows(memory: int, spec: EnvSpec, n: int) -> Batch:
-    """The rows and actions of ``n`` columns in the shared memory; it is made large enough."""
+    """Return the rows and actions of ``n`` columns in the shared memory, which is resized to fit."""
     space = spec.single_agent.action
     like = rows_of(spec, n) | {"action": np.zeros((n, *(space.shape or ())), space.dtype)}
     offset = 0
@@ -139,10 +145,10 @@ def body(channel: socket.socket) -> Any:
 
 
 def read(channel: socket.socket, size: int, look: Callable[[], None] | None = None) -> bytes:
-    """Exactly so many bytes.
+    """Read exactly ``size`` bytes.
 
     Args:
-        look: called after every ``ALIVE_EVERY`` seconds without one.
+        look: called after every ``ALIVE_EVERY`` seconds without data.
     """
     parts = bytearray()
     while len(parts) < size:

@@ -1,4 +1,4 @@
-"""What the options of an environment make of it: Gymnasium's own wrappers, in the right order."""
+"""Gymnasium's wrappers for an environment's options, in the right order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Env = gymnasium.Env[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapping:
-    """What is done to a single environment. The options are those of conf/env/gymnasium.yaml."""
+    """Wraps a single environment, by the options of conf/env/gymnasium.yaml."""
 
     max_episode_steps: int | None = None
     mask_key: str | None = None
@@ -46,13 +46,13 @@ class Wrapping:
         """Wrap an environment.
 
         Raises:
-            ConfigError: it is not of the kind that an option is about.
+            ConfigError: it does not support an option.
         """
         if self.atari:
-            # Noisy and repeated actions are the emulator's own; episodes last beyond lost lives (Machado et al. 2018).
+            # The emulator repeats and randomizes actions; episodes continue after lost lives (Machado et al. 2018).
             env = AtariPreprocessing(env, frame_skip=self.frame_skip)
             if self.frame_stack == 1:
-                env = _stacked(env, 1)  # [1, 84, 84], as ALE's own vector
+                env = _stacked(env, 1)  # [1, 84, 84], like ALE's own vector
         else:
             if self.frame_skip > 1:
                 env = RepeatAction(env, self.frame_skip)
@@ -72,18 +72,18 @@ class Wrapping:
         return _stacked(env, self.frame_stack) if self.frame_stack > 1 else env
 
     def limit(self, registered: int | None) -> int | None:
-        """The longest episode in steps of the wrapped environment; None: it has no end, or is not known."""
+        """Return the time limit in steps of the wrapped environment; None: no limit, or unknown."""
         skipped = None if registered is None else -(-registered // self.frame_skip)
         return self.max_episode_steps or skipped
 
 
 def has_mask(space: Space[Any], key: str | None) -> bool:
-    """Does the observation hold the action mask?"""
+    """Return whether the observation contains the action mask."""
     return key is not None and isinstance(space, Dict) and key in space.spaces
 
 
 class MaskToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Moves the action mask out of a Dict observation into ``info``."""
+    """Moves the action mask from a Dict observation to ``info``."""
 
     def __init__(self, env: Env, key: str | None) -> None:
         super().__init__(env)
@@ -102,14 +102,14 @@ class MaskToInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
 def view(
     space: Space[Any], drop: Sequence[str], select: Sequence[int] | None
 ) -> tuple[Space[Any], Callable[[Any], Any]]:
-    """The space that is left of an observation space, and the function to it, from one observation or a batch.
+    """Return the reduced observation space, and the function that maps one observation or a batch to it.
 
     Args:
-        drop: keys of a Dict that are left out.
-        select: indices of a vector that are kept; None: all.
+        drop: keys to remove from a Dict.
+        select: elements of a vector to keep; None: all.
 
     Raises:
-        ConfigError: the observation has no such keys, or indices.
+        ConfigError: the observation has no such keys or elements.
     """
     if drop:
         keys = list(space.spaces) if isinstance(space, Dict) else []
@@ -148,7 +148,7 @@ def _transformed(env: Env, space: Space[Any], function: Callable[[Any], Any]) ->
 
 
 def _flat(env: Env) -> Env:
-    """The observation as one vector of floats."""
+    """Flatten the observation to one float vector."""
     space = env.observation_space
     try:
         flat = flatten_space(space)
@@ -161,7 +161,7 @@ def _flat(env: Env) -> Env:
 
 
 def _stacked(env: Env, size: int) -> Env:
-    """The last ``size`` images as ``[size, H, W]``, or ``[size * C, H, W]`` where they have colors."""
+    """Stack the last ``size`` images as ``[size, H, W]``, or ``[size * C, H, W]`` with colors."""
     space = env.observation_space
     if not isinstance(space, Box) or len(space.shape) not in (2, 3):
         what = "a vector" if isinstance(space, Box) and len(space.shape) == 1 else f"{space}"

@@ -1,4 +1,4 @@
-"""Pure torch functions, each with its source. They know no network, no environment and no run."""
+"""Pure torch functions, each with its source. They depend on no network, environment or run."""
 
 from rlplug.functional.distributional import kl_divergence, project
 from rlplug.functional.policy_gradient import adapt_kl_coeff, clipped_surrogate, clipped_value_loss

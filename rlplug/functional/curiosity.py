@@ -17,7 +17,7 @@ def rewarded(batch: Batch, bonus: Tensor | dict[str, Tensor]) -> Batch:
 
     Args:
         batch: rows, or ``{group: rows}``.
-        bonus: ``[T+1, B]`` as the rewards, or one of each group.
+        bonus: ``[T+1, B]`` like the rewards, or one per group.
     """
     if isinstance(bonus, dict):
         return batch | {name: rewarded(batch[name], x) for name, x in bonus.items()}

@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 def project(prob: Tensor, atoms: Tensor, support: Tensor) -> Tensor:
-    """Move a distribution onto the support: Bellemare et al. 2017 (arXiv:1707.06887), equation 7.
+    """Project a distribution onto the support: Bellemare et al. 2017 (arXiv:1707.06887), equation 7.
 
-    Atoms beyond the support move to its ends; the mass of one between two points of the support is shared by
-    them according to its distance. One that lies on a point gives it all of its mass, so none is lost.
+    Atoms outside the support are clipped to its ends; the mass of an atom between two points is split between them in
+    inverse proportion to its distance. An atom on a point gives it all of its mass, so the total is preserved.
 
     Args:
         prob: ``[..., K]``, mass of each atom.
-        atoms: ``[..., K]``, where it lies.
-        support: ``[N]``, at least two, evenly spaced and rising.
+        atoms: ``[..., K]``, their positions.
+        support: ``[N]``, at least two points, evenly spaced and increasing.
 
     Returns:
         Mass of each point of the support, ``[..., N]``.
@@ -23,7 +23,7 @@ def project(prob: Tensor, atoms: Tensor, support: Tensor) -> Tensor:
     first, last = support[0], support[-1]
     place = (atoms.clamp(first, last) - first) / ((last - first) / (len(support) - 1))
     below = place.floor().clamp(max=len(support) - 2)
-    share, index = (place - below).clamp(max=1.0), below.long()  # the last place may be rounded up
+    share, index = (place - below).clamp(max=1.0), below.long()  # rounding may exceed the last point
     mass = prob.new_zeros(*prob.shape[:-1], len(support))
     return mass.scatter_add(-1, index, prob * (1.0 - share)).scatter_add(-1, index + 1, prob * share)
 
@@ -31,10 +31,10 @@ def project(prob: Tensor, atoms: Tensor, support: Tensor) -> Tensor:
 def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
     """Return ``KL(target || softmax(logits))``, Rainbow's loss: Hessel et al. 2018 (arXiv:1710.02298), section 3.
 
-    Its gradient is that of C51's cross-entropy, and it is zero where the target is met.
+    Its gradient equals that of C51's cross-entropy, and it is 0 if the prediction equals the target.
 
     Args:
-        target: ``[..., K]``, probabilities; they may be zero.
+        target: ``[..., K]``, probabilities, possibly zero.
         logits: ``[..., K]``.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Learning from recorded actions: how likely a policy makes them, and how much each of them counts."""
+"""Imitation of recorded actions: their likelihood and their weights."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def log_likelihood(dist: Any, action: Tensor, log_std_coeff: float = 0.0) -> Tensor:
-    """Return ``log pi(a)``, and for Gaussian actions ``log_std_coeff`` times the mean log standard deviation beside it.
+    """Return ``log pi(a)``, plus ``log_std_coeff`` times the mean log standard deviation for Gaussian actions.
 
     Args:
         dist: a ``nn.Distribution`` of ``action [..., *event]``.
-        log_std_coeff: above 0, a maximum of the sum has wider Gaussians.
+        log_std_coeff: above 0, maximizing the sum gives wider Gaussians.
 
     Returns:
         ``[...]``.
@@ -30,8 +30,8 @@ def advantage_weight(advantage: Tensor, sqd_adv_norm: Tensor, beta: float, max_w
     Args:
         advantage: ``[...]``.
         sqd_adv_norm: ``c^2``, 0-d: the moving average of the squared advantages.
-        beta: how much better actions are preferred; 0: not at all.
-        max_weight: limit of the result; None: off, and it may be infinite.
+        beta: inverse temperature; 0: all weights are 1.
+        max_weight: maximum of the result; None: no maximum, and the result may be infinite.
     """
     weight = torch.exp(beta * advantage / (sqd_adv_norm.sqrt() + 1e-8))
     return weight if max_weight is None else weight.clamp(max=max_weight)

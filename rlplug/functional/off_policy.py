@@ -1,12 +1,12 @@
-"""Off-policy estimates: what a policy would return, judged by episodes that another one played.
+"""Off-policy evaluation: estimate a policy's return from episodes of another policy.
 
-Columns are whole episodes, ``[T, B]``, from their first step on; those that are shorter than the longest end with rows
-that are not ``valid``. An episode that has ended stays in a state of which nothing follows any more: its reward is 0,
-and its weight remains as it was, so that at every step the weights of all ``B`` episodes have the expectation 1.
+Columns are whole episodes, ``[T, B]``, from their first step on; shorter ones are padded with rows that are not
+``valid``. An ended episode stays in an absorbing state: its reward is 0 and its weight constant, so that at every step
+the weights of all ``B`` episodes have expectation 1.
 
-Every estimator returns one number for each episode, ``[B]``. Their mean is the estimate, and ``mean_interval`` gives
-its confidence interval. The numbers of a self-normalized estimator are those of its linearization (the delta method):
-they depend on the other episodes, and their mean is the estimate exactly.
+Every estimator returns one number per episode, ``[B]``. Their mean is the estimate, and ``mean_interval`` returns its
+confidence interval. A self-normalized estimator returns its linearization (the delta method): the numbers depend on
+the other episodes, and their mean is exactly the estimate.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def log_weights(target: Tensor, behavior: Tensor, valid: Tensor) -> Tensor:
     """Return ``log rho_{0:t}``, where ``rho_{0:t} = prod_{k<=t} pi(a_k | s_k) / b(a_k | s_k)``: Precup et al. 2000.
 
     Args:
-        target: ``log pi(a_t | s_t) [T, B]``, of the policy that is judged.
-        behavior: ``log b(a_t | s_t) [T, B]``, of the policy that played.
+        target: ``log pi(a_t | s_t) [T, B]``, of the evaluated policy.
+        behavior: ``log b(a_t | s_t) [T, B]``, of the behavior policy.
         valid: ``[T, B]`` bool; the weight of other rows is that of the last valid one.
     """
     return torch.where(valid, target - behavior, 0.0).cumsum(0)
@@ -32,7 +32,7 @@ def log_weights(target: Tensor, behavior: Tensor, valid: Tensor) -> Tensor:
 def importance_sampling(
     reward: Tensor, log_weight: Tensor, valid: Tensor, gamma: float, *, per_step: bool = True
 ) -> Tensor:
-    """Weight rewards by how much more likely the target policy makes what led to them: Precup et al. 2000.
+    """Weight rewards by importance ratios of the actions before them: Precup et al. 2000.
 
     ``sum_t gamma^t rho_{0:t} r_t`` per step, and ``rho_{0:T-1} sum_t gamma^t r_t`` per episode. Both are unbiased.
 
@@ -52,13 +52,13 @@ def importance_sampling(
 def weighted_importance_sampling(
     reward: Tensor, log_weight: Tensor, valid: Tensor, gamma: float, *, per_step: bool = True
 ) -> Tensor:
-    """Divide by the sum of the weights instead of their number: Precup et al. 2000. Biased, but of less variance.
+    """Divide by the sum of the weights instead of their number: Precup et al. 2000. Biased, with less variance.
 
     ``sum_t gamma^t (sum_i rho^i_{0:t} r^i_t) / (sum_i rho^i_{0:t})`` per step, which is the consistent weighted
-    per-decision estimator of Thomas 2015 (dissertation): sums are over all episodes, also those that have ended.
+    per-decision estimator of Thomas 2015 (dissertation): sums are over all episodes, including ended ones.
     ``(sum_i rho^i G^i) / (sum_i rho^i)`` per episode, of returns ``G^i`` and weights ``rho^i`` of all steps.
 
-    Args: as of ``importance_sampling``.
+    Args: see ``importance_sampling``.
 
     Returns:
         ``[B]``.
@@ -72,14 +72,14 @@ def weighted_importance_sampling(
 def doubly_robust(
     reward: Tensor, q: Tensor, value: Tensor, log_weight: Tensor, valid: Tensor, gamma: float, *, weighted: bool = False
 ) -> Tensor:
-    """Correct a model of action values by weighted errors of it: Jiang & Li 2016 (arXiv:1511.03722).
+    """Correct a model of action values by its importance-weighted errors: Jiang & Li 2016 (arXiv:1511.03722).
 
-    ``sum_t gamma^t (rho_{0:t} (r_t - Q(s_t, a_t)) + rho_{0:t-1} V(s_t))``. It is unbiased whatever the model is, as
-    long as that is not made from the same episode, and of little variance where the model is good.
+    ``sum_t gamma^t (rho_{0:t} (r_t - Q(s_t, a_t)) + rho_{0:t-1} V(s_t))``. It is unbiased for any model
+    that was not fitted to the same episode, and has low variance if the model is good.
 
     Args:
         reward: ``[T, B]``.
-        q: ``Q(s_t, a_t) [T, B]``, the model's value of the action that was played.
+        q: ``Q(s_t, a_t) [T, B]``, the model's value of the taken action.
         value: ``V(s_t) [T, B]``, the mean of ``Q(s_t, a)`` over the actions of the target policy.
         log_weight: ``[T, B]``, see ``log_weights``.
         valid: ``[T, B]`` bool.
@@ -99,7 +99,7 @@ def doubly_robust(
 
 
 def effective_sample_size(log_weight: Tensor) -> Tensor:
-    """Return ``(sum_i w_i)^2 / sum_i w_i^2``, 0-d: as many equal weights would tell as much (Kong 1992).
+    """Return ``(sum_i w_i)^2 / sum_i w_i^2``, 0-d: the number of equally informative equal weights (Kong 1992).
 
     Args:
         log_weight: ``log w [B]``, of whole episodes.
@@ -109,9 +109,9 @@ def effective_sample_size(log_weight: Tensor) -> Tensor:
 
 
 def mean_interval(values: Tensor, confidence: float = 0.95) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean of ``values [B]``, ``B >= 2``, and the bounds of Student's interval for it, 0-d each.
+    """Return the mean of ``values [B]``, ``B >= 2``, and the bounds of its Student's t interval, 0-d each.
 
-    It is exact for normal values, and holds in the limit of many others with a finite variance.
+    It is exact for normal values, and asymptotically valid for others with finite variance.
     """
     n, mean = len(values), values.mean()
     half = student_quantile(0.5 + confidence / 2, n - 1) * values.std() / math.sqrt(n)
@@ -121,8 +121,8 @@ def mean_interval(values: Tensor, confidence: float = 0.95) -> tuple[Tensor, Ten
 def student_quantile(p: float, df: int) -> float:
     """Return the ``p``-quantile of Student's t distribution with ``df`` degrees of freedom.
 
-    Exact for 1 and 2; else the expansion of Abramowitz & Stegun 1964, 26.7.5, from which it differs by less than 0.5 %
-    for ``df >= 3`` and ``p <= 0.975``.
+    Exact for 1 and 2; else the expansion of Abramowitz & Stegun 1964, 26.7.5, with an error below 0.5 % for
+    ``df >= 3`` and ``p <= 0.975``.
     """
     if df == 1:
         return math.tan(math.pi * (p - 0.5))
@@ -145,9 +145,9 @@ def _discounted(x: Tensor, gamma: float) -> Tensor:
 
 
 def _normalized_mean(x: Tensor, log_weight: Tensor) -> Tensor:
-    """Return numbers ``[T, B]``, whose mean over ``B`` is ``m_t = sum_i w_i x_i / sum_i w_i``.
+    """Return numbers ``[T, B]`` whose mean over ``B`` is ``m_t = sum_i w_i x_i / sum_i w_i``.
 
-    They are ``m_t + B w_i (x_i - m_t) / sum_j w_j``, the linearization of that ratio.
+    They are ``m_t + B w_i (x_i - m_t) / sum_j w_j``, the linearization of this ratio.
     """
     share = log_weight.softmax(1)
     mean = (share * x).sum(1, keepdim=True)

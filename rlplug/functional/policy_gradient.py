@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
-    """Compute PPO's objective, which is maximized: Schulman et al. 2017 (arXiv:1707.06347), equation 7.
+    """Compute PPO's objective, to be maximized: Schulman et al. 2017 (arXiv:1707.06347), equation 7.
 
     Args:
         ratio: ``[...]``, new over old probability of the action.
@@ -24,13 +24,13 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float | Tensor) ->
 
 
 def clipped_value_loss(value: Tensor, old_value: Tensor, ret: Tensor, clip: float | None) -> Tensor:
-    """Compute the squared error of a value that is to stay near the old one, as in the code of arXiv:1707.06347.
+    """Compute the squared error of a clipped value prediction, as in the code of arXiv:1707.06347.
 
     Args:
         value: ``[...]``, prediction.
         old_value: ``[...]``, prediction at collection.
         ret: ``[...]``, target.
-        clip: beyond ``old_value +- clip`` the error no longer falls; in units of the value. None: unclipped.
+        clip: maximum change from ``old_value``, in units of the value. None: unclipped.
 
     Returns:
         ``max((value - ret)^2, (clipped value - ret)^2)``, ``[...]``.
@@ -46,9 +46,9 @@ def adapt_kl_coeff(coeff: Tensor, kl: Tensor, target: float) -> Tensor:
     """Adapt the weight of PPO's KL penalty: arXiv:1707.06347, section 4, with RLlib's constants.
 
     Args:
-        coeff: present weight, 0-d.
+        coeff: current weight, 0-d.
         kl: measured divergence of the new policy from the old one, 0-d.
-        target: the divergence to aim at.
+        target: the target divergence.
 
     Returns:
         ``1.5 * coeff`` if ``kl > 2 * target``, ``0.5 * coeff`` if ``kl < 0.5 * target``, else ``coeff``; 0-d.

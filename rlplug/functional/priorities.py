@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def proportional(error: Any, alpha: float, epsilon: float) -> Any:
-    """Return what a transition is drawn in proportion to: ``(|error| + epsilon)^alpha``, section 3.3."""
+    """Return the unnormalized sampling probability of a transition, ``(|error| + epsilon)^alpha``, section 3.3."""
     return (abs(error) + epsilon) ** alpha
 
 
@@ -18,8 +18,8 @@ def importance_weights(prob: Tensor, count: Tensor | int, beta: Tensor | float) 
     """Return ``(N P(i))^-beta``, section 3.4, not yet divided by the largest one.
 
     Args:
-        prob: with what probability each transition of the batch was drawn, ``[B]``.
-        count: N, how many could have been drawn, ``[B]`` or of all.
+        prob: probability with which each transition of the batch was sampled, ``[B]``.
+        count: N, the number of transitions to sample from, ``[B]`` or one for all.
     """
     return (count * prob) ** -beta
 
@@ -31,7 +31,7 @@ def sequence_priority(error: Tensor, valid: Tensor, eta: float = 0.0) -> Tensor:
 
     Args:
         error: absolute errors ``[T, B]``.
-        valid: ``[T, B]`` bool; other rows do not count.
+        valid: ``[T, B]`` bool; other rows are ignored.
         eta: weight of the largest error.
 
     Returns:
@@ -43,14 +43,14 @@ def sequence_priority(error: Tensor, valid: Tensor, eta: float = 0.0) -> Tensor:
 
 
 class SumTree:
-    """Weights of ``size`` items in double precision, drawn from in proportion: O(log size) for every item.
+    """Samples items in proportion to their weights, in double precision: O(log size) per item.
 
-    A binary tree in one array: node ``i`` is the sum of the nodes ``2i`` and ``2i + 1``, added up anew whenever one of
-    them changes. So no error builds up over updates, and equal weights give equal sums whatever they were before.
+    A binary tree in one array: node ``i`` is the sum of the nodes ``2i`` and ``2i + 1``, recomputed whenever one of
+    them changes. So errors do not accumulate over updates, and the sums depend only on the current weights.
 
     Args:
-        size: items of each part.
-        parts: items are drawn from one part at a time; item ``i`` of part ``p`` is number ``p * stride + i``.
+        size: items per part.
+        parts: number of parts; a sample comes from one part. Item ``i`` of part ``p`` has index ``p * stride + i``.
     """
 
     def __init__(self, size: int, parts: int = 1) -> None:
@@ -60,7 +60,7 @@ class SumTree:
 
     @staticmethod
     def nbytes(size: int, parts: int = 1) -> int:
-        """Return the bytes that a tree of ``parts`` times ``size`` items takes."""
+        """Return the bytes of a tree with ``parts`` times ``size`` items."""
         return 8 * 2 * _power_of_two(size) * _power_of_two(parts)
 
     @property
@@ -69,7 +69,7 @@ class SumTree:
 
     @property
     def totals(self) -> Any:
-        """The sum of every part, ``[parts]``."""
+        """Return the sum of every part, ``[parts]``."""
         first = self._leaves // self.stride
         return self._sums[first : first + self.parts]
 
@@ -77,10 +77,10 @@ class SumTree:
         return self._sums[self._leaves :][index]
 
     def set(self, index: Any, weight: Any) -> None:
-        """Give the items ``index [n]`` new weights, at least 0. Of items that occur twice the last one counts."""
+        """Set the weights, at least 0, of items ``index [n]``. If an item occurs twice, its last weight counts."""
         sums, node = self._sums, index + self._leaves
         sums[node] = weight
-        if len(node) == 1:  # the usual case where a row is added, and calls of NumPy would cost ten times as much
+        if len(node) == 1:  # the common case when a row is added; NumPy calls would take ten times as long
             (above,) = node.tolist()
             while (above := above // 2) > 0:
                 sums[above] = sums[2 * above] + sums[2 * above + 1]
@@ -94,16 +94,16 @@ class SumTree:
             level //= 2
 
     def draw(self, share: Any, part: Any = 0) -> Any:
-        """Return the items ``[n]`` under ``share [n]``, in [0, 1], of the total of ``part [n]``. None has weight 0.
+        """Return the items ``[n]`` at ``share [n]``, in [0, 1], of the total of ``part [n]``. None has weight 0.
 
-        Where the total is 0 there is nothing to draw, and the result means nothing.
+        If the total is 0, the result is undefined.
         """
         node = np.full(len(share), self._leaves // self.stride) + part
         rest = share * self._sums[node]
         for _ in range(self.stride.bit_length() - 1):
             node *= 2
             left = self._sums[node]
-            # a share of 1, or rounding, must not lead to a child without weight
+            # a share of 1, or rounding, must not lead to weight 0
             right = (rest >= left) & (self._sums[node + 1] > 0)
             rest = rest - left * right
             node += right

@@ -32,16 +32,16 @@ def reverse_scan(decay: Tensor, x: Tensor) -> Tensor:
 def discounted_sum(
     reward: Tensor, valid: Tensor, before: Tensor, gamma: float, is_first: Tensor | None = None
 ) -> Tensor:
-    """Compute ``R_t = gamma R_{t-1} + r_t`` in time order: the filter whose deviation rewards are divided by.
+    """Compute ``R_t = gamma R_{t-1} + r_t`` in time order; its standard deviation normalizes rewards.
 
     RND runs it across ends of episodes (Burda et al. 2018, arXiv:1810.12894, section 2.4).
 
     Args:
         reward: ``[T, B]``; rows that are not valid are ignored.
-        valid: ``[T, B]`` bool; other rows leave ``R`` as it is.
+        valid: ``[T, B]`` bool; other rows do not change ``R``.
         before: ``R_{-1} [B]``.
         gamma: discount factor.
-        is_first: ``[T, B]`` bool, rows in front of which ``R`` becomes 0; None: nowhere.
+        is_first: ``[T, B]`` bool, rows before which ``R`` is reset to 0; None: none.
 
     Returns:
         ``R [T, B]``.
@@ -55,7 +55,7 @@ def discounted_sum(
 
 
 def ended(batch: Batch) -> Tensor:
-    """Return which transitions ``[T, B]`` end the episode of their column: behind them, no agent is alive."""
+    """Return which transitions ``[T, B]`` end the episode of their column: no agent is alive after them."""
     acted, groups = batch["valid"][:-1], groups_of(batch).values()
     if "alive" not in next(iter(groups)):
         return acted & (batch["terminated"] | batch["truncated"])[:-1]
@@ -69,16 +69,15 @@ def gae(
     """Estimate generalized advantages: Schulman et al. 2016 (arXiv:1506.02438), equations 11, 12 and 16.
 
     ``delta_t = r_t + gamma * V_{t+1} - V_t`` and ``A_t = delta_t + gamma * lambda * A_{t+1}``, where both
-    ``t + 1`` terms vanish after termination. There is no argument for truncation: the row behind a
-    truncated one is the episode's final observation, so its value is there to bootstrap from, and it is
-    not valid, so its advantage is zero and nothing of the next episode reaches back. The same holds for
-    row T, where the segment ends within an episode.
+    ``t + 1`` terms vanish after termination. There is no argument for truncation: the row after a truncated one is
+    the episode's final observation, whose value is the bootstrap target; it is not valid, so its advantage is zero
+    and the next episode has no influence. The same holds for row T, if the segment ends within an episode.
 
     Args:
         reward: ``[T+1, B]``; rows that are not valid are ignored.
         value: ``[T+1, B]``, of every row's observation, final observations and row T too.
         terminated: ``[T+1, B]`` bool.
-        valid: ``[T+1, B]`` bool; row T begins no transition, whatever it says.
+        valid: ``[T+1, B]`` bool; row T is ignored, since it begins no transition.
         gamma: discount factor.
         lambda_: weight of longer returns; 0: one-step TD error, 1: Monte Carlo.
 
@@ -95,20 +94,20 @@ def gae(
 
 
 def n_step(reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Fold the rewards of a window until its episode ends, or the window does.
+    """Sum the discounted rewards of a window up to the end of its episode or of the window.
 
-    ``G = sum_{i<k} gamma^i r_i``, to be continued by ``gamma^k V(row k)``: Watkins 1989; Sutton & Barto
-    2018, equation 7.1. Of a window's rows, the first ``k <= n`` are valid; row ``k`` is a final
-    observation or the window's last row. A column whose row 0 is not valid holds no transition: k = 0.
+    ``G = sum_{i<k} gamma^i r_i``, to which the target adds ``gamma^k V(row k)``: Watkins 1989; Sutton & Barto
+    2018, equation 7.1. The first ``k <= n`` rows of a window are valid; row ``k`` is a final observation or the
+    window's last row. A column whose row 0 is not valid holds no transition: k = 0.
 
     Args:
         reward: ``[n+1, B]``; rows that are not valid are ignored.
         terminated: ``[n+1, B]`` bool.
-        valid: ``[n+1, B]`` bool; the last row's is not read.
+        valid: ``[n+1, B]`` bool; the last row is not read.
         gamma: discount factor.
 
     Returns:
-        ``ret [B]``, the folded rewards; ``discount [B]``, ``gamma^k`` or 0 after termination;
+        ``ret [B]``, the discounted sum; ``discount [B]``, ``gamma^k`` or 0 after termination;
         ``last [B]`` int64, ``k``: the row to bootstrap from.
     """
     n = len(reward) - 1
@@ -121,7 +120,7 @@ def n_step(reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float) -> t
 
 
 def episode_metrics(batch: Batch) -> dict[str, float]:
-    """Return mean and standard deviation of ``return [B]``, and mean ``length`` and ``success``, of whole episodes."""
+    """Return mean and standard deviation of ``return [B]``, mean ``length`` and ``success`` of complete episodes."""
     returns, lengths = (np.asarray(batch[key]) for key in ("return", "length"))
     return {
         "eval/return_mean": float(returns.mean()),

@@ -1,4 +1,4 @@
-"""What changes, and what is due, in the course of a run."""
+"""Schedules of values and of periodic events."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def piecewise_linear(points: Sequence[tuple[float, float]], step: float) -> floa
     """Interpolate between points; constant before the first and after the last.
 
     Args:
-        points: ``(step, value)``, at least one, by increasing step. Where a step occurs twice, the value
-            jumps: at the step itself the later point holds.
+        points: ``(step, value)``, at least one, by increasing step. If a step occurs twice, the value
+        jumps there to that of the later point.
         step: where to evaluate.
     """
     after = bisect_right(points, step, key=lambda point: point[0])

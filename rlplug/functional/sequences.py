@@ -1,4 +1,4 @@
-"""Streams longer than one sample: rollouts that recurrent models learn from in pieces, sequences of a replay."""
+"""Rollout chunks and replayed sequences for recurrent models, and their n-step targets."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlplug.types import Batch
 
 
 def carry_before(batch: Batch) -> Batch:
-    """Return the recurrent state before row 0, ``[B, ...]``, that stands in ``carry``; none: an empty batch."""
+    """Return the recurrent state before row 0, ``[B, ...]``, from ``carry``; an empty batch without one."""
     return tree.map(lambda x: x[0], batch.get("carry", {}))
 
 
 def chunks(batch: Batch, length: int) -> Batch:
-    """Cut a rollout into columns of ``length`` rows, each with the recurrent state that stands before it.
+    """Split a rollout into chunks of ``length`` rows, each with the recurrent state before it.
 
-    A column's chunks lie side by side, so their order does not depend on how columns are shared out. Where ``T``
-    is not a multiple of ``length``, the last chunk ends with copies of row T-1 that are not valid. Row T is left
-    out: it begins no transition.
+    The chunks of a column are adjacent, so their order does not depend on the sharding of columns. If ``T`` is not
+    a multiple of ``length``, the last chunk is padded with copies of row T-1 that are not valid. Row T is dropped:
+    it begins no transition.
 
     Args:
         batch: leaves ``[T+1, B, ...]``, among them ``valid`` and ``carry``.
@@ -49,17 +49,17 @@ def chunks(batch: Batch, length: int) -> Batch:
 def n_step_rows(
     reward: Tensor, terminated: Tensor, valid: Tensor, gamma: float, n: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute ``n_step`` from every row of a sequence behind which ``n`` rows follow.
+    """Compute ``n_step`` from every row of a sequence that is followed by ``n`` rows.
 
     Args:
         reward: ``[L+n, B]``; rows that are not valid are ignored.
         terminated: ``[L+n, B]`` bool.
-        valid: ``[L+n, B]`` bool; the last row's is not read.
+        valid: ``[L+n, B]`` bool; the last row is not read.
         gamma: discount factor.
         n: rewards in a target.
 
     Returns:
-        ``ret [L, B]``, the folded rewards; ``discount [L, B]``, ``gamma^k`` or 0 after termination;
+        ``ret [L, B]``, the discounted sums; ``discount [L, B]``, ``gamma^k`` or 0 after termination;
         ``last [L, B]`` int64, the row of the sequence to bootstrap from. Rows that are not valid hold no
         transition: 0, 1 and the row itself.
     """
@@ -69,11 +69,11 @@ def n_step_rows(
 
 
 def n_step_transitions(batch: Batch, gamma: float) -> Batch:
-    """Fold each window of ``n`` transitions into one: its row 0, and the row that its target bootstraps from.
+    """Combine each window of ``n`` transitions into one: row 0, and the row that its target bootstraps from.
 
     Args:
-        batch: leaves ``[n+1, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``, maybe
-            ``action_mask``. Row 0 is valid, as in a sample of a replay.
+        batch: leaves ``[n+1, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``, optionally
+        ``action_mask``. Row 0 is valid, as in a sample of a replay.
         gamma: discount factor.
 
     Returns:
@@ -96,13 +96,13 @@ def n_step_sequences(batch: Batch, gamma: float, n: int, burn_in: int = 0) -> Ba
 
     Args:
         batch: leaves ``[burn_in+L+n, B, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``valid``,
-            ``is_first``, ``carry`` (``[1, B, ...]``), perhaps ``action_mask``.
+            ``is_first``, ``carry`` (``[1, B, ...]``), optionally ``action_mask``.
         gamma: discount factor.
         n: rewards in a target.
         burn_in: rows that only warm up a recurrent state.
 
     Returns:
-        ``obs``, ``is_first`` and ``carry`` as they are, for an unroll; ``returns``, ``discount`` and ``last`` of
+        ``obs``, ``is_first`` and ``carry`` unchanged, for an unroll; ``returns``, ``discount`` and ``last`` of
         ``n_step_rows``, where ``last`` counts from the end of the burn-in; ``action``, ``valid`` and
         ``action_mask`` of the ``L`` rows, and ``next_action_mask`` of those to bootstrap from: ``[L, B, ...]``.
     """
@@ -123,15 +123,15 @@ def n_step_sequences(batch: Batch, gamma: float, n: int, burn_in: int = 0) -> Ba
 
 
 def n_step_segment(batch: Batch, gamma: float, n: int) -> Batch:
-    """Compute n-step targets of all ``T`` rows of a segment as it was played; those of its last rows end with it.
+    """Compute n-step targets of all ``T`` rows of a collected segment; those of its last rows use fewer steps.
 
     Args:
         batch: leaves ``[T+1, B, ...]``, as for ``n_step_sequences``; row T is not valid.
         gamma: discount factor.
-        n: rewards in a target, at most.
+        n: maximum number of rewards in a target.
 
     Returns:
-        What ``n_step_sequences`` returns, ``L`` being ``T``.
+        As ``n_step_sequences``, with ``L = T``.
     """
     more = [-1] * (n - 1)  # copies of row T, which begin no transition either
     return n_step_sequences(tree.map(lambda x: torch.cat((x, x[more])), batch), gamma, n) | {"obs": batch["obs"]}

@@ -13,14 +13,14 @@ Parameters: TypeAlias = nn.Module | list[Tensor]
 
 
 def polyak_(target: Parameters, source: Parameters, tau: float, due: Tensor | None = None) -> None:
-    """Move ``target`` to ``(1 - tau) * target + tau * source``: Lillicrap et al. 2016 (arXiv:1509.02971), algorithm 1.
+    """Set ``target`` to ``(1 - tau) * target + tau * source``: Lillicrap et al. 2016 (arXiv:1509.02971), algorithm 1.
 
     Args:
-        target: parameters that follow, or a module; collecting a module's parameters may take
-            longer than moving them, so a hot loop may keep the two lists.
-        source: the parameters to follow, in the same order.
+        target: parameters to update, or a module; collecting a module's parameters may take longer than
+        updating them, so a hot loop may pass lists.
+        source: the parameters to track, in the same order.
         tau: step; 1 copies.
-        due: 0-d, bool; False leaves ``target`` where it is. On a device the host does not wait for it.
+        due: 0-d, bool; False leaves ``target`` unchanged. The CPU does not wait for a device's value.
     """
     with torch.no_grad():
         if due is None or host.reads_freely(due):

@@ -13,7 +13,7 @@ def huber(error: Tensor, delta: float = 1.0) -> Tensor:
 
     Mnih et al. 2015 call it clipping the error.
     """
-    # what torch.nn.functional.huber_loss calls, without its preparations, which take longer than the loss of a batch
+    # the kernel of torch.nn.functional.huber_loss, whose wrapper takes longer than the loss of a batch
     return torch._C._nn.huber_loss(error, error.new_zeros(()), 0, delta)  # type: ignore[attr-defined]
 
 
@@ -29,7 +29,7 @@ def dueling(value: Tensor, advantage: Tensor, dim: int = -1) -> Tensor:
 
 
 def greedy(q: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the best action, among those that are allowed.
+    """Return the allowed action with the highest value.
 
     Args:
         q: ``[..., A]``.
@@ -42,7 +42,7 @@ def greedy(q: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def gather_action(q: Tensor, action: Tensor) -> Tensor:
-    """Select what belongs to one action: of ``q [..., A]`` or ``[..., A, K]``, and ``action [...]`` int64."""
+    """Select the values of one action, from ``q [..., A]`` or ``[..., A, K]``, by ``action [...]`` int64."""
     if q.ndim == action.ndim + 1:
         return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
     index = action[..., None, None].expand(*action.shape, 1, q.shape[-1])
@@ -50,7 +50,7 @@ def gather_action(q: Tensor, action: Tensor) -> Tensor:
 
 
 def forbid(q: Tensor, mask: Tensor | None) -> Tensor:
-    """Return ``q [..., A]``, but the least finite number where ``mask [..., A]`` forbids an action; None allows all."""
+    """Return ``q [..., A]`` with the smallest finite number for actions masked by ``mask [..., A]``; None: no mask."""
     return q if mask is None else q.masked_fill(~mask, torch.finfo(q.dtype).min)
 
 
@@ -59,7 +59,7 @@ def rescale(x: Tensor, eps: float) -> Tensor:
 
     Source: Pohlen et al. 2018 (arXiv:1805.11593), proposition A.2.
     """
-    return x / ((x.abs() + 1.0).sqrt() + 1.0) + eps * x  # without the difference of two almost equal numbers
+    return x / ((x.abs() + 1.0).sqrt() + 1.0) + eps * x  # avoids cancellation
 
 
 def inverse_rescale(x: Tensor, eps: float) -> Tensor:
@@ -71,22 +71,22 @@ def inverse_rescale(x: Tensor, eps: float) -> Tensor:
 def retrace(
     reward: Tensor, q: Tensor, expected: Tensor, trace: Tensor, terminated: Tensor, valid: Tensor, gamma: float
 ) -> Tensor:
-    """Compute Retrace's targets of action values: Munos et al. 2016 (arXiv:1606.02647), equation 4, over stream rows.
+    """Compute Retrace targets of action values: Munos et al. 2016 (arXiv:1606.02647), equation 4, over stream rows.
 
-    ``G_t = r_t + gamma (E_{t+1} + c_{t+1} (G_{t+1} - Q_{t+1}))``, where what stands in the outer parentheses
-    vanishes after termination, and ``c`` beyond the last valid row of an episode.
+    ``G_t = r_t + gamma (E_{t+1} + c_{t+1} (G_{t+1} - Q_{t+1}))``, where the outer parentheses
+    vanish after termination, and ``c`` after the last valid row of an episode.
 
     Args:
         reward: ``[T+1, B]``.
-        q: ``[T+1, B]``, value of the action that was taken.
-        expected: ``[T+1, B]``, value of the row under the policy that is evaluated, final observations and row T too.
+        q: ``[T+1, B]``, value of the taken action.
+        expected: ``[T+1, B]``, value of the row under the evaluated policy, also of final observations and row T.
         trace: ``[T+1, B]``, ``c = lambda min(1, pi(a) / mu(a))``.
         terminated: ``[T+1, B]`` bool.
         valid: ``[T+1, B]`` bool.
         gamma: discount factor.
 
     Returns:
-        ``G [T, B]``; ``q`` where the row is not valid.
+        ``G [T, B]``, equal to ``q`` on rows that are not valid.
     """
     discount = (~terminated[:-1]).to(q.dtype) * gamma
     error = torch.where(valid[:-1], reward[:-1] + discount * expected[1:] - q[:-1], 0.0)

@@ -1,4 +1,4 @@
-"""V-trace: values of a policy from segments that older policies played."""
+"""V-trace: values of a policy from segments of older policies."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def vtrace(
     """Compute V-trace targets and advantages: Espeholt et al. 2018 (arXiv:1802.01561), section 4.
 
     ``v_s = V_s + sum_{t>=s} gamma^{t-s} (prod_{i=s}^{t-1} c_i) rho_t (r_t + gamma V_{t+1} - V_t)``, equation 1, where
-    ``rho_t = min(clip_rho, ratio_t)`` and ``c_i = lambda min(clip_c, ratio_i)``. ``clip_rho`` decides which policy's
-    value the targets are, ``clip_c`` how fast errors of later rows count. The policy gradient's advantage of row ``s``
-    is ``min(clip_pg_rho, ratio_s) (r_s + gamma v_{s+1} - V_s)``, section 4.2. On-policy (all ratios 1) the targets are
-    those of TD(lambda), and ``v_s - V_s`` is the advantage of ``gae``. Ends of episodes are treated as there.
+    ``rho_t = min(clip_rho, ratio_t)`` and ``c_i = lambda min(clip_c, ratio_i)``. ``clip_rho`` determines the
+    policy whose value is estimated, ``clip_c`` the speed of convergence. The policy gradient's advantage of row ``s``
+    is ``min(clip_pg_rho, ratio_s) (r_s + gamma v_{s+1} - V_s)``, section 4.2. On-policy (all ratios 1), the targets are
+    those of TD(lambda), and ``v_s - V_s`` is the advantage of ``gae``, which treats ends of episodes equally.
 
     Args:
-        log_rho: ``[T+1, B]``, log-probability of the action under the learned policy minus that of the policy that
-            acted; ``ratio`` is its exponential. No gradient goes through it.
+        log_rho: ``[T+1, B]``, log-probability of the action under the learned policy minus that under the behavior
+        policy; ``ratio`` is its exponential. It is detached.
         reward: ``[T+1, B]``; rows that are not valid are ignored.
-        value: ``[T+1, B]``, of every row's observation, final observations and row T too; without gradient.
+        value: ``[T+1, B]``, of every row's observation, also of final observations and row T; detached.
         terminated: ``[T+1, B]`` bool.
-        valid: ``[T+1, B]`` bool; row T begins no transition, whatever it says.
+        valid: ``[T+1, B]`` bool; row T is ignored, since it begins no transition.
         gamma: discount factor.
         lambda_: weight of longer returns.
-        clip_rho: limit of the ratio that weights a temporal difference; None: none.
-        clip_c: limit of the ratios that carry later ones back; None: none.
-        clip_pg_rho: limit of the ratio in the advantage; None: none.
+        clip_rho: clip of the ratio that weights a temporal difference; None: none.
+        clip_c: clip of the trace-cutting ratios; None: none.
+        clip_pg_rho: clip of the ratio in the advantage; None: none.
 
     Returns:
-        ``v [T+1, B]``, which is ``value`` on rows that are not valid; the advantage ``[T+1, B]``, 0 on these.
+        ``v [T+1, B]``, equal to ``value`` on rows that are not valid, and the advantage ``[T+1, B]``, 0 on these.
     """
     ratio, valid = log_rho[:-1].exp(), valid[:-1]
     rho, c, pg_rho = (ratio if limit is None else ratio.clamp(max=limit) for limit in (clip_rho, clip_c, clip_pg_rho))

@@ -1,4 +1,4 @@
-"""Building blocks for networks. They know no algorithm and no run."""
+"""Building blocks for networks. They depend on no algorithm or run."""
 
 from rlplug.nn.actor_critic import ActorCritic, Policy
 from rlplug.nn.cnn import CNN, Pixels, ResidualCNN, is_image

@@ -1,4 +1,4 @@
-"""A policy and a value function over the same observations."""
+"""A policy and a value function of the same observations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Policy(Module):
         return {"policy": carry} if carry else {}
 
     def dist(self, rows: Batch, carry: Batch) -> tuple[Distribution, Batch]:
-        """Return the distribution of every row's action, and the carry behind the last row.
+        """Return the distribution of every row's action, and the carry after the last row.
 
         Args:
             rows: ``obs`` and, where there are any, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
@@ -50,8 +50,8 @@ class Policy(Module):
         """Act on one row of every column: ``Algorithm.act``.
 
         Returns:
-            ``action``, and of ``logp`` and ``dist``, the parameters of the distribution, those that
-            ``ctx.needs.stored`` has; a ``greedy`` policy gives its ``action`` alone. And the carry behind the row.
+            ``action``, with ``logp`` and ``dist`` (the parameters of the distribution) if they are in
+            ``ctx.needs.stored``, only ``action`` in mode ``greedy``; and the carry after the row.
         """
         dist, carry = self.dist(step, carry)
         if mode == "greedy":
@@ -66,11 +66,11 @@ class Policy(Module):
 
 
 class ActorCritic(Policy):
-    """The action distribution and the value of every row, from one torso or from two.
+    """The action distribution and the value of every row, from one or two torsos.
 
     Args:
-        torso: a model (``rlplug.api.Model``) of the policy.
-        value_torso: another one of the value; None: it shares the policy's.
+        torso: the policy's model (``rlplug.api.Model``).
+        value_torso: the value's model; None: share the policy's.
         action: the space of the actions.
         initial_log_std: log standard deviation of Gaussian actions at the start.
 
@@ -85,15 +85,14 @@ class ActorCritic(Policy):
 
     @classmethod
     def of_run(cls, ctx: Any, shared: bool, initial_log_std: float) -> ActorCritic:
-        """Build the networks that a run has for its one group of agents.
+        """Build the networks of a run with one group of agents.
 
         Args:
-            ctx: of the run (``rlplug.api.Context``): its ``model`` is the policy's torso, its ``critic_model`` the
-                value's.
-            shared: the value has the policy's torso, and no other one.
+            ctx: the run's ``rlplug.api.Context``: ``model`` is the policy's torso, ``critic_model`` the value's.
+            shared: share the policy's torso with the value.
 
         Raises:
-            ConfigError: no policy serves the action space, or the one recurrent torso is left out.
+            ConfigError: the action space is not supported, or the only recurrent torso would be unused.
         """
         group = ctx.spec.single_agent
         value_torso = None if shared else ctx.build("critic_model", group.obs)
@@ -119,7 +118,7 @@ class ActorCritic(Policy):
         return self.policy(features, rows.get("action_mask")), self.values(rows, carry, features)
 
     def values(self, rows: Batch, carry: Batch, features: Tensor | None = None) -> Tensor:
-        """Return the value ``[...]`` of every row; ``features`` are those of the policy's torso, if they are known."""
+        """Return the value ``[...]`` of every row; ``features``: those of the policy's torso, if already computed."""
         if self.value_torso is not None:
             features, _ = self.value_torso(rows["obs"], carry.get("value", {}), rows.get("is_first"))
         elif features is None:

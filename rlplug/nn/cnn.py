@@ -21,28 +21,28 @@ Filter: TypeAlias = tuple[int, int, int]
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Return whether it is a Box of 3 axes: the first or the last is the smallest, the others have 4 pixels or more."""
+    """Return whether it is a Box of 3 axes: the first or last is the smallest, the others have at least 4 pixels."""
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and sorted(_sizes(space.shape)[1:])[0] >= 4
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Channels, height and width; the smaller one of the outer axes is the channels."""
+    """Return channels, height and width; the smaller of the outer axes is the channels."""
     first, middle, last = shape
     return (first, middle, last) if first <= last else (last, first, middle)
 
 
 class Pixels:
-    """Turns images of ``space`` with any leading axes into ``[n, C, H, W]``, channels next to one another in memory:
-    so convolutions are fastest. They become float32; pixels of type uint8 what autocast, where it is on, computes in.
+    """Converts images of ``space`` with any leading axes to ``[n, C, H, W]`` in channels-last memory format.
 
-    The channels are the first or the last axis, whichever is smaller, and the first one if they are alike.
+    This format is the fastest for convolutions. The result is float32; uint8 pixels become autocast's dtype if it is
+    on. The channels are the smaller of the first and the last axis; the first one if they are equal.
 
     Args:
         space: a Box with 3 axes.
-        pixel_max: pixels of type uint8, and those of a space from 0 to 255, are divided by it.
+        pixel_max: divisor of pixels that are uint8 or from a space from 0 to 255.
 
     Raises:
-        ConfigError: the space is no such Box.
+        ConfigError: the space is not a Box with 3 axes.
     """
 
     def __init__(self, space: spaces.Space[Any], pixel_max: float = 255.0) -> None:
@@ -64,7 +64,7 @@ class Pixels:
             return x * self.scale if self.scales_all else x
         device = x.device.type
         seen = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-        x = x.contiguous(memory_format=torch.channels_last)  # while they are bytes, a quarter of the memory of floats
+        x = x.contiguous(memory_format=torch.channels_last)  # as bytes, with a quarter of the memory of float32
         return x.to(seen, memory_format=torch.channels_last).mul_(self.scale)
 
 
@@ -77,7 +77,7 @@ class CNN(Module):
         hidden: sizes of the fully connected layers.
         activation: after every layer.
         init: ``orthogonal`` with gain sqrt(2) and zero bias, or torch's ``default``.
-        layer_norm: normalize before every activation; after a convolution over channels and places together.
+        layer_norm: normalize before every activation; after a convolution, over channels and positions.
 
     Raises:
         ValueError: the image is too small for the filters.

@@ -1,4 +1,4 @@
-"""Critics: ensembles of action values ``Q(s, a)`` behind a torso, for continuous and for discrete actions."""
+"""Critics: ensembles of action values ``Q(s, a)`` on top of a torso, for continuous and discrete actions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rlplug.types import Batch
 class Critic(Module):
     """Base of the critics: ``ensemble_size`` independent estimates of ``Q(s, a)``, computed in two steps.
 
-    ``encode`` does what does not depend on the action, so that the critic's own loss and a policy's loss share it;
-    ``forward`` judges actions.
+    ``encode`` computes the part that does not depend on the action, so that the critic's loss and a policy's loss share
+    it; ``forward`` computes the values of actions.
 
     Args:
         torso: a model (``rlplug.api.Model``) of ``ensemble_size`` members.
@@ -36,7 +36,7 @@ class Critic(Module):
         self.torso, self.ensemble_size = torso, ensemble_size
 
     def encode(self, obs: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
-        """Encode observations ``[..., *obs]``; returns the code, which is what ``forward`` reads, and the new carry."""
+        """Encode observations ``[..., *obs]``; return the code, the input of ``forward``, and the new carry."""
         return self.torso(obs, carry, is_first)
 
     def forward(self, code: Tensor, action: Tensor) -> Tensor:
@@ -44,22 +44,22 @@ class Critic(Module):
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def several(self, code: Tensor, action: Tensor) -> Tensor:
-        """Return ``Q(s, a) [ensemble_size, n, B]`` of ``n`` continuous actions in every row, ``action [n, B, A]``."""
+        """Return ``Q(s, a) [ensemble_size, n, B]`` of ``n`` continuous actions per row, ``action [n, B, A]``."""
         raise NotImplementedError(f"{type(self).__name__}.several")
 
     def _output(self, features: Tensor) -> Tensor:
-        """Apply the output layer; the leading axis of the members is there for a single one too."""
+        """Apply the output layer; a single member also has the leading axis."""
         out = precise(self.head, features)
         return out if self.ensemble_size > 1 else out.unsqueeze(0)
 
 
 class InputCritic(Critic):
-    """Continuous actions join the observation at the input of the torso, as in Haarnoja et al. 2018.
+    """A critic that reads continuous actions with the observation at its input, as in Haarnoja et al. 2018.
 
     The code is the observation itself.
 
     Args:
-        torso: reads ``{"obs": ..., "action": ...}``, and has no recurrent state.
+        torso: reads ``{"obs": ..., "action": ...}``; not recurrent.
     """
 
     def __init__(self, torso: Any, ensemble_size: int = 1) -> None:
@@ -79,9 +79,9 @@ class InputCritic(Critic):
 
 
 class FeatureCritic(Critic):
-    """Continuous actions join the features of the observation in one more hidden layer, of the features' size.
+    """A critic that adds a hidden layer, of the features' size, for continuous actions and the observation's features.
 
-    An expensive torso, of images or of histories, so runs once for any number of actions. The code is its features.
+    So an expensive torso, of images or histories, runs once for any number of actions. The code is its features.
 
     Args:
         size: length of an action.
@@ -101,10 +101,10 @@ class FeatureCritic(Critic):
 
 
 class DiscreteCritic(Critic):
-    """Discrete actions are outputs. ``Q`` of an action with several factors is a sum of one number for each of them.
+    """A critic with one output per discrete action. With several factors, ``Q`` is the sum of one output per factor.
 
     Args:
-        choices: the number of choices of every factor; factors with fewer than the most are padded.
+        choices: the number of choices of every factor; smaller factors are padded.
     """
 
     def __init__(self, torso: Any, choices: Sequence[int], ensemble_size: int = 1) -> None:
@@ -115,7 +115,7 @@ class DiscreteCritic(Critic):
     def forward(self, code: Tensor, action: Tensor | None = None) -> Tensor:
         """Return ``Q(s, a) [ensemble_size, ...]`` of ``action [..., factors]``.
 
-        Without an action, return the numbers of all choices: ``[ensemble_size, ..., factors, n]``.
+        Without an action, return the outputs of all choices: ``[ensemble_size, ..., factors, n]``.
         """
         q = self._output(code).unflatten(-1, self.shape)
         if action is None:
@@ -134,13 +134,13 @@ def critic_for(
 ) -> InputCritic | FeatureCritic | DiscreteCritic:
     """Build the critic that fits the spaces.
 
-    Continuous actions join a vector observation at the input. They join the features of images, of dicts, and of the
-    histories that a recurrent torso sees.
+    Continuous actions are concatenated to a vector observation at the input, and otherwise (images, dicts, recurrent
+    torsos) to the features.
 
     Args:
-        build: makes the torso, from its input space and ``ensemble_size``.
+        build: returns the torso for an input space and ``ensemble_size``.
         obs: space of the observations.
-        action: Box, Discrete, MultiDiscrete or MultiBinary; a Box is flattened, and means [-1, 1].
+        action: Box, Discrete, MultiDiscrete or MultiBinary; a Box is flattened, in [-1, 1].
         ensemble_size: members of the ensemble.
         recurrent: the torso may have a recurrent state.
     """
@@ -157,7 +157,7 @@ def critic_for(
 def frozen(module: nn.Module) -> Callable[..., Any]:
     """Return a function that calls ``module`` with its parameters held constant.
 
-    Gradients flow to the inputs alone: a policy's loss reads a critic that way.
+    Gradients flow only to the inputs, as in a policy's loss through a critic.
     """
     constants = {name: p.detach() for name, p in module.named_parameters()}
 

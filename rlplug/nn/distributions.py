@@ -1,8 +1,8 @@
 """Action distributions: a few tensor operations each, and no hidden randomness.
 
-Samples are made from noise that the caller draws (``rlplug.nn.heads`` says which), so that a run's
-generators stay in one place. ``params`` is one flat tensor that a batch stores as ``dist``; another
-distribution of the same kind is rebuilt from it. Events may have any shape; parameters are flat.
+Samples are functions of noise from the caller (see ``rlplug.nn.heads``), so that a run's generators stay
+in one place. ``params`` is one flat tensor that a batch stores as ``dist``, and from which ``rebuild``
+makes a distribution of the same kind. Events may have any shape; parameters are flat.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ATANH_BOUND = 1.0 - 1e-6
 
 
 class Distribution(Protocol):
-    """What every distribution offers. ``[...]`` are leading axes, ``event`` the shape of one action."""
+    """Interface of distributions. ``[...]`` are leading axes, ``event`` the shape of one action."""
 
     @property
     def params(self) -> Tensor:
-        """``[..., P]``; ``rebuild`` understands it."""
+        """Return the parameters ``[..., P]``, the argument of ``rebuild``."""
         ...
 
     def rebuild(self, params: Tensor) -> Self:
@@ -52,12 +52,12 @@ class Distribution(Protocol):
 
 
 def _event(x: Tensor, event: tuple[int, ...]) -> Tensor:
-    """``[..., A]`` to ``[..., *event]``."""
+    """Reshape ``[..., A]`` to ``[..., *event]``."""
     return x if len(event) == 1 else x.reshape(x.shape[:-1] + event)
 
 
 def _flat(x: Tensor, event: tuple[int, ...]) -> Tensor:
-    """``[..., *event]`` to ``[..., A]``."""
+    """Reshape ``[..., *event]`` to ``[..., A]``."""
     return x if len(event) == 1 else x.reshape(*x.shape[: x.ndim - len(event)], math.prod(event))
 
 
@@ -69,9 +69,9 @@ def _log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _inverse_cdf(logp: Tensor, u: Tensor) -> Tensor:
-    """Index ``[..., 1]`` of the category that the uniform noise ``u [..., 1]`` falls into.
+    """Return the index ``[..., 1]`` of the category selected by uniform noise ``u [..., 1]``.
 
-    Scaled by the rounded total, so the result is in range and never has probability 0.
+    Noise is scaled by the rounded total, so the result is in range and never has probability 0.
     """
     cdf = logp.exp().cumsum(-1)
     return torch.searchsorted(cdf, u * cdf[..., -1:], right=True)
@@ -86,7 +86,7 @@ class Categorical:
 
     Args:
         logits: ``[..., n]``.
-        mask: ``[..., n]`` bool, the allowed actions; a row that allows none counts as one that allows all.
+        mask: ``[..., n]`` bool, the allowed actions; a row that allows none is treated as one that allows all.
     """
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None) -> None:
@@ -131,11 +131,11 @@ class MultiCategorical:
 
     @property
     def allowed(self) -> Tensor:
-        """The choices that exist and are not masked, ``[..., A, n]`` bool: others have the lowest number there is."""
+        """Return the choices that exist and are not masked, ``[..., A, n]`` bool: others have the lowest logit."""
         return self.log_probs > 0.5 * torch.finfo(self.log_probs.dtype).min
 
     def uniform(self) -> MultiCategorical:
-        """Return the distribution over the same choices, the allowed ones of which are equally likely."""
+        """Return the uniform distribution over the allowed choices."""
         return MultiCategorical(torch.zeros_like(self.log_probs), self.allowed, self.event)
 
     def rebuild(self, params: Tensor) -> MultiCategorical:
@@ -233,7 +233,7 @@ class DiagGaussian:
         return torch.addcmul(self.mean, self.log_std.exp(), noise)
 
     def _logp(self, z: Tensor) -> Tensor:
-        """Log-density where the action is ``mean + std * z``, ``[..., A] -> [...]``."""
+        """Return the log-density of the action ``mean + std * z``, ``[..., A] -> [...]``."""
         return (-0.5 * z.square() - self.log_std - HALF_LOG_2PI).sum(-1)
 
 
@@ -241,32 +241,32 @@ class TanhGaussian(DiagGaussian):
     """``a = tanh(u)`` of independent normal ``u``: actions in [-1, 1]. Haarnoja et al. 2018 (arXiv:1801.01290), C.
 
     ``log p(a) = log N(u) - sum log(1 - tanh(u)^2)``, where the correction is computed as
-    ``2 (log 2 - u - softplus(-2 u))``, which neither over- nor underflows. KL divergences are those
-    of ``u``: they do not change under a bijection.
+    ``2 (log 2 - u - softplus(-2 u))``, without over- or underflow. KL divergences are those of ``u``:
+    a bijection does not change them.
     """
 
     def sample(self, noise: Tensor) -> Tensor:
         return _event(self._sample(noise).tanh(), self.event)
 
     def sample_and_logp(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the action ``[..., *event]`` and its log-density ``[...]``, exact even where ``a`` rounds to 1."""
+        """Return the action ``[..., *event]`` and its log-density ``[...]``, exact even if ``a`` rounds to 1."""
         u = self._sample(noise)
         return _event(u.tanh(), self.event), self._logp(noise) - _log_tanh_slope(u).sum(-1)
 
     def mode(self) -> Tensor:
-        """Return the action ``[..., *event]`` of the mean, which is the median; the density has its peak elsewhere."""
+        """Return the median action ``[..., *event]``, that of the mean of ``u``; the density peaks elsewhere."""
         return _event(self.mean.tanh(), self.event)
 
     def logp(self, action: Tensor) -> Tensor:
-        """Return the log-density ``[...]`` of actions in [-1, 1]; those beyond ``1 - 1e-6`` count as lying there."""
+        """Return the log-density ``[...]`` of actions in [-1, 1], clipped to ``+- (1 - 1e-6)``."""
         u = _flat(action, self.event).clamp(-ATANH_BOUND, ATANH_BOUND).atanh()
         return self._logp((u - self.mean) * (-self.log_std).exp()) - _log_tanh_slope(u).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Raise: it is not known in closed form; estimate it ``[...]`` by ``-logp`` of samples."""
+        """Raise: the entropy has no closed form; estimate it ``[...]`` by ``-logp`` of samples."""
         raise TypeError("a tanh-Gaussian has no entropy in closed form; use minus the logp of a sample")
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:
-    """``log(1 - tanh(u)^2)``."""
+    """Return ``log(1 - tanh(u)^2)``."""
     return 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))

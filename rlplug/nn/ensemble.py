@@ -1,4 +1,4 @@
-"""Ensembles of models that do not compute their copies themselves."""
+"""Ensembles of models without a batched implementation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlplug.types import Batch
 
 
 class Ensemble(Module):
-    """Independently built models (``rlplug.api.Model``) that read the same input, one after the other.
+    """Independently built models (``rlplug.api.Model``) that process the same input one after the other.
 
-    Features are stacked on a leading axis, ``[E, ..., out_dim]``. The carry is a dict of the members'
-    carries by their number, so its leaves keep their leading ``[n, ...]``.
+    Features are stacked on a leading axis, ``[E, ..., out_dim]``. The carry is a dict of the members' carries
+    by number, so its leaves keep their leading ``[n, ...]``.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:

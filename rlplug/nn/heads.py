@@ -1,4 +1,4 @@
-"""Policy heads: from features to a distribution over the actions of a space."""
+"""Policy heads: map features to a distribution over the actions of a space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlplug.types import ConfigError
 
 
 class Draws(Protocol):
-    """The part of ``rlplug.api.Context`` that a head draws its noise ``[*shape]`` from."""
+    """The part of ``rlplug.api.Context`` that generates noise ``[*shape]`` for a head."""
 
     def randn(self, *shape: int) -> Tensor: ...
 
@@ -35,7 +35,7 @@ class Head(Module):
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def noise(self, ctx: Draws, n: int) -> Tensor:
-        """Draw what ``sample`` needs for ``n`` rows: ``[n, noise_size]``."""
+        """Generate the noise of ``sample`` for ``n`` rows: ``[n, noise_size]``."""
         return (ctx.rand if self.noise_kind == "uniform" else ctx.randn)(n, self.noise_size)
 
 
@@ -50,7 +50,7 @@ class CategoricalHead(Head):
         self.linear = Linear(features, n, gain=gain)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Categorical:
-        """Return the distribution; ``mask [..., n]`` has the allowed actions."""
+        """Return the distribution; ``mask [..., n]`` marks the allowed actions."""
         return Categorical(precise(self.linear, features), mask)
 
 
@@ -76,7 +76,7 @@ class MultiCategoricalHead(Head):
         self.linear = Linear(features, exists.numel(), gain=gain)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> MultiCategorical:
-        """Return the distribution; ``mask [..., sum(sizes)]`` has the allowed ones, choice by choice."""
+        """Return the distribution; ``mask [..., sum(sizes)]`` marks the allowed choices, factor by factor."""
         logits = precise(self.linear, features).unflatten(-1, self.exists.shape)
         allowed = self.exists if self.padded else None
         if mask is not None:
@@ -100,11 +100,11 @@ class BernoulliHead(Head):
 
 
 class DiagGaussianHead(Head):
-    """Normal actions, laid out in ``event``; its standard deviation is learned, by default for all states alike.
+    """Normal actions, laid out in ``event``, with a learned standard deviation, by default the same in all states.
 
     Args:
-        initial_log_std: log standard deviation at the start.
-        state_dependent_std: the standard deviation is an output of the network too.
+        initial_log_std: initial log standard deviation.
+        state_dependent_std: make the standard deviation an output of the network.
     """
 
     noise_kind = "normal"
@@ -136,7 +136,7 @@ class TanhGaussianHead(Head):
     """``size`` actions in [-1, 1] whose mean and standard deviation depend on the state, as in SAC.
 
     Args:
-        log_std_bounds: the log standard deviation is clamped to them.
+        log_std_bounds: bounds to which the log standard deviation is clamped.
     """
 
     noise_kind = "normal"

@@ -1,4 +1,4 @@
-"""Fully connected layers, singly or as an ensemble that is computed in one batched matrix product."""
+"""Fully connected layers, single or as an ensemble computed in one batched matrix product."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Linear(Module):
 
     @torch.no_grad()
     def reset_parameters(self, gain: float | None = None) -> None:
-        """Draw new weights; see the class for ``gain``."""
+        """Initialize the weights again; see the class for ``gain``."""
         if gain is None:
             bound = (self.weight.shape[-1] if self.ensemble_size == 1 else self.weight.shape[1]) ** -0.5
             self.weight.uniform_(-bound, bound)
@@ -63,7 +63,7 @@ class Linear(Module):
         """Map ``[..., in] -> [..., out]``; an ensemble ``[E, ..., in] -> [E, ..., out]``: ``[B, in]`` goes to all."""
         if self.ensemble_size == 1:
             return F.linear(x, self.weight, self.bias)
-        if self.weight.shape[2] == 1:  # a batched product with one column is several times slower than this
+        if self.weight.shape[2] == 1:  # several times faster than a batched product with one column
             lead = (self.ensemble_size, *(1,) * max(1, x.ndim - 2))
             return (x * self.weight.view(*lead, -1)).sum(-1, keepdim=True) + self.bias.view(*lead, 1)
         if x.ndim == 2:
@@ -79,8 +79,8 @@ class Linear(Module):
 def precise(layer: nn.Module, x: Any, *args: Any) -> Tensor:
     """Compute ``layer(x, *args)``, ``[..., in] -> [..., out]``, in float32, under autocast as well.
 
-    For output layers: ratios, temporal differences and prediction errors are differences of their outputs, and the 8
-    bits of bfloat16 leave little of those.
+    For output layers: ratios, temporal differences and prediction errors are differences of their outputs, for which
+    the 8 bits of bfloat16 are too few.
     """
     if not torch.is_autocast_enabled(x.device.type):
         return layer(x, *args)
@@ -89,7 +89,7 @@ def precise(layer: nn.Module, x: Any, *args: Any) -> Tensor:
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer normalization (Ba et al. 2016, arXiv:1607.06450) with a gain and bias per member.
+    """Layer normalization (Ba et al. 2016, arXiv:1607.06450) with gain and bias per member.
 
     Input ``[..., size]``; of an ensemble ``[E, B, size]``.
     """
@@ -108,7 +108,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class MLP(Module):
-    """Hidden layers, each followed by its activation; no output layer. Without any, the identity.
+    """Hidden layers, each followed by its activation, without an output layer. Without hidden layers, the identity.
 
     Args:
         in_features: size of the input.
@@ -141,7 +141,7 @@ class MLP(Module):
         self.norms = nn.ModuleList(LayerNorm(m, ensemble_size=ensemble_size) for m in hidden) if layer_norm else None
 
     def forward(self, x: Tensor, each: bool = False) -> Tensor:
-        """Map ``[..., in] -> [..., out]``, of an ensemble ``[E, ..., out]``; ``each``: ``x`` has its ``E``, too."""
+        """Map ``[..., in] -> [..., out]``, with an ensemble ``[E, ..., out]``; ``each``: ``x`` has ``E``, too."""
         if self.ensemble_size == 1:
             return self._layers(x)
         lead = x.shape[each:-1]
@@ -152,9 +152,11 @@ class MLP(Module):
     def _layers(self, x: Tensor) -> Tensor:
         activate = ACTIVATIONS[self.activation]
         if self.norms is None:
-            activate = torch.relu_ if self.activation == "relu" else activate  # a wide layer's memory is written once
+            activate = (
+                torch.relu_ if self.activation == "relu" else activate
+            )  # in place: writes a wide layer's memory once
             for layer in self.layers:
-                x = activate(layer.forward(x))  # not through __call__, which costs more than a small product
+                x = activate(layer.forward(x))  # not __call__, whose overhead exceeds a small product
             return x
         for layer, norm in zip(self.layers, self.norms, strict=True):
             x = activate(norm(layer.forward(x)))

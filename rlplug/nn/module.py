@@ -1,4 +1,4 @@
-"""The base of all parts of networks."""
+"""The base class of network modules."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from torch import nn
 
 
 class Module(nn.Module):
-    """A module that is called without torch's hooks, of which it has none: looking for them takes as long as a small
-    matrix product."""
+    """A module without hooks: its call skips torch's check for them, which takes as long as a small matrix product."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return ``forward`` of the same arguments."""
+        """Call ``forward`` with the same arguments."""
         return self.forward(*args, **kwargs)

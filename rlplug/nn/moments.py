@@ -17,14 +17,13 @@ from rlplug.types import Tree
 
 EPSILON = 1e-8
 PIECE = 1 << 20
-"""so many numbers are summed up at a time, in double precision"""
+"""numbers summed at a time, in double precision"""
 
 
 class Moments(nn.Module):
     """Running mean and variance ``[*shape]``, merged batch by batch (Chan et al. 1979).
 
-    What was seen last counts only after ``commit``: a rollout may be learned from with the moments that it was acted
-    with.
+    New data counts only after ``commit``, so that updates can use the moments with which the rollout was collected.
     """
 
     mean: Tensor
@@ -40,14 +39,14 @@ class Moments(nn.Module):
 
     @torch.no_grad()
     def add(self, x: Tensor, gather: Callable[[Tensor], Tensor] = lambda own: own) -> None:
-        """Count ``x [n, *shape]``, this rank's share of what is added.
+        """Add ``x [n, *shape]``, this rank's shard of the data.
 
         Args:
-            gather: ``Learner.gather``, where there are other shares.
+            gather: ``Learner.gather``, if other ranks have shards.
         """
         x = x.reshape(len(x), self.size)
         own = torch.zeros_like(self.seen)
-        for piece in x.split(max(1, PIECE // max(1, self.size))):  # images in double precision are many times as large
+        for piece in x.split(max(1, PIECE // max(1, self.size))):  # limits the memory of images in double precision
             piece = piece.to(self.seen)
             own += torch.cat([piece.new_tensor([len(piece)]), piece.sum(0), piece.square().sum(0)])
         count, total, squares = gather(own[None]).sum(0).split([1, self.size, self.size])
@@ -67,15 +66,15 @@ class Moments(nn.Module):
             self.var.copy_((m2 / count).view(self.var.shape))
 
     def scale(self) -> Tensor:
-        """Return one over the standard deviation, ``[*shape]``."""
+        """Return the inverse of the standard deviation, ``[*shape]``."""
         return (self.var + EPSILON).rsqrt()
 
 
 class SpaceMoments(nn.ModuleDict):
-    """Running moments of every part of a space that is a vector of numbers; none of the others.
+    """Running moments of every part of a space that is a vector of numbers.
 
     Args:
-        limit: of a normalized number.
+        limit: clip of normalized numbers.
     """
 
     def __init__(self, space: Space[Any], limit: float) -> None:
@@ -83,7 +82,7 @@ class SpaceMoments(nn.ModuleDict):
         self.limit, self.names = limit, self._names(space, "obs")
 
     def _names(self, space: Space[Any], name: str) -> Tree:
-        """Return the name of the moments of every part, in which there are no dots; None: it has none."""
+        """Return the name, without dots, of every part's moments; None for a part without moments."""
         if isinstance(space, Dict):
             quoted = {key: quote(key, safe="").replace(".", "%2E") for key in space.spaces}
             return {key: self._names(part, f"{name}/{quoted[key]}") for key, part in space.spaces.items()}
@@ -93,7 +92,7 @@ class SpaceMoments(nn.ModuleDict):
         return None
 
     def forward(self, x: Any) -> Any:
-        """Return points ``[..., *space]`` of the space, normalized."""
+        """Normalize points ``[..., *space]`` of the space."""
         return tree.map(self._normalized, x, self.names)
 
     def _normalized(self, x: Tensor, name: str | None) -> Tensor:
@@ -104,7 +103,7 @@ class SpaceMoments(nn.ModuleDict):
         return ((x - mean) * scale).clamp(-self.limit, self.limit)
 
     def add(self, x: Any, counts: Tensor, gather: Callable[[Tensor], Tensor]) -> None:
-        """Count those of ``x [..., *space]`` that ``counts [...]``; see ``Moments.add``."""
+        """Add the rows ``counts [...]`` of ``x [..., *space]``; see ``Moments.add``."""
         moments: Any = self
         tree.map(lambda name, part: name and moments[name].add(part[counts], gather), self.names, x)
 

@@ -1,4 +1,4 @@
-"""Layers whose weights are noisy, so that a network explores by itself."""
+"""Layers with noisy weights, for exploration."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Draw(Protocol):
 class NoisyLinear(Linear):
     """``y = (W + sigma_W * e_out e_in^T) x + b + sigma_b * e_out``: Fortunato et al. 2018 (arXiv:1706.10295).
 
-    The noise is factorised Gaussian, ``e = sign(x) sqrt(|x|)`` of normal ``x``, and the same for all rows. It stays
-    until ``redraw`` and is no part of ``state_dict``; at first there is none.
+    The noise is factorised Gaussian, ``e = sign(x) sqrt(|x|)`` of normal ``x``, and the same for all rows. It is
+    initially 0, changes only in ``redraw``, and is not in ``state_dict``.
 
     Args:
         in_features: size of the input.
         out_features: size of the output.
-        sigma0: the standard deviations begin as ``sigma0 / sqrt(in_features)``.
+        sigma0: the initial standard deviations are ``sigma0 / sqrt(in_features)``.
     """
 
     noise_in: Tensor
@@ -43,7 +43,7 @@ class NoisyLinear(Linear):
         self.register_buffer("noise_out", torch.zeros(out_features), persistent=False)
 
     def forward(self, x: Tensor, noisy: bool = True) -> Tensor:
-        """Map ``[..., in] -> [..., out]``; without noise by the mean weights."""
+        """Map ``[..., in] -> [..., out]``; without noise, by the mean weights."""
         if not noisy:
             return super().forward(x)
         weight = torch.addcmul(self.weight, self.sigma_weight, self.noise_out[:, None] * self.noise_in)
@@ -54,8 +54,8 @@ class Stream(Module):
     """One stream of a Q-network: hidden layers with ReLU, then an output layer in float32.
 
     Args:
-        sizes: of the input, the hidden layers and the output.
-        sigma0: all layers are noisy, see ``NoisyLinear``; None: none is.
+        sizes: sizes of the input, the hidden layers and the output.
+        sigma0: makes all layers noisy, see ``NoisyLinear``; None: no noise.
     """
 
     def __init__(self, sizes: Sequence[int], sigma0: float | None) -> None:
@@ -73,7 +73,7 @@ class Stream(Module):
 
 
 def redraw(layers: Sequence[NoisyLinear], draw: Draw) -> None:
-    """Draw new noise for all layers, by one draw that is the same on all ranks."""
+    """Sample new noise for all layers in one draw, the same on all ranks."""
     noise = [buffer for layer in layers for buffer in (layer.noise_in, layer.noise_out)]
     if noise:
         x = draw(sum(len(buffer) for buffer in noise), rows=False)

@@ -1,4 +1,4 @@
-"""Adam, clipping and the backward, without the bookkeeping around their kernels; and a scale of losses for float16."""
+"""Adam, gradient clipping and the backward pass with less overhead around their kernels, and loss scaling."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from torch.compiler import is_compiling
 
 from rlplug import host
 
-ROUNDING = 1e-5  # of a norm in float32, amply
-LARGEST = 2.0**24  # the largest scale of losses
+ROUNDING = 1e-5  # relative error of a norm in float32, with a margin
+LARGEST = 2.0**24  # the largest loss scale
 
 
 class Lists(NamedTuple):
-    """What the kernel is given of a group of parameters."""
+    """The kernel's arguments for a group of parameters."""
 
     params: list[Tensor]
     first: list[Tensor]
     second: list[Tensor]
     steps: list[Tensor]
-    """0-d, one of every parameter; the same one where all have made as many steps"""
+    """0-d, one per parameter; the same tensor if all have made equally many steps"""
 
     def take(self, have: Sequence[int]) -> Lists:
         return Lists(*([values[i] for i in have] for values in self))
 
 
 class Adam(torch.optim.Adam):
-    """``torch.optim.Adam(fused=True)``, Kingma & Ba 2015 (arXiv:1412.6980), the same to the bit.
+    """``torch.optim.Adam(fused=True)``, Kingma & Ba 2015 (arXiv:1412.6980), with bit-identical results.
 
-    torch's ``step`` spends several times as long on collecting lists, dispatch and profiler hooks
-    as in the kernel for networks of this field's size. Here the lists are collected once, and parameters that move
-    together share a count of steps. State and ``state_dict`` are torch's own. All parameters must lie on one device, in
-    one dtype.
+    For networks of typical size, torch's ``step`` spends several times as long on collecting lists, dispatch and
+    profiler hooks as in the kernel. Here the lists are collected once, and parameters that are updated together share
+    a step count. State and ``state_dict`` are torch's own. All parameters must have one device and one dtype.
 
     Raises:
-        ValueError: ``amsgrad`` or ``decoupled_weight_decay`` is given, which this one has not.
+        ValueError: ``amsgrad`` or ``decoupled_weight_decay`` is set, which are not supported.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float | Tensor, **options: Any) -> None:
@@ -50,15 +49,15 @@ class Adam(torch.optim.Adam):
         super().__init__(params, lr=lr, fused=True, **options)
         self._lists, self._shares = list[Lists](), True
 
-    # without torch's decorator, which imports the compiler: that takes seconds
+    # without torch's decorator, which imports the compiler and takes seconds
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
     state_dict = inspect.unwrap(torch.optim.Adam.state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state. Raises ``ValueError`` if it is that of other parameters."""
+        """Load a state. Raises ``ValueError`` if it belongs to other parameters."""
         inspect.unwrap(torch.optim.Adam.load_state_dict)(self, state_dict)
         self._lists = []
-        for p, state in self.state.items():  # the kernel walks memory, and compares no shapes
+        for p, state in self.state.items():  # the kernel does not check shapes
             shapes = {"step": torch.Size(), "exp_avg": p.shape, "exp_avg_sq": p.shape}
             if state and {key: getattr(x, "shape", None) for key, x in state.items()} != shapes:
                 raise ValueError("the state of an optimizer does not fit its parameters")
@@ -70,10 +69,10 @@ class Adam(torch.optim.Adam):
                 raise ValueError("betas of an optimizer are no two numbers")
 
     def collect(self, share: bool = True) -> None:
-        """Make what is missing of the state, and the lists of it.
+        """Create missing state, and the kernel's lists.
 
         Args:
-            share: parameters with equal counts of steps share one; False before ``move``, in which any may be left out.
+            share: share equal step counts; False before ``move``, which may skip any parameter.
         """
         self._lists, self._shares = [], share
         for group in self.param_groups:
@@ -94,23 +93,23 @@ class Adam(torch.optim.Adam):
             self._lists.append(Lists(params, first, second, steps))
 
     def unshare(self) -> None:
-        """Make the lists for ``move``, once: what was compiled holds the tensors in them."""
+        """Create the lists for ``move``, once: compiled functions hold their tensors."""
         if self._shares or not self._lists:
             self.collect(share=False)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient; without closure."""
+        """Update every parameter that has a gradient; closures are not supported."""
         self.apply([p.grad for group in self.param_groups for p in group["params"]])
 
     def apply(self, grads: Sequence[Tensor | None]) -> None:
-        """Move parameters by the fused kernel.
+        """Update parameters by the fused kernel.
 
         Args:
-            grads: one for each parameter, in their order and of its shape ``[...]``; None: it stays where it is.
+            grads: one per parameter, in order and of its shape ``[...]``; None: leave the parameter unchanged.
         """
         some = any(g is None for g in grads)
-        if not self._lists or (some and self._shares):  # from now on not all make the same steps
+        if not self._lists or (some and self._shares):  # from now on, step counts differ
             self.collect(share=not some)
         for group, lists in zip(self.param_groups, self._lists, strict=True):
             own, grads = grads[: len(lists.params)], grads[len(lists.params) :]
@@ -118,7 +117,7 @@ class Adam(torch.optim.Adam):
                 lists = lists.take([i for i, g in enumerate(own) if g is not None])
             if not lists.params:
                 continue
-            # the kernel walks memory: a gradient of another layout (a compiled convolution's) would meet other weights
+            # the kernel ignores strides: a gradient with another layout (a compiled convolution's) would be permuted
             given = [
                 g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
                 for p, g in zip(lists.params, (g for g in own if g is not None), strict=True)
@@ -138,10 +137,10 @@ class Adam(torch.optim.Adam):
             )
 
     def move(self, grads: Sequence[Tensor | None]) -> None:
-        """Do the same as ``apply`` in operations that ``torch.compile`` traces.
+        """Do the same as ``apply`` by operations that ``torch.compile`` can trace.
 
         Args:
-            grads: as of ``apply``, ``[...]`` each.
+            grads: as for ``apply``, ``[...]`` each.
         """
         grads = list(grads)
         for group, lists in zip(self.param_groups, self._lists, strict=True):
@@ -153,7 +152,7 @@ class Adam(torch.optim.Adam):
             _count(lists.steps)
             counts = torch.stack(lists.steps)
             sizes, inverses = group["lr"] / (1.0 - beta1**counts), (1.0 - beta2**counts).rsqrt()
-            # as themselves, but in memory: the compiler would compute them anew for every few numbers of a parameter
+            # materialize: the compiler would recompute them for every few elements of a parameter
             sizes, inverses = (x.as_strided(x.shape, (1,)) for x in (sizes, inverses))
             for p, g, first, second, size, inverse in zip(*lists[:1], own, *lists[1:3], sizes, inverses, strict=True):
                 g = -g if group["maximize"] else g
@@ -162,11 +161,11 @@ class Adam(torch.optim.Adam):
                 second.lerp_(g * g, 1.0 - beta2)
                 p.sub_(size * first / (second.sqrt() * inverse + group["eps"]))
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap it: its profiler costs more than the kernel
+    step.hooked = True  # type: ignore[attr-defined]  # keeps torch from wrapping it: the profiler hook takes longer than the kernel
 
 
 def _count(steps: list[Tensor]) -> None:
-    """Add 1 to every count, once to one that many parameters share."""
+    """Add 1 to every step count, once if parameters share it."""
     if steps[0] is steps[-1]:
         steps[0].add_(1.0)
     else:
@@ -174,7 +173,7 @@ def _count(steps: list[Tensor]) -> None:
 
 
 def backward(loss: Tensor) -> None:
-    """Add the gradients of a 0-d loss ``[]`` to ``.grad``: ``loss.backward()`` without what torch looks at before."""
+    """Add the gradients of a 0-d loss ``[]`` to ``.grad``: ``loss.backward()`` without torch's checks."""
     Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
         (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
@@ -184,12 +183,12 @@ def clip(grads: list[Tensor], limit: float | None, by: Literal["value", "norm", 
     """Clip gradients ``[...]`` in place, faster than ``torch.nn.utils``.
 
     Args:
-        limit: of every element, of every tensor's norm, or of the norm of all; None: they are left as they are.
+        limit: maximum of every element, of every tensor's norm, or of the global norm; None: no clipping.
 
     Returns:
-        Norms from before, 0-d, of every tensor or one of all.
+        Norms before clipping, 0-d, one per tensor or one of all.
     """
-    if is_compiling():  # which would not look into foreach_norm
+    if is_compiling():  # the compiler cannot trace foreach_norm
         norms: Sequence[Tensor] = [torch.linalg.vector_norm(grad) for grad in grads]
     else:
         norms = torch._foreach_norm(grads) if grads else ()
@@ -210,15 +209,15 @@ def clip(grads: list[Tensor], limit: float | None, by: Literal["value", "norm", 
 
 
 class LossScale:
-    """The factor of the loss that is differentiated: halved after an overflow, doubled after many steps without.
+    """Dynamic loss scaling: halves the scale after an overflow, and doubles it after many steps without one.
 
     Gradients in float16 vanish below 6e-8 and overflow above 65504: Micikevicius et al. 2018 (arXiv:1710.03740),
-    section 3.2. One scale serves all optimizers, whose losses are differentiated together. All ranks see the same
-    gradients, and so keep the same scale.
+    section 3.2. All optimizers share one scale, since their losses are differentiated together. All ranks see the same
+    gradients, and so have the same scale.
 
     Args:
         start: a power of two, so that gradients divided by it are exact.
-        patience: steps without an overflow after which it is doubled.
+        patience: steps without an overflow after which the scale doubles.
     """
 
     def __init__(self, device: torch.device, start: float = 2.0**16, patience: int = 2000) -> None:
@@ -226,16 +225,16 @@ class LossScale:
         self.patience, self.fine = patience, 0
 
     def fits(self, numbers: Iterable[Tensor], gradients: Iterable[Tensor]) -> bool:
-        """Return False after an overflow. Reads what it is given, 0-d, for which an accelerator has to wait.
+        """Return False after an overflow. Reads 0-d tensors, which synchronizes with an accelerator.
 
         Args:
-            numbers: that say whether the losses themselves are finite. If they are not, that is no overflow, and is
-                left to others, as is a gradient that is not finite at scale 1.
+            numbers: finite if the losses are. Losses that are not finite, or gradients that are not finite at scale 1,
+            do not count as an overflow, and are reported elsewhere.
             gradients: norms of the gradients, 0-d.
         """
         numbers, gradients = [*numbers], [*gradients]
         every = [*numbers, *gradients]
-        finite = torch.stack(every).isfinite().tolist() if every else []  # read at once
+        finite = torch.stack(every).isfinite().tolist() if every else []  # one read
         sound = all(finite[: len(numbers)])
         if all(finite):
             self.fine = (self.fine + 1) % self.patience
@@ -259,7 +258,7 @@ class LossScale:
 def adam_or_rmsprop(
     opt_type: str, params: Iterable[Tensor], lr: Tensor, epsilon: float, decay: float, momentum: float = 0.0
 ) -> torch.optim.Optimizer:
-    """Return ``Adam``, which does not read ``decay`` and ``momentum``, or torch's RMSProp, by its ``opt_type``.
+    """Return ``Adam``, which ignores ``decay`` and ``momentum``, or torch's RMSProp, by ``opt_type``.
 
     Args:
         params: of any shape ``[...]``.

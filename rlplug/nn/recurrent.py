@@ -1,4 +1,4 @@
-"""LSTM and GRU layers over streams of episodes: their state is cleared where an episode begins."""
+"""LSTM and GRU layers over streams of episodes, which clear their state at the start of an episode."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rlplug.nn.mlp import Init
 from rlplug.nn.module import Module
 from rlplug.types import Batch
 
-# cuDNN wants all weights in one piece of memory, or else copies them, which is cheap, and says so on every call.
+# cuDNN warns on every call if weights are not contiguous in memory; the copy that it makes is cheap.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 FAR = 1e4
-"""A gate that far from 0 is exactly shut or open."""
+"""A gate input of this magnitude closes or opens the gate exactly."""
 
 
 class Recurrent(Module):
     """Base of the layers. Weights are laid out as in ``torch.nn.LSTM`` and ``torch.nn.GRU``.
 
-    Rows of many episodes go through torch's fused kernels in ONE call, whatever the pattern of their beginnings: before
-    each beginning inside the segment a row is put in whose gates are forced so that it empties the state. Columns
-    with fewer of them end with rows whose gates keep the state as it is. This costs what the few more rows cost.
+    Rows of many episodes go through torch's fused kernels in ONE call, wherever episodes begin: before each start
+    inside the segment, a row is inserted whose gates are forced to clear the state. Columns with fewer starts are
+    padded with rows whose gates keep the state. The cost is that of the extra rows.
 
     Args:
         in_features: size of the input.
@@ -52,7 +52,7 @@ class Recurrent(Module):
 
     @torch.no_grad()
     def reset_parameters(self, init: Init = "default") -> None:
-        """Draw new weights; see the class for ``init``."""
+        """Initialize the weights again; see the class for ``init``."""
         for p in self.parameters():
             if init == "default":
                 p.uniform_(-(self.hidden**-0.5), self.hidden**-0.5)
@@ -71,9 +71,9 @@ class Recurrent(Module):
 
         Args:
             carry: the state before the first row, leaves ``[B, hidden]``; empty means zeros.
-            is_first: ``[B]`` or ``[T, B]``, where the state is cleared before the row; None: nowhere.
+            is_first: ``[B]`` or ``[T, B]``: clear the state before these rows; None: none.
         """
-        with torch.autocast(x.device.type, enabled=False):  # errors of a state add up
+        with torch.autocast(x.device.type, enabled=False):  # errors of a state accumulate
             y, state = self._forward(x.to(self.weight_hh.dtype), carry, is_first)
         return y, dict(zip(self.states, state, strict=True))
 
@@ -90,22 +90,22 @@ class Recurrent(Module):
         if is_first is None or len(x) == 1:
             return self._unroll(x, state, weights)
         before = is_first[1:].cumsum(0)
-        more = int(before[-1].max()) if before.shape[1] else 0  # a rank may have no column of a small minibatch
+        more = int(before[-1].max()) if before.shape[1] else 0  # a rank may have no columns of a small minibatch
         if not more:
             return self._unroll(x, state, weights)
         y, state = self._unroll_episodes(x, state, before, more)
-        return y, (y[-1], *state[1:])  # an LSTM's h is not kept: its output gate moves on
+        return y, (y[-1], *state[1:])  # padding does not keep an LSTM's h: its output gate still acts
 
     def _unroll_episodes(
         self, x: Tensor, state: tuple[Tensor, ...], before: Tensor, more: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        # before [T-1, B]: beginnings inside the segment up to each row but the first; more: the most of a column
+        # before [T-1, B]: starts inside the segment up to each row but the first; more: the maximum over columns
         rows, columns, _ = x.shape
         at = torch.arange(rows, device=x.device)[:, None].repeat(1, columns)
         at[1:] += before
         index = (at * columns + torch.arange(columns, device=x.device)).flatten()
         behind = torch.arange(rows + more, device=x.device)[:, None] > at[-1]
-        # three more inputs: 1 for the bias, "empty the state", "keep the state"
+        # three more inputs: 1 for the bias, "clear the state", "keep the state"
         kinds = torch.stack([torch.zeros_like(behind), ~behind, behind], -1).to(x.dtype).flatten(0, 1)
         kinds = kinds.index_copy(0, index, kinds.new_tensor([[1.0, 0.0, 0.0]]).expand(len(index), 3))
         wide = x.new_zeros(len(kinds), self.in_features).index_copy(0, index, x.flatten(0, 1))
@@ -116,17 +116,17 @@ class Recurrent(Module):
 
     @staticmethod
     def _forced() -> list[tuple[float, float]]:
-        """Of each gate: where it is forced to empty the state, and to keep it (-1 shut, 1 open)."""
+        """Return for each gate how it is forced to clear the state, and to keep it (-1 closed, 1 open)."""
         raise NotImplementedError
 
     @staticmethod
     def _step(x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """One row ``[B, in]``."""
+        """Process one row ``[B, in]``."""
         raise NotImplementedError
 
     @staticmethod
     def _unroll(x: Tensor, state: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Rows ``[T, B, in]`` without a beginning."""
+        """Process rows ``[T, B, in]`` without episode starts."""
         raise NotImplementedError
 
 

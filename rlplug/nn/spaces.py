@@ -15,23 +15,23 @@ from rlplug import host
 from rlplug.types import ConfigError
 
 MOST_ONE_HOT = 10_000
-"""choices of a Discrete part beyond which a network learns a table of them"""
+"""number of choices of a Discrete part above which a network learns an embedding"""
 
 
 class Flatten:
-    """Turns a tree of ``space`` with any leading axes into ``[..., size]`` float32.
+    """Converts a tree of ``space`` with any leading axes to ``[..., size]`` float32.
 
     Box and MultiBinary: trailing axes flattened, bytes and images from 0 to 255 divided by 255; Discrete and
-    MultiDiscrete, which count from 0: one-hot; Dict and Tuple: their parts one behind the other, in the order of the
-    space. A flat float32 Box passes through untouched. The sizes are read once, since NumPy integers of a space stop
-    ``torch.compile``.
+    MultiDiscrete, which count from 0: one-hot; Dict and Tuple: parts concatenated in the order of the space. A flat
+    float32 Box is returned unchanged. Sizes are read once, since ``torch.compile`` does not support a space's NumPy
+    integers.
 
     Args:
-        embed: each of more than ``MOST_ONE_HOT`` choices becomes some numbers of a table, which is learned; their count
-            is the fourth root of that of the choices. Who flattens so registers ``tables`` as its modules.
+        embed: encode parts with more than ``MOST_ONE_HOT`` choices by learned embeddings, whose dimension is the fourth
+        root of the number of choices. The owner registers ``tables`` as modules.
 
     Raises:
-        ConfigError: the space is none of these.
+        ConfigError: the space is not supported.
     """
 
     def __init__(self, space: spaces.Space[Any], embed: bool = False) -> None:
@@ -63,15 +63,15 @@ class Flatten:
 
     @property
     def tables(self) -> list[nn.Embedding]:
-        """What is learned of all parts; empty unless some have more than ``MOST_ONE_HOT`` choices and ``embed``."""
+        """Return all embeddings; empty unless ``embed`` and a part has more than ``MOST_ONE_HOT`` choices."""
         inside = [table for _, part in self.parts for table in part.tables]
         return inside + [table for table in self._tables if table is not None]
 
     def __call__(self, x: Any) -> Tensor:
-        """Flatten ``x``: leading axes, then the shape of the space; a dict or sequence of such for Dict and Tuple.
+        """Flatten ``x``: leading axes, then the shape of the space; a dict or sequence of these for Dict and Tuple.
 
         Raises:
-            ValueError: the trailing axes are not those of the space.
+            ValueError: the trailing axes do not match the space.
         """
         if self.parts:
             return torch.cat([part(x[key]) for key, part in self.parts], -1)
@@ -90,24 +90,24 @@ class Flatten:
 
 
 def _one_hot(x: Tensor, n: int) -> Tensor:
-    """Return ``[..., n]`` of ``x [...]``; torch's function reads the largest, for which the host would wait."""
+    """Return ``[..., n]`` of ``x [...]``; torch's function reads the maximum, which synchronizes with a device."""
     if host.reads_freely(x):
         return one_hot(x, n)
     return x.unsqueeze(-1) == torch.arange(n, device=x.device)
 
 
 def reaches_255(space: spaces.Box) -> bool:
-    """Return whether all numbers go from 0 to 255, and are no bytes."""
+    """Return whether all numbers range from 0 to 255, and are not uint8."""
     return space.dtype != np.uint8 and bool((space.low == 0).all() and (space.high == 255).all())
 
 
 def width_of(choices: int) -> int:
-    """Return how many numbers stand for one of so many choices in a table."""
+    """Return the embedding dimension for this many choices."""
     return round(choices**0.25)
 
 
 def remarks(space: spaces.Space[Any], name: str = "observation") -> list[str]:
-    """Return what models do with such observations that is not plain from the space, a line each."""
+    """Return notes on how models encode such observations, one line each."""
     match space:
         case spaces.Dict():
             return [line for key, sub in space.spaces.items() for line in remarks(sub, f"{name}[{key!r}]")]
@@ -129,7 +129,7 @@ def remarks(space: spaces.Space[Any], name: str = "observation") -> list[str]:
 
 
 def choices_of(space: spaces.Space[Any]) -> list[int] | None:
-    """Count the choices of each part of an action of ``space``; None where actions are not discrete."""
+    """Return the number of choices of each part of an action of ``space``; None if actions are not discrete."""
     match space:
         case spaces.Discrete():
             return [int(space.n)]
@@ -141,14 +141,14 @@ def choices_of(space: spaces.Space[Any]) -> list[int] | None:
 
 
 def flat_size(space: spaces.Space[Any]) -> int:
-    """Return the length of the vector that ``flatten`` makes of one element.
+    """Return the length of the vector that ``flatten`` returns for one element.
 
     Raises:
-        ConfigError: as ``Flatten``.
+        ConfigError: the space is not supported.
     """
     return Flatten(space).size
 
 
 def flatten(space: spaces.Space[Any], x: Any) -> Tensor:
-    """Return ``Flatten(space)(x)``, ``[..., size]``, for once; a network keeps a ``Flatten``."""
+    """Return ``Flatten(space)(x)``, ``[..., size]``, for single calls; a network keeps a ``Flatten``."""
     return Flatten(space)(x)

@@ -1,4 +1,4 @@
-"""Is what a model returns what it says of itself?"""
+"""Check a model's outputs against its declared attributes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlplug.types import Batch
 
 
 def model_misfit(model: Any, x: Any, members: int, generators: Mapping[str, torch.Generator]) -> tuple[str, str] | None:
-    """Let a model read rows ``x``, without a trace; return the member that is wrong, and why, or None.
+    """Run a model on rows ``x`` without side effects; return the wrong member and the reason, or None.
 
     Args:
-        members: that it computes, on a leading axis.
-        generators: which are as before afterwards, as torch's own is.
+        members: number of members on a leading axis.
+        generators: restored afterwards, like torch's own.
     """
     if not isinstance(getattr(model, "out_dim", None), int):
         return "out_dim", "is missing; set it in __init__ to the size of the features"
@@ -48,7 +48,7 @@ def model_misfit(model: Any, x: Any, members: int, generators: Mapping[str, torc
 
 
 def pair_misfit(returned: Any, first: str, cls: type[Any]) -> str | None:
-    """Return what is wrong with what should be ``(first, carry)``; None: nothing."""
+    """Return what is wrong with a value that should be ``(first, carry)``, or None."""
     pair = isinstance(returned, tuple) and len(returned) == 2
     if pair and isinstance(returned[0], cls) and isinstance(returned[1], dict):
         return None

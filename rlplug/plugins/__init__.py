@@ -1,4 +1,4 @@
-"""The built-ins, entered by the same door as everybody else's plugins: an entry point and a manifest."""
+"""Built-in plugins, registered like any other plugin: by an entry point and a manifest."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ PLAYED = (
     "loop=alternate",
     "rollout_fragment_length=8",
     "total_steps=4_000",
-)  # what learns from recordings learns from others, too
-# so short, other environments are bandits, too; of two rows, one is then no final observation
+)  # offline algorithms are off-policy
+# such short episodes would make other environments bandits; only one of two rows is then a final observation
 BANDIT = ("env=linear_bandit", "env.max_episode_steps=1", "rollout_fragment_length=2")
 
 

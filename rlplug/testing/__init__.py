@@ -1,4 +1,4 @@
-"""The conformance kit: what authors of plugins test their own components with."""
+"""The conformance kit: tests for the components of plugins."""
 
 from rlplug.testing.configs import config
 from rlplug.testing.context import box, context, spec

@@ -24,7 +24,7 @@ TIMES = ("wall_s", "env_steps_per_s", "updates_per_s", "startup_s")
 
 
 def differences_of_runs(a: Path, b: Path) -> list[str]:
-    """Return the names of what differs between the ends of two run folders; ``[]``: nothing does.
+    """Return the names of values that differ between the final states of two run folders; ``[]`` if they are equal.
 
     Raises:
         CheckpointError: one of them holds no good checkpoint.
@@ -35,9 +35,8 @@ def differences_of_runs(a: Path, b: Path) -> list[str]:
 def compare_runs(a: Path, b: Path) -> dict[str, tuple[int, list[str]]]:
     """Return, for every part of two runs, the number of compared values and the names of those that differ.
 
-    The parts are the trees of the newest good checkpoint (``weights``, ``learner``, ``rank0``), the ``buffer`` that is
-    restored from it, the name and score of the ``best`` checkpoint, and ``metrics.csv`` and ``summary.json`` without
-    their times.
+    The parts are the trees of the newest good checkpoint (``weights``, ``learner``, ``rank0``), the ``buffer`` restored
+    from it, the name and score of the ``best`` checkpoint, and ``metrics.csv`` and ``summary.json`` without times.
 
     Raises:
         CheckpointError: one of them holds no good checkpoint.
@@ -66,7 +65,7 @@ def _best(link: Path) -> dict[str, Any]:
 
 
 def _buffer(checkpoint: Checkpoint) -> Tree:
-    """Return everything that the restored buffer saves, however its rows were cut into files."""
+    """Return everything that the restored buffer saves, independent of the split of rows into files."""
     with closing(build(parse(migrate(checkpoint.manifest["config"])), Path())) as trainer:
         restore(trainer, checkpoint)
         store = FileRowLog()
@@ -77,7 +76,7 @@ def _buffer(checkpoint: Checkpoint) -> Tree:
 
 
 def _metrics(path: Path) -> dict[str, Any]:
-    """Return every cell as it was written, and the order of the columns."""
+    """Return every cell as written, and the order of the columns."""
     with path.open(newline="") as file:
         table = csv.DictReader(file)
         columns = [name for name in table.fieldnames or () if not name.startswith("time/")]

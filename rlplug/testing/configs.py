@@ -1,4 +1,4 @@
-"""The settings of a component in one line, for tests of components."""
+"""Component configs in one line, for tests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rlplug.types import ConfigError
 
 
 def config(of: str, **changes: Any) -> Any:
-    """A component's typed ``Config``, as its YAML has it: ``config("algo/ppo", gamma=0.9)``.
+    """Return a component's typed ``Config`` from its YAML file: ``config("algo/ppo", gamma=0.9)``.
 
     Args:
         of: ``<kind>/<option>``, the YAML file below ``conf/``.
         changes: options to set.
 
     Raises:
-        ConfigError: no such file, a change is wrong, or an option must be given (``???``).
+        ConfigError: there is no such file, a change is invalid, or a required option (``???``) is missing.
     """
     from rlplug.config import choose, default_node  # here: see ``context``
 

@@ -1,6 +1,6 @@
-"""The conformance kit: does a component keep to its contract?
+"""The conformance kit checks components against their contracts.
 
-In the tests of a plugin, everything that the distribution registers, a test each::
+Test everything that a plugin's distribution registers, one test per check::
 
     from rlplug.testing import conformance
 
@@ -8,19 +8,19 @@ In the tests of a plugin, everything that the distribution registers, a test eac
     def test_conformance(check):
         check()
 
-or one component, with what it needs to be tried quickly::
+or one component, with overrides that make it fast::
 
     conformance.check_algorithm("x", env="cartpole", overrides=["algo.warm_up=100"])
     conformance.check_exploration("y", algorithm="sac", env="pendulum")
     conformance.check_buffer("z", env="cartpole", overrides=["algo=dqn", "buffer.capacity=1000"])
 
-A component that needs a certain algorithm, environment, buffer or loop names it in its manifest, and is tried with it::
+A component that needs a certain algorithm, environment, buffer or loop names it in its manifest::
 
     Component("loop", "study", "rlplug_x:Study", tried_with=("algo=cloning", "buffer=experts"))
 
-Every check makes real, short runs. It raises AssertionError, and the message says what to change; notes behind it name
-the component, and the algorithm and the environment that it was tried with. A check that takes longer than ``limit_s``
-says where it was. In a script, call checks under ``if __name__ == "__main__":``, since some start processes.
+Every check makes real, short runs. It raises AssertionError with a message that suggests a fix; its notes name the
+component, algorithm and environment. A check that takes longer than ``limit_s`` reports where it was. In a script,
+call checks under ``if __name__ == "__main__":``, since some start processes.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ OF_ALGORITHM: dict[str, Callable[[Case], None]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One property of one component, or of a package's preset; call it to see whether it holds.
+    """One property of one component, or of a package's preset; call it to check the property.
 
     Args:
-        kind: of the component; of a preset, its group, such as ``tuned``.
-        limit_s: seconds that it may take.
+        kind: kind of the component; group of a preset, such as ``tuned``.
+        limit_s: time limit in seconds.
 
     Raises:
-        AssertionError: it does not; the message says what to change.
-        TimeoutError: it takes longer; the message says where it was.
+        AssertionError: it does not hold; the message suggests a fix.
+        TimeoutError: it takes longer; the message names the line in progress.
     """
 
     kind: str
@@ -109,11 +109,11 @@ class Check:
 def checks(
     distribution: str | None = None, kinds: Sequence[str] | None = None, limit_s: float = LIMIT_S
 ) -> list[Check]:
-    """What a distribution's components and presets have to keep to; by default those of every installed plugin.
+    """Return the checks of a distribution's components and presets; by default, of every installed plugin.
 
     Args:
-        kinds: only these; ``tuned`` and ``experiment`` are the presets that belong to no kind. None: everything.
-        limit_s: seconds that each check may take.
+        kinds: only these kinds; ``tuned`` and ``experiment`` are presets. None: all.
+        limit_s: time limit of each check in seconds.
 
     Raises:
         ConfigError: no plugin of that distribution is installed, or it is broken.
@@ -134,7 +134,7 @@ def checks(
 
 
 def _installed(distribution: str) -> str:
-    """Return a distribution's name as its plugins bear it: ``rlplug_x`` is ``rlplug-x``."""
+    """Return the normalized name of a distribution: ``rlplug_x`` becomes ``rlplug-x``."""
     alike = distribution.lower().replace("_", "-").replace(".", "-")
     plugins = {plugin.distribution.lower().replace("_", "-"): plugin for plugin in registry.plugins()}
     if (plugin := plugins.get(alike)) is not None:
@@ -152,7 +152,7 @@ def _installed(distribution: str) -> str:
 def checks_of(
     kind: Kind, name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S
 ) -> list[Check]:
-    """The checks of one component. Where they cannot even be listed, the last one says why. See ``check_component``."""
+    """Return the checks of one component; if listing them fails, the last one raises. See ``check_component``."""
     found: list[Check] = []
     try:
         for what, run in _properties(kind, name, env, tuple(overrides)):
@@ -165,19 +165,19 @@ def checks_of(
 def check_component(
     kind: Kind, name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S
 ) -> None:
-    """Every check of one component.
+    """Run every check of one component.
 
     Args:
-        env: an option of the group ``env`` to try it on; None: its manifest's, or those of ``ENVS`` that fit.
-        overrides: further words of the command line, such as ``algo=dqn`` or a shorter warm-up.
-        limit_s: seconds that each check may take.
+        env: option of the group ``env`` to test with; None: its manifest's, or those of ``ENVS`` that fit.
+        overrides: further overrides, such as ``algo=dqn`` or a shorter warm-up.
+        limit_s: time limit of each check in seconds.
     """
     for check in checks_of(kind, name, env, overrides, limit_s):
         check()
 
 
 def check_algorithm(name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
-    """Every check of an algorithm; see ``check_component``."""
+    """Run every check of an algorithm; see ``check_component``."""
     check_component("algo", name, env, overrides, limit_s)
 
 
@@ -188,36 +188,36 @@ def check_exploration(
     overrides: Sequence[str] = (),
     limit_s: float = LIMIT_S,
 ) -> None:
-    """Every check of an exploration module, on top of an algorithm that has to allow it; None: of every one."""
+    """Run every check of an exploration module with an algorithm that must accept it; None: with every algorithm."""
     chosen = [] if algorithm is None else [*registry.tried_with("algo", algorithm), f"algo={algorithm}"]
     check_component("exploration", name, env, [*chosen, *overrides], limit_s)
 
 
 def check_buffer(name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
-    """Every check of a buffer, and a run of ``algo=`` that resumes exactly; without the word, of the first that fits.
+    """Run every check of a buffer, and a run of ``algo=``, by default the first that fits, that resumes exactly.
 
-    See ``check_component``; words ``buffer.<option>=`` hold for the checks of the buffer alone as well.
+    See ``check_component``; overrides ``buffer.<option>=`` also apply to the checks without a run.
     """
     check_component("buffer", name, env or ENVS[0], overrides, limit_s)
 
 
 def check_model(name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
-    """Every check of a model, on many spaces, and a run of ``algo=`` with it; see ``check_buffer``."""
+    """Run every check of a model, on many spaces, and a run of ``algo=`` with it; see ``check_buffer``."""
     check_component("model", name, env or ENVS[0], overrides, limit_s)
 
 
 def check_env(name: str, env: str | None = None, overrides: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
-    """Every check of an environment, and a run of ``algo=`` on it; see ``check_buffer``.
+    """Run every check of an environment, and a run of ``algo=`` on it; see ``check_buffer``.
 
     Args:
-        env: the option of the group ``env`` that selects it; None: each of them.
+        env: option of the group ``env`` that selects it; None: all of them.
     """
     for option in [env] if env else envs.complete(name):
         check_component("env", name, option, overrides, limit_s)
 
 
 def cases(algorithm: str, env: str | None = None, overrides: Sequence[str] = ()) -> list[Case]:
-    """An algorithm on every environment that it is tried on, with the words of its manifest."""
+    """Return an algorithm's cases, one per test environment, with its manifest's overrides."""
     words = registry.tried_with("algo", algorithm)
     return [
         case_of([*words, f"env={option}", *overrides], algorithm) for option in ([env] if env else accepted(algorithm))
@@ -279,35 +279,35 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
 
 
 def _probes(name: str, overrides: tuple[str, ...]) -> Iterator[Property]:
-    """Give the probes that an algorithm serves: does it learn what is exact there?"""
+    """Yield the checks of an algorithm on the probes that it supports, against exact solutions."""
     for probe in PROBES.values():
         if (actions := kind_of(name, probe, overrides)) is not None:
             yield f"probe-{probe.name}", partial(check_probe, name, probe, actions, overrides)
 
 
 def _on(check: Callable[..., None], case: Case, *args: str) -> None:
-    """Make a check; what it raises names the run that it was tried with."""
+    """Make a check whose errors name the run."""
     try:
         check(case, *args)
-    except BaseException as error:  # a time limit's too
+    except BaseException as error:  # also of a time limit
         error.add_note(f"tried with {case}")
         raise
 
 
 def _every_case(words: Sequence[str]) -> list[Case]:
-    """The run that ``words`` choose; without ``algo=``, all algorithms with these words."""
+    """Return the cases of the overrides ``words``; without ``algo=``, of all algorithms."""
     if any(word.startswith("algo=") for word in words):
         return [case_of(words)]
     rest, found = [word for word in words if not word.startswith("env=")], list[Case]()
     env = next((word[4:] for word in reversed(words) if word.startswith("env=")), None)
     for algorithm in registry.names("algo"):
-        with suppress(Exception):  # an algorithm that cannot be tried fails its own checks
+        with suppress(Exception):  # such an algorithm fails its own checks
             found += cases(algorithm, env, rest)
     return found
 
 
 def _in_a_run(kind: Kind, name: str, words: Sequence[str]) -> None:
-    """It goes through a run that resumes exactly, with the algorithm of ``words``, or the first that accepts it."""
+    """Check that a run resumes exactly, with the algorithm of ``words``, or the first that accepts it."""
     more = [] if kind == "env" else [f"{kind}={option_of(kind, name)}"]
     _on(resume.check_resumes, first_case(_every_case(words), *more), *more)
 

@@ -1,4 +1,4 @@
-"""A context in one line, for tests of components."""
+"""Contexts in one line, for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def spec(obs: Any = 4, action: Any = 2) -> EnvSpec:
-    """A single agent's spaces. A number is a vector observation's size, or the number of discrete actions."""
+    """Return a single agent's spec. A number is a vector observation's size, or the number of discrete actions."""
     if isinstance(obs, int):
         obs = spaces.Box(-np.inf, np.inf, (obs,), np.float32)
     if isinstance(action, int):
@@ -24,18 +24,18 @@ def spec(obs: Any = 4, action: Any = 2) -> EnvSpec:
 
 
 def box(size: int) -> spaces.Box:
-    """Continuous actions as algorithms see them: in [-1, 1]."""
+    """Return the space of ``size`` continuous actions in [-1, 1]."""
     return spaces.Box(-1.0, 1.0, (size,), np.float32)
 
 
 def context(of: EnvSpec | None = None, *, overrides: Any = (), **options: Any) -> RunContext:
-    """A ``Context`` with the models of ``overrides`` (as on the command line), on the processor.
+    """Return a ``Context`` on the CPU, with the models of ``overrides`` (as on the command line).
 
     Args:
-        of: the spaces; a vector of 4 and 2 discrete actions if None.
+        of: the spaces; None: a vector of size 4 and 2 discrete actions.
         options: see ``RunContext``: ``needs``, ``num_envs``, ``rollout_length``, ``batch_size``, ``seed`` ...
     """
-    from rlplug.context import RunContext  # here: processes of environments import this file, and no torch
+    from rlplug.context import RunContext  # here: environment processes import this file without torch
 
     return RunContext(spec=of or spec(), slots=dict(_models(*overrides)), **options)
 

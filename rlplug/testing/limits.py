@@ -1,4 +1,4 @@
-"""What stops a check that would never end: a time limit, and scripts that the processes of a check run again."""
+"""Time limits of checks, and protection against scripts that child processes run again."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pathlib import Path
 from types import FrameType
 
 LIMIT_S = 300.0
-"""seconds that a check may take"""
+"""default time limit of a check in seconds"""
 UNGUARDED = (
     'checks start processes, and these import your script: call checks under `if __name__ == "__main__":`, or in a test'
 )
 IMPORTED = 97
-"""exit code of a process that was not to run such a script"""
+"""exit code of a child process that runs such a script"""
 OURS = str(Path(__file__).parents[1])
 
 
 class _Alarm(BaseException):
-    """No ``Exception``, which what is interrupted might handle, and go on."""
+    """Interrupts a check; not an ``Exception``, which the check might handle."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``TimeoutError`` for what takes longer; its message, and the traceback of its cause, say where it was.
+    """Raise ``TimeoutError`` after a time limit; its message and cause name the line in progress.
 
-    An alarm does it, which interrupts Python code, and calls that wait; C code that computes is interrupted when it
-    returns. There is no limit in other threads than the main one, and none where an earlier alarm is set.
+    An alarm interrupts Python code and blocking calls; C code is interrupted when it returns. There is no limit outside
+    the main thread, or if another alarm is already set.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or not hasattr(signal, "SIGALRM") or 0.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= seconds:
@@ -57,7 +57,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def where(frame: FrameType | None) -> str:
-    """Name the innermost line that is a plugin author's, or else rlplug's own: ``x.py:7 (act)``."""
+    """Return the innermost line of a plugin, else of rlplug: ``x.py:7 (act)``."""
     stack = [(f.filename, f.lineno, f.name) for f in reversed(traceback.extract_stack(frame))]
     installed = ("site-packages", "dist-packages", sys.base_prefix, "<")
     theirs = [place for place in stack if not any(word in place[0] for word in installed)]
@@ -67,7 +67,7 @@ def where(frame: FrameType | None) -> str:
 
 
 def refuse_import() -> None:
-    """End a process that runs a script only because it has to import it, and say why.
+    """End a child process that runs a script because it imports it, with an error message.
 
     Raises:
         SystemExit: with ``IMPORTED``.

@@ -1,4 +1,4 @@
-"""Ranks that stay alive, so that many tests can use them."""
+"""A pool of rank processes that many tests share."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from rlplug.testing.limits import IMPORTED, UNGUARDED
 
 
 class Ranks:
-    """Several ranks on processors: ``ranks(function, *args)`` runs ``function(fabric, *args)`` on each of them.
+    """Several CPU ranks: ``ranks(function, *args)`` runs ``function(fabric, *args)`` on each of them.
 
-    Functions are pickled by name, so they have to be in importable modules. Starting costs seconds, a call
-    milliseconds.
+    Functions are pickled by name, so they must be in importable modules. Starting takes seconds, a call milliseconds.
 
     Args:
         n: number of ranks.
@@ -47,11 +46,11 @@ class Ranks:
         """Return what ``function`` returns on each rank.
 
         Raises:
-            RuntimeError: a rank raised (the traceback is in the message) or did not answer; all ranks are ended then.
+            RuntimeError: a rank raised (the message has the traceback) or did not answer; all ranks are then ended.
         """
         try:
             return self._call(function, args)
-        except BaseException:  # a time limit's too: what they answer later would be taken for another call's answer
+        except BaseException:  # also of a time limit: late answers would be mistaken for those of another call
             self.close()
             raise
 
@@ -107,7 +106,7 @@ def _serve(rank: int, n: int, port: int, end: Connection) -> None:
             return
         try:
             sys.path[:], function, args = pickle.loads(call)
-            registry.refresh()  # there may be other plugins on that path
+            registry.refresh()  # the path may have other plugins
             answer = True, function(fabric, *args)
         except Exception:
             answer = False, traceback.format_exc()

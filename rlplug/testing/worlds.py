@@ -1,5 +1,5 @@
-"""Environments that hold a run to its word: ``World-v0`` of every kind of space, ``MaskedCartPole-v0`` of masks,
-``FaultyCartPole-v0`` that fails, ``SlowCartPole-v0`` that takes its time.
+"""Test environments: ``World-v0`` with every kind of space, ``MaskedCartPole-v0`` with action masks,
+``FaultyCartPole-v0``, which fails, and ``SlowCartPole-v0``, which is slow.
 
 ``env.id=rlplug.testing.worlds:World-v0``
 """
@@ -37,17 +37,17 @@ ACTIONS: dict[str, Space[Any]] = {
 
 
 class World(gymnasium.Env[Any, Any]):
-    """Random observations and rewards, over episodes of 3 to 8 steps: the odd ones terminate, the others truncate.
+    """Random observations and rewards, in episodes of 3 to 8 steps: odd ones terminate, even ones truncate.
 
-    It does not take what it should not be given.
+    It raises on invalid actions.
 
     Args:
-        observation: a name out of ``OBSERVATIONS``.
-        action: a name out of ``ACTIONS``.
-        mask: forbid about half of the actions, others at every step.
+        observation: a key of ``OBSERVATIONS``.
+        action: a key of ``ACTIONS``.
+        mask: mask about half of the actions, different ones at every step.
 
     Raises:
-        ValueError: from ``step``: the action is outside of the space, or forbidden.
+        ValueError: from ``step``: the action is outside the space, or masked.
     """
 
     def __init__(self, observation: str = "vector", action: str = "discrete", mask: bool = False) -> None:
@@ -85,11 +85,10 @@ class World(gymnasium.Env[Any, Any]):
 
 
 class MaskedCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 with ``2 * pairs`` actions: the even ones push left, the odd ones right. At every step one of either
-    kind is allowed, another one each time.
+    """CartPole-v1 with ``2 * pairs`` actions: even ones push left, odd ones right. Each step allows one pair, in turn.
 
     Raises:
-        ValueError: from ``step``: the action is forbidden.
+        ValueError: from ``step``: the action is masked.
     """
 
     def __init__(self, pairs: int = 4) -> None:
@@ -117,10 +116,10 @@ class FaultyCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         raises: probability that a step raises.
-        malformed: probability that a step gives an observation of another shape.
-        beyond: probability that a step gives an observation beyond the bounds of its space.
-        hangs: a file; the first step after ``after`` of the first environment that makes it never returns.
-        after: steps of an environment before it fails.
+        malformed: probability that a step returns an observation of another shape.
+        beyond: probability that a step returns an observation beyond the bounds of its space.
+        hangs: a file; in the first environment that creates it, the first step after ``after`` never returns.
+        after: steps of an environment before it can fail.
 
     Raises:
         OSError: from ``step``, as configured.
@@ -155,8 +154,7 @@ class FaultyCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class SlowCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 of which a step takes ``seconds`` of sleep, ``factor`` times as long on ``slow_rank``, and making it
-    ``to_make``."""
+    """CartPole-v1 whose steps sleep ``seconds``, times ``factor`` on ``slow_rank``; making it takes ``to_make``."""
 
     def __init__(
         self, seconds: float = 0.005, to_make: float = 0.0, slow_rank: int | None = None, factor: float = 5.0
@@ -171,7 +169,7 @@ class SlowCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def vector(num_envs: int, **options: Any) -> SyncVectorEnv:
-    """A vector that resets within the step that ends an episode."""
+    """Make a vector that resets within the step that ends an episode."""
     return SyncVectorEnv([lambda: World(**options)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 

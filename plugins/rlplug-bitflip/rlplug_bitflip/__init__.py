@@ -1,4 +1,4 @@
-"""The manifest: names only. It is imported whenever rlplug starts, so it imports nothing heavy."""
+"""The manifest. rlplug imports it at every start, so it imports nothing heavy."""
 
 from rlplug import Component, hookimpl
 
@@ -10,4 +10,4 @@ def rlplug_components():
 
 @hookimpl
 def rlplug_conf():
-    return "rlplug_bitflip.conf"  # the folder with the YAML files; one folder for each kind
+    return "rlplug_bitflip.conf"  # the package with the YAML files, one folder per kind

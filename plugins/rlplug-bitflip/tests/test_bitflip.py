@@ -5,14 +5,14 @@ from rlplug_bitflip.env import BitFlip
 
 
 def build(columns=2, size=5):
-    """The environment alone: no run is needed."""
+    """Make the environment without a run."""
     env = BitFlip(testing.config("env/bitflip", size=size), testing.context(num_envs=columns))
     env.reset(range(columns))
     return env
 
 
 def wrong(env):
-    """A bit of every column that is not as the goal has it, `[B]`."""
+    """Return a bit of every column that differs from the goal, `[B]`."""
     return (env.bits != env.goal).argmax(1)
 
 

@@ -1,4 +1,4 @@
-"""Does everything in this package keep to rlplug's contracts? Every check makes real, short runs."""
+"""Check everything in this package against rlplug's contracts, by real, short runs."""
 
 import pytest
 from rlplug.testing import conformance

@@ -1,8 +1,8 @@
-"""The manifest: names only. It is imported whenever rlplug starts, so it imports nothing heavy."""
+"""The manifest. rlplug imports it at every start, so it imports nothing heavy."""
 
 from rlplug import Component, hookimpl
 
-# What the conformance kit tries the module on. Without these words it is every algorithm, which takes minutes.
+# The conformance kit tests the module with these overrides; without them, with every algorithm, which takes minutes.
 TRIED_WITH = ("algo=ppo", "env=deepsea")
 
 
@@ -16,4 +16,4 @@ def rlplug_components():
 
 @hookimpl
 def rlplug_conf():
-    return "rlplug_deepsea.conf"  # the folder with the YAML files; one folder for each kind
+    return "rlplug_deepsea.conf"  # the package with the YAML files, one folder per kind

@@ -1,4 +1,4 @@
-"""Deep Sea, Osband et al. 2019 (arXiv:1908.03568, appendix A; of bsuite)."""
+"""Deep Sea from bsuite, Osband et al. 2019 (arXiv:1908.03568, appendix A)."""
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
@@ -8,21 +8,21 @@ from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, optio
 
 
 class DeepSea(VecEnv):
-    """A diver sinks one row a step through ``size x size`` cells, and drifts left or right.
+    """A diver sinks one row per step through ``size x size`` cells, and moves left or right.
 
-    Always right, at a cost of ``move_cost / size`` a step, there is a treasure worth 1 in the last row. Which action is
-    right is drawn for every cell. All columns of the vector are stepped at once, in lock step: a column that ended is
-    reset by the next step, which ignores its action.
+    Moving right costs ``move_cost / size`` per step; moving right in every step reaches a treasure worth 1 in the last
+    row. The action that moves right is sampled for every cell. All columns of the vector are stepped in lockstep: the
+    next step resets an ended column, and ignores its action.
     """
 
     autoreset = AutoresetMode.NEXT_STEP
 
     @settings
     class Config:
-        size: PositiveInt = option("Rows and columns; an episode has as many steps.")
-        move_cost: NonNegativeFloat = option("Cost of going right all the way.")
-        slip: NonNegativeFloat = option("Probability that a move to the right fails; 0: nothing is left to chance.")
-        mapping_seed: NonNegativeInt = option("Which action is right in which cell.")
+        size: PositiveInt = option("Rows and columns of the grid, and steps of an episode.")
+        move_cost: NonNegativeFloat = option("Total cost of moving right in every step.")
+        slip: NonNegativeFloat = option("Probability that a move to the right fails; 0: deterministic.")
+        mapping_seed: NonNegativeInt = option("Seed of the action that moves right in each cell.")
 
     def __init__(self, cfg: Config, ctx: Context):
         self.cfg, self.columns = cfg, np.arange(len(ctx.env_ids))
@@ -48,7 +48,7 @@ class DeepSea(VecEnv):
         return {"obs": self._obs(), "reward": reward, "terminated": ended, "truncated": np.zeros_like(ended)}
 
     def _obs(self):
-        """One-hot, and nothing below the last row."""
+        """Return one-hot observations, zeros below the last row."""
         obs = np.zeros((len(self.columns), self.cfg.size + 1, self.cfg.size), np.float32)
         obs[self.columns, self.row, self.column] = 1.0
         return obs[:, :-1]

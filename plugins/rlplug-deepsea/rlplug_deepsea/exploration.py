@@ -1,4 +1,4 @@
-"""Exploration by counting, Strehl & Littman 2008; by hashed observations Tang et al. 2017 (arXiv:1611.04717)."""
+"""Count-based exploration, Strehl & Littman 2008, with hashed observations, Tang et al. 2017 (arXiv:1611.04717)."""
 
 import torch
 from rlplug import Context, Exploration
@@ -7,19 +7,19 @@ from rlplug.settings import NonNegativeFloat, PositiveInt, Scheduled, option, se
 
 
 class Counts(Exploration):
-    """The bonus ``beta / sqrt(N(s'))`` for a transition to ``s'``, which was visited ``N`` times.
+    """Adds the bonus ``beta / sqrt(N(s'))`` to a transition to ``s'``, which was visited ``N`` times.
 
-    Observations are told apart by a linear hash, of which the table keeps ``slots`` values.
+    A linear hash maps observations to ``slots`` table entries.
     """
 
     @settings
     class Config:
         beta: Scheduled[NonNegativeFloat] = option("Bonus of the first visit.")
-        slots: PositiveInt = option("Size of the table; observations that fall together share their count.")
+        slots: PositiveInt = option("Size of the table; observations with the same hash share a count.")
 
     @classmethod
     def reads(cls, cfg, spec):
-        """The keys of rows that it reads."""
+        """Return the row keys that it reads."""
         return ("obs",)
 
     def __init__(self, cfg: Config, ctx: Context):
@@ -30,12 +30,12 @@ class Counts(Exploration):
         self.register_buffer("factors", torch.randint(2**31, (self.flatten.size,), generator=draw).double())
 
     def slots(self, batch):
-        """Where in the table it is counted what the transitions ``[T, B]`` lead to."""
+        """Return the table indices of the next observations of transitions ``[T, B]``."""
         hashed = (self.flatten(batch["obs"]).to(self.factors) * self.factors).sum(-1).round().long()
         return hashed[1:] % len(self.visits)
 
     def observe(self, segment, learner):
-        """Count over all ranks."""
+        """Count visits on all ranks."""
         found = learner.gather(self.slots(segment.batch)[segment.batch["valid"][:-1]])
         self.visits.index_add_(0, found, torch.ones_like(found))
 

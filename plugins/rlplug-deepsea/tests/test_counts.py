@@ -6,7 +6,7 @@ from rlplug_deepsea.exploration import Counts
 
 
 def segment():
-    """Rows of a walk over 3 places, in two columns; column 1 has a final observation in row 2."""
+    """Return rows of a walk over 3 places, in two columns; column 1 has a final observation in row 2."""
     obs = torch.eye(3)[torch.tensor([[0, 0], [1, 1], [1, 1], [2, 0], [2, 1]])]
     valid = torch.tensor([[True, True], [True, True], [True, False], [True, True], [True, True]])
     return {"obs": obs, "valid": valid}

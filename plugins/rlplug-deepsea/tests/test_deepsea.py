@@ -15,7 +15,7 @@ def sea(columns=2, **options):
 
 
 def dive(env, right, length):
-    """Rewards and ends ``[length, B]`` of columns that go right where ``right [B]`` says so."""
+    """Return rewards and ends ``[length, B]`` of columns that move right where ``right [B]`` is true."""
     env.reset(range(len(right)))
     rows = []
     for _ in range(length):
@@ -54,7 +54,7 @@ def test_a_slip_drifts_to_the_left_and_costs_what_was_tried():
 
 
 def test_counting_finds_the_treasure_and_chance_does_not(tmp_path, monkeypatch):
-    """Random dives of 10 steps find it once in 1024, at a cost that PPO learns to avoid first."""
+    """Random dives of 10 steps find it with probability 1/1024, and PPO first learns to avoid the cost."""
     monkeypatch.chdir(tmp_path)
     run = ["algo=ppo", "env=deepsea", "total_steps=20_000", "seed=1", "logger=[]", "eval.every=0", "hardware=cpu"]
     assert rlplug.train([*run, "hydra.run.dir=with"]) > 0.9

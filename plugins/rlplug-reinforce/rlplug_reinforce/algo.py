@@ -30,11 +30,11 @@ class Reinforce(Algorithm):
         return {"policy": Optim(Adam(self.parameters(), lr=self.lr), lr=self.lr)}
 
     def dist(self, rows):
-        """Action distribution of every row; an environment may forbid actions."""
+        """Return the action distribution of every row; environments may mask actions."""
         return self.policy(self.model(rows["obs"], {}, None)[0], rows.get("action_mask"))
 
     def value(self, obs):
-        """Baseline of every row."""
+        """Return the baseline of every row."""
         return self.baseline(self.value_model(obs, {}, None)[0]).squeeze(-1)
 
     def act(self, step, carry, mode):
@@ -43,7 +43,7 @@ class Reinforce(Algorithm):
         return {"action": action}, carry
 
     def prepare(self, batch):
-        """Reward-to-go: GAE with lambda 1, which bootstraps where a segment ends within an episode."""
+        """Compute rewards-to-go: GAE with lambda 1, which bootstraps if a segment ends within an episode."""
         value, cfg = self.value(batch["obs"]), self.cfg
         advantage, ret = gae(batch["reward"], value, batch["terminated"], batch["valid"], cfg.gamma, lambda_=1.0)
         return batch | {"advantage": advantage, "returns": ret}

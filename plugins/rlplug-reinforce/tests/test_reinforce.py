@@ -15,13 +15,13 @@ PUBLIC = {"rlplug", "rlplug.functional", "rlplug.nn", "rlplug.settings"}
 
 
 def build(action=2, obs=4, overrides=(), **options):
-    """The algorithm for observations of size ``obs``."""
+    """Make the algorithm for observations of size ``obs``."""
     ctx = testing.context(testing.spec(obs, action), overrides=["algo=reinforce", *overrides])
     return Reinforce(testing.config("algo/reinforce", **options), ctx)
 
 
 def segment(algo, length=6, columns=5):
-    """A prepared segment ``[T+1, B]`` that the algorithm acted in; rewards and ends are random."""
+    """Return a prepared segment ``[T+1, B]`` with the algorithm's actions, and random rewards and ends."""
     draw = torch.Generator().manual_seed(0)
     ends = torch.rand(length + 1, columns, generator=draw) < 0.2
     valid = ~torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))
@@ -52,7 +52,7 @@ def test_composing_chooses_the_data_plane():
 
 
 def test_prepare_gives_the_reward_to_go():
-    """Rewards 1, 2, 3 that end for good, then rewards 4, 8 of an episode that goes on with value 16."""
+    """Use rewards 1, 2, 3 and a termination, then rewards 4, 8 of an episode that continues with value 16."""
     column = {
         "reward": [1.0, 2.0, 3.0, 7.0, 4.0, 8.0, 0.0],
         "value": [0.5, 0.5, 0.5, 9.0, 0.5, 0.5, 16.0],
@@ -73,7 +73,7 @@ def test_prepare_gives_the_reward_to_go():
 
 @pytest.mark.parametrize("action", [3, testing.box(2)], ids=["discrete", "continuous"])
 def test_the_policy_loss_has_the_policy_gradient(action):
-    """Its gradient is minus the mean of ``A grad log pi(a)``, and the baseline has no part in it."""
+    """Check that its gradient is minus the mean of ``A grad log pi(a)``, without the baseline."""
     algo = build(action)
     batch = segment(algo)
     assert batch["valid"].sum() > 10
@@ -145,7 +145,7 @@ def test_it_trains_and_two_runs_are_equal(env, tmp_path, monkeypatch):
 
 
 def test_it_learns_to_balance(tmp_path, monkeypatch):
-    """A random policy holds the pole for 22 steps."""
+    """Compare with a random policy, which balances the pole for 22 steps."""
     monkeypatch.chdir(tmp_path)
     assert rlplug.train(["algo=reinforce", "env=cartpole", "total_steps=30_000", "eval.every=0", "logger=[]"]) > 80
 

@@ -1,7 +1,7 @@
 """Advantage actor-critic, Mnih et al. 2016 (arXiv:1602.01783), synchronously: A2C.
 
-It makes one gradient step of every rollout, with the weights that acted. So one pass over the rows, in ``forward``,
-gives values, advantages and gradients, and a recurrent model is unrolled from the state before row 0.
+Every rollout gives one gradient step, with the weights that acted. So one pass over the rows, in ``forward``,
+computes values, advantages and gradients, and a recurrent model is unrolled from the state before row 0.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class A2C(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        lambda_: UnitFloat = option("GAE's lambda; 1: n-step returns, up to the end of the rollout.")
+        lambda_: UnitFloat = option("GAE's lambda; 1: n-step returns up to the end of the rollout.")
         lr: Scheduled[NonNegativeFloat] = option("Step size.")
-        opt_type: Literal["adam", "rmsprop"] = option("The optimizer.")
-        epsilon: PositiveFloat = option("The optimizer's epsilon, outside of the root.")
+        opt_type: Literal["adam", "rmsprop"] = option("Optimizer.")
+        epsilon: PositiveFloat = option("The optimizer's epsilon, added outside the square root.")
         decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
-        vf_share_layers: bool = option("One torso for policy and value.")
+        vf_share_layers: bool = option("Share the torso of policy and value.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -73,7 +73,7 @@ class A2C(Algorithm):
         return self.net.values(batch, carry_before(batch))
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute the losses of algorithm S3: of the policy with its entropy bonus, and of the value."""
+        """Compute the losses of algorithm S3: the policy's, with its entropy bonus, and the value's."""
         cfg = self.cfg
         dist, value = self.net(batch, carry_before(batch))
         with torch.no_grad():
@@ -90,7 +90,7 @@ class A2C(Algorithm):
 
 
 class A3C(A2C):
-    """The same losses, whose gradients are computed by whoever plays, with the weights that play, as they come."""
+    """A2C's losses; every actor computes gradients on its own segments, and they are applied asynchronously."""
 
     @classmethod
     def needs(cls, cfg: A2C.Config, spec: EnvSpec) -> Needs:

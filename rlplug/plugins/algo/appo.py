@@ -1,7 +1,8 @@
-"""Asynchronous PPO: IMPACT, Luo et al. 2020 (arXiv:1912.00167), PPO's objective on data of older policies.
+"""Asynchronous PPO: IMPACT, Luo et al. 2020 (arXiv:1912.00167), PPO's objective on data from older policies.
 
-Three policies meet: the learned one, the one that acted (the worker's), and a target, a copy that moves now and then.
-The clipped ratio is that of the learned policy to the target, so that it stays put while a batch is used several times.
+There are three policies: the learned one, the behavior policy that acted, and a target network, a copy that is updated
+periodically. The clipped ratio is that of the learned policy to the target, which does not change between updates
+while a batch is used several times.
 """
 
 from __future__ import annotations
@@ -40,37 +41,31 @@ class APPO(Algorithm):
     class Config:
         gamma: UnitFloat = option("Discount factor.")
         lambda_: UnitFloat = option("Weight of longer returns, in V-trace and in GAE.")
-        vtrace: bool = option(
-            "Advantages by V-trace, for the target policy; false: by GAE, as if the target had acted."
-        )
+        vtrace: bool = option("V-trace advantages for the target policy; false: GAE without off-policy correction.")
         vtrace_clip_rho_threshold: PositiveFloat | None = option(
-            "Limit of the ratio that weights a temporal difference, rho-bar; null: none."
+            "Clip of the ratio that weights a temporal difference, rho-bar; null: none."
         )
-        vtrace_clip_c_threshold: PositiveFloat | None = option(
-            "Limit of the ratios that carry later ones back, c-bar; null: none."
-        )
-        vtrace_clip_pg_rho_threshold: PositiveFloat | None = option("Limit of the ratio in advantages; null: none.")
+        vtrace_clip_c_threshold: PositiveFloat | None = option("Clip of the trace-cutting ratios, c-bar; null: none.")
+        vtrace_clip_pg_rho_threshold: PositiveFloat | None = option("Clip of the ratio in advantages; null: none.")
         clip_param: Scheduled[NonNegativeFloat] = option("Epsilon of the clipped surrogate.")
-        target_worker_clipping: PositiveFloat = option("Limit of the ratio of the acting policy to the target, rho.")
-        target_network_update_freq: PositiveInt = option("Updates between two moves of the target.")
-        tau: UnitFloat = option("Step of the target towards the learned weights; 1: a copy.")
-        kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty, which adapts to kl_target; 0: off.")
-        kl_target: PositiveFloat = option("KL divergence from the target policy that kl_coeff aims at.")
+        target_worker_clipping: PositiveFloat = option("Clip of the ratio of the behavior policy to the target, rho.")
+        target_network_update_freq: PositiveInt = option("Updates between two updates of the target.")
+        tau: UnitFloat = option("Polyak step of the target network; 1: copy.")
+        kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty; adapts to kl_target; 0: off.")
+        kl_target: PositiveFloat = option("Target KL divergence from the target policy.")
         lr: Scheduled[NonNegativeFloat] = option("Step size.")
-        opt_type: Literal["adam", "rmsprop"] = option("The optimizer.")
-        epsilon: PositiveFloat = option("The optimizer's epsilon, outside of the root.")
+        opt_type: Literal["adam", "rmsprop"] = option("Optimizer.")
+        epsilon: PositiveFloat = option("The optimizer's epsilon, added outside the square root.")
         decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
         momentum: UnitFloat = option("RMSProp: momentum.")
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
-        vf_share_layers: bool = option("One torso for policy and value.")
+        vf_share_layers: bool = option("Share the torso of policy and value.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
         normalize_advantage: bool = option("Per sample, over all ranks.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
-        max_seq_len: PositiveInt = option(
-            "Recurrent: rows that are unrolled at once, from the state stored before them."
-        )
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
+        max_seq_len: PositiveInt = option("Recurrent: rows unrolled at once from the stored state.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -112,10 +107,10 @@ class APPO(Algorithm):
         return self.net.values(batch, carry_before(batch))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Compute what does not depend on the learned policy: the target's distribution, advantages, value targets.
+        """Compute the target's distribution, advantages and value targets, none of which needs the learned policy.
 
         Raises:
-            ConfigError: rows lack the log-probability that they were acted with.
+            ConfigError: rows lack the log-probabilities of the behavior policy.
         """
         if "logp" not in batch:
             said = "gives rows without logp, the log-probabilities of the policy that acted, which ratios divide by"
@@ -165,7 +160,7 @@ class APPO(Algorithm):
         return Losses(terms, metrics)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        """Move the target, and adapt the weight of the KL penalty, every ``target_network_update_freq`` updates."""
+        """Update the target and adapt the KL penalty's weight every ``target_network_update_freq`` updates."""
         if (learner.progress.updates + 1) % self.cfg.target_network_update_freq:
             return
         polyak_(self.target, self.net, self.cfg.tau)

@@ -1,7 +1,7 @@
-"""Conservative Q-learning, Kumar et al. 2020 (arXiv:2006.04779): SAC (arXiv:1812.05905) from recorded actions.
+"""Conservative Q-learning, Kumar et al. 2020 (arXiv:2006.04779): offline SAC (arXiv:1812.05905).
 
-Beside the Bellman error the critics minimize ``log integral exp Q(s, a) da - Q(s, a of the data)``, so that actions
-nobody took are not overrated. Of ``Discrete`` actions, where the integral is a sum, DQN has the same term.
+The critics minimize the Bellman error plus ``log integral exp Q(s, a) da - Q(s, a of the data)``, so that they do not
+overestimate actions outside the dataset. For ``Discrete`` actions the integral is a sum; DQN has this term.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ class CQL(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
-        twin_q: bool = option("Two critics, of which the smaller one counts.")
+        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
         min_q_weight: NonNegativeFloat = option("Weight of the conservative term; 0: SAC.")
-        temperature: PositiveFloat = option("Temperature of the soft maximum in it; near 0: the maximum.")
-        num_actions: PositiveInt = option("Actions drawn for it from each of three distributions.")
+        temperature: PositiveFloat = option("Temperature of its log-sum-exp; near 0: the maximum.")
+        num_actions: PositiveInt = option("Actions sampled for it from each of three distributions.")
         lagrangian_thresh: PositiveFloat | None = option(
-            "How far the term may go up: its weight, which starts at min_q_weight, is learned; null: it is fixed."
+            "Threshold of the term, whose weight is then learned, starting at min_q_weight; null: fixed weight."
         )
-        bc_iters: NonNegativeInt = option("Updates at the start in which the policy imitates the recorded actions.")
+        bc_iters: NonNegativeInt = option("Initial updates in which the policy imitates the dataset's actions.")
         deterministic_backup: bool = option("Targets without the policy's entropy.")
-        initial_alpha: PositiveFloat = option("Temperature of the policy at the start.")
+        initial_alpha: PositiveFloat = option("Initial temperature of the policy.")
         target_entropy: Literal["auto"] | float = option("auto: minus the number of action dimensions.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
-        critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics, and of a learned weight.")
+        critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics, and of the learned weight.")
         alpha_lr: Scheduled[NonNegativeFloat] | None = option(
             "Adam's step size of log(alpha); null: alpha stays at initial_alpha."
         )
-        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -128,14 +128,14 @@ class CQL(Algorithm):
     def values(self, batch: Batch) -> Tensor:
         """Return ``E[min Q(s, a)]`` over the policy's actions, by quadrature."""
         dist, (code, _) = self.dist(batch["obs"]), self.critic.encode(batch["obs"], {}, None)
-        points = normal_points(32, self.size).to(dist.mean).unbind()  # the same every time
+        points = normal_points(32, self.size).to(dist.mean).unbind()  # the same in every call
         return torch.stack([self.critic(code, dist.sample(x)).amin(0) for x in points]).mean(0)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Sum ``n_step`` rewards, and draw actions, or the noise that makes them."""
+        """Sum ``n_step`` rewards, and sample actions or their noise."""
         out, n, draw = n_step_transitions(batch, self.cfg.gamma), self.cfg.num_actions, self.ctx.randn
         action = out["action"].flatten(1) if self.shape else out["action"].unsqueeze(-1)
-        out["action"] = action.clamp(-1.0, 1.0)  # what was executed: a Gaussian policy's reach beyond
+        out["action"] = action.clamp(-1.0, 1.0)  # as executed: Gaussian actions may be out of bounds
         rows = len(out["returns"])
         out |= {name: draw(rows, self.size) for name in ("noise", "next_noise")}
         if self.cfg.min_q_weight:
@@ -144,7 +144,7 @@ class CQL(Algorithm):
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute all losses in one graph; every parameter gets the gradient of its own loss alone."""
+        """Compute all losses in one graph; every parameter gets the gradient of its own loss only."""
         cfg, alpha, weight = self.cfg, self.log_alpha.exp().detach(), self.log_weight.exp().detach()
         losses = Losses({}, {"temperature": alpha})
         dist, (code, _) = self.dist(batch["obs"]), self.critic.encode(batch["obs"], {}, None)
@@ -157,7 +157,7 @@ class CQL(Algorithm):
                 term = self._soft_maximum(code, dist, next_dist, batch) - q
                 loss = loss + weight * term
                 losses.metrics |= {"conservative": term.detach().mean(0), "min_q_weight": weight}
-                if cfg.lagrangian_thresh is not None and "weight" in parts:  # it grows while the term is above
+                if cfg.lagrangian_thresh is not None and "weight" in parts:  # grows above the threshold
                     above = (term.detach() - cfg.lagrangian_thresh).sum(0)
                     losses.terms["weight"] = -self.log_weight.exp() * above
             if "critic" in parts:
@@ -166,7 +166,7 @@ class CQL(Algorithm):
             losses.feedback["priority"] = error.detach().abs().mean(0)
         if "actor" in parts or "alpha" in parts:
             action, logp = dist.sample_and_logp(batch["noise"])
-            if "actor" in parts:  # 1812.05905, equation 9; at the start likelihood takes the critics' place
+            if "actor" in parts:  # 1812.05905, equation 9; during bc_iters likelihood replaces the critics
                 value = frozen(self.critic)(code.detach(), action).amin(0)
                 cloning = self.steps < cfg.bc_iters
                 losses.terms["actor"] = alpha * logp - torch.where(cloning, dist.logp(batch["action"]), value)
@@ -178,7 +178,7 @@ class CQL(Algorithm):
 
     @torch.no_grad()
     def _target(self, batch: Batch, alpha: Tensor) -> tuple[Any, Tensor]:
-        """Return the policy's distribution in ``next_obs``, and what the critics should say: 1812.05905, equation 5."""
+        """Return the policy's distribution in ``next_obs``, and the critics' target: 1812.05905, equation 5."""
         dist, (code, _) = self.dist(batch["next_obs"]), self.target.encode(batch["next_obs"], {}, None)
         action, logp = dist.sample_and_logp(batch["next_noise"])
         value = self.target(code, action).amin(0)
@@ -187,7 +187,7 @@ class CQL(Algorithm):
         return dist, batch["returns"] + batch["discount"] * value
 
     def _soft_maximum(self, code: Tensor, dist: Any, next_dist: Any, batch: Batch) -> Tensor:
-        """Estimate ``log integral exp Q(s, a) da [ensemble, B]`` by uniform actions and the policy's in s and s'."""
+        """Estimate ``log integral exp Q(s, a) da [ensemble, B]`` from uniform actions and the policy's in s and s'."""
         with torch.no_grad():
             uniform = batch["uniform"].transpose(0, 1)
             here = dist.sample_and_logp(batch["sample_noise"].transpose(0, 1))

@@ -1,9 +1,9 @@
 """Deep Deterministic Policy Gradient, Lillicrap et al. 2016 (arXiv:1509.02971), and Twin Delayed DDPG, Fujimoto et al.
-2018 (arXiv:1802.09477): the same with ``twin_q``, ``policy_delay`` and ``target_noise``; with ``bc_alpha``, too, TD3+BC
-from recorded actions, Fujimoto & Gu 2021 (arXiv:2106.06860).
+2018 (arXiv:1802.09477), which adds ``twin_q``, ``policy_delay`` and ``target_noise``. ``bc_alpha`` also gives offline
+TD3+BC, Fujimoto & Gu 2021 (arXiv:2106.06860).
 
 Recurrent models learn from sequences, with separate networks for the policy and the critics, as in Ni et al. 2022
-(arXiv:2110.05038). ``_transitions`` and ``_unroll`` compute what ``forward`` reads of transitions and of sequences.
+(arXiv:2110.05038). ``_transitions`` and ``_unroll`` compute the inputs of ``forward`` for transitions and sequences.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ class DDPG(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
-        twin_q: bool = option("Two critics, of which the smaller one counts in the target.")
-        policy_delay: PositiveInt = option("Updates of the critics for each one of the policy and the target networks.")
+        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        twin_q: bool = option("Two critics; the target uses the minimum.")
+        policy_delay: PositiveInt = option("Critic updates per update of the policy and the target networks.")
         target_noise: NonNegativeFloat = option(
-            "Target policy smoothing: standard deviation of the noise on its actions, in [-1, 1]; 0: off."
+            "Target policy smoothing: standard deviation of the noise on its actions in [-1, 1]; 0: off."
         )
-        noise_clip: NonNegativeFloat = option("Limit of that noise.")
+        noise_clip: NonNegativeFloat = option("Clip of that noise.")
         tau: UnitFloat = option("Polyak step of the target networks.")
-        target_network_update_freq: PositiveInt = option("Updates of the policy between two moves of the targets.")
-        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the critics' error.")
+        target_network_update_freq: PositiveInt = option("Policy updates between two updates of the target networks.")
+        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the critics' TD error.")
         huber_threshold: PositiveFloat = option("Error beyond which the Huber loss is linear.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
-        worker_side_prioritization: bool = option("Actors compute first priorities; else they are the largest so far.")
+        worker_side_prioritization: bool = option("Actors compute initial priorities; false: the largest so far.")
         bc_alpha: PositiveFloat | None = option(
-            "TD3+BC, for recorded data: the policy imitates too, and this is the weight of its value; null: off."
+            "TD3+BC, for offline RL: weight of the value relative to imitation; null: off."
         )
         l2_reg: NonNegativeFloat = option("Weight of the L2 regularization of policy and critics.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
-        burn_in: NonNegativeInt = option("Recurrent: rows in front of them that only warm up the states.")
-        stride: PositiveInt = option("Recurrent: rows between the beginnings of two samples.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        sequence_length: PositiveInt = option("Recurrent: rows of a sample to train on.")
+        burn_in: NonNegativeInt = option("Recurrent: rows before these that only warm up the states.")
+        stride: PositiveInt = option("Recurrent: rows between the starts of two samples.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -141,25 +141,25 @@ class DDPG(Algorithm):
         return {"action": action.view(-1, *self.shape)}, carry
 
     def values(self, batch: Batch) -> Tensor:
-        """Return the smaller ``Q(s, pi(s))``; recurrent critics begin with zeros."""
+        """Return the minimum of ``Q(s, pi(s))`` over the critics; recurrent critics start with zero states."""
         action, _ = self.actor(batch["obs"], carry_before(batch), batch.get("is_first"))
         code, _ = self.critic.encode(batch["obs"], {}, batch.get("is_first"))
         return self.critic(code, action).amin(0)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Sum ``n_step`` rewards, and draw the noise of the target policy's actions."""
+        """Sum ``n_step`` rewards, and sample the noise of the target policy's actions."""
         if self.sequences:
             out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
         else:
             out = n_step_transitions(batch, self.cfg.gamma)
         out["action"] = out["action"].reshape(*out["returns"].shape, self.size).clamp(-1.0, 1.0)  # as executed
         if self.cfg.target_noise:
-            *lead, columns = out["returns"].shape  # a rank's share of the noise is that of its columns
+            *lead, columns = out["returns"].shape  # every rank takes the noise of its own columns
             out["next_noise"] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute both losses in one graph; every parameter gets the gradient of its own loss alone."""
+        """Compute both losses in one graph; every parameter gets the gradient of its own loss only."""
         losses, cfg = Losses({}), self.cfg
         rows = self._unroll(batch) if self.sequences else self._transitions(batch, parts)
         if "critic" in parts:  # 1802.09477, algorithm 1
@@ -188,7 +188,7 @@ class DDPG(Algorithm):
         return losses
 
     def initial_priorities(self, batch: Batch) -> Tensor:
-        """Return errors of the acting networks, which are the targets, too: arXiv:1803.00933, algorithm 1."""
+        """Return TD errors, with the acting networks as targets: arXiv:1803.00933, algorithm 1."""
         rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
         code, _ = self.critic.encode(batch["obs"], {}, batch["is_first"])
         action, _ = self.actor(batch["obs"], carry_before(batch), batch["is_first"])
@@ -198,7 +198,7 @@ class DDPG(Algorithm):
         return (q - target).abs().mean(0)
 
     def _transitions(self, batch: Batch, parts: Sequence[str]) -> Batch:
-        """Compute the policies' actions and the critics' code of transitions ``[B, ...]``, as far as they are due."""
+        """Compute the policies' actions and the critics' features of transitions ``[B, ...]`` that ``parts`` need."""
         rows: Batch = {"code": self.critic.encode(batch["obs"], {}, None)[0]}
         if "actor" in parts:
             rows["policy_action"], _ = self.actor(batch["obs"], {}, None)
@@ -209,7 +209,7 @@ class DDPG(Algorithm):
         return rows
 
     def _unroll(self, batch: Batch) -> Batch:
-        """Compute the same for sequences ``[L, B, ...]``: policies from the stored state, critics from zeros."""
+        """Compute the same for sequences ``[L, B, ...]``: policies from the stored state, critics from zero states."""
         last, length, burn_in, carry = batch["last"], len(batch["returns"]), self.cfg.burn_in, carry_before(batch)
         columns = torch.arange(last.shape[1], device=last.device)
         code = unroll(self.critic.encode, batch, {}, burn_in)[..., :length, :, :]

@@ -1,9 +1,9 @@
-"""Deep Q-Network, Mnih et al. 2015 (doi:10.1038/nature14236), with every switch of Rainbow, Hessel et al. 2018
-(arXiv:1710.02298); on sequences, with a recurrent model, the learner of R2D2, Kapturowski et al. 2019 (ICLR); with
-``min_q_weight`` conservative Q-learning from recorded actions, Kumar et al. 2020 (arXiv:2006.04779).
+"""Deep Q-Network, Mnih et al. 2015 (doi:10.1038/nature14236), with all extensions of Rainbow, Hessel et al. 2018
+(arXiv:1710.02298). With a recurrent model and sequences it is the learner of R2D2, Kapturowski et al. 2019 (ICLR);
+with ``min_q_weight``, offline conservative Q-learning, Kumar et al. 2020 (arXiv:2006.04779).
 
-Without a recurrent model a sample is transitions: a row that is learned from, and the one to bootstrap from. With one
-it has ``burn_in + L + n`` rows: warm up the state, learn from ``L`` rows, look ``n`` rows ahead.
+Without a recurrent model, a sample holds transitions: a row to train on, and the row to bootstrap from. With one, it
+has ``burn_in + L + n`` rows: to warm up the state, to train on, and to bootstrap from.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class QNetwork(Module):
         return self.head(features, noisy), carry
 
     def head(self, features: Tensor, noisy: bool) -> Tensor:
-        """Map features ``[..., F]`` to values ``[..., A]``, or to logits ``[..., A, atoms]`` where there are atoms.
+        """Map features ``[..., F]`` to values ``[..., A]``, or to logits ``[..., A, atoms]`` if there are atoms.
 
         Dueling: arXiv:1511.06581, equation 9.
         """
@@ -74,31 +74,31 @@ class DQN(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
-        double_q: bool = option("The online network chooses the action that the target network judges.")
-        dueling: bool = option("Value and advantages in streams of their own.")
-        noisy: bool = option("Noisy layers in the heads explore; then exploration=[].")
-        sigma0: PositiveFloat = option("Noise of these layers at the start.")
-        num_atoms: PositiveInt = option("Points of the distribution of returns (C51: 51); 1: the mean alone.")
-        v_min: float = option("First of these points, the least return that there is.")
-        v_max: float = option("Last of these points.")
-        hiddens: list[PositiveInt] = option("Hidden layers of the heads, behind the model.")
-        td_error_loss_fn: Literal["huber", "mse"] = option("Loss of the error; a distribution has its KL divergence.")
-        tau: UnitFloat = option("Polyak step of the target network; 1: a copy.")
-        target_network_update_freq: PositiveInt = option("Updates between two moves of the target.")
+        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        double_q: bool = option("Double Q-learning: the online network chooses the target action.")
+        dueling: bool = option("Dueling network: separate streams for value and advantages.")
+        noisy: bool = option("Noisy layers in the heads for exploration; use with exploration=[].")
+        sigma0: PositiveFloat = option("Initial noise of the noisy layers.")
+        num_atoms: PositiveInt = option("Atoms of the return distribution (C51: 51); 1: expected value only.")
+        v_min: float = option("First atom, the minimum return.")
+        v_max: float = option("Last atom, the maximum return.")
+        hiddens: list[PositiveInt] = option("Hidden layers of the heads, on top of the model.")
+        td_error_loss_fn: Literal["huber", "mse"] = option(
+            "Loss of the TD error; with num_atoms > 1, the KL divergence."
+        )
+        tau: UnitFloat = option("Polyak step of the target network; 1: copy.")
+        target_network_update_freq: PositiveInt = option("Updates between two updates of the target network.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         adam_epsilon: PositiveFloat = option("Adam's epsilon.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        worker_side_prioritization: bool = option("Actors compute first priorities; else they are the largest so far.")
-        value_rescaling: PositiveFloat | None = option(
-            "Epsilon of R2D2's h (1e-3), in whose units values are learned; null: off."
-        )
-        min_q_weight: NonNegativeFloat = option("Weight of the conservative term of CQL, for recorded data; 0: off.")
-        sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
-        burn_in: NonNegativeInt = option("Recurrent: rows in front of them that only warm up the state.")
-        stride: PositiveInt = option("Recurrent: rows between the beginnings of two samples.")
-        eta: UnitFloat = option("Recurrent: share of the largest error in a sequence's priority, beside the mean.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        worker_side_prioritization: bool = option("Actors compute initial priorities; false: the largest so far.")
+        value_rescaling: PositiveFloat | None = option("Epsilon of R2D2's value rescaling h (1e-3); null: off.")
+        min_q_weight: NonNegativeFloat = option("Weight of CQL's conservative term, for offline RL; 0: off.")
+        sequence_length: PositiveInt = option("Recurrent: rows of a sample to train on.")
+        burn_in: NonNegativeInt = option("Recurrent: rows before these that only warm up the state.")
+        stride: PositiveInt = option("Recurrent: rows between the starts of two samples.")
+        eta: UnitFloat = option("Recurrent: weight of the maximum error in a sequence's priority; mean: 1 - eta.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -147,7 +147,7 @@ class DQN(Algorithm):
         return self.online.torso.initial_carry(n)
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        """Return ``action`` and ``q [B, A]``; an action that is not allowed has the least number there is."""
+        """Return ``action`` and ``q [B, A]``; masked actions have the smallest finite value."""
         mask = step.get("action_mask")
         if mode == "explore":
             redraw(self.online.noisy, self.ctx.randn)
@@ -166,20 +166,20 @@ class DQN(Algorithm):
         return (out.softmax(-1) * self._raw(self.support)).sum(-1)
 
     def values(self, batch: Batch) -> Tensor:
-        """Return ``max_a Q(s, a)`` over the allowed actions, by the means of noisy weights."""
+        """Return ``max_a Q(s, a)`` over the allowed actions, by the mean weights of noisy layers."""
         features, _ = self.online.torso(batch["obs"], carry_before(batch), batch.get("is_first"))
         return forbid(self.q(self.online.head(features, noisy=False)), batch.get("action_mask")).amax(-1)
 
     def _raw(self, x: Tensor) -> Tensor:
-        """Convert values to returns, from the units in which they are learned."""
+        """Convert values from their learned, rescaled units to returns."""
         return x if self.cfg.value_rescaling is None else inverse_rescale(x, self.cfg.value_rescaling)
 
     def _scaled(self, x: Tensor) -> Tensor:
-        """Convert returns to the units in which values are learned."""
+        """Convert returns to the rescaled units in which values are learned."""
         return x if self.cfg.value_rescaling is None else rescale(x, self.cfg.value_rescaling)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Sum ``n_step`` rewards from every row that is learned from, and draw the noise of both networks."""
+        """Sum ``n_step`` rewards from every row to train on, and sample the noise of both networks."""
         for network in (self.online, self.target):
             redraw(network.noisy, self.ctx.randn)
         if self.sequences:
@@ -189,7 +189,7 @@ class DQN(Algorithm):
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute the loss of every row that is learned from: that of Mnih et al. 2015, or with atoms of Rainbow."""
+        """Compute the loss of every row to train on: that of Mnih et al. 2015, or Rainbow's with atoms."""
         out, judge, future = self._unroll(batch) if self.sequences else self._transitions(batch)
         chosen = gather_action(out, batch["action"])
         with torch.no_grad():
@@ -205,7 +205,7 @@ class DQN(Algorithm):
         )
 
     def _loss(self, target: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the loss of every row, and the error without a sign that is its priority."""
+        """Compute the loss of every row, and its absolute error, the priority."""
         if self.cfg.num_atoms > 1:
             loss = kl_divergence(target, chosen)
             return loss, loss.detach()
@@ -214,14 +214,14 @@ class DQN(Algorithm):
         return loss, error.detach().abs()
 
     def initial_priorities(self, batch: Batch) -> Tensor:
-        """Return errors of the acting network, which is the target network, too: arXiv:1803.00933, algorithm 1."""
+        """Return TD errors, with the acting network as the target: arXiv:1803.00933, algorithm 1."""
         rows = n_step_segment(batch, self.cfg.gamma, self.cfg.n_step)
         out, _ = self.online(batch, carry_before(batch), noisy=False)
         future = out[rows["last"], torch.arange(out.shape[1], device=out.device)]
         return self._loss(self._target(future, future, rows), gather_action(out[:-1], rows["action"]))[1]
 
     def _transitions(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute values or logits of ``obs``, and of ``next_obs`` by the judge and by the target network."""
+        """Compute values or logits of ``obs``, and of ``next_obs`` by the selecting and by the target network."""
 
         def values(network: QNetwork, obs: Any) -> Tensor:
             features, _ = network.torso(obs, {}, None)
@@ -234,7 +234,7 @@ class DQN(Algorithm):
         return out, judge, future
 
     def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the same for sequences, ``[L, B, A, ...]``, by one pass of either network."""
+        """Compute the same for sequences, ``[L, B, A, ...]``, by one pass of each network."""
         last, burn_in, carry = batch["last"], self.cfg.burn_in, carry_before(batch)
         columns = torch.arange(last.shape[1], device=last.device)
         out = self.online.head(unroll(self.online.torso, batch, carry, burn_in), noisy=True)
@@ -243,9 +243,9 @@ class DQN(Algorithm):
         return out[: len(last)], out.detach()[last, columns] if self.cfg.double_q else future, future
 
     def _target(self, judge: Tensor, future: Tensor, batch: Batch) -> Tensor:
-        """Compute what the chosen actions should have: values ``[...]``, or probabilities ``[..., atoms]``.
+        """Compute the targets of the taken actions: values ``[...]``, or probabilities ``[..., atoms]``.
 
-        Double: arXiv:1509.06461, equation 4. Atoms: arXiv:1707.06887, algorithm 1; with n steps, Rainbow, section 3.
+        Double Q: arXiv:1509.06461, equation 4. Atoms: arXiv:1707.06887, algorithm 1; n-step: Rainbow, section 3.
         """
         future = gather_action(future, greedy(self.q(judge), batch.get("next_action_mask")))
         ret, discount = batch["returns"], batch["discount"]

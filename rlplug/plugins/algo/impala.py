@@ -1,7 +1,7 @@
-"""IMPALA, Espeholt et al. 2018 (arXiv:1802.01561): an actor-critic that learns from segments of older policies.
+"""IMPALA, Espeholt et al. 2018 (arXiv:1802.01561): an actor-critic trained on segments from older policies.
 
-V-trace weights every temporal difference by how likely the action is now, compared with when it was taken. Who collects
-and how old a segment may be is the loop's; which segments are used, and how often, is the buffer's.
+V-trace weights every temporal difference by the ratio of the current to the behavior policy. The loop decides who
+collects and how old a segment may be; the buffer decides which segments are used, and how often.
 """
 
 from __future__ import annotations
@@ -34,28 +34,26 @@ class IMPALA(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        lambda_: UnitFloat = option("Weight of longer returns in V-trace; 1: the paper's.")
-        vtrace: bool = option("Weight what older policies did; false: learn from it as if the present one had.")
+        lambda_: UnitFloat = option("Weight of longer returns in V-trace; 1: as in the paper.")
+        vtrace: bool = option("V-trace off-policy correction; false: none.")
         vtrace_clip_rho_threshold: PositiveFloat | None = option(
-            "Limit of the ratio that weights a temporal difference, rho-bar; null: none."
+            "Clip of the ratio that weights a temporal difference, rho-bar; null: none."
         )
-        vtrace_clip_c_threshold: PositiveFloat | None = option(
-            "Limit of the ratios that carry later ones back, c-bar; null: none."
-        )
+        vtrace_clip_c_threshold: PositiveFloat | None = option("Clip of the trace-cutting ratios, c-bar; null: none.")
         vtrace_clip_pg_rho_threshold: PositiveFloat | None = option(
-            "Limit of the ratio in the policy's gradient; null: none."
+            "Clip of the ratio in the policy gradient; null: none."
         )
         lr: Scheduled[NonNegativeFloat] = option("Step size.")
-        opt_type: Literal["adam", "rmsprop"] = option("The optimizer.")
-        epsilon: PositiveFloat = option("The optimizer's epsilon, outside of the root.")
+        opt_type: Literal["adam", "rmsprop"] = option("Optimizer.")
+        epsilon: PositiveFloat = option("The optimizer's epsilon, added outside the square root.")
         decay: UnitFloat = option("RMSProp: decay of the mean of squared gradients.")
         momentum: UnitFloat = option("RMSProp: momentum.")
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
-        vf_share_layers: bool = option("One torso for policy and value.")
+        vf_share_layers: bool = option("Share the torso of policy and value.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -91,10 +89,10 @@ class IMPALA(Algorithm):
         return self.net.values(batch, carry_before(batch))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return the rows as they are: their only forward pass is that of ``forward``.
+        """Return the rows unchanged; ``forward`` makes the only pass over them.
 
         Raises:
-            ConfigError: they lack the log-probabilities of the policy that acted, so that there is no ratio.
+            ConfigError: the rows lack the log-probabilities of the behavior policy.
         """
         if "logp" not in batch:
             said = "gives rows without logp, the log-probabilities of the policy that acted, which V-trace divides by"
@@ -109,7 +107,7 @@ class IMPALA(Algorithm):
         return losses
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute the three terms of section 4.2, on V-trace targets of the present policy and value."""
+        """Compute the three terms of section 4.2, with V-trace targets of the current policy and value."""
         cfg = self.cfg
         dist, value = self.net(batch, carry_before(batch))
         logp = dist.logp(batch["action"])

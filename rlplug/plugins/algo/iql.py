@@ -1,7 +1,7 @@
-"""Implicit Q-learning, Kostrikov et al. 2021 (arXiv:2110.06169), from recorded actions.
+"""Implicit Q-learning, Kostrikov et al. 2021 (arXiv:2110.06169), an offline algorithm.
 
-No action is judged that nobody took: a value function is an upper expectile of the recorded actions' values, the
-critics bootstrap from it, and the policy imitates actions the more, the better they are than it.
+It evaluates no action outside the dataset: a value function is an upper expectile of the dataset actions' values, the
+critics bootstrap from it, and the policy imitates actions weighted by their advantage over it.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class IQL(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
+        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
         tau: UnitFloat = option("Polyak step of the target critics.")
-        expectile: UnitFloat = option("Of the recorded actions' values; 0.5: their mean, near 1: the best of them.")
-        beta: NonNegativeFloat = option("Exponent of the advantages; 0: behavioral cloning.")
-        max_weight: PositiveFloat = option("Limit of the weight that a recorded action gets.")
+        expectile: UnitFloat = option("Expectile of the dataset actions' values; 0.5: mean, near 1: maximum.")
+        beta: NonNegativeFloat = option("Inverse temperature of the advantages; 0: behavioral cloning.")
+        max_weight: PositiveFloat = option("Maximum weight of a dataset action.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
         value_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the value function.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
-        gaussian = isinstance(spec.single_agent.action, spaces.Box)  # draws beyond the bounds, which noise may not
+        gaussian = isinstance(spec.single_agent.action, spaces.Box)  # samples may be out of bounds; noise is clipped
         if not 0.0 < cfg.expectile < 1.0:
             raise ConfigError("algo.expectile", f"{cfg.expectile} should be between 0 and 1, and neither of them")
         keys = ("obs", "action", "reward", "terminated", "valid", "action_mask")
@@ -98,10 +98,10 @@ class IQL(Algorithm):
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute all three losses in one graph; every parameter gets the gradient of its own loss alone."""
+        """Compute all three losses in one graph; every parameter gets the gradient of its own loss only."""
         cfg, losses, action = self.cfg, Losses({}), batch["action"]
         factors = action.flatten(1) if action.ndim > 1 else action.unsqueeze(-1)
-        if self.clips:  # what was executed: a Gaussian policy's reach beyond
+        if self.clips:  # as executed: Gaussian actions may be out of bounds
             factors = factors.clamp(-1.0, 1.0)
         if "critic" in parts:  # equation 6
             code, _ = self.critic.encode(batch["obs"], {}, None)

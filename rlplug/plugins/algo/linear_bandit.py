@@ -1,9 +1,9 @@
 """Contextual bandits with linear rewards, in closed form: LinUCB, Li et al. 2010 (arXiv:1003.0146), and Thompson
-sampling, Agrawal and Goyal 2013 (arXiv:1209.3352), with epsilon-greedy as the baseline of both.
+sampling, Agrawal and Goyal 2013 (arXiv:1209.3352), with epsilon-greedy as their baseline.
 
-A row is a round: a context, an arm, its reward. What is learned are sums over rounds, ``A = lambda I + sum x x^T`` and
-``b = sum r x``, so there is no gradient, and the order of rounds changes nothing but rounding. All of it is in double
-precision. Ranks gather their rounds and add them up in one order, so that any number of them learns the same bits.
+A row is a round: a context, an arm, its reward. The learned parameters are sums over rounds, in double precision:
+``A = lambda I + sum x x^T`` and ``b = sum r x``. There is no gradient, and the order of rounds changes only rounding.
+Ranks gather their rounds and add them in one order, so results are bit-identical for any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rlplug.settings import NonNegativeFloat, PositiveFloat, Scheduled, option, 
 from rlplug.types import Batch, ConfigError, EnvSpec, Mode
 
 EXPECTED, LOGGED = "expected_reward", "logged_action"
-"""what some environments say beside the context: the mean reward of every arm, and the arm of a recorded round"""
+"""extras of some environments: the mean reward of every arm, and the arm of a logged round"""
 
 
 class LinearBandit(Algorithm):
-    """Estimates ``theta = A^-1 b`` of every arm, or one of all. A subclass says how it explores.
+    """Estimates ``theta = A^-1 b`` of every arm, or one shared by all. A subclass defines exploration.
 
     ``A`` and ``root``, the inverse of its Cholesky factor, are ``[thetas, d, d]``; ``b`` and ``theta`` ``[thetas, d]``.
     """
 
-    noise = ""  # the exploration module that it cannot do without
+    noise = ""  # the exploration module that it requires
     A: Tensor
     b: Tensor
     theta: Tensor
@@ -41,8 +41,8 @@ class LinearBandit(Algorithm):
 
     @settings
     class Config:
-        disjoint: bool | None = option("A theta for every arm; null: where arms have no features of their own.")
-        lambda_: PositiveFloat = option("Weight of the ridge penalty: A begins with lambda I.")
+        disjoint: bool | None = option("Separate theta per arm; null: if arms have no features.")
+        lambda_: PositiveFloat = option("Ridge penalty: A starts as lambda I.")
 
     @classmethod
     def needs(cls, cfg: Any, spec: EnvSpec) -> Needs:
@@ -67,7 +67,7 @@ class LinearBandit(Algorithm):
         self.register_buffer("b", torch.zeros(many, dim, dtype=torch.float64))
         self.register_buffer("theta", torch.zeros_like(self.b))
         self.register_buffer("root", (eye / cfg.lambda_**0.5).repeat(many, 1, 1))
-        self.register_buffer("totals", torch.zeros(4, dtype=torch.float64))  # rounds, counted ones, reward, regret
+        self.register_buffer("totals", torch.zeros(4, dtype=torch.float64))  # rounds, rounds that count, reward, regret
 
     def actor_keys(self) -> tuple[str, ...]:
         return "theta", "root"
@@ -81,7 +81,7 @@ class LinearBandit(Algorithm):
         return {"action": greedy(scores, mask), "q": scores.float()}, carry
 
     def contexts(self, obs: Any) -> Tensor:
-        """Return the features ``[..., arms, d]`` of every arm; one context is that of all arms."""
+        """Return the features ``[..., arms, d]`` of every arm; a single context is repeated for all arms."""
         x = (obs["item"] if isinstance(obs, Mapping) else obs).double()
         return x if self.per_arm else x.unsqueeze(-2).expand(*x.shape[:-1], self.arms, -1)
 
@@ -90,13 +90,13 @@ class LinearBandit(Algorithm):
         return (x * self.theta).sum(-1)
 
     def optimistic(self, x: Tensor) -> Tensor:
-        """Return what the arm to explore with has most of, ``[B, arms]``, from features ``[B, arms, d]``."""
+        """Return scores ``[B, arms]``, whose maximum is the arm to explore, from features ``[B, arms, d]``."""
         return self.estimates(x)
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
-        """Add a round of collection to ``A`` and ``b``, and solve for ``theta``: Li et al., algorithm 1."""
+        """Add collected rounds to ``A`` and ``b``, and solve for ``theta``: Li et al., algorithm 1."""
         rounds = self.rounds(batch)
-        if len(self.ctx.env_ids) < self.ctx.num_envs:  # other ranks have the rest
+        if len(self.ctx.env_ids) < self.ctx.num_envs:  # the other environments belong to other ranks
             rounds = learner.gather(rounds)
         (arm, reward, counts, regret), x = rounds[:, :4].unbind(-1), rounds[:, 4:]
         own = one_hot(arm.long(), self.arms) if self.disjoint else torch.ones_like(arm)[:, None]
@@ -112,8 +112,8 @@ class LinearBandit(Algorithm):
     def rounds(self, batch: Batch) -> Tensor:
         """Return the valid rows of ``batch [T+1, B]``, column by column, ``[n, 4 + d]``.
 
-        They are the arm, its reward, 1 or 0 for whether it counts, the regret (0 where no optimum is known), and the
-        features. A recorded round counts where the arm is that of the record: Li et al. 2011 (arXiv:1003.5956),
+        They are the arm, its reward, 1 if the round counts, else 0, the regret (0 if the optimum is unknown), and the
+        features. A logged round counts if the chosen arm is the logged one: Li et al. 2011 (arXiv:1003.5956),
         algorithm 2.
         """
         action = batch["action"]
@@ -127,7 +127,7 @@ class LinearBandit(Algorithm):
         return torch.cat([numbers, x.squeeze(-2)], -1)[:-1].transpose(0, 1)[batch["valid"][:-1].T]
 
     def measured(self, regret: Tensor) -> dict[str, Tensor]:
-        """Return what is logged: the mean ``regret [n]`` of an update's rounds, if it has any, and of all so far."""
+        """Return the metrics: the mean ``regret [n]`` of an update's rounds, if there are any, and of all rounds."""
         many, counted, reward, total = self.totals.clone().unbind()
         found, keys = {"mean_reward": reward / counted.clamp(min=1.0)}, self.ctx.needs.keys
         found |= {"accepted": counted / many.clamp(min=1.0)} if LOGGED in keys else {}
@@ -135,7 +135,7 @@ class LinearBandit(Algorithm):
         return found | ({"regret": regret.mean()} if EXPECTED in keys and len(regret) else {})
 
     def evaluate(self, play: Play, episodes: int) -> dict[str, float]:
-        """Play greedily; return the mean reward of rounds that count, and the regret, beside the usual metrics."""
+        """Evaluate greedily; add the mean reward of rounds that count, and the regret, to the usual metrics."""
         ((_, batch),) = play([Job(0, episodes=episodes, mode="greedy")])
         _, reward, counts, regret = self.rounds(batch)[:, :4].unbind(-1)
         found = {"eval/mean_reward": float((counts * reward).sum() / counts.sum())} if counts.any() else {}
@@ -160,34 +160,36 @@ class LinUCB(LinearBandit):
 
 
 class LinTS(LinearBandit):
-    """Takes the best arm of a world that is drawn from the posterior: Agrawal and Goyal 2013, algorithm 1."""
+    """Samples ``theta`` from the posterior and takes the best arm for it: Agrawal and Goyal 2013, algorithm 1."""
 
     @settings
     class Config(LinearBandit.Config):
-        v: Scheduled[NonNegativeFloat] = option("Standard deviation of the posterior, in units of that of A^-1.")
+        v: Scheduled[NonNegativeFloat] = option(
+            "Scale of the posterior's standard deviation, relative to that of A^-1."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__(cfg, ctx)
         self.v = ctx.schedule(cfg.v)
 
     def optimistic(self, x: Tensor) -> Tensor:
-        """Draw from ``N(theta, v^2 A^-1)`` in every column, ``A^-1 = root^T root``, and estimate by what was drawn."""
+        """Sample from ``N(theta, v^2 A^-1)``, ``A^-1 = root^T root``, in every column, and estimate rewards with it."""
         noise = self.ctx.randn(len(x), self.theta.numel()).double().view(len(x), *self.theta.shape)
         drawn = self.theta + self.v * torch.einsum("aji,baj->bai", self.root, noise)
         return (x * drawn).sum(-1)
 
 
 class LinGreedy(LinearBandit):
-    """Takes the arm with the highest estimate; an exploration module draws others: epsilon_greedy, or boltzmann."""
+    """Takes the arm with the highest estimate; explores by a module, epsilon_greedy or boltzmann."""
 
     noise = "epsilon_greedy"
 
 
 def sizes(spec: EnvSpec) -> tuple[int, int, bool]:
-    """Return the number of arms, that of features, and whether every arm has its own, ``[arms, d]``.
+    """Return the number of arms, the number of features, and whether every arm has its own features, ``[arms, d]``.
 
     Raises:
-        ConfigError: the spaces are not those of a linear bandit.
+        ConfigError: the spaces do not fit a linear bandit.
     """
     group = spec.single_agent
     if not isinstance(group.action, Discrete):

@@ -1,8 +1,7 @@
 """Behavioral cloning (Pomerleau 1991, doi:10.1162/neco.1991.3.1.88), and monotonic advantage re-weighted imitation
 learning, MARWIL: Wang et al. 2018 (NeurIPS, "Exponentially Weighted Imitation Learning for Batched Historical Data").
 
-BC is maximum likelihood of recorded actions. In MARWIL they count the more, the better the return that followed them;
-``beta`` 0 leaves BC.
+BC maximizes the likelihood of recorded actions. MARWIL weights them by their advantage; ``beta`` 0 gives BC.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class BC(Algorithm):
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         sgd_minibatch_size: PositiveInt = option("Rows per gradient step, over all ranks.")
         bc_logstd_coeff: NonNegativeFloat = option("Weight of the mean log standard deviation of Gaussian actions.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -64,7 +63,7 @@ class BC(Algorithm):
         return self.net.dist(batch, self.net.initial_carry(batch["valid"].shape[1]))[0].logp(batch["action"])
 
     def prepare(self, batch: Batch) -> Batch:
-        """Keep the rows that are imitated."""
+        """Select the rows to imitate."""
         return {key: batch[key] for key in ("obs", "action", "action_mask", "is_first", "valid") if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
@@ -79,7 +78,7 @@ class BC(Algorithm):
         return Losses({"policy": term}, diagnostics=diagnostics)
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
-        """Make one epoch over the sampled episodes: of rows in any order, or of whole episodes if it is recurrent."""
+        """Train for one epoch on the sampled episodes: on shuffled rows, or on whole episodes if it is recurrent."""
         losses, size, recurrent = Losses({}), self.cfg.sgd_minibatch_size, bool(self.initial_carry(1))
         if recurrent:
             size = max(1, round(size / len(batch["valid"])))
@@ -94,12 +93,14 @@ class MARWIL(BC):
     @settings
     class Config(BC.Config):
         gamma: UnitFloat = option("Discount factor.")
-        beta: NonNegativeFloat = option("Exponent of the advantages; 0: behavioral cloning, without a value function.")
-        max_weight: PositiveFloat | None = option("Limit of the weight that a recorded action gets; null: off.")
+        beta: NonNegativeFloat = option(
+            "Inverse temperature of the advantages; 0: behavioral cloning, without a value function."
+        )
+        max_weight: PositiveFloat | None = option("Maximum weight of a dataset action; null: off.")
         vf_coeff: NonNegativeFloat = option("Weight of the value loss.")
-        vf_share_layers: bool = option("One torso for policy and value.")
-        moving_average_sqd_adv_norm_start: PositiveFloat = option("Mean of squared advantages at the start.")
-        moving_average_sqd_adv_norm_update_rate: UnitFloat = option("Step of that mean with every gradient step.")
+        vf_share_layers: bool = option("Share the torso of policy and value.")
+        moving_average_sqd_adv_norm_start: PositiveFloat = option("Initial mean of squared advantages.")
+        moving_average_sqd_adv_norm_update_rate: UnitFloat = option("Update rate of that mean per gradient step.")
 
     cfg: Config
 
@@ -131,7 +132,7 @@ class MARWIL(BC):
         return precise(self.value, features).squeeze(-1)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Compute the returns of whole episodes; truncated ones go on with the value of their final observation."""
+        """Compute the returns of whole episodes; truncated ones bootstrap from the value of their final observation."""
         rows = super().prepare(batch)
         if self.cfg.beta:
             stream = batch["reward"], self.values(batch), batch["terminated"], batch["valid"]
@@ -139,7 +140,7 @@ class MARWIL(BC):
         return rows
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Minimize ``-exp(beta A / c) log pi(a | s)``, the paper's algorithm 1, and the error of the value."""
+        """Minimize ``-exp(beta A / c) log pi(a | s)``, the paper's algorithm 1, and the value loss."""
         cfg, losses = self.cfg, super().forward(batch, parts)
         if not cfg.beta:
             return losses
@@ -158,7 +159,7 @@ class MARWIL(BC):
         return Losses(terms, {"sqd_advantage": advantage.square()}, diagnostics=diagnostics)
 
     def after_step(self, parts: Sequence[str], losses: Losses, learner: Learner) -> None:
-        """Move the mean of squared advantages ``c^2``, which the next gradient step divides by."""
+        """Update the mean of squared advantages ``c^2``, which normalizes the next gradient step's advantages."""
         if self.cfg.beta:
             rate = self.cfg.moving_average_sqd_adv_norm_update_rate
             self.sqd_adv_norm.lerp_(losses.metrics["sqd_advantage"], rate)

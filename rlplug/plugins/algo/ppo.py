@@ -37,21 +37,19 @@ class PPO(Algorithm):
         num_sgd_iter: PositiveInt = option("Epochs over each rollout.")
         clip_param: Scheduled[NonNegativeFloat] = option("Epsilon of the clipped surrogate.")
         vf_loss_coeff: Scheduled[NonNegativeFloat] = option("Weight of the value loss.")
-        vf_clip_param: PositiveFloat | None = option(
-            "The value prediction may move this far from the old one; null: unclipped."
-        )
-        vf_share_layers: bool = option("One torso for policy and value.")
+        vf_clip_param: PositiveFloat | None = option("Clip of the change of the value prediction; null: unclipped.")
+        vf_share_layers: bool = option("Share the torso of policy and value.")
         entropy_coeff: Scheduled[NonNegativeFloat] = option("Weight of the entropy bonus.")
-        kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty, which adapts to kl_target; 0: off.")
-        kl_target: PositiveFloat = option("KL divergence that kl_coeff aims at.")
-        kl_stop: PositiveFloat | None = option("End the epochs when a minibatch's KL exceeds this; null: never.")
-        normalize_advantage: bool = option("Per minibatch, over all ranks.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        initial_log_std: float = option("Log standard deviation of Gaussian actions at the start.")
-        max_seq_len: PositiveInt = option(
-            "Recurrent: rows that are unrolled at once, from the state stored before them."
+        kl_coeff: NonNegativeFloat = option("Initial weight of the KL penalty; adapts to kl_target; 0: off.")
+        kl_target: PositiveFloat = option("Target KL divergence.")
+        kl_stop: PositiveFloat | None = option(
+            "Early stopping: end the epochs when a minibatch's KL exceeds this; null: never."
         )
+        normalize_advantage: bool = option("Per minibatch, over all ranks.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        initial_log_std: float = option("Initial log standard deviation of Gaussian actions.")
+        max_seq_len: PositiveInt = option("Recurrent: rows unrolled at once from the stored state.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -106,9 +104,9 @@ class PPO(Algorithm):
         return self.net.values(batch, carry_before(batch))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Equations 11 and 12: advantages by GAE, and the value's targets.
+        """Compute advantages by GAE, equations 11 and 12, and the value targets.
 
-        The weights are still those that acted, so all values of the rollout come from one forward, or one unroll.
+        The weights are still those that acted, so one forward pass, or one unroll, gives all values of the rollout.
         """
         value = self.values(batch)
         advantage, ret = gae(
@@ -128,7 +126,7 @@ class PPO(Algorithm):
         return chunks(prepared, self.cfg.max_seq_len) if self.sequences else prepared
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Equation 9, with the adaptive penalty of equation 8 where ``kl_coeff`` is on."""
+        """Compute equation 9, with the adaptive penalty of equation 8 if ``kl_coeff`` is on."""
         dist, value = self.net(batch, carry_before(batch))
         logp = dist.logp(batch["action"])
         ratio = torch.exp(logp - batch["logp"])
@@ -155,7 +153,7 @@ class PPO(Algorithm):
         if self.sequences:
             size = max(1, round(size / len(batch["valid"])))
         for epoch in range(cfg.num_sgd_iter):
-            read = cfg.kl_stop is not None or epoch == cfg.num_sgd_iter - 1  # the last step's are logged
+            read = cfg.kl_stop is not None or epoch == cfg.num_sgd_iter - 1  # the last step's metrics are logged
             for minibatch in learner.minibatches(batch, size, "column" if self.sequences else "row"):
                 if cfg.normalize_advantage:
                     a, valid = minibatch["advantage"], minibatch.get("valid")

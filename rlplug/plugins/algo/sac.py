@@ -1,9 +1,9 @@
 """Soft Actor-Critic, Haarnoja et al. 2018 (arXiv:1801.01290), with automatic temperature (arXiv:1812.05905).
 
 Discrete actions follow Christodoulou 2019 (arXiv:1910.07207). Recurrent models learn from sequences, with separate
-networks for the policy and the critics, as in Ni et al. 2022 (arXiv:2110.05038). One ``forward`` serves all of them:
-``soft_value`` knows the two kinds of actions; ``_encode`` and ``_unroll`` compute the features of single transitions
-and of sequences.
+networks for the policy and the critics, as in Ni et al. 2022 (arXiv:2110.05038). One ``forward`` serves all cases:
+``soft_value`` handles both kinds of actions; ``_encode`` and ``_unroll`` compute the features of transitions and of
+sequences.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class SAC(Algorithm):
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
-        n_step: PositiveInt = option("Rewards in the target before it bootstraps.")
-        twin_q: bool = option("Two critics, of which the smaller one counts.")
+        n_step: PositiveInt = option("Rewards in the target before bootstrapping.")
+        twin_q: bool = option("Two critics; targets and policy use the minimum.")
         tau: UnitFloat = option("Polyak step of the target critics.")
-        target_network_update_freq: PositiveInt = option("Critic steps between two moves of the target.")
-        initial_alpha: PositiveFloat = option("Temperature at the start.")
-        target_entropy: Literal["auto"] | float = option("auto: -dim(action); discrete: target_entropy_fraction.")
-        target_entropy_fraction: UnitFloat = option("Discrete: auto is this share of the entropy of uniform actions.")
+        target_network_update_freq: PositiveInt = option("Critic updates between two updates of the target.")
+        initial_alpha: PositiveFloat = option("Initial temperature.")
+        target_entropy: Literal["auto"] | float = option("auto: -dim(action); discrete: see target_entropy_fraction.")
+        target_entropy_fraction: UnitFloat = option("Discrete: auto is this fraction of the uniform policy's entropy.")
         actor_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the policy.")
         critic_lr: Scheduled[NonNegativeFloat] = option("Adam's step size of the critics.")
         alpha_lr: Scheduled[NonNegativeFloat] | None = option("Adam's step size of log(alpha); null: alpha is fixed.")
-        grad_clip: PositiveFloat | None = option("Limit of the gradient, per optimizer; null: off.")
-        grad_clip_by: Clip = option("value, norm (every tensor by itself) or global_norm.")
-        sequence_length: PositiveInt = option("Recurrent: rows of a sample that are learned from.")
-        burn_in: NonNegativeInt = option("Recurrent: rows in front of them that only warm up the states.")
-        stride: PositiveInt = option("Recurrent: rows between the beginnings of two samples.")
+        grad_clip: PositiveFloat | None = option("Gradient clipping threshold, per optimizer; null: off.")
+        grad_clip_by: Clip = option("value, norm (per tensor) or global_norm.")
+        sequence_length: PositiveInt = option("Recurrent: rows of a sample to train on.")
+        burn_in: NonNegativeInt = option("Recurrent: rows before these that only warm up the states.")
+        stride: PositiveInt = option("Recurrent: rows between the starts of two samples.")
 
     @classmethod
     def needs(cls, cfg: Config, spec: EnvSpec) -> Needs:
@@ -142,30 +142,30 @@ class SAC(Algorithm):
         return dist.logp(action if self.discrete else action.reshape(*action.shape[:2], self.size))
 
     def values(self, batch: Batch) -> Tensor:
-        """Return ``V = E[min Q - alpha log pi]``, see ``soft_value``; recurrent critics begin with zeros."""
+        """Return ``V = E[min Q - alpha log pi]``, see ``soft_value``; recurrent critics start with zero states."""
         code, _ = self.critic.encode(batch["obs"], {}, batch.get("is_first"))
         (dist, _), alpha = self.dist(batch, carry_before(batch)), self.log_alpha.exp()
-        noise = [None] if self.discrete else normal_points(32, self.size).to(code).unbind()  # the same every time
+        noise = [None] if self.discrete else normal_points(32, self.size).to(code).unbind()  # the same in every call
         return torch.stack([self.soft_value(self.critic, code, dist, x, alpha)[0] for x in noise]).mean(0)
 
     # ---- learning -------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Batch) -> Batch:
-        """Sum ``n_step`` rewards, and draw the noise of both reparameterized actions."""
+        """Sum ``n_step`` rewards, and sample the noise of both reparameterized actions."""
         if self.sequences:
             out = n_step_sequences(batch, self.cfg.gamma, self.cfg.n_step, self.cfg.burn_in)
         else:
             out = n_step_transitions(batch, self.cfg.gamma)
         out["action"] = out["action"].flatten(out["returns"].ndim) if self.shape else out["action"].unsqueeze(-1)
         if not self.discrete:
-            *lead, columns = out["returns"].shape  # a rank's share of the noise is that of its columns
+            *lead, columns = out["returns"].shape  # every rank takes the noise of its own columns
             for name in ("noise", "next_noise"):
                 out[name] = self.ctx.randn(columns, *lead, self.size).transpose(0, len(lead))
-            out["action"] = out["action"].clamp(-1.0, 1.0)  # as executed, where others recorded them
+            out["action"] = out["action"].clamp(-1.0, 1.0)  # as executed, if another policy recorded them
         return out | {key: batch[key] for key in ("weight",) if key in batch}
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Compute all three losses in one graph; every parameter gets the gradient of its own loss alone."""
+        """Compute all three losses in one graph; every parameter gets the gradient of its own loss only."""
         alpha = self.log_alpha.exp().detach()
         losses = Losses({}, {"temperature": alpha})
         rows = self._unroll(batch) if self.sequences else self._encode(batch, parts)
@@ -194,7 +194,7 @@ class SAC(Algorithm):
         return losses
 
     def _encode(self, batch: Batch, parts: Sequence[str]) -> Batch:
-        """Compute the policy's features and the critics' code of transitions ``[B, ...]``, as far as they are due."""
+        """Compute the policy's and the critics' features of transitions ``[B, ...]`` that ``parts`` need."""
         rows: Batch = {}
         if "actor" in parts or "alpha" in parts:
             rows["features"], _ = self.model(batch["obs"], {}, None)
@@ -206,9 +206,9 @@ class SAC(Algorithm):
         return rows
 
     def _unroll(self, batch: Batch) -> Batch:
-        """Compute the same for sequences ``[L, B, ...]``, by one pass of every network.
+        """Compute the same for sequences ``[L, B, ...]``, by one pass of each network.
 
-        The policy begins with the state that was stored when it acted, the critics with zeros.
+        The policy starts with its stored state, the critics with zero states.
         """
         last, length, burn_in = batch["last"], len(batch["returns"]), self.cfg.burn_in
         columns = torch.arange(last.shape[1], device=last.device)
@@ -225,8 +225,8 @@ class SAC(Algorithm):
     ) -> tuple[Tensor, Tensor]:
         """Return ``V = E[min Q - alpha log pi]`` and ``E[log pi]``, both ``[...]``.
 
-        Continuous actions: by one sample, 1812.05905, equation 3. Discrete actions: exactly, 1910.07207, equation 10,
-        where with several factors ``Q`` is a sum over them and ``pi`` their product.
+        Continuous actions: from one sample, 1812.05905, equation 3. Discrete actions: exactly, 1910.07207, equation 10;
+        with several factors, ``Q`` is their sum and ``pi`` their product.
         """
         if not self.discrete:
             action, logp = dist.sample_and_logp(noise)
@@ -236,7 +236,7 @@ class SAC(Algorithm):
         return (p * critic(code).amin(0)).sum((-2, -1)) - alpha * logp, logp
 
     def target_entropy(self, dist: Any) -> Tensor | float:
-        """Return the entropy that the temperature aims at; for discrete actions one of every row, ``[...]``."""
+        """Return the target entropy of the temperature; for discrete actions one per row, ``[...]``."""
         if self.cfg.target_entropy != "auto":
             return self.cfg.target_entropy
         if not self.discrete:

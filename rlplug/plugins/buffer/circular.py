@@ -1,4 +1,4 @@
-"""A ring of batches that are learned from several times."""
+"""A ring of batches, each used several times."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Circular(Buffer):
     """The circular buffer of IMPACT, Luo et al. 2020 (arXiv:1912.00167), section 3.2: ``N`` batches, each used ``K``
     times.
 
-    A batch is the next segments, side by side, of at least ``train_batch_size`` transitions. Samples go round the ring,
-    once it is full. A batch leaves it after its last use, or when it is the oldest and another one needs its place;
-    those that leave with uses left are counted.
+    A batch is the next segments, concatenated along ``B``, with at least ``train_batch_size`` transitions. Sampling
+    cycles through the ring once it is full. A batch is removed after its last use, or when a new batch needs its place
+    and it is the oldest; batches removed with uses left are counted.
     """
 
     gives: ClassVar[frozenset[Data]] = frozenset({"segments"})
@@ -32,18 +32,20 @@ class Circular(Buffer):
 
     @settings
     class Config:
-        num_batches: PositiveInt = option("Batches in the ring, N; when another one comes, the oldest leaves.")
-        num_uses: PositiveInt = option("Times that a batch is learned from, K; after that it leaves.")
+        num_batches: PositiveInt = option("Batches in the ring, the paper's N; a new one replaces the oldest.")
+        num_uses: PositiveInt = option("Number of times each batch is used, the paper's K.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg, self.device = cfg, torch.device("cpu")
         self.segments = Segments(ctx)
-        self._waiting: list[int] = []  # numbers of segments that do not make a batch yet
-        self._ring: deque[tuple[list[int], int]] = deque()  # numbers of segments, and uses; the next sample first
+        self._waiting: list[int] = []  # numbers of segments that are not a whole batch yet
+        self._ring: deque[tuple[list[int], int]] = (
+            deque()
+        )  # numbers of segments, and uses so far; the next sample first
         self._dropped = 0
 
     def add(self, segment: Segment) -> None:
-        """Keep a copy."""
+        """Copy the segment into the buffer."""
         self._waiting.append(self.segments.add(segment))
         if self.segments.enough(self._waiting) is None:
             return
@@ -64,7 +66,7 @@ class Circular(Buffer):
         return self.cfg.num_batches * each
 
     def sample(self) -> Batch:
-        """``[T+1, B]`` with ``version [B]``; at least ``train_batch_size`` transitions, valid or not."""
+        """Return ``[T+1, B]`` with ``version [B]`` and at least ``train_batch_size`` transitions, valid or not."""
         numbers, uses = self._ring.popleft()
         batch = self.segments.read(numbers)
         if uses + 1 < self.cfg.num_uses:
@@ -74,15 +76,15 @@ class Circular(Buffer):
         return batch
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Refuse all: nothing is drawn by priority.
+        """Accept no feedback: there are no priorities.
 
         Raises:
-            RunError: something is fed back.
+            RunError: ``values`` is not empty.
         """
         check_feedback(self, values, ())
 
     def metrics(self) -> dict[str, float]:
-        """Batches that left before their last use."""
+        """Return the number of batches removed before their last use."""
         return {"dropped_batches": self._dropped}
 
     def nbytes(self, row: Batch) -> int:

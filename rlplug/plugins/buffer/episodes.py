@@ -1,4 +1,4 @@
-"""Whole episodes, put together from segments."""
+"""Whole episodes, assembled from segments."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlplug.types import Batch, ConfigError, RunError
 
 
 class Episodes(Buffer):
-    """Keeps episodes of ``L`` steps as their ``L + 1`` rows. A sample is episodes side by side.
+    """Keeps episodes of ``L`` steps as their ``L + 1`` rows. A sample is a batch of episodes, one per column.
 
-    It is as long as the longest of them, and the others are padded with ``valid=False``. ``train_batch_size`` counts
-    episodes, as it counts windows of a replay. An algorithm that is off-policy gets so many, drawn uniformly. Any other
-    one gets each episode once: all that have ended, as soon as there are so many.
+    Shorter episodes are padded to the longest with ``valid=False``. ``train_batch_size`` counts episodes. Off-policy
+    algorithms get that many, sampled uniformly. On-policy ones get each episode once: all complete episodes, as soon
+    as there are that many.
 
-    Episodes that broke off, because their environment failed or was replaced, are not whole, and are left out.
+    Incomplete episodes, whose environment failed or was replaced, are dropped.
     """
 
     gives: ClassVar[frozenset[Data]] = frozenset({"episodes"})
@@ -39,10 +39,10 @@ class Episodes(Buffer):
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.ctx, self.capacity, self.device = ctx, cfg.capacity, torch.device("cpu")
         self.off_policy, columns = ctx.needs.off_policy, len(ctx.env_ids)
-        self.share = ctx.num_envs // columns  # of the ranks' data
+        self.share = ctx.num_envs // columns  # number of ranks that share the data
         self.size = ctx.batch_size // ctx.world_size
         if not self.off_policy and columns == ctx.num_envs:
-            self.size = ctx.batch_size  # of episodes that every rank gets
+            self.size = ctx.batch_size  # episodes per rank
         longest = ctx.spec.max_episode_steps
         least = (longest + 1 if longest else 2) * (columns + (1 if self.off_policy else self.size))
         if cfg.capacity // self.share < least:
@@ -51,19 +51,21 @@ class Episodes(Buffer):
                 f"{cfg.capacity} does not hold the episodes, of up to {longest or '?'} steps, that {ctx.num_envs}"
                 f" environments play and an update needs; at least {least * self.share} is needed",
             )
-        self._open: list[list[Batch] | None] = [None] * columns  # of each column's episode; None: wait for the next one
-        self._ended = np.zeros(columns, np.bool_)  # the last segment ended with a final observation, which is taken
+        self._open: list[list[Batch] | None] = [
+            None
+        ] * columns  # each column's open episode; None: wait for the next one
+        self._ended = np.zeros(columns, np.bool_)  # the last segment ended with a final observation, already added
         self._episodes: deque[Batch] = deque()  # leaves [L+1, ...]
-        self._first, self._start = 0, 0  # number of the oldest episode, and of its first row
-        self._rows = 0  # of episodes that have ended
+        self._first, self._start = 0, 0  # index of the oldest episode, and of its first row
+        self._rows = 0  # of complete episodes
         self._open_rows = np.zeros(columns, np.int64)
         self._dropped = 0
 
     def add(self, segment: Segment) -> None:
-        """Add to the open episodes; keep those that end.
+        """Append a segment to the open episodes, and keep those that end.
 
         Raises:
-            RunError: an episode does not end, and nothing else is left to make room for it.
+            RunError: the open episodes exceed the capacity.
         """
         batch, begin = segment.batch, segment.columns.indices(len(self._open))[0]
         final = np.zeros(batch["valid"].shape, np.bool_)
@@ -75,8 +77,8 @@ class Episodes(Buffer):
         self._make_room()
 
     def _add(self, column: int, rows: Batch, valid: Any, final: Any, first: Any) -> None:
-        """Add rows ``[T+1, ...]`` of one column. A row that waits for other columns is neither valid nor final."""
-        low = int(self._ended[column])  # its final observation came with the segment before
+        """Add rows ``[T+1, ...]`` of one column. Padding rows are neither valid nor final."""
+        low = int(self._ended[column])  # its final observation is in the previous segment
         first = first.copy()
         first[-1] = False  # row T is row 0 of the next segment
         for at in [*np.flatnonzero(first | final).tolist(), len(valid)]:
@@ -92,7 +94,7 @@ class Episodes(Buffer):
             if is_final:
                 self._close(column)
             elif at < len(valid):
-                self._dropped += bool(self._open_rows[column])  # it broke off
+                self._dropped += bool(self._open_rows[column])  # incomplete
                 self._open[column], self._open_rows[column] = [], 0
             low = high
         self._ended[column] = final[-1]
@@ -100,7 +102,7 @@ class Episodes(Buffer):
     def _close(self, column: int) -> None:
         pieces = self._open[column]
         self._open[column], self._open_rows[column] = None, 0
-        if pieces is None:  # its beginning was never seen
+        if pieces is None:  # its start is missing
             return
         episode = tree.cat(pieces)
         episode["is_first"][0], episode["valid"][-1] = True, False
@@ -132,7 +134,7 @@ class Episodes(Buffer):
         return len(self) > 0 if self.off_policy else len(self) >= self.size
 
     def sample(self) -> Batch:
-        """``[L+1, B]``, first rows ``is_first``, with ``index [B]``, the episodes' numbers, and ``sample_prob``."""
+        """Return ``[L+1, B]``, starting with ``is_first``, with ``index [B]``, episode numbers, and ``sample_prob``."""
         if self.off_policy:
             drawn = self.ctx.randint(len(self), self.size, host=True)
             episodes, prob = [self._episodes[i] for i in drawn.tolist()], 1.0 / len(self)
@@ -144,22 +146,22 @@ class Episodes(Buffer):
         return batch | {"index": index, "sample_prob": torch.full((len(index),), prob)}
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Ignore priorities: every draw is uniform.
+        """Ignore priorities: sampling is uniform.
 
         Raises:
-            RunError: something else is fed back.
+            RunError: ``values`` holds anything else.
         """
         check_feedback(self, values, ("priority",))
 
     def metrics(self) -> dict[str, float]:
-        """Episodes that broke off, or were dropped before they were used."""
+        """Return the number of incomplete episodes, and of those dropped before use."""
         return {"dropped_episodes": self._dropped}
 
     def nbytes(self, row: Batch) -> int:
         return self.capacity // self.share * sum(leaf[0].nbytes for leaf in tree.leaves(row))
 
     def save(self, log: RowLog) -> None:
-        """Rows of episodes that have ended, once; those of open ones each time."""
+        """Save rows of complete episodes once, and those of open episodes each time."""
         lengths, start, new = list(self._lengths()), self._start, list[Batch]()
         for episode, length in zip(self._episodes, lengths, strict=True):
             if start >= log.end:
@@ -196,7 +198,7 @@ class Episodes(Buffer):
 
 
 def _side_by_side(episodes: list[Batch]) -> Batch:
-    """Episodes ``[L+1, ...]`` as columns; the last row of shorter ones, which is not valid, is repeated."""
+    """Stack episodes ``[L+1, ...]`` as columns; pad shorter ones by repeating the last row, which is not valid."""
     longest = max(len(episode["valid"]) for episode in episodes)
     rows = [torch.arange(longest).clamp(max=len(episode["valid"]) - 1) for episode in episodes]
     return tree.map(

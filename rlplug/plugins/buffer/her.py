@@ -21,11 +21,11 @@ OPEN = np.iinfo(np.int64).max
 
 
 class Located(Numbered):
-    """A ring that knows where the episode of every row begins and ends.
+    """A ring that stores where the episode of every row begins and ends.
 
     Attributes:
-        begins: the first row of the episode, or of what was kept of it when it was loaded, ``[R, B]``.
-        ends: its final observation's row; ``OPEN`` while it is played.
+        begins: the first row of the episode, or the first one kept by a checkpoint, ``[R, B]``.
+        ends: the row of its final observation; ``OPEN`` while it has not ended.
         opened: ``begins`` of the open row, ``[B]``.
     """
 
@@ -40,29 +40,29 @@ class Located(Numbered):
         self.opened = np.zeros(self.columns, np.int64)
 
     def locate(self, first: int) -> None:
-        """Note to which episodes the closed rows from ``first`` on belong."""
+        """Store the episode bounds of the closed rows from ``first`` on."""
         rows = np.arange(first, self.written)[:, None]
-        last = self.leaf(("is_first",), rows[:, 0] + 1)  # [n, B]: the next row begins another episode
+        last = self.leaf(("is_first",), rows[:, 0] + 1)  # [n, B]: the next row begins a new episode
         begins = np.maximum.accumulate(np.concatenate([self.opened[None], np.where(last, rows + 1, 0)]))
         ends = np.minimum.accumulate(np.where(last, rows, OPEN)[::-1])[::-1]
         places = rows[:, 0] % self.rows
         self.begins[places], self.ends[places] = begins[:-1], ends
-        for column in np.flatnonzero(last.any(0)):  # rows before these learn where their episode ended
+        for column in np.flatnonzero(last.any(0)):  # set the end of earlier rows of these episodes
             earlier = np.arange(max(self.opened[column], self.written - self.rows + 1), first)
             self.ends[earlier % self.rows, column] = ends[0, column]
         self.opened = begins[-1].copy()
 
 
 class HER(Replay):
-    """A uniform replay that gives ``k`` of ``k + 1`` windows another goal, one that their episode did achieve.
+    """A uniform replay that relabels ``k`` of ``k + 1`` windows with a goal that their episode achieved.
 
-    A window's goal is the achieved goal of one row of its episode, by ``strategy`` (section 4.5): a random row behind
-    the window's transitions, the last one, or any. Of an episode that has not ended, the rows so far are taken. Rewards
-    are those that the environment's own ``compute_reward`` gives all its transitions for this goal, and
-    ``compute_terminated`` says which of them end the episode: behind the first, no row is valid.
+    The new goal is the achieved goal of one row of the window's episode, chosen by ``strategy`` (section 4.5): a random
+    row after the window's transitions, the last row, or any row. An episode that has not ended contributes its rows so
+    far. The environment's own ``compute_reward`` gives the rewards of all transitions for this goal, and
+    ``compute_terminated`` which of them end the episode; no row after the first such transition is valid.
 
     Raises:
-        ConfigError: the environment computes no rewards of other goals.
+        ConfigError: the environment cannot compute rewards of other goals.
     """
 
     relabels: ClassVar[frozenset[str]] = frozenset({f"obs.{DESIRED}", "reward", "terminated", "truncated", "valid"})
@@ -71,10 +71,10 @@ class HER(Replay):
     @settings
     class Config(Storage):
         strategy: Literal["future", "final", "episode"] = option(
-            "Which achieved goals take the place of the desired one: of a random row of the same episode behind the"
-            " window, of its last row, or of any row of it."
+            "Which achieved goal of the same episode replaces the desired one: of a random row after the"
+            " window, of the last row, or of any row."
         )
-        k: NonNegativeInt = option("Windows with another goal, for each one with its own.")
+        k: NonNegativeInt = option("Relabeled windows for each window with its own goal.")
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
@@ -98,15 +98,17 @@ class HER(Replay):
         ring.locate(first)
 
     def relabel(self, batch: Batch, row: Any, column: Any) -> None:
-        """Give the first ``m`` windows ``[n + 1, B]`` another goal; on average, ``m`` is ``B k / (k + 1)``."""
+        """Relabel the first ``m`` windows ``[n + 1, B]``; on average, ``m`` is ``B k / (k + 1)``."""
         share, which = self.cfg.k / (self.cfg.k + 1), self.ctx.rand(self.batch_size, host=True).double().numpy()
         m = int(self.batch_size * share + self.ctx.rand(1, rows=False, host=True).item())
         if not m:
             return
         leaves: dict[str, Tensor] = batch | batch["obs"]
-        arrays = {key: leaves[key][:, :m].cpu().numpy() for key in (*CHANGED, ACHIEVED)}  # on the host, the same memory
+        arrays = {
+            key: leaves[key][:, :m].cpu().numpy() for key in (*CHANGED, ACHIEVED)
+        }  # on the CPU: views of the same memory
         valid, terminated, truncated, reward, desired, achieved = arrays.values()
-        own = np.logical_and.accumulate(valid[:-1])  # transitions of the episode that a window begins in
+        own = np.logical_and.accumulate(valid[:-1])  # transitions of the window's first episode
         goal = self._goals(row[:m], column[:m], own.sum(0), which[:m])
         desired[:] = goal
 
@@ -115,7 +117,7 @@ class HER(Replay):
         ends = self.goals.terminated(*flat)
         if ends is not None:
             ends = own & ends.reshape(own.shape)
-            truncated[:-1] |= own & terminated[:-1] & ~ends  # the old goal ended it: it goes on behind its last row
+            truncated[:-1] |= own & terminated[:-1] & ~ends  # only the old goal ended it: it is truncated there
             np.copyto(terminated[:-1], ends, where=own)
             valid[1:] &= ~np.logical_or.accumulate(ends)
         if self.device.type != "cpu":
@@ -123,7 +125,7 @@ class HER(Replay):
                 leaves[key][:, :m] = torch.from_numpy(arrays[key]).to(self.device)
 
     def _goals(self, row: Any, column: Any, length: Any, which: Any) -> Any:
-        """Return other goals ``[m, ...]`` of windows that have ``length [m]`` transitions of one episode."""
+        """Return new goals ``[m, ...]`` for windows with ``length [m]`` transitions of one episode."""
         goals, places, rings = list[Any](), list[Any](), self.rings
         ring: Any
         for ring, mine in rings.split(column):

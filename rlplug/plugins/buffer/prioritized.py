@@ -19,26 +19,26 @@ from rlplug.types import Batch, ConfigError, RunError
 
 @settings
 class Priorities(Storage):
-    """Options of buffers that draw by priority."""
+    """Options of buffers that sample by priority."""
 
-    alpha: NonNegativeFloat = option("Exponent of the priorities; 0 draws uniformly.")
+    alpha: NonNegativeFloat = option("Exponent of the priorities; 0: uniform sampling.")
     beta: Scheduled[UnitFloat] = option("Exponent of the importance weights.")
-    epsilon: PositiveFloat = option("Added to every priority, so that none is 0.")
+    epsilon: PositiveFloat = option("The optimizer's epsilon, added outside the square root.")
     num_shards: PositiveInt | None = option(
-        "Parts that the environments' rows are kept in, with equal shares of a sample; null: one of each rank."
+        "Shards of the environments, with equal shares of a sample; null: one per rank."
     )
 
 
 class Prioritized(Windows[Ring]):
-    """Draws windows in proportion to ``(|priority| + epsilon)^alpha``, which the learner feeds back.
+    """Samples windows in proportion to ``(|priority| + epsilon)^alpha``, with priorities from the learner.
 
-    A window that is whole for the first time has the ``priority`` of its first row, where rows have one, and else the
-    largest priority so far. Windows that begin with no valid row, are not whole yet, or have lost rows, have weight 0
-    in the tree, which is one for all shards of a collector.
+    A window's initial priority is the ``priority`` of its first row, if rows have one, else the largest priority so
+    far. Windows that do not begin with a valid row, are incomplete, or have lost rows have weight 0 in the sum tree,
+    which all shards of a collector share.
 
-    With ``num_shards`` the replay is in several parts, each with the rows of as many environments (Horgan et al. 2018,
-    arXiv:1803.00933, keep theirs so). A sample has as many windows of each that has some, in proportion to priorities
-    within it, which is also what ``sample_prob`` and ``weight`` tell. Ranks share the parts out.
+    ``num_shards`` splits the replay into parts with equally many environments, as in Horgan et al. 2018
+    (arXiv:1803.00933). A sample has equally many windows of each part that is not empty, in proportion to the
+    priorities within it; ``sample_prob`` and ``weight`` account for this. The parts are distributed over the ranks.
     """
 
     Config = Priorities
@@ -47,7 +47,7 @@ class Prioritized(Windows[Ring]):
     def __init__(self, cfg: Priorities, ctx: Context) -> None:
         self.cfg, self.stride = cfg, self._stride(ctx)
         super().__init__(cfg, ctx, self.stride)
-        everything = self.columns == ctx.num_envs  # else other ranks have other data, and draw from that
+        everything = self.columns == ctx.num_envs  # else ranks sample from their own data
         self.strata = ctx.batch_size if everything else self.batch_size
         self.first = ctx.rank * self.batch_size if everything else 0
         self.parts = self._parts(everything)
@@ -56,12 +56,12 @@ class Prioritized(Windows[Ring]):
         self.slots = -(-self.rings.rows // self.stride)
         self.max_priority = 1.0
         self._tree: SumTree | None = None
-        # windows of each column that are whole, by number: window i begins with row i * stride
+        # complete windows of each column, by number: window i begins with row i * stride
         self._low, self._high = np.zeros((2, self.columns), np.int64)
-        self._count = np.zeros(self.parts, np.int64)  # those of each part that may be drawn
+        self._count = np.zeros(self.parts, np.int64)  # windows of each part that can be sampled
 
     def _parts(self, everything: bool) -> int:
-        """Return how many parts are in this process."""
+        """Return the number of parts in this process."""
         parts, ranks, envs = self.cfg.num_shards, self.ctx.world_size, self.ctx.num_envs
         if parts is None:
             return 1
@@ -75,18 +75,18 @@ class Prioritized(Windows[Ring]):
         return parts if everything else parts // ranks
 
     def _stride(self, ctx: Context) -> int:
-        """Rows between the beginnings of two windows."""
+        """Return the rows between the starts of two windows."""
         return 1
 
     def _drawable(self, ring: Ring, window: Any) -> Any:
-        """Which of the windows with numbers ``window [n]`` may be drawn, ``[n, B]``."""
+        """Return which of the windows numbered ``window [n]`` can be sampled, ``[n, B]``."""
         return ring.valid[window % ring.rows]
 
     def added(self, ring: Ring, first: int) -> None:
-        """Windows of a shard that lost rows go, windows that are whole by now come.
+        """Remove a shard's windows that lost rows, and add the windows that are now complete.
 
         Raises:
-            RunError: the first priority of one is NaN or infinite.
+            RunError: an initial priority is NaN or infinite.
         """
         sums = self._tree = self._tree or SumTree(self.slots * self.per_part, self.parts)
         own = slice(ring.begin, ring.begin + ring.columns)
@@ -107,14 +107,14 @@ class Prioritized(Windows[Ring]):
         self._low[own], self._high[own] = low, high
 
     def _by_part(self, ring: Ring, windows: Any) -> Any:
-        """Count in each part which of a shard's ``windows [n, B]`` are not zero."""
-        if self.parts == 1:  # the usual case, and it runs once per environment step
+        """Count the nonzero elements of a shard's ``windows [n, B]`` in each part."""
+        if self.parts == 1:  # the common case, once per environment step
             return np.count_nonzero(windows)
         part = (ring.begin + np.arange(ring.columns)) // self.per_part
         return np.bincount(part, np.count_nonzero(windows, 0), self.parts).astype(np.int64)
 
     def _first_weight(self, ring: Ring, window: Any, drawable: Any) -> Any:
-        """The weight of windows ``[n]`` that come, ``[n, B]``, or one for all."""
+        """Return the initial weights of windows ``[n]``, ``[n, B]``, or one for all."""
         priority = self._first_priority(ring, window)
         if priority is None:
             return proportional(self.max_priority, self.cfg.alpha, self.cfg.epsilon)
@@ -123,30 +123,30 @@ class Prioritized(Windows[Ring]):
         return proportional(priority.astype(np.float64), self.cfg.alpha, self.cfg.epsilon)
 
     def _first_priority(self, ring: Ring, window: Any) -> Any:
-        """The priorities that came with windows ``[n]``, ``[n, B]``; None: rows have none."""
+        """Return the initial priorities of windows ``[n]``, ``[n, B]``; None if rows have none."""
         return ring.leaf(("priority",), window) if "priority" in self.ctx.needs.keys else None
 
     def _leaves(self, ring: Ring, window: Any) -> Any:
-        """Where windows ``[n]`` of a shard stand in the tree, ``[n, B]``."""
+        """Return the tree indices of a shard's windows ``[n]``, ``[n, B]``."""
         return self._leaf(window[:, None], ring.begin + np.arange(ring.columns))
 
     def _leaf(self, window: Any, column: Any) -> Any:
         assert self._tree is not None
         leaf = window % self.slots * self.per_part + column
-        # a column's place in its part, behind the parts before it
+        # a column's position in its part, after the preceding parts
         return leaf if self.parts == 1 else leaf + column // self.per_part * (self._tree.stride - self.per_part)
 
     def __len__(self) -> int:
         return int(self._count.sum())
 
     def draw(self) -> tuple[Any, Any, Batch]:
-        """Draw one of each stratum, with ``weight [B]``."""
+        """Sample one window per stratum, with ``weight [B]``."""
         sums, n = self._tree, self.batch_size
         assert sums is not None
         share = (self.first + np.arange(n) + self.ctx.rand(n, host=True).double().numpy()) / self.strata
         part: Any = 0
         count: Any = len(self)
-        if self.parts > 1:  # the integer part of a share says which part, the rest where in it
+        if self.parts > 1:  # the integer part of a share is the part, the fraction the position in it
             filled = sums.totals.nonzero()[0]
             which = np.minimum((share * len(filled)).astype(np.int64), len(filled) - 1)
             share, part = share * len(filled) - which, filled[which]
@@ -162,10 +162,10 @@ class Prioritized(Windows[Ring]):
         return row, column, {"index": index, "sample_prob": prob.float(), "weight": weight}
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Take new priorities, and with stored states ``carry``; of windows that are gone, they are ignored.
+        """Set new priorities and, with stored states, ``carry``; values of removed windows are ignored.
 
         Raises:
-            RunError: something else is fed back, or a priority is NaN or infinite.
+            RunError: ``values`` holds anything else, or a priority is NaN or infinite.
         """
         super().feedback(index, values)
         if self._tree is None:
@@ -192,7 +192,7 @@ class Prioritized(Windows[Ring]):
         return super().nbytes(row) + SumTree.nbytes(self.slots * self.per_part, self.parts) + books
 
     def save(self, log: RowLog) -> None:
-        """Rows once; what they are drawn by, each time."""
+        """Save rows once, and their priorities each time."""
         super().save(log)
         if self._tree is not None:
             weights = [torch.from_numpy(self._tree[self._whole(ring)]) for ring in self.rings]
@@ -200,7 +200,7 @@ class Prioritized(Windows[Ring]):
             log.state |= {"max_priority": self.max_priority}
 
     def _whole(self, ring: Ring) -> Any:
-        """Where the windows of a shard that are whole stand in the tree, ``[n, B]``."""
+        """Return the tree indices of a shard's complete windows, ``[n, B]``."""
         return self._leaves(ring, np.arange(self._low[ring.begin], self._high[ring.begin]))
 
     def load(self, log: RowLog) -> None:

@@ -1,4 +1,4 @@
-"""Segments in the order in which they came, each of which is used once, and replayed on demand."""
+"""A queue of segments, each used once, with optional replay."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlplug.types import Batch, ConfigError
 
 
 class Queue(Buffer):
-    """A FIFO of segments. A sample is the oldest of them, side by side, with the ``version`` of each column's weights.
+    """A FIFO of segments. A sample concatenates the oldest along ``B``, with the ``version`` of each column's weights.
 
-    When the queue is full, the oldest segment is dropped, and counted. With ``replay_proportion`` segments that were
-    used are kept for a while, and some of them, drawn uniformly, stand beside the new ones (Espeholt et al. 2018,
-    arXiv:1802.01561, section 5.2.2). Where every rank holds all data, a sample is the whole of it on each.
+    When the queue is full, the oldest segment is dropped and counted. With ``replay_proportion``, used segments are
+    kept for a while, and some of them, sampled uniformly, are added to the new ones (Espeholt et al. 2018,
+    arXiv:1802.01561, section 5.2.2). If every rank holds all data, each gets the whole sample.
     """
 
     gives: ClassVar[frozenset[Data]] = frozenset({"segments"})
@@ -30,9 +30,9 @@ class Queue(Buffer):
 
     @settings
     class Config:
-        capacity: PositiveInt = option("Segments kept; when there are more, the oldest is dropped and counted.")
-        replay_proportion: NonNegativeFloat = option("Used segments in a sample for each new one; 0: none.")
-        replay_capacity: PositiveInt = option("Used segments that are kept for it, the newest ones.")
+        capacity: PositiveInt = option("Segments kept; beyond that, the oldest is dropped and counted.")
+        replay_proportion: NonNegativeFloat = option("Replayed segments in a sample per new one; 0: none.")
+        replay_capacity: PositiveInt = option("Newest used segments kept for replay.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg, self.ctx, self.device = cfg, ctx, torch.device("cpu")
@@ -49,11 +49,11 @@ class Queue(Buffer):
             raise ConfigError("buffer.replay_proportion", said)
         self._waiting: deque[int] = deque()  # numbers of segments, oldest first
         self._used: deque[int] = deque()
-        self._owed = 0.0  # segments to be replayed
+        self._owed = 0.0  # segments to replay
         self._dropped = 0
 
     def add(self, segment: Segment) -> None:
-        """Keep a copy."""
+        """Copy the segment into the queue."""
         self._waiting.append(self.segments.add(segment))
         if len(self._waiting) > self.cfg.capacity:
             self.segments.forget([self._waiting.popleft()])
@@ -63,7 +63,7 @@ class Queue(Buffer):
         return self.segments.enough(self._waiting) is not None
 
     def sample(self) -> Batch:
-        """``[T+1, B]`` with ``version [B]``; at least ``train_batch_size`` new transitions, valid or not."""
+        """Return ``[T+1, B]`` with ``version [B]`` and at least ``train_batch_size`` new transitions, valid or not."""
         taken = [self._waiting.popleft() for _ in range(self.segments.enough(self._waiting) or 0)]
         batch = self.segments.read([*taken, *self._replayed(len(taken))])
         if self.cfg.replay_proportion:
@@ -73,7 +73,7 @@ class Queue(Buffer):
         return batch
 
     def _replayed(self, new: int) -> list[int]:
-        """Draw used segments, ``replay_proportion`` for each new one over time."""
+        """Sample used segments, on average ``replay_proportion`` per new one."""
         if not self._used:
             return []
         self._owed += self.cfg.replay_proportion * new
@@ -82,15 +82,15 @@ class Queue(Buffer):
         return [self._used[i] for i in self.ctx.randint(len(self._used), count, rows=False, host=True).tolist()]
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Refuse all: a segment is used once.
+        """Accept no feedback: there are no priorities.
 
         Raises:
-            RunError: something is fed back.
+            RunError: ``values`` is not empty.
         """
         check_feedback(self, values, ())
 
     def metrics(self) -> dict[str, float]:
-        """Segments that were dropped so far."""
+        """Return the number of dropped segments."""
         return {"dropped_segments": self._dropped}
 
     def nbytes(self, row: Batch) -> int:

@@ -12,16 +12,16 @@ from rlplug.types import Batch
 
 
 class Numbered(Ring):
-    """A ring that keeps the insertion ids of its valid rows in a list of their own, in order.
+    """A ring that lists the insertion ids of its valid rows in order.
 
-    So a draw is exactly uniform whatever the share of final observations.
+    So sampling is exactly uniform for any fraction of final observations.
     """
 
     ids: Any
     below: Any
-    """valid ids in all rows before the one that lies there"""
+    """number of valid ids in all rows before the one at this place"""
     drawable: tuple[int, int] = (0, 0)
-    """which valid ids may be drawn, counted from the beginning of the run: [low, high)"""
+    """range of valid ids that can be sampled, counted from the start of the run: [low, high)"""
 
     def allocate(self, like: Batch) -> None:
         super().allocate(like)
@@ -37,7 +37,7 @@ class Replay(Windows[Numbered]):
     def added(self, ring: Numbered, first: int) -> None:
         start, length = first % ring.rows, ring.written - first
         below = ring.below[start]
-        if length == 1:  # the usual case off-policy, and it runs once per environment step
+        if length == 1:  # the common off-policy case, once per environment step
             new = ring.valid[start].nonzero()[0]
             ring.below[(start + 1) % ring.rows] = below + len(new)
         else:
@@ -48,14 +48,14 @@ class Replay(Windows[Numbered]):
         ring.drawable = self._range(ring)
 
     def _insertion_ids(self, ring: Numbered, row: int, place: Any) -> Any:
-        """Return the ids of the places ``place [n]`` behind the beginning of row ``row`` of a ring."""
+        """Return the ids at offsets ``place [n]`` from the start of row ``row`` of a ring."""
         if ring.columns == self.columns:
             return row * self.columns + place
         behind, column = np.divmod(place, ring.columns)
         return (row + behind) * self.columns + ring.begin + column
 
     def _range(self, ring: Numbered) -> tuple[int, int]:
-        """Return which valid ids of a ring may be drawn."""
+        """Return the range of a ring's valid ids that can be sampled."""
         oldest = ring.oldest
         newest = max(oldest, ring.written - self.window + 1)
         return int(ring.below[oldest % ring.rows]), int(ring.below[newest % ring.rows])
@@ -71,7 +71,7 @@ class Replay(Windows[Numbered]):
         return *np.divmod(ids, self.columns), drawn
 
     def _ids(self, number: Any) -> Any:
-        """Return the ids with these numbers ``[n]`` among those that may be drawn, ring by ring."""
+        """Return the ids at positions ``[n]`` among those that can be sampled, counted over all rings."""
         rings = [*self.rings]
         if len(rings) == 1:
             return rings[0].ids.take(rings[0].drawable[0] + number, mode="wrap")

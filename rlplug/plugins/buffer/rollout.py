@@ -1,4 +1,4 @@
-"""The on-policy buffer: the segments of one round, given once and whole."""
+"""The on-policy buffer: the segments of one round, returned once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlplug.types import Batch
 
 
 class Rollout(Buffer):
-    """Holds ``[T+1, B]`` segments until they are sampled; side by side if there are several."""
+    """Holds ``[T+1, B]`` segments until they are sampled, concatenated along ``B``."""
 
     gives: ClassVar[frozenset[Data]] = frozenset({"rollout"})
     sequences: ClassVar[bool] = False
@@ -31,7 +31,7 @@ class Rollout(Buffer):
         self._segments: list[Batch] = []
 
     def add(self, segment: Segment) -> None:
-        """Keep a copy: a collector writes its next segment into the same memory."""
+        """Copy the segment: a collector reuses its memory for the next one."""
         self._segments.append(tree.map(torch.clone, segment.batch))
 
     def ready(self) -> bool:
@@ -42,10 +42,10 @@ class Rollout(Buffer):
         return segments[0] if len(segments) == 1 else tree.cat(segments, 1)
 
     def feedback(self, index: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Refuse all: a rollout is used once.
+        """Accept no feedback: there are no priorities.
 
         Raises:
-            RunError: something is fed back.
+            RunError: ``values`` is not empty.
         """
         check_feedback(self, values, ())
 
@@ -53,7 +53,7 @@ class Rollout(Buffer):
         return (self.rows + 1) * sum(leaf.nbytes for leaf in tree.leaves(row))
 
     def save(self, log: RowLog) -> None:
-        """What a round has collected and was not learned from yet; mostly nothing."""
+        """Save collected segments that were not sampled yet, mostly none."""
         log.state = self._segments
 
     def load(self, log: RowLog) -> None:

@@ -1,4 +1,4 @@
-"""Segments as they were collected, by number."""
+"""Storage of collected segments, by number."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlplug.types import Batch
 
 
 class Segments:
-    """Copies of segments, numbered in the order in which they came; whoever owns them forgets them one by one.
+    """Copies of segments, numbered in order of arrival; the owner removes them one by one.
 
     Attributes:
-        size: transitions of a sample, on this rank.
-        width: of one segment, which holds the environments of a shard.
+        size: transitions per sample, on this rank.
+        width: columns of one segment, the environments of a shard.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -27,13 +27,13 @@ class Segments:
         self._end = 0  # number of the next segment
 
     def add(self, segment: Segment) -> int:
-        """Keep a copy; return its number."""
+        """Copy a segment and return its number."""
         self._kept[self._end] = tree.map(torch.clone, segment.batch), segment.version
         self._end += 1
         return self._end - 1
 
     def enough(self, numbers: Iterable[int]) -> int | None:
-        """Return how many of them, from the first on, make a sample; None: they are too few."""
+        """Return how many of them, from the first on, make a sample; None if there are too few."""
         size = 0
         for count, number in enumerate(numbers, 1):
             size += self.rows * self._kept[number][0]["valid"].shape[1]
@@ -42,7 +42,7 @@ class Segments:
         return None
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Return copies of segments side by side, ``[T+1, B]``, with the ``version [B]`` of each column's weights."""
+        """Return segments concatenated to ``[T+1, B]``, with the ``version [B]`` of each column's weights."""
         kept = [self._kept[number] for number in numbers]
         versions = [torch.full((batch["valid"].shape[1],), version) for batch, version in kept]
         return tree.cat([batch for batch, _ in kept], 1) | {"version": torch.cat(versions)}
@@ -52,11 +52,11 @@ class Segments:
             del self._kept[number]
 
     def nbytes(self, row: Batch, count: int) -> int:
-        """Return what ``count`` segments take, where a row of all environments looks like ``row``."""
+        """Return the bytes of ``count`` segments, if ``row`` is a row of all environments."""
         return count * (self.rows + 1) * sum(leaf.nbytes for leaf in tree.leaves(row)) // self.num_shards
 
     def save(self, log: RowLog) -> None:
-        """Write each segment once, as a row of the log; the owner adds what it knows to ``log.state``."""
+        """Write each segment once, as a row of the log; the owner adds its own state to ``log.state``."""
         for number, (batch, _) in self._kept.items():
             if number >= log.end:
                 log.append(number, tree.take(batch, None))

@@ -15,9 +15,9 @@ from rlplug.types import ConfigError
 class Sequence(Prioritized):
     """Windows of ``burn_in + window`` transitions that begin at every ``stride``-th row of a column.
 
-    Windows overlap, but a row is kept once. A sample has the state before its first row, ``carry [1, B, ...]``. A
-    window may run over the ends of episodes, where ``is_first`` clears the state. One without a valid row behind
-    its burn-in is never drawn. Where rows have a first ``priority``, a window has the largest one behind its burn-in.
+    Windows overlap, but each row is stored once. A sample has the state before its first row, ``carry [1, B, ...]``. A
+    window may span several episodes; ``is_first`` clears the state. A window without a valid row after its burn-in is
+    never sampled. If rows have an initial ``priority``, a window gets the largest one after its burn-in.
     """
 
     sequences: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class Sequence(Prioritized):
         )
 
     def _learned(self, window: Any) -> Any:
-        """Return the rows of windows ``[n]`` that are learned from, ``[n, length]``: neither burn-in nor look-ahead."""
+        """Return the rows of windows ``[n]`` to train on, ``[n, length]``: neither burn-in nor bootstrap rows."""
         learned = np.arange(self.ctx.needs.window.burn_in, self.window - self.ctx.needs.window.lookahead)
         return window[:, None] * self.stride + learned
 

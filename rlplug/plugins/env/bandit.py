@@ -1,7 +1,7 @@
-"""Contextual bandits: one whose optimum is known, and recorded rounds that are replayed.
+"""Contextual bandits: one with a known optimum, and replayed logged rounds.
 
-Rounds follow one another as the rows of an episode that is truncated now and then: a round that ended its episode would
-have a final observation behind it, and half of all rows would be of no use.
+Rounds are the rows of long, truncated episodes: if every round ended its episode, half of all rows would be final
+observations.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rlplug.settings import NonNegativeFloat, NonNegativeInt, PositiveInt, optio
 from rlplug.types import Batch, ConfigError, Tree
 
 BLOCK = 64
-"""rounds whose numbers are drawn at a time"""
+"""rounds sampled at a time"""
 
 
 class Bandit(VecEnv):
-    """A ``VecEnv`` of rounds. A subclass says what a round shows and what an arm is worth in it.
+    """A ``VecEnv`` of rounds. A subclass defines the observation and the rewards of a round.
 
-    All columns have as many rounds, so one number says where they stand.
+    All columns are at the same round.
 
     Args:
-        obs: space of what is seen of a round.
-        extra: name and space of what else every row has.
-        max_episode_steps: rounds of an episode.
+        obs: observation space of a round.
+        extra: name and space of the extra of every row.
+        max_episode_steps: rounds per episode.
     """
 
     autoreset = AutoresetMode.NEXT_STEP
@@ -59,17 +59,17 @@ class Bandit(VecEnv):
         raise NotImplementedError(f"{type(self).__name__}.reward")
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin with round 0 of every column.
+        """Start with round 0 of every column.
 
         Raises:
-            ValueError: not one seed a column.
+            ValueError: there is not one seed per column.
         """
         check_seeds(seeds, self.num_envs)
         self.load({"seeds": [int(seed) for seed in seeds], "number": 0, "length": 0})
         return self.row(0)
 
     def step(self, action: np.ndarray) -> Batch:
-        """Pay for the arms. Behind the last round of an episode the next one is shown twice: as final, and as first."""
+        """Return rewards. After the last round of an episode, the next one is returned twice: as final and as first."""
         reward, truncated = np.zeros(self.num_envs, np.float32), False
         if self._length < self.limit:
             reward[:] = self.reward(self._number, action)
@@ -81,33 +81,33 @@ class Bandit(VecEnv):
         return self.row(self._number) | {"reward": reward} | ends
 
     def state(self) -> Tree:
-        """Return what the next rounds follow from."""
+        """Return the state that determines the next rounds."""
         return {"seeds": self._seeds, "number": self._number, "length": self._length}
 
     def load(self, state: Tree) -> None:
         self._seeds, self._number, self._length = state["seeds"], state["number"], state["length"]
 
     def close(self) -> None:
-        """Do nothing: there are arrays only."""
+        """Do nothing: there are no resources to release."""
 
 
 class LinearBandit(Bandit):
-    """Arms whose mean reward is ``x^T theta``, of unit vectors both, with Gaussian noise.
+    """Arms with mean reward ``x^T theta``, both unit vectors, and Gaussian noise.
 
-    Every row has the mean reward of all arms, ``expected_reward [arms]``, so the regret of a choice is known. Contexts
-    are drawn uniformly from the part of the sphere where no feature is negative, in every round anew: an arm that is
-    good in one context is good in most, so one that never tries others may not find the best. The world, ``theta``, is
-    that of ``world_seed`` in all columns, in training as in evaluation.
+    Every row has the mean reward of all arms, ``expected_reward [arms]``, so the regret of a choice is known. Each
+    round's context is sampled uniformly from the part of the sphere without negative features: an arm that is good in
+    one context is good in most, so a policy without exploration may miss the best one. ``world_seed`` determines
+    ``theta``, equal in all columns, in training and evaluation.
     """
 
     @settings
     class Config:
-        num_actions: PositiveInt = option("Arms to choose from.")
+        num_actions: PositiveInt = option("Number of arms.")
         feature_dim: PositiveInt = option("Features of a context.")
-        per_arm: bool = option("Every arm has features, and one theta serves all; else one context and a theta each.")
+        per_arm: bool = option("Features per arm and one shared theta; false: one context and a theta per arm.")
         reward_noise_std: NonNegativeFloat = option("Standard deviation of a reward around its mean.")
-        world_seed: NonNegativeInt = option("Draws theta; another one is another problem.")
-        max_episode_steps: PositiveInt = option("Rounds after which an episode is truncated.")
+        world_seed: NonNegativeInt = option("Seed of theta.")
+        max_episode_steps: PositiveInt = option("Truncate episodes after this many rounds.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg, self.shape = cfg, (cfg.num_actions, cfg.feature_dim) if cfg.per_arm else (cfg.feature_dim,)
@@ -137,7 +137,7 @@ class LinearBandit(Bandit):
         return self._expected[np.arange(self.num_envs), at, action] + self._noise[:, at]
 
     def _draw(self, number: int) -> None:
-        """Have the block of rounds that ``number`` is in: ``[B, BLOCK, ...]``, from each column's seed."""
+        """Sample the block of rounds that contains ``number``: ``[B, BLOCK, ...]``, from each column's seed."""
         if number // BLOCK == self._block:
             return
         self._block, size = number // BLOCK, int(np.prod(self.shape))
@@ -150,28 +150,27 @@ class LinearBandit(Bandit):
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-    """Return ``x [..., d]`` at length 1."""
+    """Return ``x [..., d]`` scaled to length 1."""
     return x / np.linalg.norm(x, axis=-1, keepdims=True).clip(min=1e-12)
 
 
 class LoggedBandit(Bandit):
-    """Rounds that another policy played, in the order of the file; column ``i`` of ``n`` has every ``n``-th from ``i``.
+    """Logged rounds of another policy, in file order; column ``i`` of ``n`` has every ``n``-th round from ``i``.
 
-    Every row has the arm of the record, ``logged_action``. The reward is that of the record where the same arm is
-    chosen, else 0, which an algorithm must not take for one: only rounds in which both agree count (Li et al. 2011,
-    arXiv:1003.5956, algorithm 2). That is fair where the record's arms were drawn uniformly. Where they were not,
-    ``propensity`` says with which probability each was, and a round stays in the record with probability
-    ``min(propensity) / propensity``, which makes them uniform.
+    Every row has the logged arm, ``logged_action``. The reward is the logged one if the same arm is chosen, else a
+    placeholder 0 that algorithms must ignore: only rounds in which both agree count (Li et al. 2011, arXiv:1003.5956,
+    algorithm 2). This is unbiased if the logged arms were sampled uniformly. Otherwise ``propensity`` holds their
+    probabilities, and a round is kept with probability ``min(propensity) / propensity``, which makes them uniform.
 
     Raises:
-        ConfigError: the file is not such a record, or the algorithm does not know which rounds count.
+        ConfigError: the file does not hold logged rounds, or the algorithm does not support them.
     """
 
     @settings
     class Config:
         path: str = option("An .npz or .csv of rounds; see docs/bandits.md.")
-        num_actions: PositiveInt | None = option("Arms to choose from; null: those of the record.")
-        max_episode_steps: PositiveInt = option("Rounds after which an episode is truncated.")
+        num_actions: PositiveInt | None = option("Number of arms; null: as logged.")
+        max_episode_steps: PositiveInt = option("Truncate episodes after this many rounds.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         record = read(Path(cfg.path), cfg.num_actions)
@@ -183,7 +182,7 @@ class LoggedBandit(Bandit):
         if ctx.needs.keys and "logged_action" not in ctx.needs.keys:
             said = "learns from every row, and of recorded rounds only those count in which it chose as the record did"
             raise ConfigError("algo", f"{said}; take algo=linucb, lints or lingreedy")
-        self.rounds = many // ctx.num_envs  # of a column
+        self.rounds = many // ctx.num_envs  # per column
         whole = self.rounds * ctx.num_envs
         if not whole:
             raise ConfigError("num_envs", f"{ctx.num_envs} are more than the {many} rounds of env.path")
@@ -205,14 +204,14 @@ class LoggedBandit(Bandit):
 
 
 def read(path: Path, num_actions: int | None = None) -> dict[str, np.ndarray]:
-    """Read recorded rounds.
+    """Read logged rounds.
 
     Returns:
-        ``context [N, d]`` or ``[N, arms, d]`` float32, ``action [N]`` int64, ``reward [N]`` float32, and where the file
-        has one ``action_mask [N, arms]`` bool.
+        ``context [N, d]`` or ``[N, arms, d]`` float32, ``action [N]`` int64, ``reward [N]`` float32, and, if the file
+        has one, ``action_mask [N, arms]`` bool.
 
     Raises:
-        ConfigError: the file cannot be read, or does not hold equally many rounds of everything.
+        ConfigError: the file cannot be read, or its arrays differ in length.
     """
 
     def refuse(why: str) -> ConfigError:
@@ -251,7 +250,7 @@ def read(path: Path, num_actions: int | None = None) -> dict[str, np.ndarray]:
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:
-    """Read a .csv with a head: ``action``, ``reward``, perhaps ``propensity``; all others are features, in order."""
+    """Read a .csv with a header: ``action``, ``reward``, optionally ``propensity``; other columns are features."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = [*csv.reader(file)]
     if not rows:

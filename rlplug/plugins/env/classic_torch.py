@@ -1,4 +1,4 @@
-"""Gymnasium's classic environments as tensor operations, for thousands of columns on the learner's device."""
+"""Gymnasium's classic control environments as tensor operations, for thousands of columns on the learner's device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rlplug.settings import PositiveInt, option, settings
 
 @settings
 class Config:
-    max_episode_steps: PositiveInt = option("Steps after which an episode is truncated.")
+    max_episode_steps: PositiveInt = option("Truncate episodes after this many steps.")
 
 
 class CartPole(OnDevice):
-    """CartPole-v1: Barto, Sutton and Anderson 1983, with the equations of Florian 2007 and Euler's method.
+    """CartPole-v1: Barto, Sutton and Anderson 1983, with the equations of Florian 2007 and Euler integration.
 
     The state is position, velocity, angle [rad] and angular velocity.
     """
@@ -54,7 +54,7 @@ class CartPole(OnDevice):
 
 
 class Pendulum(OnDevice):
-    """Pendulum-v1. The state is the angle [rad], 0 where it stands upright, and the angular velocity."""
+    """Pendulum-v1. The state is the angle [rad], 0 when upright, and the angular velocity."""
 
     Config, traceable = Config, True
     GRAVITY, TORQUE, MOST_SPIN, DT = 10.0, 2.0, 8.0, 0.05
@@ -69,7 +69,7 @@ class Pendulum(OnDevice):
 
     def move(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         angle, spin = state
-        torque = self.TORQUE * action.squeeze(-1).clamp(-1.0, 1.0)  # in single precision, as it is there
+        torque = self.TORQUE * action.squeeze(-1).clamp(-1.0, 1.0)  # in single precision, as in Gymnasium
         off = (angle + math.pi) % (2 * math.pi) - math.pi
         cost = off.square() + 0.1 * spin.square() + 0.001 * torque.square()
         spin = spin + (1.5 * self.GRAVITY * angle.sin() + 3.0 * torque) * self.DT

@@ -1,4 +1,4 @@
-"""Tasks of the DeepMind Control suite (1801.00690)."""
+"""Tasks of the DeepMind Control suite (arXiv:1801.00690)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from rlplug.types import ConfigError
 
 @settings
 class Config:
-    domain: str = option("Domain of the suite.")
-    task: str = option("One of the domain's tasks.")
-    max_episode_steps: PositiveInt | None = option(
-        "Steps after which an episode is truncated; null: as the task has it."
+    domain: str = option("Domain of the suite, such as cheetah.")
+    task: str = option("Task of that domain, such as run.")
+    max_episode_steps: PositiveInt | None = option("Truncate episodes after this many steps; null: the task's limit.")
+    frame_skip: PositiveInt = option("Repeat every action this many times and sum the rewards.")
+    pixels: PositiveInt | None = option("Height and width of image observations; null: the task's vector observations.")
+    camera: NonNegativeInt = option("Index of the camera that renders the images.")
+    frame_stack: PositiveInt = option(
+        "Stack this many images, oldest first, on the first axis; black before the first one."
     )
-    frame_skip: PositiveInt = option("Every action is taken so many times, and the rewards are added up.")
-    pixels: PositiveInt | None = option("Height and width of images that are observed; null: what the task measures.")
-    camera: NonNegativeInt = option("Number of the model's camera that sees the images.")
-    frame_stack: PositiveInt = option("So many images, oldest first, are stacked on the first axis.")
-    vectorization: Literal["list", "subprocess"] = option("Environments in a loop, or lists of them in processes.")
-    workers: PositiveInt | None = option("Processes of vectorization=subprocess; null: as many as there are cores.")
+    vectorization: Literal["list", "subprocess"] = option(
+        "list: environments in a loop; subprocess: lists of environments in processes."
+    )
+    workers: PositiveInt | None = option("Number of processes for vectorization=subprocess; null: number of cores.")
 
 
 class DMControl(VecEnv):
     """Makes a vector of one task for each of ``ctx.env_ids``.
 
     Raises:
-        ConfigError: dm-control is not installed, has no such task or camera, or nothing renders.
+        ConfigError: dm-control is not installed, has no such task or camera, or cannot render.
     """
 
     Config = Config
@@ -65,13 +67,13 @@ def _make(domain: str, task: str, wrapping: Wrapping, pixels: int | None, camera
 class ControlEnv(gymnasium.Env[Any, np.ndarray]):
     """A task of the suite as a Gymnasium environment.
 
-    Observations are a Dict of float32, numbers as vectors of one; or images ``[pixels, pixels, 3]``. An episode
-    terminates where the task's discount is 0, else it is truncated at the time limit. A seed decides all that follows.
+    Observations are a Dict of float32 vectors, scalars with length 1, or images ``[pixels, pixels, 3]``. An episode
+    terminates if the task's discount is 0, and is truncated at the time limit. It depends only on the seed.
 
     Args:
-        endless: there is no time limit.
-        pixels: height and width of the images; None: what the task measures is observed.
-        camera: which of the model's cameras sees them.
+        endless: remove the time limit.
+        pixels: height and width of the images; None: the task's vector observations.
+        camera: index of the camera that renders them.
 
     Raises:
         ConfigError: as ``DMControl``.
@@ -83,7 +85,7 @@ class ControlEnv(gymnasium.Env[Any, np.ndarray]):
     def __init__(
         self, domain: str, task: str, endless: bool = False, pixels: int | None = None, camera: int = 0
     ) -> None:
-        # A model may be drawn from the task's generator (lqr): with one seed for all it is the same one everywhere.
+        # The task's generator may sample the model (lqr): with one seed for all, every environment has the same one.
         kwargs = {"random": 0} | ({"time_limit": float("inf")} if endless else {})
         self.env = _suite(domain, task).load(domain, task, task_kwargs=kwargs)
         limit = self.env._step_limit
@@ -118,7 +120,7 @@ class ControlEnv(gymnasium.Env[Any, np.ndarray]):
         return self._obs(now), float(now.reward), terminated, now.last() and not terminated, {}
 
     def render(self) -> Any:
-        """What the camera sees, ``[H, W, 3]``."""
+        """Return the camera image ``[H, W, 3]``."""
         size = (self.pixels, self.pixels) if self.pixels else (240, 320)
         return self.env.physics.render(*size, camera_id=self.camera)
 
@@ -133,7 +135,7 @@ class ControlEnv(gymnasium.Env[Any, np.ndarray]):
 
 def _suite(domain: str, task: str) -> Any:
     if not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen; read when dm_control is imported
+        os.environ.setdefault("MUJOCO_GL", "egl")  # headless rendering; read when dm_control is imported
     try:
         from dm_control import suite
     except ImportError as error:

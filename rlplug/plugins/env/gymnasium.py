@@ -17,51 +17,51 @@ from rlplug.settings import NonNegativeInt, PositiveFloat, PositiveInt, option, 
 from rlplug.types import ConfigError
 
 MASK_KEY = "action_mask"
-"""what masks are called where nothing else is said"""
+"""default key of action masks"""
 
 
 @settings
 class Config:
     id: str = option("Registered id, or module:id to import the module that registers it.")
     kwargs: dict[str, Any] = option("Arguments of the environment's constructor.")
-    backend: Literal["gymnasium", "envpool"] = option("Which package the environment comes from.")
+    backend: Literal["gymnasium", "envpool"] = option("Package that the environment comes from.")
     vectorization: Literal["auto", "native", "list", "subprocess"] = option(
-        "native: the vector that the environment brings; list: single environments in a loop, every episode with a"
-        " seed of its own; subprocess: the same in worker processes; auto: native where there is one that can do what"
-        " is asked for and pays for so many environments, else list."
+        "native: the environment's own vector; list: environments in a loop, each episode with its own"
+        " seed; subprocess: lists of environments in processes; auto: native if it supports the options and"
+        " is faster, else list."
     )
-    workers: PositiveInt | None = option("Processes of vectorization=subprocess; null: as many as there are cores.")
-    max_episode_steps: PositiveInt | None = option("Steps after which an episode is truncated; null: as registered.")
-    mask_key: str | None = option("Name of the action mask in info or in a Dict observation; null: there is none.")
+    workers: PositiveInt | None = option("Number of processes for vectorization=subprocess; null: number of cores.")
+    max_episode_steps: PositiveInt | None = option("Truncate episodes after this many steps; null: as registered.")
+    mask_key: str | None = option("Key of the action mask in info or in a Dict observation; null: no mask.")
     info_keys: list[str] = option(
-        "What of info every row has beside its observation, for an algorithm that names it in Needs.keys: numbers or"
-        " arrays that every reset and step give. With is_success, evaluations say how many episodes ended with it."
+        "Keys of info to store with every row, for algorithms that name them in Needs.keys: numbers or"
+        " arrays that every reset and step returns. With is_success, evaluations report the success rate."
     )
-    check_bounds: bool = option("Say so, once a run, at an observation beyond the bounds that its space declares.")
-    seed_bits: Literal[31, 32] = option(
-        "Episodes are seeded by numbers of so many bits; 31: for environments that take signed numbers of 32 bits."
-    )
-    timeout_s: PositiveFloat | None = option("Seconds without an answer after which a line says so; null: never.")
+    check_bounds: bool = option("Report once if an observation is beyond the bounds that its space declares.")
+    seed_bits: Literal[31, 32] = option("Bits of episode seeds; 31: for environments that take signed 32-bit integers.")
+    timeout_s: PositiveFloat | None = option("Report a reset or step that takes longer, in seconds; null: never.")
     restart_failed: bool = option(
-        "Replace an environment that raises or returns what its spaces do not allow, and begin another episode."
+        "Replace an environment that raises or returns values outside its spaces, and start a new episode."
     )
-    atari: bool = option("Standard preprocessing of Atari (Machado et al. 2018), of 84x84 gray images.")
-    frame_skip: PositiveInt = option("Every action is taken so many times, and the rewards are added up.")
+    atari: bool = option("Standard Atari preprocessing (Machado et al. 2018): 84x84 grayscale.")
+    frame_skip: PositiveInt = option("Repeat every action this many times and sum the rewards.")
     sticky_actions: Annotated[float, Field(ge=0.0, lt=1.0)] | None = option(
-        "Probability that the last action is repeated instead (with atari, at every frame); null: as registered."
+        "Probability of repeating the previous action, at every frame with atari; null: as registered."
     )
     fire: bool = option("Take FIRE instead of the first action of every life, in Atari games that wait for it.")
-    drop: list[str] = option("Keys of a Dict observation that are left out.")
-    flatten: bool = option("Make one vector of an observation of any kind; Discrete parts become one-hot.")
-    select: list[NonNegativeInt] | None = option("Indices of a vector observation that are kept; null: all.")
-    frame_stack: PositiveInt = option("So many images, oldest first, are stacked on the first axis.")
+    drop: list[str] = option("Keys to remove from a Dict observation.")
+    flatten: bool = option("Flatten any observation to one vector, Discrete parts one-hot.")
+    select: list[NonNegativeInt] | None = option("Elements of a vector observation to keep; null: all.")
+    frame_stack: PositiveInt = option(
+        "Stack this many images, oldest first, on the first axis; black before the first one."
+    )
 
 
 class Gymnasium(VecEnv):
     """Makes a vector of one environment for each of ``ctx.env_ids``.
 
     Raises:
-        ConfigError: no such environment, it cannot be made, or it is not of the kind that an option is about.
+        ConfigError: the environment does not exist, cannot be made, or does not support an option.
     """
 
     Config = Config
@@ -118,8 +118,8 @@ def _check_masks(cfg: Config, there: bool) -> None:
 
 
 def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
-    """Single environments, which are the ones that show pictures of themselves."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draws without a screen
+    """Make single environments, which can render."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # headless rendering
     if (modes := render_modes(spec := find(cfg.id))) and "rgb_array" not in modes:
         said = f"{cfg.id} shows no pictures of itself: it renders {', '.join(modes)}, and no rgb_array"
         raise ConfigError("eval.record", f"{said}; 0 records none")
@@ -135,7 +135,7 @@ def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:
         raise ConfigError("env.info_keys", "reads info of single environments, and env.backend=envpool has none")
     if cfg.kwargs.get("render_mode") is not None:
         raise ConfigError("env.kwargs.render_mode", "is of single environments: a vector shows nothing; leave it out")
-    from rlplug.envs.envpool import make_envpool  # only where it is chosen: the package is optional
+    from rlplug.envs.envpool import make_envpool  # imported here: the package is optional
 
     if cfg.vectorization not in ("auto", "native"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Environments of MiniGrid and BabyAI."""
+"""MiniGrid and BabyAI environments."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from rlplug.settings import option, settings
 
 
 class MiniGrid(gymnasium.Gymnasium):
-    """As ``gymnasium``, with the mission as numbers, or without it. Raises the same."""
+    """Like ``gymnasium``, with the mission as word indices, or without it. Raises the same errors."""
 
     @settings
     class Config(gymnasium.Config):
         mission: bool | None = option(
-            "Numbers of the mission's words in the observation; false: it is left out; null: where it is always the"
-            " same."
+            "Include the mission as word indices; null: unless it is always the same sentence."
         )
 
     wrapping = MissionWrapping

@@ -1,4 +1,4 @@
-"""The spaces of recorded episodes, for learning from them where their environment is not there."""
+"""The spaces of a dataset, for training without its environment."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ UNPLAYABLE = f"env=recorded has recorded episodes alone, and nothing that can be
 
 
 class Recorded(VecEnv):
-    """Says what the files say of their environment, and plays nothing; so nothing is evaluated.
+    """An environment with the spaces of a dataset; it cannot be stepped, so there are no evaluation episodes.
 
     Raises:
-        ConfigError: there is no file, or the files of another library do not say their spaces.
+        ConfigError: there is no file, or it was written by another library and has no spaces.
     """
 
     traits = EnvTraits(playable=False)
@@ -50,4 +50,4 @@ class Recorded(VecEnv):
         """Do nothing: there is no state."""
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: there are no resources to release."""

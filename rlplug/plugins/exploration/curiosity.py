@@ -1,4 +1,4 @@
-"""What modules have in common that reward what they predict badly."""
+"""Base of modules whose intrinsic reward is a prediction error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rlplug.types import Batch, ConfigError, EnvSpec
 
 
 class Curiosity(Exploration):
-    """Rewards transitions by rows t and t + 1 of the unshuffled sample, and is trained on that sample as it came.
+    """Rewards transitions between rows t and t + 1 of the unshuffled sample, and trains on the same sample.
 
-    ``cfg`` has ``num_sgd_iter`` and ``sgd_minibatch_size``.
+    ``cfg`` must have ``num_sgd_iter`` and ``sgd_minibatch_size``.
     """
 
     cfg: Any
@@ -30,7 +30,7 @@ class Curiosity(Exploration):
 
     @abstractmethod
     def bonus(self, batch: Batch) -> Tensor:
-        """Intrinsic reward ``[T, B]`` of a sample's transitions."""
+        """Return the intrinsic reward ``[T, B]`` of a sample's transitions."""
 
     def optimizers(self) -> dict[str, Optim]:
         learned = [p for p in self.parameters() if p.requires_grad]
@@ -38,14 +38,14 @@ class Curiosity(Exploration):
 
     @torch.no_grad()
     def intrinsic_reward(self, batch: Batch) -> Tensor:
-        """Zero where a row begins no transition, as on final observations and row T."""
+        """Return the bonus, 0 on rows that begin no transition: final observations and row T."""
         return pad(torch.where(batch["valid"][:-1], self.bonus(batch), 0.0), (0, 0, 0, 1))
 
     def update(self, batch: Batch, learner: Learner) -> Losses:
-        """Epochs over the sample; minibatches are flat, and have ``next_obs``.
+        """Train for ``num_sgd_iter`` epochs on the sample; minibatches are flat, and have ``next_obs``.
 
-        Where the sample was drawn by priority its importance weights count here too: what is predicted well does not
-        depend on how a buffer draws.
+        With prioritized sampling, importance weights apply, so the predictor does not depend on the buffer's
+        distribution.
         """
         rows = {key: batch[key] for key in ("obs", "action", "weight") if key in batch}
         rows["valid"], size = self.chosen(batch), self.cfg.sgd_minibatch_size
@@ -59,20 +59,20 @@ class Curiosity(Exploration):
         return losses
 
     def chosen(self, batch: Batch) -> Tensor:
-        """Which rows of a sample it is trained on, ``[T+1, B]``: at most those that begin a transition."""
+        """Return the rows of a sample to train on, ``[T+1, B]``: at most those that begin a transition."""
         return torch.cat((batch["valid"][:-1], torch.zeros_like(batch["valid"][:1])))
 
 
 def next_obs(batch: Batch) -> Any:
-    """The observations that transitions lead to: of a sample ``[T, B]``, of flat rows ``[B]``."""
+    """Return the next observations of transitions: ``[T, B]`` of a sample, ``[B]`` of flat rows."""
     return batch["next_obs"] if "next_obs" in batch else tree.take(batch["obs"], slice(1, None))
 
 
 def network(ctx: Context, node: Any, space: Any, key: str) -> Model:
-    """The network of an option.
+    """Make the network that an option selects.
 
     Raises:
-        ConfigError: it is recurrent; single observations are looked at here.
+        ConfigError: it is recurrent; only single observations are supported.
     """
     model = ctx.build(node, space)
     if model.recurrent:

@@ -1,4 +1,4 @@
-"""Random choices among discrete actions while exploring."""
+"""Exploration with discrete actions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlplug.types import Batch, ConfigError
 
 
 def best(scores: Tensor, mask: Tensor | None, sizes: list[int], like: Tensor) -> Tensor:
-    """The allowed choice with the highest score in every part of an action.
+    """Return the allowed choice with the highest score in every part of an action.
 
     Args:
-        scores: ``[B, sum(sizes)]``, part by part; NaN nowhere.
-        mask: as ``scores``; at least one is allowed in every part.
-        like: actions ``[B, ...]``, whose shape and dtype the result has.
+        scores: ``[B, sum(sizes)]``, part by part, without NaN.
+        mask: shaped like ``scores``; allows at least one choice in every part.
+        like: actions ``[B, ...]`` with the shape and dtype of the result.
     """
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
@@ -26,9 +26,9 @@ def best(scores: Tensor, mask: Tensor | None, sizes: list[int], like: Tensor) ->
 
 
 class EpsilonGreedy(Exploration):
-    """With probability epsilon an action drawn uniformly from the allowed ones, of all its parts at once.
+    """With probability epsilon, samples all parts of an action uniformly from the allowed ones.
 
-    With ``ape_x_alpha`` each of ``N`` environments has its own, ``epsilon^(1 + alpha i / (N - 1))``
+    With ``ape_x_alpha``, environment ``i`` of ``N`` has ``epsilon^(1 + alpha i / (N - 1))``
     (Horgan et al. 2018, arXiv:1803.00933, section 4).
 
     Raises:
@@ -39,7 +39,7 @@ class EpsilonGreedy(Exploration):
 
     @settings
     class Config:
-        epsilon: Scheduled[UnitFloat] = option("Probability of a random action.")
+        epsilon: Scheduled[UnitFloat] = option("The optimizer's epsilon, added outside the square root.")
         ape_x_alpha: NonNegativeFloat | None = option("Spread of epsilon over the environments; null: the same in all.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -62,7 +62,7 @@ class EpsilonGreedy(Exploration):
         return self.epsilon ** (1.0 + self.alpha * torch.linspace(0.0, 1.0, self.ctx.num_envs, device=self.ctx.device))
 
     def epsilons(self) -> Tensor:
-        """Of every environment, ``[B]``; 0-d where they are all the same."""
+        """Return epsilon of every environment, ``[B]``; 0-d if they are equal."""
         every = self.noise_by_env()
         return self.epsilon if every is None else every[[*self.ctx.env_ids]]
 
@@ -78,9 +78,9 @@ class EpsilonGreedy(Exploration):
 
 
 class Boltzmann(Exploration):
-    """Actions drawn with probabilities ``softmax(q / temperature)``, forbidden ones never (Sutton 1990).
+    """Samples allowed actions with probabilities ``softmax(q / temperature)`` (Sutton 1990).
 
-    For algorithms whose ``act`` gives ``q [B, A]``, as ``action_mask`` is laid out.
+    For algorithms whose ``act`` returns ``q [B, A]``, in the layout of ``action_mask``.
     """
 
     traceable = True
@@ -88,7 +88,7 @@ class Boltzmann(Exploration):
 
     @settings
     class Config:
-        temperature: Scheduled[PositiveFloat] = option("Spread, in units of q: towards 0 the best action alone.")
+        temperature: Scheduled[PositiveFloat] = option("Temperature in units of q; towards 0: greedy.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

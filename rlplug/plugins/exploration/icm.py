@@ -19,7 +19,7 @@ from rlplug.types import Batch
 
 
 class ICM(Curiosity):
-    """Rewards transitions whose outcome a forward model predicts badly, in features that an inverse model shapes."""
+    """Rewards transitions by the prediction error of a forward model, in features trained by an inverse model."""
 
     traceable = True
 
@@ -29,13 +29,15 @@ class ICM(Curiosity):
         beta: UnitFloat = option("Weight of the forward loss; the inverse loss has 1 - beta.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         feature_dim: PositiveInt = option("Size of the features.")
-        feature: ModelNode = option("Network in front of the features, a linear layer of it.")
+        feature: ModelNode = option("Network before the linear layer of the features.")
         inverse_net_hiddens: list[PositiveInt] = option("Hidden layers of the inverse model.")
         inverse_net_activation: Activation = option("Nonlinearity of the inverse model.")
         forward_net_hiddens: list[PositiveInt] = option("Hidden layers of the forward model.")
         forward_net_activation: Activation = option("Nonlinearity of the forward model.")
         num_sgd_iter: PositiveInt = option("Epochs over each sample.")
-        sgd_minibatch_size: PositiveInt | None = option("Rows per gradient step, over all ranks; null: the sample.")
+        sgd_minibatch_size: PositiveInt | None = option(
+            "Rows per gradient step, over all ranks; null: the whole sample."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -53,41 +55,41 @@ class ICM(Curiosity):
         self.predict = Linear(self.forward_net.out_dim, dim)
 
     def features(self, obs: Any) -> Tensor:
-        """``phi [..., feature_dim]``."""
+        """Return ``phi [..., feature_dim]``."""
         return precise(self.feature, self.torso(obs, {}, None)[0])
 
     def forward_error(self, phi: Tensor, next_phi: Tensor, action: Tensor) -> Tensor:
-        """Equation 5."""
+        """Compute equation 5."""
         return prediction_error(
             precise(self.predict, self.forward_net(torch.cat((phi, self._flat(action)), -1))), next_phi
         )
 
     def inverse_error(self, phi: Tensor, next_phi: Tensor, action: Tensor) -> Tensor:
-        """Equation 3: minus log-likelihood of the action, of unit variance and up to a constant if continuous."""
+        """Compute equation 3, the action's negative log-likelihood; continuous: unit variance, up to a constant."""
         code = self.inverse_net(torch.cat((phi, next_phi), -1))
         if isinstance(self.space, spaces.Box):
             return prediction_error(precise(self.inverse, code), self._flat(action))
         return -cast(Any, self.inverse(code)).logp(action)
 
     def _flat(self, action: Tensor) -> Tensor:
-        """The action as it was executed: one-hot, or within its bounds."""
+        """Return the executed action: one-hot, or clipped to its bounds."""
         flat = self.flatten(action)
         bounded = isinstance(self.space, spaces.Box) and self.space.is_bounded()
         return flat.clamp(-1.0, 1.0) if bounded else flat
 
     def encoded(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Features before and after, and the action, of a sample's transitions ``[T, B]`` or of flat rows ``[B]``."""
+        """Return features of both observations, and the action, of transitions ``[T, B]`` or flat rows ``[B]``."""
         phi = self.features(batch["obs"])
         if "next_obs" in batch:
             return phi, self.features(batch["next_obs"]), batch["action"]
         return phi[:-1], phi[1:], batch["action"][:-1]
 
     def bonus(self, batch: Batch) -> Tensor:
-        """Equation 6."""
+        """Compute equation 6."""
         return self.eta * self.forward_error(*self.encoded(batch))
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Equation 7 without the policy's term, which is the algorithm's."""
+        """Compute equation 7 without the policy's term, which the algorithm computes."""
         rows, weight, beta = self.encoded(batch), batch.get("weight", 1.0), self.cfg.beta
         return Losses(
             {

@@ -1,4 +1,4 @@
-"""Noise added to continuous actions while exploring."""
+"""Exploration noise for continuous actions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 def _by_env(first: Tensor, ratio: float | None, ctx: Context) -> Tensor | None:
-    """Return noise that falls geometrically over the run's environments, as Ape-X's epsilons do: ``[num_envs]``."""
+    """Return noise scales that decrease geometrically over the run's environments, as in Ape-X: ``[num_envs]``."""
     return None if ratio is None else first * ratio ** torch.linspace(0.0, 1.0, ctx.num_envs, device=ctx.device)
 
 
 def _scaled(first: Tensor, every: Tensor | None, ctx: Context, noise: Tensor) -> Tensor:
-    """Return ``noise [B, ...]``, times what the environments of its rows have, or all."""
+    """Return ``noise [B, ...]`` times the scale of each row's environment, or the common one."""
     return first * noise if every is None else every[[*ctx.env_ids]].view(-1, *(1,) * (noise.ndim - 1)) * noise
 
 
@@ -34,7 +34,7 @@ def _action_size(ctx: Context, name: str) -> tuple[int, ...]:
 
 
 class Gaussian(Exploration):
-    """Independent noise, ``a + std * N(0, 1)``, in units of actions in [-1, 1]."""
+    """Adds independent noise, ``a + std * N(0, 1)``, in units of actions in [-1, 1]."""
 
     traceable = True
 
@@ -42,7 +42,7 @@ class Gaussian(Exploration):
     class Config:
         std: Scheduled[PositiveFloat] = option("Standard deviation; actions lie in [-1, 1].")
         ape_x_ratio: Ratio | None = option(
-            "Noise of the last environment, a share of the first one's; null: all alike."
+            "Noise of the last environment, as a fraction of the first; null: equal in all."
         )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -60,9 +60,9 @@ class Gaussian(Exploration):
 
 
 class OrnsteinUhlenbeck(Exploration):
-    """Noise with a memory, for environments where independent noise cancels out.
+    """Adds temporally correlated noise, for environments where independent noise averages out.
 
-    ``x <- x + theta * (0 - x) + sigma * N(0, 1)``, started anew with every episode
+    ``x <- x + theta * (0 - x) + sigma * N(0, 1)``, reset to 0 at every episode
     (Uhlenbeck & Ornstein 1930; Lillicrap et al. 2016, arXiv:1509.02971, section 7).
     """
 
@@ -72,9 +72,9 @@ class OrnsteinUhlenbeck(Exploration):
     class Config:
         sigma: Scheduled[PositiveFloat] = option("Size of the random step; actions lie in [-1, 1].")
         ape_x_ratio: Ratio | None = option(
-            "Noise of the last environment, a share of the first one's; null: all alike."
+            "Noise of the last environment, as a fraction of the first; null: equal in all."
         )
-        theta: UnitFloat = option("Pull back to zero per step.")
+        theta: UnitFloat = option("Mean reversion per step.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()

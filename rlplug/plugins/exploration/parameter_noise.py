@@ -12,7 +12,7 @@ from rlplug.types import Batch, Weights
 
 
 class ParameterNoise(Exploration):
-    """Acts with weights ``w + sigma N(0, 1)``, and adapts ``sigma`` to what that does to the actions.
+    """Acts with weights ``w + sigma N(0, 1)``, and adapts ``sigma`` to the change of the actions.
 
     Weight matrices and kernels are perturbed; biases, normalization layers and single parameters are not. The same
     noise acts in all environments of a run.
@@ -26,13 +26,14 @@ class ParameterNoise(Exploration):
 
     @settings
     class Config:
-        initial_sigma: PositiveFloat = option("Standard deviation of the noise at the start.")
+        initial_sigma: PositiveFloat = option("Initial standard deviation of the noise.")
         delta: Scheduled[UnitFloat] = option(
-            "Distance to the plain policy to aim at: standard deviation of continuous actions, in [-1, 1]; epsilon of "
-            "the epsilon-greedy policy as far off by its values; else the share of actions that differ."
+            "Target distance to the noiseless policy: standard deviation of continuous actions in [-1, 1];"
+            " epsilon of the epsilon-greedy policy at the same distance in values; else the fraction of"
+            " actions that differ."
         )
-        adaptation: AtLeastOne = option("Factor by which sigma is moved after every round, alpha of the paper.")
-        resample_every: PositiveInt = option("Rounds of collection between two draws of the noise.")
+        adaptation: AtLeastOne = option("Factor by which sigma changes after every round, the paper's alpha.")
+        resample_every: PositiveInt = option("Rounds of collection with the same noise.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -41,13 +42,13 @@ class ParameterNoise(Exploration):
         self.register_buffer("sigma", torch.tensor(cfg.initial_sigma))
         self.register_buffer("seed", torch.zeros((), dtype=torch.long))
         self.register_buffer("rounds", torch.zeros((), dtype=torch.long))
-        self.register_buffer("excess", torch.tensor(torch.nan))  # distance less its aim; NaN: none was measured
+        self.register_buffer("excess", torch.tensor(torch.nan))  # distance minus its target; NaN: not measured
 
     def perturb_weights(self, w: Weights) -> Weights:
         if self.rounds % self.cfg.resample_every == 0:
             self.seed.copy_(self.ctx.randint(2**62, 1, rows=False)[0])
         self.rounds += 1
-        draw = torch.Generator(self.sigma.device).manual_seed(int(self.seed))  # the noise itself need not be kept
+        draw = torch.Generator(self.sigma.device).manual_seed(int(self.seed))  # only the seed is stored
 
         def noisy(p: Tensor) -> Tensor:
             return p + self.sigma * torch.randn(p.shape, generator=draw, device=p.device)
@@ -59,7 +60,7 @@ class ParameterNoise(Exploration):
         self.excess.copy_(distance - aim)
 
     def observe(self, segment: Segment, learner: Learner) -> None:
-        """Equation 2: a larger ``sigma`` while the distance, over all ranks that acted, is below its aim."""
+        """Apply equation 2: increase ``sigma`` while the distance, over all ranks that acted, is below its target."""
         measured = ~self.excess.isnan()
         if learner.reduce(measured.float(), "max"):
             excess = learner.reduce(self.excess, "mean", measured)
@@ -71,12 +72,12 @@ class ParameterNoise(Exploration):
 
 
 def policy_distance(plain: Batch, noisy: Batch, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """How far two greedy policies are apart on the same rows, and how far they should be (appendix C). Both are means
-    over rows: those of several actors or ranks may be averaged.
+    """Return the distance of two greedy policies on the same rows, and its target (appendix C). Both are means over
+    rows: those of several actors or ranks can be averaged.
 
-    Values ``q``: the KL divergence of ``softmax(q)``, to be that of an epsilon-greedy policy, ``-log(1 - delta +
-    delta / n)`` for ``n`` allowed actions. Continuous actions: their mean squared difference, to be ``delta``
-    squared. Other actions: the share of their parts that differ, to be ``delta``.
+    Values ``q``: the KL divergence of ``softmax(q)``; its target is that of an epsilon-greedy policy, ``-log(1 - delta
+    + delta / n)`` for ``n`` allowed actions. Continuous actions: their mean squared difference; its target is
+    ``delta`` squared. Other actions: the fraction of their parts that differ; its target is ``delta``.
     """
     action = plain["action"]
     if "q" in plain:

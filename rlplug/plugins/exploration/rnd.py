@@ -31,7 +31,7 @@ from rlplug.types import Batch
 
 
 class Whitened(tnn.Module):
-    """Observations of a space, their Box parts by running mean and deviation, clipped."""
+    """Normalizes the Box parts of observations by running mean and standard deviation, and clips them."""
 
     def __init__(self, space: spaces.Space[Any], clip: float) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Whitened(tnn.Module):
         return list(zip(self.parts.values(), (obs[key] for key in self.space.spaces), strict=True))  # type: ignore[attr-defined]
 
     def observe(self, obs: Any, where: Tensor, learner: Learner) -> None:
-        """Count the rows ``where`` of ``obs``."""
+        """Add the rows ``where`` of ``obs`` to the statistics."""
         if isinstance(self.space, spaces.Dict):
             for part, leaf in self._inner(obs):
                 part.observe(leaf, where, learner)
@@ -66,7 +66,7 @@ class Whitened(tnn.Module):
 
 
 class RND(Curiosity):
-    """Rewards observations in which a network has not yet learned to predict another one's random features."""
+    """Rewards observations by the error of a network that predicts the features of a random network."""
 
     traceable = True
     returns: Tensor
@@ -74,15 +74,17 @@ class RND(Curiosity):
     @settings
     class Config:
         eta: Scheduled[NonNegativeFloat] = option("Factor of the intrinsic reward, after its normalization.")
-        gamma: UnitFloat = option("Discount of the intrinsic return, whose deviation rewards are divided by.")
+        gamma: UnitFloat = option("Discount of the intrinsic return, whose standard deviation normalizes rewards.")
         lr: Scheduled[NonNegativeFloat] = option("Adam's step size.")
         feature_dim: PositiveInt = option("Size of the random features.")
-        feature: ModelNode = option("Network in front of the features, of both networks.")
+        feature: ModelNode = option("Network before the features, in both networks.")
         predictor_hiddens: list[PositiveInt] = option("Further hidden layers of the predictor.")
-        obs_clip: PositiveFloat = option("Normalized observations are clipped to +- this.")
-        update_proportion: UnitFloat = option("Share of the rows that the predictor is trained on, drawn at random.")
+        obs_clip: PositiveFloat = option("Clip normalized observations to +- this.")
+        update_proportion: UnitFloat = option("Fraction of rows, sampled at random, that train the predictor.")
         num_sgd_iter: PositiveInt = option("Epochs over each sample.")
-        sgd_minibatch_size: PositiveInt | None = option("Rows per gradient step, over all ranks; null: the sample.")
+        sgd_minibatch_size: PositiveInt | None = option(
+            "Rows per gradient step, over all ranks; null: the whole sample."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class RND(Curiosity):
         return tnn.ModuleDict({"torso": torso, "further": further, "head": head})
 
     def error(self, obs: Any) -> Tensor:
-        """Mean squared error of the prediction, ``[...]``."""
+        """Return the mean squared prediction error, ``[...]``."""
 
         def features(net: Any) -> Tensor:
             return precise(net["head"], net["further"](net["torso"](seen, {}, None)[0]))
@@ -111,7 +113,7 @@ class RND(Curiosity):
 
     @torch.no_grad()
     def observe(self, segment: Segment, learner: Learner) -> None:
-        """Move both statistics, on all ranks alike; a replay's samples are measured by what they are by then."""
+        """Update both running statistics equally on all ranks; replayed samples use the current statistics."""
         batch = tree.map(lambda x: x.to(self.returns.device), {key: segment.batch[key] for key in ("obs", "valid")})
         obs, valid = next_obs(batch), batch["valid"][:-1]
         self.whitened.observe(obs, valid, learner)
@@ -127,7 +129,7 @@ class RND(Curiosity):
         self.moments.commit()
 
     def bonus(self, batch: Batch) -> Tensor:
-        """Section 2.4: of the observation that the transition leads to."""
+        """Return the normalized error of the next observation, section 2.4."""
         return self.eta * self.error(next_obs(batch)) * self.moments.scale()
 
     def chosen(self, batch: Batch) -> Tensor:

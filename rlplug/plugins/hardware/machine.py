@@ -1,4 +1,4 @@
-"""Plans for ranks on processors or CUDA devices, of one machine or several."""
+"""Hardware plans: CPU or CUDA ranks on one or more machines."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 
 @settings
 class Config:
-    devices: PositiveInt = option("Ranks on every machine, each with its own device.")
+    devices: PositiveInt = option("Ranks on every machine, one device each.")
     num_nodes: PositiveInt = option("Machines; torchrun or SLURM starts their processes.")
-    microbatches: PositiveInt = option("Parts into which a batch is split to save memory; gradients are accumulated.")
-    precision: Precision = option("Precision of forward and backward; processors have no 16-mixed.")
-    threads: Annotated[PositiveInt, Field(le=512)] = option("Threads of torch in each process.")
+    microbatches: PositiveInt = option("Parts of a batch whose gradients are accumulated, to save memory.")
+    precision: Precision = option("Precision of the forward and backward pass; 16-mixed needs CUDA.")
+    threads: Annotated[PositiveInt, Field(le=512)] = option("Torch threads per process.")
     float32_matmul_precision: MatmulPrecision = option("Precision of float32 matrix products.")
-    max_restarts: NonNegativeInt = option("How often a run that failed continues by itself from its last checkpoint.")
+    max_restarts: NonNegativeInt = option("Number of automatic restarts of a failed run from its last checkpoint.")
     actors: Actors = option("Ray actors, which hold the environments.")
-    ray: RayCluster = option("Their Ray cluster.")
+    ray: RayCluster = option("Ray cluster of the actors.")
 
 
 class Auto:
-    """Use CUDA devices if there are any, else processors."""
+    """Use CUDA devices if there are any, else the CPU."""
 
     Config = Config
 
@@ -44,7 +44,7 @@ class Auto:
 
 
 class CPU(Auto):
-    """Use processors, with gloo."""
+    """Use the CPU, with gloo."""
 
     def plan(self) -> Plan:
         return processors(self.cfg)
@@ -80,7 +80,7 @@ class OnRay(Auto):
 
 
 class Slurm(Auto):
-    """Use all tasks and machines of the SLURM job in which this process runs."""
+    """Use all tasks and machines of this process's SLURM job."""
 
     def plan(self) -> Plan:
         tasks, nodes = (os.environ.get(name, "") for name in ("SLURM_NTASKS", "SLURM_NNODES"))
@@ -106,10 +106,10 @@ class Slurm(Auto):
 
 
 def processors(cfg: Config) -> Plan:
-    """Return a plan for processors.
+    """Return a CPU plan.
 
     Raises:
-        ConfigError: there are fewer cores than ranks, or they do not support the precision.
+        ConfigError: there are fewer cores than ranks, or the CPU does not support the precision.
     """
     cores = os.cpu_count() or 1
     if cfg.devices > cores:
@@ -124,10 +124,10 @@ def _check_precision(cfg: Config) -> None:
 
 
 def cuda_devices(cfg: Config) -> Plan:
-    """Return a plan for CUDA devices.
+    """Return a CUDA plan.
 
     Raises:
-        ConfigError: there are fewer devices than ranks, or they do not support the precision.
+        ConfigError: there are fewer CUDA devices than ranks, or they do not support the precision.
     """
     found = torch.cuda.device_count()
     if cfg.devices > found:

@@ -1,4 +1,4 @@
-"""``metrics.csv``: a row per log interval and per evaluation, readable at any moment."""
+"""``metrics.csv``: a row per log interval and per evaluation, readable at any time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STEP = "step"
 
 
 class CSV:
-    """Columns: ``step`` (of the run's unit), then the metrics in order of appearance; blank where a row has none.
+    """Writes columns ``step`` (in the run's unit), then metrics in order of appearance; missing values are blank.
 
-    A row is written in one piece. New columns rewrite the file beside its final name and rename it. A continued
-    run drops the rows that were written after its checkpoint.
+    A row is written in one call. New columns rewrite the file under a temporary name and rename it. A resumed run drops
+    the rows that were written after its checkpoint.
     """
 
     @settings
@@ -64,7 +64,7 @@ class CSV:
     @hookimpl
     def rlplug_checkpoint(self, run: Run, path: str) -> None:
         with self._path.open("rb") as file:
-            os.fsync(file.fileno())  # the rows that a run continued from there goes on behind
+            os.fsync(file.fileno())  # the rows that a resumed run continues from
 
     def _rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         header = dict(zip(self._columns, self._columns, strict=True))
@@ -88,7 +88,7 @@ def _lines(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows, as far as they can be read; a process that died may have left half a line at the end."""
+    """Return the readable columns and rows; a killed process may have left half a line at the end."""
     text = path.read_bytes().decode(errors="replace")
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]), restval="")
     rows: list[dict[str, str]] = []

@@ -1,4 +1,4 @@
-"""How the run is doing, on stderr."""
+"""Progress of the run on stderr."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from rlplug.settings import PositiveFloat, option, settings
 from rlplug.types import STEP
 
 NEXT = {"finished": "evaluate", "interrupted": "resume"}
-WINDOW_S = 30.0  # steps per second are measured over the last so many seconds
+WINDOW_S = 30.0  # averaging window of steps per second, in seconds
 
 
 class ProgressLine:
-    """A bar on a terminal; elsewhere a line every ``every`` seconds, and after each evaluation one that tells of it.
+    """Shows a bar on a terminal; elsewhere prints a line every ``every`` seconds and after each evaluation.
 
-    Both are drawn by a thread that reads the run's counters: the training loop does nothing for it.
+    A thread reads the run's counters and prints; the training loop does no work for it.
     """
 
     @settings
     class Config:
-        live: bool = option("Redraw in place on a terminal; elsewhere, and if false, plain lines.")
-        refresh: PositiveFloat = option("Times per second that the live view is redrawn.")
+        live: bool = option("Redraw in place on a terminal; false, or without a terminal: plain lines.")
+        refresh: PositiveFloat = option("Redraws of the live view per second.")
         every: PositiveFloat = option("Seconds between two plain lines.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -70,7 +70,7 @@ class ProgressLine:
 
 
 class State:
-    """What is known, as numbers and as words."""
+    """Progress values, and their texts."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -83,7 +83,7 @@ class State:
         return min(self.run.steps / self.run.config.total_steps, 1.0)
 
     def speed(self) -> list[str]:
-        """Steps done, steps per second over the last ``WINDOW_S``, time left at that speed."""
+        """Return steps done, steps per second over the last ``WINDOW_S``, and the remaining time."""
         now, steps, total = time.monotonic(), self.run.steps, self.run.config.total_steps
         self._samples.append((now, steps))
         while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_S:
@@ -94,17 +94,17 @@ class State:
         return [f"{steps:,}/{total:,} {self.unit}", f"{rate:,.0f} {self.unit}/s", left]
 
     def training(self) -> list[str]:
-        """Mean return of training's last episodes."""
+        """Return the mean return of the last training episodes."""
         return [f"return {self.metrics['episode/return']:,.1f}"] if "episode/return" in self.metrics else []
 
     def scores(self) -> list[str]:
-        """Mean return of training's last episodes, and the last evaluation."""
+        """Return the mean return of the last training episodes, and of the last evaluation."""
         evaluation = _evaluation(self.metrics)
         return self.training() + ([f"eval {evaluation}"] if evaluation else [])
 
 
 class _Live:
-    """A bar and a line under it, redrawn in place."""
+    """A bar and a line below it, redrawn in place."""
 
     def __init__(self, console: Console, state: State, refresh: float) -> None:
         self.console, self.state = console, state
@@ -122,14 +122,14 @@ class _Live:
         return Group(table, Text(" · ".join(self.state.scores()) or "no episode has ended yet", no_wrap=True))
 
     def evaluated(self) -> None:
-        """The next redraw shows it."""
+        """Do nothing: the next redraw shows it."""
 
     def close(self) -> None:
         self._live.stop()
 
 
 class _Plain:
-    """Lines for a file, a pipe, a log of CI."""
+    """Plain lines, for files, pipes and CI logs."""
 
     def __init__(self, console: Console, state: State, every: float) -> None:
         self.console, self.state = console, state
@@ -155,7 +155,7 @@ class _Plain:
 
 
 def report(run: Run, summary: Mapping[str, Any]) -> str:
-    """The table at the end of a run."""
+    """Return the summary table of a run."""
     wall, unit = summary["wall_s"], run.loop.unit
     rows = {
         "status": summary["status"],
@@ -170,18 +170,18 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
         if verb == "evaluate" and not run.config.env.cls.traits.playable:
             files = run.config.estimate.path or run.config.data.path
             words = ["estimate", words[1], f"data.path={files[0] if len(files) == 1 else '[' + ','.join(files) + ']'}"]
-        if words[0] != "estimate" or run.config.algo.cls.logp is not Algorithm.logp:  # which estimates need
+        if words[0] != "estimate" or run.config.algo.cls.logp is not Algorithm.logp:  # estimates need logp
             rows["next"] = f"python -m rlplug {shlex.join(words)}"
     return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
 
 def _evaluation(metrics: Mapping[str, Any]) -> str:
-    """``-151.3 ± 80.2``, or nothing where there was none."""
+    """Format as ``-151.3 ± 80.2``; empty without an evaluation."""
     mean = metrics.get("eval/return_mean", math.nan)
     return "" if math.isnan(mean) else f"{mean:,.1f} ± {metrics['eval/return_std']:,.1f}"
 
 
-LONGEST = 10**9  # seconds that are told apart; what is longer will not end
+LONGEST = 10**9  # longest remaining time shown, in seconds
 
 
 def _clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard."""
+"""TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rlplug.settings import PositiveInt, option, settings
 
 
 class TensorBoard:
-    """Metrics against the run's steps, and the whole configuration as a text, in ``tensorboard/``."""
+    """Logs metrics by step, and the whole configuration as text, in ``tensorboard/``."""
 
     @settings
     class Config:
-        flush_secs: PositiveInt = option("Seconds after which what was logged is on disk at the latest.")
+        flush_secs: PositiveInt = option("Maximum seconds until logged values are on disk.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg = cfg
@@ -32,8 +32,8 @@ class TensorBoard:
         with _silent_threads():
             self._writer = SummaryWriter(
                 str(run.run_dir / "tensorboard"),
-                purge_step=steps + 1 if steps else 0,  # hides what a run that is continued had logged behind that step
-                max_queue=1000,  # of scalars; a full queue makes the run wait for the disk, and the default is 10
+                purge_step=steps + 1 if steps else 0,  # hides values that a resumed run had logged after that step
+                max_queue=1000,  # scalars; a full queue blocks the run, and the default is 10
                 flush_secs=self.cfg.flush_secs,
             )
         self._writer.add_text("config", f"```json\n{json.dumps(run.config.raw, indent=2)}\n```", steps)
@@ -52,7 +52,7 @@ class TensorBoard:
 
 @contextmanager
 def _silent_threads() -> Iterator[None]:
-    """Let threads that are started here end without a traceback: the writer raises their errors in its next call."""
+    """Suppress tracebacks of threads started here: the writer raises their errors in its next call."""
     others, hook = set(threading.enumerate()), threading.excepthook
     yield
     own = set(threading.enumerate()) - others

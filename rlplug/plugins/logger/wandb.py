@@ -18,22 +18,22 @@ EXIT_CODES = {"finished": 0, "interrupted": 255}  # W&B shows 255 as killed, any
 
 
 class WandB:
-    """Metrics against ``env_steps``, or ``updates`` where the loop counts these, and the whole configuration.
+    """Logs metrics by ``env_steps``, or ``updates`` if the loop counts these, and the whole configuration.
 
-    W&B takes no row back: of a run that was killed and resumed it shows the steps between checkpoint and end twice.
+    W&B cannot remove rows: a killed and resumed run shows the steps after its checkpoint twice.
 
     Raises:
-        ConfigError: ``mode=online`` without credentials. A run never stops to ask for them.
+        ConfigError: ``mode=online`` without credentials. A run never prompts for them.
     """
 
     @settings
     class Config:
         mode: Literal["offline", "online", "disabled"] = option("offline writes files that `wandb sync` uploads.")
-        project: str = option("Project that the run is filed under.")
+        project: str = option("Project of the run.")
         entity: str | None = option("User or team; null: your default one.")
-        group: str | None = option("Runs that belong together.")
-        run_name: str | None = option("What the run is called; null: its folder.")
-        tags: list[str] = option("Words to find the run by.")
+        group: str | None = option("Group of runs, such as the seeds of an experiment.")
+        run_name: str | None = option("Name of the run; null: its folder.")
+        tags: list[str] = option("Tags of the run.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         if cfg.mode == "online" and not wandb.login(prompt=False, verify=False):
@@ -79,6 +79,6 @@ class WandB:
 
 
 def _previous_id(folder: Path) -> str | None:
-    """The id of the run that this folder already holds, so that a continued run continues it there too."""
+    """Return the id of the run already in this folder, so that a resumed run continues it."""
     previous = sorted((folder / "wandb").glob("*run-*-*"))
     return previous[-1].name.rpartition("-")[2] if previous else None

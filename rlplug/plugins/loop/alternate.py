@@ -1,4 +1,4 @@
-"""Collect, then update, in turn. On- and off-policy differ by buffer and tempo alone."""
+"""Collect and update in turn. On- and off-policy runs differ only in buffer and update ratio."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from rlplug.types import ConfigError
 class Alternate(Loop):
     @settings
     class Config:
-        in_flight: PositiveInt = option("Rounds that are ordered at a time; above 1, actors play on during updates.")
-        broadcast_interval: PositiveInt = option("Rounds that are played with the same weights.")
+        in_flight: PositiveInt = option(
+            "Rounds requested at a time; above 1, actors collect during updates, with older weights."
+        )
+        broadcast_interval: PositiveInt = option("Rounds collected with the same weights.")
         max_weight_sync_delay: PositiveInt | None = option(
-            "Steps of an actor after which weights are broadcast in any case; null: the interval alone decides."
+            "Maximum steps of an actor between two broadcasts; null: only broadcast_interval applies."
         )
 
         preemption_threshold: UnitFloat | None = option(
-            "Share of the other ranks that end the rollout of this one when they have finished theirs; null: none do."
+            "Fraction of the other ranks that have to finish to end this one's rollout; null: never."
         )
-        min_rollout_fraction: UnitFloat = option("Share of its rollout that a rank plays before it may be ended.")
+        min_rollout_fraction: UnitFloat = option("Fraction of its rollout that a rank collects in any case.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         if cfg.preemption_threshold is not None:
@@ -54,5 +56,5 @@ class Alternate(Loop):
                 run.update()
 
     def updates(self, env_steps: int) -> int:
-        """Counted from the beginning of the run, so that a fraction of an update is never lost."""
+        """Return the updates due since the start of the run, so that fractions of an update are never lost."""
         return updates_of(env_steps - self.learning_starts, self.per_step)

@@ -1,4 +1,4 @@
-"""Learn from the segments that are ready first; nobody waits for the slowest actor."""
+"""Train on the first segments that are ready, without waiting for slow actors."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from rlplug.types import ConfigError
 
 
 class Async(Loop):
-    """Takes a few segments, then makes the updates that they allow, while the actors play on.
+    """Takes a few segments, then makes the updates that they allow, while actors continue to collect.
 
-    With ``replay_ratio`` null every sample of a queue is learned from as soon as it is complete, and a replay gets an
-    update for every ``num_envs x rollout_fragment_length`` steps. A number is updates per environment step, as in every
-    loop.
+    With ``replay_ratio`` null, every complete sample of a queue gives an update, and a replay gives an update for every
+    ``num_envs x rollout_fragment_length`` steps. A number is updates per environment step, as in every loop.
     """
 
     @settings
     class Config:
-        shards: PositiveInt = option("Segments of a round: the first that are ready, of whichever actors.")
+        shards: PositiveInt = option("Segments per round: the first that are ready, of any actor.")
         in_flight: PositiveInt = option(
-            "Rollouts of an actor that are ordered at a time; above 1 it plays during updates."
+            "Rollouts requested from an actor at a time; above 1, it collects during updates."
         )
-        broadcast_interval: PositiveInt = option("Rounds that are played with the same weights.")
+        broadcast_interval: PositiveInt = option("Rounds collected with the same weights.")
         max_weight_sync_delay: PositiveInt | None = option(
-            "Steps of an actor after which weights are broadcast in any case; null: the interval alone decides."
+            "Maximum steps of an actor between two broadcasts; null: only broadcast_interval applies."
         )
         max_staleness: NonNegativeInt | None = option(
-            "Updates by which a segment's weights may be older than the learner's when it arrives; older ones are left"
-            " out; null: all are learned from."
+            "Maximum age of a segment's weights on arrival, in updates; older ones are dropped; null: unlimited."
         )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -39,7 +37,7 @@ class Async(Loop):
         if cfg.max_staleness is not None and not self.given_away:
             said = "leaves segments out, which a replay's windows would reach over; take null"
             raise ConfigError("loop.max_staleness", said)
-        # Little's law: so old they are on average, however many actors share what is under way
+        # Little's law: the mean age for any number of actors
         rounds = cfg.in_flight - 1 + (cfg.broadcast_interval - 1) // 2
         least = self.updates(self.learning_starts + rounds * ctx.rollout_length * ctx.num_envs)
         if cfg.max_staleness is not None and cfg.max_staleness < least:
@@ -54,7 +52,7 @@ class Async(Loop):
         return None
 
     def updates(self, env_steps: int) -> int:
-        """Counted from the beginning of the run, as if the buffer dropped nothing."""
+        """Return the updates due since the start of the run, as if the buffer dropped nothing."""
         return updates_of(env_steps - self.learning_starts, self.per_step)
 
     def run(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Learn from recorded episodes, and count updates."""
+"""Train on a dataset; steps are updates."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlplug.types import ConfigError, RunError, Unit
 
 
 class Offline(Loop):
-    """Reads a recording into the buffer, then updates; or reads on between updates, where the buffer holds a part.
+    """Reads the whole dataset into the buffer, then updates; or, with ``stream``, reads between updates.
 
-    With ``stream`` the buffer is a window that moves over the recording, pass after pass:
-    ``num_steps_sampled_before_learning_starts`` steps are read before the first update, and ``replay_ratio`` updates
-    follow from every further step; null: one from every segment.
+    With ``stream``, the buffer holds a moving window over repeated passes: ``num_steps_sampled_before_learning_starts``
+    steps are read before the first update, and every further step gives ``replay_ratio`` updates; null: every segment
+    gives one.
     """
 
     unit: ClassVar[Unit] = "updates"
@@ -22,7 +22,9 @@ class Offline(Loop):
 
     @settings
     class Config:
-        stream: bool = option("Read while learning, again and again; false: one pass before the first update.")
+        stream: bool = option(
+            "Read during training, for datasets larger than the buffer; false: one pass before the first update."
+        )
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.stream, self.one_pass, self.learning_starts = cfg.stream, not cfg.stream, max(1, ctx.learning_starts)
@@ -38,7 +40,7 @@ class Offline(Loop):
         return None
 
     def steps(self, updates: int, whole: int) -> float:
-        """Return how many steps are read before update ``updates + 1``, of a recording of ``whole``."""
+        """Return the steps to read before update ``updates + 1``, of a dataset of ``whole`` steps."""
         return self.learning_starts + updates * self.per_update if self.stream else whole
 
     def run(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""How many updates there are for an environment step."""
+"""Updates per environment step."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from rlplug.api import Context
 from rlplug.types import ConfigError
 
 GIVEN_AWAY = ("rollout", "segments")
-"""data whose samples a buffer gives a number of times, so that there are not always more"""
+"""kinds of data whose samples are used a limited number of times"""
 
 
 def updates_of(steps: int, per_step: float) -> int:
-    """Return the whole updates that ``steps`` environment steps give; what is a product but for rounding counts."""
+    """Return the whole updates for ``steps`` environment steps, tolerating rounding errors of the product."""
     return int(max(0, steps) * per_step * (1.0 + 1e-14))
 
 
 def updates_per_step(ctx: Context) -> float:
-    """Return ``replay_ratio``, or what it is where it is null: as many as there are samples, or else one a round.
+    """Return ``replay_ratio``, or its default for null: one per sample if samples are limited, else one per round.
 
     Raises:
-        ConfigError: there are not so many samples.
+        ConfigError: ``replay_ratio`` exceeds the number of samples.
     """
     round_steps, segments = ctx.rollout_length * ctx.num_envs, ctx.needs.data == "segments"
     most = ctx.sample_uses / ctx.batch_size if segments else 1.0 / round_steps

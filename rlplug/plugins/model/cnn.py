@@ -19,7 +19,7 @@ SMALL: list[Filter] = [(16, 2, 1), (32, 2, 1), (64, 2, 1)]
 
 
 class Convolutional(Model):
-    """What the networks have in common: images ``[B, ...]`` or ``[T, B, ...]`` to features."""
+    """Base of the networks: maps images ``[B, ...]`` or ``[T, B, ...]`` to features."""
 
     net: nn.CNN | nn.ResidualCNN
 
@@ -36,7 +36,7 @@ class Convolutional(Model):
 
 
 class NatureCNN(Convolutional):
-    """Three convolutions and a layer of 512, Mnih et al. 2015 (Nature 518), methods; or any other such network."""
+    """Convolutions and fully connected layers, by default those of Mnih et al. 2015 (Nature 518), methods."""
 
     traceable = True
     batched: ClassVar[bool] = False
@@ -44,15 +44,13 @@ class NatureCNN(Convolutional):
     @settings
     class Config:
         filters: list[tuple[PositiveInt, PositiveInt, PositiveInt]] | None = option(
-            "Channels, kernel size and stride of each convolution; null: by the size of the image."
+            "Channels, kernel size and stride of each convolution; null: by the image size."
         )
         hidden: list[PositiveInt] = option("Sizes of the fully connected layers.")
         activation: Activation = option("Nonlinearity after every layer.")
         layer_norm: bool = option("Layer normalization before every activation.")
         init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
-        pixel_max: PositiveFloat = option(
-            "Pixels of type uint8, and those of a space from 0 to 255, are divided by it."
-        )
+        pixel_max: PositiveFloat = option("Divisor of pixels that are uint8 or from a space from 0 to 255.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__(cfg.pixel_max, ctx)
@@ -72,20 +70,18 @@ class NatureCNN(Convolutional):
 
 
 class ImpalaCNN(Convolutional):
-    """The deep residual network of IMPALA, Espeholt et al. 2018 (arXiv:1802.01561), figure 3. Serves any size."""
+    """The deep residual network of IMPALA, Espeholt et al. 2018 (arXiv:1802.01561), figure 3, for any image size."""
 
     traceable = True
     batched: ClassVar[bool] = False
 
     @settings
     class Config:
-        channels: list[PositiveInt] = option("Channels of the sections, each of which halves the sides of the image.")
+        channels: list[PositiveInt] = option("Channels of the sections, each of which halves the image sides.")
         hidden: list[PositiveInt] = option("Sizes of the fully connected layers.")
         layer_norm: bool = option("Layer normalization before every activation.")
         init: Init = option("orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
-        pixel_max: PositiveFloat = option(
-            "Pixels of type uint8, and those of a space from 0 to 255, are divided by it."
-        )
+        pixel_max: PositiveFloat = option("Divisor of pixels that are uint8 or from a space from 0 to 255.")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         super().__init__(cfg.pixel_max, ctx)

@@ -1,4 +1,4 @@
-"""A multilayer perceptron over whatever the observation is, flattened."""
+"""A multilayer perceptron on flattened observations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlplug.types import Batch, ConfigError
 
 
 class MLP(Model):
-    """Hidden layers only: heads are the algorithm's. Computes its ``ctx.ensemble_size`` in one batched product."""
+    """Hidden layers without a head. Computes the ``ctx.ensemble_size`` members in one batched product."""
 
     traceable = True
     batched: ClassVar[bool] = True
@@ -33,7 +33,7 @@ class MLP(Model):
         if ctx.space is None:
             raise ConfigError("model", "mlp is built inside another component, which gives it the space of its input")
         self.flatten = Flatten(ctx.space, embed=True)
-        others = range(1, ctx.ensemble_size) if self.flatten.tables else ()  # each member learns tables of its own
+        others = range(1, ctx.ensemble_size) if self.flatten.tables else ()  # each member has its own tables
         self.flattens = [self.flatten, *(Flatten(ctx.space, embed=True) for _ in others)]
         self.tables = ModuleList(table for flatten in self.flattens for table in flatten.tables)
         self.net = nn.MLP(
@@ -47,7 +47,7 @@ class MLP(Model):
         self.out_dim = self.net.out_dim
 
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
-        """A tree of ``ctx.space`` with leading ``[B]`` or ``[T, B]`` to features ``[..., out_dim]``.
+        """Map a tree of ``ctx.space`` with leading ``[B]`` or ``[T, B]`` to features ``[..., out_dim]``.
 
         With ensemble_size the features are ``[E, ..., out_dim]``.
         """

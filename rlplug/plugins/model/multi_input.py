@@ -1,4 +1,4 @@
-"""Observations of several parts: images go through a model of their own, everything else through another one."""
+"""A model for composite observations: one model per image, and one for everything else."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Path = tuple[str, ...]
 
 
 class MultiInput(Model):
-    """For Dict and Tuple spaces, nested ones too; a single space is one part.
+    """Encodes Dict and Tuple spaces, also nested; a single space is one part.
 
-    An image is a Box with 3 axes whose sides have 4 pixels or more. Each gets a model of its own; all other parts are
-    one Dict for the model ``vector``. The features of all stand side by side.
+    An image is a Box with 3 axes whose sides have at least 4 pixels. Each image has its own model; all other parts form
+    one Dict for the model ``vector``. The features of all models are concatenated.
     """
 
     traceable = True
@@ -30,9 +30,9 @@ class MultiInput(Model):
 
     @settings
     class Config:
-        image: ModelNode = option("The model that each image goes through.")
-        vector: ModelNode = option("The model that everything else goes through together.")
-        hidden: list[PositiveInt] = option("Sizes of fully connected layers over all features; []: none.")
+        image: ModelNode = option("Model of each image.")
+        vector: ModelNode = option("Model of everything else together.")
+        hidden: list[PositiveInt] = option("Sizes of fully connected layers on top of all features; []: none.")
         activation: Activation = option("Nonlinearity after these layers.")
         layer_norm: bool = option("Layer normalization before their activations.")
         init: Init = option("Of these layers: orthogonal (gain sqrt 2, zero bias) or default (torch's uniform).")
@@ -67,7 +67,7 @@ class MultiInput(Model):
         self.out_dim = self.joint.out_dim
 
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
-        """A tree of ``ctx.space`` with leading ``[B]`` or ``[T, B]`` to features ``[..., out_dim]``."""
+        """Map a tree of ``ctx.space`` with leading ``[B]`` or ``[T, B]`` to features ``[..., out_dim]``."""
         features = [
             model(_at(x, path), {}, is_first)[0] for path, model in zip(self.images, self.image_models, strict=True)
         ]

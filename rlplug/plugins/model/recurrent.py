@@ -1,4 +1,4 @@
-"""LSTM and GRU over any other model."""
+"""LSTM and GRU on top of any other model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlplug.types import Batch, ConfigError
 
 
 class Recurrent(Model):
-    """What LSTM and GRU have in common. The carry of a torso that is recurrent itself is kept under ``torso``."""
+    """Base of LSTM and GRU. The carry of a recurrent torso is stored under ``torso``."""
 
     recurrent: ClassVar[bool] = True
     layer: ClassVar[type[nn.Recurrent]]
 
     @settings
     class Config:
-        torso: ModelNode = option("The model that observations go through first.")
+        torso: ModelNode = option("Model before the recurrent layer.")
         hidden: PositiveInt = option("Size of the recurrent state, and of the features.")
-        layer_norm: bool = option("Layer normalization of the features; the recurrent state stays as it is.")
+        layer_norm: bool = option("Layer normalization of the features, not of the recurrent state.")
         init: Init = option("orthogonal (gain 1 gate by gate, zero bias) or default (torch's uniform).")
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
@@ -40,11 +40,11 @@ class Recurrent(Model):
         return self.core.initial_carry(n) | ({"torso": inner} if inner else {})
 
     def forward(self, x: Any, carry: Batch, is_first: Tensor | None) -> tuple[Tensor, Batch]:
-        """``[B, ...]`` or ``[T, B, ...]`` to features ``[..., hidden]``.
+        """Map ``[B, ...]`` or ``[T, B, ...]`` to features ``[..., hidden]``.
 
         Args:
-            carry: as ``initial_carry`` has it, before the first row; empty means the same as ``initial_carry``.
-            is_first: ``[B]`` or ``[T, B]``, where the state is cleared before the row; None: nowhere.
+            carry: the state before the first row, shaped like ``initial_carry``; empty means ``initial_carry``.
+            is_first: ``[B]`` or ``[T, B]``: clear the state before these rows; None: none.
         """
         features, inner = self.torso(x, carry.get("torso", {}), is_first)
         y, state = self.core(features, {key: carry[key] for key in self.core.states if carry}, is_first)
@@ -52,12 +52,12 @@ class Recurrent(Model):
 
 
 class LSTM(Recurrent):
-    """An LSTM layer over a torso."""
+    """An LSTM layer on top of a torso."""
 
     layer = nn.LSTM
 
 
 class GRU(Recurrent):
-    """A GRU layer over a torso."""
+    """A GRU layer on top of a torso."""
 
     layer = nn.GRU

@@ -1,1 +1,1 @@
-"""What conformance means, a module for each kind of component; see ``rlplug.testing.conformance``."""
+"""The checks, one module per kind of component; see ``rlplug.testing.conformance``."""

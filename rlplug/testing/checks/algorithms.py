@@ -1,4 +1,4 @@
-"""What every algorithm keeps to: it learns, acts inside the space, follows its seed, and is whole in its state."""
+"""Checks of algorithms: learning, actions inside the space, determinism, and complete state."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch
 
 COMPILED = 3
-"""updates that are compared with compiled ones: enough to see what changes from one to the next"""
+"""updates compared with compiled ones: enough to see changes from one update to the next"""
 
 
 def check_learns(case: Case) -> None:
-    """Terms and metrics are finite numbers over a few updates, and every part moves its parameters."""
+    """Check that terms and metrics are finite over a few updates, and that every part updates its parameters."""
     cls = load("algo", case.name)
     require(issubclass(cls, Algorithm), f"{cls.__name__} is no rlplug.api.Algorithm: derive it from that class")
     trainer = case.build()
@@ -83,7 +83,7 @@ def check_learns(case: Case) -> None:
 
 
 def check_act(case: Case) -> None:
-    """Actions have the space's shape and type in every mode, and lie inside it."""
+    """Check that actions have the space's shape and dtype, and lie inside it, in every mode."""
     trainer = case.build()
     play(trainer, 1)
     rows, spec, needs = episodes(trainer), trainer.ctx.spec, trainer.ctx.needs
@@ -94,7 +94,7 @@ def check_act(case: Case) -> None:
             for name, group in spec.groups.items():
                 part, who = out[name] if spec.nested else out, f"act() in mode {mode!r}"
                 require("action" in part, f"{who} gives {sorted(part)}, and no 'action'")
-                # A Gaussian policy that learns by its own log-probabilities may leave the box: the environment clips.
+                # A Gaussian policy that trains on its own log-probabilities may leave the box: the environment clips.
                 learns_by_logp = type(trainer.algorithm).logp is not Algorithm.logp
                 own = "logp" in needs.keys or not needs.off_policy or learns_by_logp
                 bounded = not isinstance(group.action, spaces.Box) or needs.perturbable or not own
@@ -109,7 +109,7 @@ def check_act(case: Case) -> None:
 
 
 def _check_columns(trainer: Trainer, rows: Sequence[Batch], acted: Sequence[Batch]) -> None:
-    """What is said to an environment depends on no other one that acts at the same time."""
+    """Check that actions for an environment do not depend on the other environments of a batch."""
     for column in range(COLUMNS):
         alike = [tree.map(lambda leaf: leaf[[column] * COLUMNS], row) for row in rows]  # noqa: B023
         for one, other in zip(acted, answers(trainer.algorithm, trainer.ctx, alike, "greedy"), strict=True):
@@ -124,7 +124,7 @@ def _actions(out: Batch) -> Any:
 
 
 def require_inside(action: Tensor, space: spaces.Space[Any], who: str, bounded: bool = True) -> None:
-    """Every row of ``action [B, ...]`` is an element of ``space``; of an unbounded one if not ``bounded``."""
+    """Require every row of ``action [B, ...]`` to be in ``space``, ignoring its bounds if not ``bounded``."""
     shape = (len(action), *(space.shape or ()))
     require(
         tuple(action.shape) == shape,
@@ -143,7 +143,7 @@ def require_inside(action: Tensor, space: spaces.Space[Any], who: str, bounded: 
 
 
 class Disturb:
-    """A hook that does what may not change a run: it draws from the global generators, and evaluates."""
+    """A hook that must not change a run: it uses the global generators, and evaluates."""
 
     def __init__(self) -> None:
         self.salt = 12345
@@ -162,10 +162,10 @@ class Disturb:
 
 
 def check_determinism(case: Case) -> None:
-    """Equal seeds give equal runs, bit for bit, whatever else draws or is evaluated; other seeds give others."""
+    """Check that equal seeds give bit-identical runs, independent of evaluations, and other seeds different ones."""
 
     def run(seed: int, disturb: Disturb | None = None) -> tuple[Any, Any]:
-        """Return the weights, or the last rows of what has none, and losses."""
+        """Return the weights, or without weights the last rows, and the losses."""
         trainer = case.build(seed=seed)
         if disturb is not None:
             disturb.reseed()
@@ -187,7 +187,7 @@ def check_determinism(case: Case) -> None:
 
 
 def check_compiled(case: Case) -> None:
-    """What is traced for ``compile=max`` computes what Python does, to rounding."""
+    """Check that functions traced for ``compile=max`` compute the same as Python, up to rounding."""
     differ: list[str] = []
     why = "what act, perturb, prepare and forward read of self is traced once; keep what changes in tensors, and move"
     why = f"{why} these in place"
@@ -209,7 +209,7 @@ def check_compiled(case: Case) -> None:
 
 
 def check_state(case: Case) -> None:
-    """What ``state_dict`` holds is all that acting depends on; what ``actor_keys`` names is enough for actors."""
+    """Check that acting depends only on ``state_dict``, and that ``actor_keys`` is enough for actors."""
     trained = case.build()
     play(trained)
     rows, state = episodes(trained), trained.algorithm.state_dict()

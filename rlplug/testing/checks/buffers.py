@@ -1,4 +1,4 @@
-"""Buffers keep streams: transition t is rows t and t + 1 of one column, whatever was overwritten."""
+"""Checks of buffers: transition t is rows t and t + 1 of one column, also after rows were overwritten."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRAWN = 64
 
 
 def check_streams(name: str, **changes: Any) -> None:
-    """Through several times its capacity: what is sampled is what was added, row by row."""
+    """Check that sampled rows equal added rows, over several times the capacity."""
     for variant in variants(name, (1, 3), **changes):
         try:
             _check_stream(name, variant)
@@ -75,7 +75,7 @@ def _numbers(rows: Batch) -> list[int]:
 
 
 def _check_sample(stream: Stream, sample: Batch, variant: Variant) -> set[int]:
-    """Numbers of the transitions in a sample that is right."""
+    """Check a sample, and return the numbers of its transitions."""
     needs, changed = variant.needs, variant.cls.relabels
     valid, number, window = sample["valid"], sample["action"], needs.window.burn_in + needs.window.length
     require(valid.ndim == 2, f"a sample's leaves are [T+1, B, ...], but valid has shape {list(valid.shape)}")
@@ -109,7 +109,7 @@ def _check_sample(stream: Stream, sample: Batch, variant: Variant) -> set[int]:
 
 
 def _check_index(sample: Batch, ids: dict[int, int]) -> None:
-    """An insertion id means one transition, for ever."""
+    """Check that an insertion id always denotes the same transition."""
     if "index" not in sample:
         return
     for key in ("index", "sample_prob", "weight"):
@@ -126,7 +126,7 @@ def _check_index(sample: Batch, ids: dict[int, int]) -> None:
 
 
 def _keeps_its_own(buffer: Buffer, sample: Batch) -> None:
-    """What a learner writes into a sample, and priorities of ids that are long gone, do no harm."""
+    """Check that writing into a sample, and priorities of dropped ids, do not change the buffer."""
     for leaf in flat(sample).values():
         leaf.zero_()
     if "index" in sample:
@@ -177,7 +177,7 @@ def _draws(buffer: Buffer) -> tuple[Tensor, Tensor]:
 
 
 def check_saves(name: str, **changes: Any) -> None:
-    """Saved and loaded again and again, through several times its capacity, it stays equal to one that never was."""
+    """Check that repeated saving and loading, over several times the capacity, does not change the buffer."""
     for variant in variants(name, (3,), **changes):
         try:
             _check_saved(variant)
@@ -188,13 +188,13 @@ def check_saves(name: str, **changes: Any) -> None:
 
 def _check_saved(variant: Variant) -> None:
     stream, ctx = variant.stream(), variant.context()
-    twin, buffer = variant.make(), variant.make(ctx)  # equal seeds: they draw the same
+    twin, buffer = variant.make(), variant.make(ctx)  # equal seeds: equal samples
     store, added = Counting(), 0
     with tempfile.TemporaryDirectory() as folder:
         for turn, start in enumerate(range(0, CAPACITY * 2 - ROWS - 1, ROWS)):
             twin.add(Segment(variant.segment(stream, start)))
             buffer.add(Segment(variant.segment(stream, start)))
-            added += ROWS * (COLUMNS if variant.data == "episodes" else 1)  # whose rows are those of one column each
+            added += ROWS * (COLUMNS if variant.data == "episodes" else 1)  # episodes have rows of one column
             if turn % 3 == 0:
                 store.appended = 0
                 buffer.save(store)
@@ -222,7 +222,7 @@ def _check_saved(variant: Variant) -> None:
 
 
 def _idle(variant: Variant, loaded: Buffer) -> str:
-    """Say so where a buffer that has loaded something saves what a new one does."""
+    """Return a message if a loaded buffer saves the same as a new one."""
     logs = [FileRowLog(), FileRowLog()]
     for log, buffer in zip(logs, (loaded, variant.make()), strict=True):
         buffer.save(log)
@@ -231,7 +231,7 @@ def _idle(variant: Variant, loaded: Buffer) -> str:
 
 
 class Counting(FileRowLog):
-    """A store that counts the rows that are appended."""
+    """A log that counts appended rows."""
 
     appended = 0
 
@@ -241,7 +241,7 @@ class Counting(FileRowLog):
 
 
 def check_nbytes(name: str, **changes: Any) -> None:
-    """``nbytes`` is an upper bound of what is kept, and at most a tenth above it."""
+    """Check that ``nbytes`` is an upper bound of the memory, at most 10 % above it."""
     for variant in variants(name, (1,), **changes):
         stream, buffer = variant.stream(), variant.make()
         said = buffer.nbytes(tree.map(lambda leaf: leaf[0], variant.segment(stream, 0)))

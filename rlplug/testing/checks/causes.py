@@ -1,4 +1,4 @@
-"""What makes rows depend on chance or on each other: it is named, and not the tensors that differ."""
+"""Find the layers that make rows depend on random numbers or on each other, to name them in messages."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from rlplug.types import Batch
 
 
 def layers(root: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> str:
-    """Name the submodules of a kind: ``policy.1 (Dropout)``; empty: there is none."""
+    """Return the names of the submodules of a kind: ``policy.1 (Dropout)``; empty if there is none."""
     return ", ".join(f"{name} ({type(m).__name__})" for name, m in root.named_modules() if isinstance(m, kind))
 
 
 def random_layers(root: nn.Module) -> str:
-    """Say what to do about layers that drop values at random; empty: there is none."""
+    """Suggest a fix for layers that drop values at random; empty if there is none."""
     found = layers(root, (_DropoutNd, nn.RReLU))
     return found and f"{found} drops values at random, so that ranks, repeats and resumed runs differ: leave it out"
 
 
 def mixing_layers(root: nn.Module) -> str:
-    """Say what to do about layers that compute statistics over a batch; empty: there is none."""
+    """Suggest a fix for layers that compute batch statistics; empty if there is none."""
     found = layers(root, _BatchNorm)
     return found and f"{found} mixes the rows of a batch: take LayerNorm"
 
 
 def require_own_rows(alone: Any, among: Any, what: str, root: nn.Module) -> None:
-    """Two results for the same rows, beside other rows each time, are the same to rounding.
+    """Require equal results, up to rounding, for the same rows in different batches.
 
     Raises:
-        AssertionError: they are not; it begins with ``what``, and names a layer if one is known to do that.
+        AssertionError: they differ; the message begins with ``what``, and names a known responsible layer.
     """
     one, two = flat(alone), flat(among)
     same = one.keys() == two.keys() and all(
@@ -49,9 +49,9 @@ def require_own_rows(alone: Any, among: Any, what: str, root: nn.Module) -> None
 
 
 def counted(batch: Batch, term: Tensor) -> Tensor | None:
-    """Return which numbers of a term count: rows that are valid, and in them agents that are alive if it has that axis.
+    """Return which elements of a term count: valid rows, and alive agents if it has an agent axis.
 
-    None: all do.
+    None: all of them.
     """
     valid, alive = batch.get("valid"), batch.get("alive")
     if alive is not None and term.ndim == alive.ndim:
@@ -60,7 +60,7 @@ def counted(batch: Batch, term: Tensor) -> Tensor | None:
 
 
 def check_rows(who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
-    """Terms of a column are the same when copies of it take the place of all other columns."""
+    """Check that a column's terms do not change when copies of it replace all other columns."""
     axis, terms = column_axis(batch), who.forward(batch, parts).terms
     rows = next((term for term in terms.values() if term.ndim > axis), None)
     if rows is None or (columns := rows.shape[axis]) < 2:

@@ -1,4 +1,4 @@
-"""Which cells of the matrix are run: few, that together hold every pair, or every three, of what is not refused."""
+"""Covering arrays: few cells of the matrix that together cover every pair or triple of levels that is not refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlplug.testing.checks.runs import require
 
 
 def tuples(of: int) -> list[Levels]:
-    """Every combination of levels of so many factors."""
+    """Return every combination of levels of ``of`` factors."""
     return [
         frozenset(zip(some, chosen, strict=True))
         for some in combinations(FACTORS, of)
@@ -20,7 +20,7 @@ def tuples(of: int) -> list[Levels]:
 
 
 def base(algorithm: str) -> Cell:
-    """The first action space that the algorithm serves, and nothing else."""
+    """Return the cell of the algorithm's first supported action space, without other features."""
     cells = [Cell(algorithm, action=action) for action in levels("action")]
     served = next((cell for cell in cells if cell.refusal() is None), None)
     require(served, f"{algorithm} serves no action space: {'; '.join(str(cell.refusal()) for cell in cells)}")
@@ -28,9 +28,9 @@ def base(algorithm: str) -> Cell:
 
 
 def cover(algorithm: str, refused: Sequence[Levels], strength: int) -> Iterator[Cell]:
-    """Cells that together have every combination of ``strength`` levels in which nothing refused is.
+    """Yield cells that cover every combination of ``strength`` levels that is not refused.
 
-    What is refused may grow meanwhile: a cell that holds such a thing then is given, but does not count.
+    ``refused`` may grow during iteration: a yielded cell that is then refused does not count.
     """
     todo, seen = dict.fromkeys(tuples(strength)), list[Levels]()
     while todo:
@@ -40,7 +40,7 @@ def cover(algorithm: str, refused: Sequence[Levels], strength: int) -> Iterator[
             continue
         first = next(iter(todo))
         row = _complete(dict(first), [f for f in FACTORS if f not in dict(first)], todo, refused)
-        if row is None:  # what is refused of more factors leaves nothing to add
+        if row is None:  # refusals of more factors leave no level to add
             del todo[first]
             continue
         cell = Cell(algorithm, **row)
@@ -53,7 +53,7 @@ def cover(algorithm: str, refused: Sequence[Levels], strength: int) -> Iterator[
 def _complete(
     row: dict[str, str], left: Sequence[str], todo: dict[Levels, None], refused: Sequence[Levels]
 ) -> dict[str, str] | None:
-    """Greedily, the level that covers most; one that is refused is none."""
+    """Complete a row greedily by the allowed level that covers most."""
     if holds(frozenset(row.items()), refused):
         return None
     if not left:
@@ -71,12 +71,12 @@ def _complete(
 
 
 def holds(some: Levels, refused: Sequence[Levels]) -> bool:
-    """Is something refused among these levels?"""
+    """Return whether these levels include a refused combination."""
     return any(one <= some for one in refused)
 
 
 def discover(algorithm: str, strength: int = 2) -> tuple[list[Cell], dict[Levels, list[str]]]:
-    """Cells that cover what the algorithm serves, and what is refused: the fewest levels, and the words."""
+    """Return covering cells, and the refused combinations: minimal levels and their overrides."""
     start, cells = base(algorithm), list[Cell]()
     known: list[Levels] = []
     found: dict[Levels, list[str]] = {}
@@ -85,14 +85,14 @@ def discover(algorithm: str, strength: int = 2) -> tuple[list[Cell], dict[Levels
             cells.append(cell)
             continue
         found |= _why(cell, start)
-        if not holds(cell.levels, list(found)):  # it takes more to tell why
+        if not holds(cell.levels, list(found)):  # the cause is not known yet
             found[cell.levels] = [str(cell.refusal())]
         known[:] = [some for some in found if not holds(some, [other for other in found if other != some])]
     return cells, {some: found[some] for some in known}
 
 
 def _why(cell: Cell, start: Cell) -> dict[Levels, list[str]]:
-    """The levels that are to blame: where all others are those of ``start``, nothing but they makes a difference."""
+    """Return the minimal levels that cause a refusal, with all others as in ``start``."""
     for factor in FACTORS:
         simpler = replace(cell, **{factor: getattr(start, factor)})
         if simpler.refusal() is not None:
@@ -111,7 +111,7 @@ def _why(cell: Cell, start: Cell) -> dict[Levels, list[str]]:
 
 
 def check_matrix(algorithm: str, strength: int = 2) -> None:
-    """Every combination of so many features runs with an algorithm, unless it is refused.
+    """Check that an algorithm runs with every combination of ``strength`` features that is not refused.
 
     Raises:
         AssertionError, RunError: see ``check_cell``.

@@ -1,4 +1,4 @@
-"""What environments trade: arrays of the host, or tensors on their device."""
+"""Conversion between CPU arrays and the tensors of environments on a device."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlplug.types import Batch, Group
 
 
 def action_for(env: VecEnv, action: Any) -> Any:
-    """An action of arrays as the environment takes it: as tensors, if it has a device."""
+    """Convert an action of arrays to tensors if the environment has a device."""
     device = env.traits.device
     return action if device is None else tree.map(lambda x: torch.from_numpy(x).to(device), action)
 
 
 def rows_of(env: VecEnv, rows: Batch) -> Batch:
-    """What the environment returned, as arrays that nobody else writes.
+    """Copy an environment's rows to arrays.
 
     Raises:
-        AssertionError: it has a device, and what it returned is not on it.
+        AssertionError: the environment has a device, and the rows are not on it.
     """
     device = env.traits.device
     for path, leaf in tree.items(rows) if device is not None else ():

@@ -1,4 +1,4 @@
-"""The ``VecEnv`` contract, on real episodes under random actions."""
+"""Checks of the ``VecEnv`` contract, on real episodes with random actions."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from rlplug.types import KEYS, Batch, ConfigError, EnvSpec, Group
 COLUMNS, STEPS = 3, 1100
 CORE = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 LAST = {"final_obs", "final_action_mask"}
-"""what stands in a row only where a column ended, of environments that reset within the step that ends an episode"""
+"""keys that are only set for ended columns, in environments with autoreset in the same step"""
 
 
 def make(name: str, option: str | None = None, **changes: Any) -> VecEnv:
-    """``COLUMNS`` environments of an option of the group ``env``; of the component's own one by default."""
+    """Make ``COLUMNS`` environments of an option of the group ``env``; by default, the component's own."""
     node = node_of("env", option or option_of("env", name), **changes)
     shard = EnvShard("learner", COLUMNS, range(COLUMNS))
     return choose("env", "env", node).build(RunContext(spec=EnvSpec({})).derive(shard=shard))
 
 
 def complete(name: str) -> list[str]:
-    """Options that select the environment and leave nothing to be given."""
+    """Return the options that select the environment without missing values."""
     return [option for option in options("env", name) if MISSING not in node_of("env", option).values()]
 
 
 def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple[Batch, Any]]:
-    """Rows under random allowed actions, copied, each with the action that led to it (None: a reset)."""
+    """Yield copies of rows under random allowed actions, each with the preceding action (None: a reset)."""
     seed_actions(env, actions)
     row = rows_of(env, env.reset([seed + i for i in range(COLUMNS)]))
     yield row, None
@@ -53,7 +53,7 @@ def walk(env: VecEnv, seed: int, steps: int, actions: int = 0) -> Iterator[tuple
 
 
 def stepped(env: VecEnv, action: Any) -> Batch:
-    """The row that follows, copied; an environment on a device is given tensors."""
+    """Return a copy of the next row; environments on a device get tensors."""
     return rows_of(env, env.step(action_for(env, action)))
 
 
@@ -63,7 +63,7 @@ def seed_actions(env: VecEnv, seed: int) -> None:
 
 
 def parts(spec: EnvSpec, row: Batch) -> list[tuple[str, Group, Batch]]:
-    """What a row has of every group; the only group has the row itself, under an empty name."""
+    """Return every group's part of a row; a single group has the whole row, under an empty name."""
     if spec.nested:
         for name in spec.nested:
             require(isinstance(row.get(name), dict), f"a row lacks the dict of the group {name!r}")
@@ -72,9 +72,9 @@ def parts(spec: EnvSpec, row: Batch) -> list[tuple[str, Group, Batch]]:
 
 
 def check_env(name: str, option: str | None = None, **changes: Any) -> None:
-    """Spaces, shapes and types; episodes end and begin as the stream rule wants it; seeds decide everything.
+    """Check spaces, shapes and dtypes, the stream rule at ends and starts of episodes, and determinism by seed.
 
-    Warns where an option is for a package that is not installed: it is not checked.
+    Warns about options for packages that are not installed, which are not checked.
     """
     try:
         env = make(name, option, **changes)
@@ -96,7 +96,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
         "an environment with agents resets with the step behind the end of an episode: AutoresetMode.NEXT_STEP",
     )
     length, over, ends = np.zeros(COLUMNS, np.int64), np.zeros(COLUMNS, np.bool_), 0
-    alive: dict[str, Any] = {}  # by group, in the row before
+    alive: dict[str, Any] = {}  # by group, in the previous row
     for row, action in walk(env, 0, STEPS):
         given = CORE.keys() if action is not None else set[str]()
         own = {"obs", *given, *(["alive"] if spec.has_agents else [])}
@@ -151,7 +151,7 @@ def check_env(name: str, option: str | None = None, **changes: Any) -> None:
 
 
 def _check_group(name: str, group: Group, part: Batch, first: bool, has_agents: bool) -> None:
-    """Check what one group has of a row: shapes, types, and values that its spaces allow."""
+    """Check one group's part of a row: shapes, dtypes, and values inside its spaces."""
     columns = (COLUMNS, len(group.agents)) if group.agents else (COLUMNS,)
     where = f"{name}." if name else ""
     for key in part.keys() & {"obs", "final_obs"}:
@@ -171,11 +171,11 @@ def _check_group(name: str, group: Group, part: Batch, first: bool, has_agents: 
 
 
 def _check_alive(name: str, part: Batch, before: Any, over: np.ndarray) -> None:
-    """Check that an agent ends once, that who ended is gone, and that nobody leaves without an end.
+    """Check that an agent ends once, is not alive after its end, and does not disappear without an end.
 
     Args:
-        before: who was alive in the row before, ``[B, N]``; None: this is the first row.
-        over: columns that this row was reset in.
+        before: agents alive in the previous row, ``[B, N]``; None: this is the first row.
+        over: columns that were reset in this row.
     """
     if before is None:
         require(part["alive"].any(), "nobody is alive in the first row")
@@ -210,7 +210,7 @@ def _allows(key: str, mask: Any, space: Any, idle: np.ndarray, columns: tuple[in
 
 
 def _can(name: str, option: str | None, vectorization: str) -> bool:
-    """Does the component offer this way of making a vector?"""
+    """Return whether the component supports this vectorization."""
     config = choose("env", "env", node_of("env", option or option_of("env", name))).cls.Config
     return vectorization in get_args(get_type_hints(config).get("vectorization"))
 
@@ -241,7 +241,7 @@ def _follows_its_seeds(env: VecEnv, twin: VecEnv) -> None:
         went_on.append(row)
     list(walk(twin, 9, 13))
     before = copy_to_host(twin.state())
-    twin.load(decode(encode(state)))  # as it comes out of a checkpoint
+    twin.load(decode(encode(state)))  # as in a checkpoint
     idle = differences(before, state) and not differences(before, copy_to_host(twin.state()))
     require(not idle, "load() does nothing: state() is afterwards what it was before")
     again = [stepped(twin, tree.map(np.copy, action)) for action in actions]

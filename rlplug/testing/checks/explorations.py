@@ -1,4 +1,4 @@
-"""Exploration on top of an algorithm: it works where the algorithm allows it, and is refused where not."""
+"""Checks of exploration modules: they work with algorithms that accept them, and are refused by others."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
 ROUNDS = 8
-"""of collection after a short run, which show that actions are others"""
+"""rounds of collection after a short run, to observe changed actions"""
 
 
 def _component(option: str) -> type[Any]:
-    """The class that an option, a YAML file, selects, which may be called otherwise."""
+    """Return the class that an option selects; the option's name may differ."""
     return load("exploration", str(node_of("exploration", option)["name"]))
 
 
 def _module(trainer: Trainer, option: str) -> Exploration:
-    """A run's only module of that option."""
+    """Return a run's only module of that option."""
     return next(x for x in trainer.policy.exploration.values() if isinstance(x, _component(option)))
 
 
 def accepts(case: Case, name: str) -> bool:
-    """Can the exploration be added? Refusals blame ``exploration``.
+    """Return whether the exploration can be added. Refusals must name ``exploration``.
 
     Args:
         name: its option.
 
     Raises:
-        AssertionError: it was accepted although its ``perturb`` does what the algorithm cannot learn from.
+        AssertionError: it was accepted although the algorithm cannot train on its ``perturb``.
     """
     perturbs = _component(name).perturb is not Exploration.perturb
     try:
@@ -73,19 +73,19 @@ def accepts(case: Case, name: str) -> bool:
 
 
 def check_served(tried: Sequence[Case], name: str) -> None:
-    """One of the algorithms accepts it."""
+    """Check that one of the algorithms accepts it."""
     require(any(accepts(case, name) for case in tried), f"{_on(tried)} refuses the exploration {name}")
 
 
 def check_on(case: Case, name: str) -> None:
-    """It works with an algorithm and resumes exactly, or is refused by a message about itself."""
+    """Check that it works with an algorithm and resumes exactly, or is refused with a message about itself."""
     if accepts(case, name):
         check_exploration(case, name)
         check_resumes(case, f"exploration=[{name}]")
 
 
 def check_ranks(tried: Sequence[Case], name: str) -> None:
-    """On the first algorithm that accepts it, two ranks do what one does."""
+    """Check that two ranks give the result of one, with the first algorithm that accepts it."""
     for case in tried:
         if accepts(case, name):
             check_exploration_ranks(case, name)
@@ -99,7 +99,7 @@ def _on(tried: Sequence[Case]) -> str:
 
 
 def check_exploration(case: Case, name: str) -> None:
-    """A short run with it: it changes the data, actions stay inside the space, equal seeds give equal runs."""
+    """Check a short run: it changes the data, actions stay inside the space, equal seeds give equal runs."""
     cls = _component(name)
     require(issubclass(cls, Exploration), f"{cls.__name__} is no rlplug.api.Exploration: derive it from that class")
     trainer = case.build(f"exploration=[{name}]")
@@ -146,7 +146,7 @@ def _check_module(trainer: Trainer, extra: Exploration) -> None:
 
 
 def _check_perturb(trainer: Trainer, extra: Exploration) -> None:
-    """It gives new actions, inside the space, and allowed ones where some are forbidden."""
+    """Check that it returns new, allowed actions inside the space."""
     if type(extra).perturb is Exploration.perturb:
         return
     rows, space = episodes(trainer), trainer.ctx.spec.single_agent.action
@@ -170,7 +170,7 @@ def _check_perturb(trainer: Trainer, extra: Exploration) -> None:
 
 
 def _mask(space: Discrete | MultiDiscrete, seed: int) -> Tensor:
-    """About half of the actions are allowed, at least one of every part."""
+    """Return a mask that allows about half of the actions, at least one of every part."""
     draw = torch.Generator().manual_seed(seed)
     scores = [torch.rand(COLUMNS, n, generator=draw) for n in choices_of(space) or ()]
     return torch.cat([(part > 0.5) | (part == part.amax(-1, keepdim=True)) for part in scores], -1)
@@ -191,10 +191,10 @@ def _check_weights(trainer: Trainer, extra: Exploration) -> None:
 
 
 def _acts_otherwise(trainer: Trainer, extra: Exploration) -> bool:
-    """Do weights that it perturbs give other values or actions?
+    """Return whether perturbed weights give other values or actions.
 
-    Values of an untrained policy may be so far apart that no noise makes it choose another action within a short run:
-    Ape-X's DQN has 0.26 and 0.56 on CartPole's first row, and 0.36 and 0.78 with the noise.
+    The values of an untrained policy may differ so much that noise does not change its action within a short run:
+    Ape-X's DQN has 0.26 and 0.56 on CartPole's first row, and 0.36 and 0.78 with noise.
     """
     own = {name: p.detach().clone() for name, p in trainer.algorithm.named_parameters()}
     rows = episodes(trainer, 4)
@@ -208,7 +208,7 @@ def _acts_otherwise(trainer: Trainer, extra: Exploration) -> bool:
 
 
 def _check_reward(trainer: Trainer, extra: Exploration) -> None:
-    """A number for every row, of that row's transition alone, without a way back into the algorithm."""
+    """Check that the reward has one detached number per row, which depends only on the row's transition."""
     learner: Any = trainer.learner
     sample = tree.map(torch.clone, learner.sampled)
     before = tree.map(torch.clone, sample)

@@ -1,4 +1,4 @@
-"""What components keep on ``self`` outside of parameters and registered buffers, which no checkpoint holds."""
+"""Find attributes of components that are not parameters or registered buffers, and so not in a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ OTHERS = (
     *(RunContext, EnvShard, Space, torch.optim.Optimizer, type, ModuleType),
     *(FunctionType, MethodType, BuiltinFunctionType),
 )
-"""whose state is another's, or none"""
+"""objects without their own state"""
 OF_TORCH = frozenset(vars(nn.Module()))
-"""what every module has: parameters, buffers and children, which are visited, and hooks"""
+"""attributes of every module: parameters, buffers and children, which are visited, and hooks"""
 
 
 def components(trainer: Trainer) -> dict[str, Any]:
-    """Return what may keep something of a run, by the name of its class."""
+    """Return the objects that may hold state of a run, by class name."""
     every = (trainer.algorithm, *trainer.policy.exploration.values(), trainer.loop)
     return {type(who).__name__: who for who in every}
 
 
 def kept(trainer: Trainer) -> dict[str, Any]:
-    """Return numbers, texts, arrays and tensors that a run's components keep by themselves: ``{"PPO.calls": 3}``."""
+    """Return numbers, strings, arrays and tensors in attributes of a run's components: ``{"PPO.calls": 3}``."""
     return {f"{name}.{path}": leaf for name, who in components(trainer).items() for path, leaf in attributes(who)}
 
 
 def attributes(root: Any) -> Iterator[tuple[str, Any]]:
-    """Give the leaves of an object's attributes, of its helpers' and of its containers', and the path to each.
+    """Yield path and value of the leaves of an object's attributes, including nested objects and containers.
 
-    Persistent buffers and parameters of the modules that a module registers are left out; those of modules that it
-    hides, as in a list, are not.
+    Persistent buffers and parameters of registered submodules are excluded; those of hidden modules, such as in a list,
+    are included.
     """
     registered = set[int]()
     if isinstance(root, nn.Module):
@@ -100,7 +100,7 @@ def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _dice(thing: Any) -> Any:
-    """Return the state of a generator of random numbers; None: it is none."""
+    """Return the state of a random number generator, or None for other objects."""
     if isinstance(thing, torch.Generator):
         return thing.get_state()
     if isinstance(thing, random.Random):
@@ -109,7 +109,7 @@ def _dice(thing: Any) -> Any:
 
 
 def lost(undisturbed: Trainer, resumed: Trainer) -> str:
-    """Say which attributes differ between two runs that should be one, in words; empty: none does."""
+    """Describe the attributes that differ between two runs that should be equal; empty if none does."""
     one, two = kept(undisturbed), kept(resumed)
     names = differences(one, two)
     if not names:
@@ -131,7 +131,7 @@ def _short(leaf: Any) -> str:
 
 
 class Lent:
-    """A hook that remembers where the memory of segments is, which collectors write again."""
+    """A hook that records the memory of segments, which collectors reuse."""
 
     def __init__(self) -> None:
         self.addresses = set[int]()
@@ -141,6 +141,6 @@ class Lent:
         self.addresses |= addresses(segment.batch).keys()
 
     def held(self, trainer: Trainer) -> list[str]:
-        """Return the attributes of components that are such memory."""
+        """Return the attributes of components that refer to this memory."""
         leaves = ((name, leaf) for name, leaf in kept(trainer).items() if isinstance(leaf, Tensor | np.ndarray))
         return [name for name, leaf in leaves if addresses([leaf]).keys() & self.addresses]

@@ -1,4 +1,4 @@
-"""What a component leaves as it was: the rows that it is given, and what it is when a process hands it to another."""
+"""Check that components do not modify their input rows, and can be pickled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlplug.types import Batch
 
 
 def check_rows_stay(case: Case) -> None:
-    """``act``, ``postprocess``, ``observe`` and ``prepare`` change nothing of the rows that they are given."""
+    """Check that ``act``, ``postprocess``, ``observe`` and ``prepare`` do not modify their input rows."""
     with closing(case.build()) as trainer:
         who: Any = trainer.algorithm
         for name in ("act", "postprocess", "initial_priorities", "prepare"):
@@ -51,7 +51,7 @@ def _require_same(before: Batch, after: Batch, name: str) -> None:
 
 
 def check_pickles(case: Case) -> None:
-    """A pickled copy of a trained algorithm acts as it does: processes hand each other such copies."""
+    """Check that a pickled copy of a trained algorithm acts equally: processes exchange such copies."""
     with closing(case.build()) as trainer:
         play(trainer)
         rows = episodes(trainer, 4)

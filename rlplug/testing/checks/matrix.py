@@ -1,4 +1,4 @@
-"""Features cross: a cell of the matrix is an algorithm with a level of every factor, and runs or is refused."""
+"""The feature matrix: a cell is an algorithm with one level of every factor, which runs or is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
 TORSO = {"image": "cnn", "dict": "multi_input", "tuple": "multi_input"}
-"""the model of an observation; others: mlp"""
+"""the model of each kind of observation; default: mlp"""
 SMALL: dict[str, Any] = {
     "num_envs": 4,
     "rollout_fragment_length": 8,
@@ -46,12 +46,12 @@ SMALL: dict[str, Any] = {
     "predictor_hiddens": 8,
     "feature_dim": 8,
 }
-"""options wherever they are, so that runs are short; of a list, every element"""
+"""options that make runs short, at any depth; of a list, every element"""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An algorithm, and a level of every factor."""
+    """An algorithm with one level of every factor."""
 
     algorithm: str
     observation: str = "vector"
@@ -66,10 +66,10 @@ class Cell:
 
     @property
     def words(self) -> list[str]:
-        """The command line."""
+        """Return the overrides."""
         torso, action = TORSO.get(self.observation, "mlp"), self.action.removesuffix("+mask")
         extra = [name for name in (self.curiosity, self.noise) if name != "none"]
-        if extra and self.noise == "none":  # curiosity changes rewards alone, and some algorithms need to try something
+        if extra and self.noise == "none":  # curiosity only changes rewards, and some algorithms need other exploration
             extra = [*raw_of([f"algo={option_of('algo', self.algorithm)}", *CPU])["exploration"], *extra]
         words = [
             f"algo={option_of('algo', self.algorithm)}",
@@ -101,19 +101,19 @@ class Cell:
             words.append("preprocess.normalize_obs=true")
         raw = raw_of(words)
         if raw["buffer"]["name"] == "rollout":
-            del raw["train_batch_size"]  # a rollout is learned from whole
+            del raw["train_batch_size"]  # training uses whole rollouts
         return words + _small(raw)
 
     def config(self) -> RunConfig:
-        """What ``compose(words)`` gives, in a hundredth of the time.
+        """Return the result of ``compose(words)``, in a hundredth of the time.
 
         Raises:
-            ConfigError: some option is wrong.
+            ConfigError: an option is invalid.
         """
         return parse(raw_of(self.words))
 
     def build(self, *words: str) -> Trainer:
-        """The run, with nothing collected yet.
+        """Build the run, before any collection.
 
         Raises:
             ConfigError: the cell is refused.
@@ -121,7 +121,7 @@ class Cell:
         return build(parse(raw_of([*self.words, *words])), Path())
 
     def refusal(self) -> str | None:
-        """In which words it is refused; None: it is not."""
+        """Return the message with which it is refused, or None."""
         try:
             self.build().close()
         except ConfigError as error:
@@ -142,7 +142,7 @@ FACTORS = tuple(field.name for field in fields(Cell))[1:]
 
 @cache
 def levels(factor: str) -> tuple[str, ...]:
-    """The levels of a factor; of components, rlplug's own."""
+    """Return the levels of a factor; for components, rlplug's own."""
     match factor:
         case "observation":
             return tuple(OBSERVATIONS)
@@ -182,7 +182,7 @@ def _composed(*words: str) -> RunConfig:
 
 
 def raw_of(words: Sequence[str]) -> dict[str, Any]:
-    """What Hydra makes of ``words``, which begin with the algorithm and ``CPU``."""
+    """Return Hydra's config of ``words``, which begin with the algorithm and ``CPU``."""
     first = 1 + len(CPU)
     raw = copy.deepcopy(_composed(*words[:first]).raw)
     for word in words[first:]:
@@ -191,7 +191,7 @@ def raw_of(words: Sequence[str]) -> dict[str, Any]:
 
 
 def put(raw: dict[str, Any], word: str) -> None:
-    """Change what a word of the command line says, in place."""
+    """Apply an override in place."""
     key, _, text = word.removeprefix("+").partition("=")
     value, (kind, _, path) = yaml.safe_load(text), key.partition("@")
     if kind in SEVERAL:
@@ -206,7 +206,7 @@ def put(raw: dict[str, Any], word: str) -> None:
 
 
 def _small(node: dict[str, Any], prefix: str = "") -> list[str]:
-    """Words that make everything small."""
+    """Return overrides that make everything small."""
     words: list[str] = []
     for key, value in node.items():
         if isinstance(value, dict):
@@ -221,13 +221,13 @@ def _small(node: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def check_cell(cell: Cell, *words: str) -> None:
-    """A short run and an evaluation: finite losses, and every part learns; the world refuses what it must not be given.
+    """Check a short run and an evaluation: finite losses, every part learns, and the environment gets valid actions.
 
     Args:
-        words: further ones of the command line.
+        words: further overrides.
 
     Raises:
-        AssertionError, RunError: it does not; a note has the command line.
+        AssertionError, RunError: a check fails; a note has the command line.
     """
     try:
         trainer = cell.build(*words)

@@ -1,4 +1,4 @@
-"""The memory that an object keeps."""
+"""Measure the memory of an object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlplug.context import RunContext
 
 
 def addresses(root: Any) -> dict[int, int]:
-    """Return the bytes of every chunk of memory that an object's own tensors and arrays refer to, by address."""
+    """Return the bytes of every memory block of an object's own tensors and arrays, by address."""
     found: dict[int, int] = {}
     seen: set[int] = set()
 
@@ -22,7 +22,7 @@ def addresses(root: Any) -> dict[int, int]:
             return
         seen.add(id(thing))
         if isinstance(thing, Tensor):
-            if thing.ndim:  # others are schedules, which belong to the run
+            if thing.ndim:  # 0-d tensors are schedules, which belong to the run
                 found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
         elif isinstance(thing, np.ndarray):
             base = thing if thing.base is None or not isinstance(thing.base, np.ndarray) else thing.base

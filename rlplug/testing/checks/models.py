@@ -1,4 +1,4 @@
-"""Models: shapes, recurrence over streams, members, state."""
+"""Checks of models: shapes, recurrence over streams, ensemble members, state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
 
 
 def check_model(name: str, option: str | None = None, **changes: Any) -> None:
-    """On every kind of input that it accepts; one at least."""
+    """Check a model on every kind of input that it accepts, at least one."""
     node = node_of("model", option or option_of("model", name), **changes)
     chosen = choose("model", "model", node)
     require(
@@ -63,7 +63,7 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
 
 
 def _check_rows(model: Any, space: spaces.Space[Any], what: str) -> None:
-    """Features follow from a row and its stream, and from nothing else."""
+    """Check that features depend only on a row and its stream."""
     x, carry, is_first = inputs(space, T), model.initial_carry(B), _beginnings()
     (first, _), (again, _) = model(x, carry, is_first), model(x, carry, is_first)
     why = random_layers(model) or "draw nothing in forward()"
@@ -76,7 +76,7 @@ def _check_rows(model: Any, space: spaces.Space[Any], what: str) -> None:
 
 
 def inputs(space: spaces.Space[Any], rows: int) -> Any:
-    """``[rows, B, ...]``."""
+    """Return random inputs ``[rows, B, ...]``."""
     space.seed(0)
     picks = [space.sample() for _ in range(rows * B)]
     return tree.map(lambda *x: torch.as_tensor(np.stack(x)).unflatten(0, (rows, B)), *picks)
@@ -121,7 +121,7 @@ def _check_shapes(model: Any, lead: tuple[int, ...], space: spaces.Space[Any], w
 
 
 def _check_streams(model: Any, lead: tuple[int, ...], x: Any, out: Tensor, what: str) -> None:
-    """One unroll over rows of several episodes is each of them alone."""
+    """Check that one unroll over several episodes equals an unroll of each episode."""
     zeros, none = model.initial_carry(B), torch.zeros(T, B, dtype=torch.bool)
     out = out.movedim(len(lead), 0)
     for start, column in _beginnings().nonzero().tolist():
@@ -139,7 +139,7 @@ def _check_streams(model: Any, lead: tuple[int, ...], x: Any, out: Tensor, what:
 
 
 def _check_state(ctx: RunContext, model: Any, space: spaces.Space[Any], what: str) -> None:
-    """The features follow from ``state_dict()`` alone, and from the weights that a functional call is given."""
+    """Check that features depend only on ``state_dict()``, and on the weights of a functional call."""
     x, carry, is_first = inputs(space, T), model.initial_carry(B), _beginnings()
     expected, _ = model(x, carry, is_first)
     other = ctx.build("model", space)
@@ -154,7 +154,7 @@ def _check_state(ctx: RunContext, model: Any, space: spaces.Space[Any], what: st
 
 
 def _beginnings() -> Tensor:
-    """``is_first [T, B]``: columns begin together, and end unevenly."""
+    """Return ``is_first [T, B]`` with columns that start together and end at different rows."""
     is_first = torch.zeros(T, B, dtype=torch.bool)
     is_first[0], is_first[3, 1], is_first[4, 1], is_first[5, 2] = True, True, True, True
     return is_first

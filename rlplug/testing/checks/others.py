@@ -1,4 +1,4 @@
-"""Loggers, loops and hardware: in a real run of the default algorithm."""
+"""Checks of loggers, loops and hardware, in real runs of the default algorithm."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rlplug.testing.checks.runs import CPU, case_of, node_of, options, require
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
-STEPS, FEW_UPDATES = 2048, 32  # of a whole run
+STEPS, FEW_UPDATES = 2048, 32  # steps and updates of a whole run
 
 
 def check_logger(name: str, *overrides: str) -> None:
-    """Its hooks exist, and it follows a run from start to end, and on when it is resumed."""
+    """Check that a logger's hooks exist, and that it logs a whole run and its resumption."""
     events = {event for event in vars(Events) if event.startswith("rlplug_")}
     mine = {hook for hook in dir(load("logger", name)) if hook.startswith("rlplug_")}
     require(mine & events, f"it implements no event of a run; there are {', '.join(sorted(events))}")
@@ -33,7 +33,7 @@ def check_logger(name: str, *overrides: str) -> None:
     hooks.add_hookspecs(Events)
     with tempfile.TemporaryDirectory() as folder:
         hooks.register(_alone(config, name))
-        hooks.check_pending()  # names the hooks that do not exist, and arguments that events do not have
+        hooks.check_pending()  # reports unknown hooks and arguments
         run = Path(folder) / "run"
         train(config, run, words)
         for total in (STEPS, 2 * STEPS):
@@ -49,7 +49,7 @@ def _alone(config: RunConfig, name: str) -> object:
 
 
 def check_loop(name: str, *overrides: str) -> None:
-    """It ends by itself within ``total_steps``, and foresees how many updates it makes if it counts steps."""
+    """Check that a loop ends within ``total_steps``, and predicts its number of updates if it counts steps."""
     by_steps = load("loop", name).unit == "env_steps"
     total = STEPS if by_steps else FEW_UPDATES
     words = (f"loop={options('loop', name)[0]}", f"total_steps={total}", *overrides)
@@ -73,7 +73,7 @@ def check_loop(name: str, *overrides: str) -> None:
 
 
 def _rounds(trainer: Trainer) -> tuple[list[int], list[int]]:
-    """Return the steps at which rounds of a run begin, and those at which the rounds did that play jobs."""
+    """Return the steps at which a run's rounds begin, and those of its rounds with jobs."""
     rounds, played = list[int](), list[int]()
     report, play = trainer.report, trainer.play
 
@@ -90,13 +90,13 @@ def _rounds(trainer: Trainer) -> tuple[list[int], list[int]]:
 
 
 def check_loop_resumes(name: str, *overrides: str) -> None:
-    """It keeps no state: a resumed run goes on in step."""
+    """Check that a loop has no state: a resumed run has the same schedule."""
     case = case_of((*tried_with("loop", name), *overrides))
     check_resumes(case, f"loop={options('loop', name)[0]}", updates=3)
 
 
 def check_hardware(name: str) -> None:
-    """Its options give a plan, or say what is missing here."""
+    """Check that its options give a plan, or an error that names what is missing on this machine."""
     for option in options("hardware", name):
         hardware = choose("hardware", "hardware", node_of("hardware", option)).build(None)
         try:

@@ -1,4 +1,4 @@
-"""The YAML files of a package: each composes, and passes what ``rlplug check`` looks at."""
+"""Checks of a package's YAML files: each composes, and passes ``rlplug check``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = ("hardware=cpu", "logger=[]", "compile=off")
 
 
 def of(distribution: str | None) -> Iterator[Preset]:
-    """Give the files that no check of a component of the same distribution reads: tuned settings, experiments, and
+    """Yield the files that the checks of the distribution's components do not read: tuned settings, experiments, and
     options that select another distribution's component; None: those of every distribution."""
     for (group, option), (file, *_) in registry.presets().items():
         if distribution not in (None, file.plugin.distribution):
@@ -34,21 +34,21 @@ def of(distribution: str | None) -> Iterator[Preset]:
 
 
 def _empty(file: Preset) -> bool:
-    """Does it set nothing, as ``tuned=none``?"""
+    """Return whether it sets nothing, like ``tuned=none``."""
     return not yaml.safe_load(file.path.read_text(encoding="utf-8"))
 
 
 def _own(file: Preset, option: str) -> bool:
-    """Does a component of the same distribution bear this name, whose checks read the file?"""
+    """Return whether a component of the same distribution, whose checks read the file, has this name."""
     group: registry.Kind = file.group  # type: ignore[assignment]
     owners = registry.owners().get((group, str(node_of(group, option).get("name"))), ())
     return file.plugin in owners and (group != "algo" or node_of(group, option)["name"] == option)
 
 
 def check_preset(file: Preset) -> None:
-    """Compose what it is for, and build it.
+    """Compose and build a run with the preset.
 
-    Warns where it is for a package that is not installed: it is not checked.
+    Warns if it is for a package that is not installed, and is not checked.
     """
     try:
         _check(file)
@@ -78,7 +78,7 @@ def _check(file: Preset) -> None:
 
 
 def _pair(option: str) -> list[str]:
-    """Return the words for the settings of a pair, ``<algo>_<env>``, and those of the algorithm's manifest."""
+    """Return the overrides of the tuned settings ``<algo>_<env>``, and of the algorithm's manifest."""
     pairs = [(algo, option[len(algo) + 1 :]) for algo in option_names("algo") if option.startswith(f"{algo}_")]
     pairs = [(algo, env) for algo, env in pairs if env in option_names("env")]
     require(pairs, f"conf/tuned/{option}.yaml belongs to no pair: it is called <algo>_<env>, by options that exist")

@@ -1,4 +1,4 @@
-"""One rank equals two ranks equals four microbatches: hardware changes how fast, never what."""
+"""Check that one rank, two ranks and four microbatches give equal results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOLERANCE = 1e-6
 
 
 def check_ranks(case: Case) -> None:
-    """One update from one global sample gives the same weights and metrics, to 1e-6, however it is shared out."""
+    """Check that an update on one global sample gives equal weights and metrics, to 1e-6, for any sharding."""
     question = ask(case)
     alone = one_update(one_rank(), question)
     for how, other in (
@@ -53,7 +53,7 @@ def check_ranks(case: Case) -> None:
 
 
 def check_exploration_ranks(case: Case, name: str) -> None:
-    """A module that observes, rewards, learns and perturbs on two ranks does what it does on one, to 1e-6."""
+    """Check that a module's statistics, rewards, updates and perturbations on two ranks equal those on one, to 1e-6."""
     question = ask(case, f"exploration=[{name}]")
     alone, acted = one_update(one_rank(), question), one_act(one_rank(), question)
     answers = ranks(2)(one_update, question)
@@ -75,15 +75,15 @@ def check_exploration_ranks(case: Case, name: str) -> None:
 
 
 def ask(case: Case, *overrides: str) -> dict[str, Any]:
-    """Return a trained algorithm's weights and the next sample of its buffer, which ``one_update`` starts from.
+    """Return a trained algorithm's weights and the next sample of its buffer, the input of ``one_update``.
 
-    Exploration modules are in it where ``overrides`` choose them.
+    Exploration modules are included if ``overrides`` select them.
     """
     trainer = case.build("num_envs=8", *overrides)
     learner = watch(trainer)
     play(trainer, 1)
-    sample = {key: leaf for key, leaf in learner.sampled.items() if key != "gradients"}  # computed from the rows anew
-    if "reward_int" in sample:  # as the buffer gave it
+    sample = {key: leaf for key, leaf in learner.sampled.items() if key != "gradients"}  # recomputed from the rows
+    if "reward_int" in sample:  # as returned by the buffer
         sample["reward"] = sample["reward"] - sample.pop("reward_int")
     columns = 0 if learner.given else sample["valid"].shape[1]
     require(columns % 4 == 0, f"a sample has {columns} columns; pass overrides that make it divisible by 4")
@@ -108,7 +108,7 @@ def ask(case: Case, *overrides: str) -> dict[str, Any]:
 
 
 def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> dict[str, Tensor]:
-    """Make the update on this rank's columns of the sample; on all of what a loop gave, as every rank has that."""
+    """Make the update on this rank's columns of the sample, or on a whole batch from the loop."""
     ctx, algorithm, exploration = _restored(fabric, question)
     given, sample = question["given"], question["sample"]
     share = tree.map(torch.clone, sample) if given else columns_of(sample, ctx.rank, ctx.world_size)
@@ -131,7 +131,7 @@ def one_update(fabric: Any, question: dict[str, Any], microbatches: int = 1) -> 
 
 
 def one_act(fabric: Any, question: dict[str, Any]) -> dict[str, Tensor]:
-    """Perturb weights, and ``perturb.<key> [rows, B, ...]`` in this rank's share of ``COLUMNS`` environments."""
+    """Return perturbed weights, and ``perturb.<key> [rows, B, ...]`` of this rank's shard of ``COLUMNS``."""
     ctx, algorithm, exploration = _restored(fabric, question)
     share = np.array_split(np.arange(COLUMNS), ctx.world_size)[ctx.rank].tolist()
     weights, found = {name: p.detach() for name, p in algorithm.named_parameters()}, list[Batch]()
@@ -148,7 +148,7 @@ def one_act(fabric: Any, question: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _restored(fabric: Any, question: dict[str, Any]) -> tuple[RunContext, Algorithm, dict[str, Exploration]]:
-    """Build on a rank what learns and acts, as it was when ``ask`` asked."""
+    """Build the algorithm and exploration of ``ask`` on a rank, with the same state."""
     config = parse(question["raw"])
     rank, world = fabric.global_rank, fabric.world_size
     env_ids = np.array_split(np.arange(question["options"]["num_envs"]), world)[rank].tolist()
@@ -167,17 +167,17 @@ def _restored(fabric: Any, question: dict[str, Any]) -> tuple[RunContext, Algori
 
 
 def columns_of(sample: Batch, rank: int, world: int) -> Batch:
-    """This rank's columns: leaves ``[T+1, B, ...]``, and ``[B]`` for what is said of a whole sample."""
+    """Return this rank's columns: leaves ``[T+1, B, ...]``, and ``[B]`` for keys of whole columns."""
     return tree.map(lambda x: x.chunk(world, min(1, x.ndim - 1))[rank].contiguous(), sample)
 
 
 def distances(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
-    """Names of the numbers that differ by more than ``TOLERANCE``, and by how much.
+    """Return the names of values that differ by more than ``TOLERANCE``, with the difference.
 
-    One element of a tensor in a thousand, rounded, may differ by a hundred times as much: Adam divides a gradient by
-    its own size, and so makes the rounding of one that is nearly zero as large as a step. In BC on Pendulum one of 768
-    begins with a gradient of 3.71e-9, or 3.69e-9 if it is added up by microbatches, where the median is 2e-5: beside
-    Adam's epsilon of 1e-8 that is a thousandth of a step.
+    One element in a thousand of a tensor, rounded, may differ by a hundred times as much: Adam divides a gradient by
+    its magnitude, which scales the rounding error of a gradient near zero to a step. In BC on Pendulum, one of 768
+    elements starts with a gradient of 3.71e-9, or 3.69e-9 if summed over microbatches, where the median is 2e-5: with
+    Adam's epsilon of 1e-8, this is a thousandth of a step.
     """
     require(a.keys() == b.keys(), f"only one of them has {some(sorted(a.keys() ^ b.keys()))}")
     found = []

@@ -1,4 +1,4 @@
-"""A run that is continued from a checkpoint is the undisturbed one, bit for bit."""
+"""Check that a run resumed from a checkpoint is bit-identical to the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ADVICE = (
 
 
 def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
-    """Two runs go the same way, one of them through a checkpoint on disk and a new trainer.
+    """Check that two runs are equal, one of them resumed from a checkpoint on disk by a new trainer.
 
-    What their components keep on ``self`` is compared, too: a counter is noticed long before it acts.
+    Attributes of their components are compared, too: this finds a lost counter before it has an effect.
     """
     first = case.build(*overrides)
     play(first, updates)
@@ -53,7 +53,7 @@ def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
 
 
 def _dropped(case: Case, overrides: Sequence[str], checkpoint: Checkpoint) -> list[str]:
-    """Return the names of what is not as it was saved right after a checkpoint has been restored."""
+    """Return the names of values that differ from the checkpoint right after it is restored."""
     with closing(case.build(*overrides)) as trainer:
         restore(trainer, checkpoint)
         trees = capture(trainer).trees
@@ -61,14 +61,14 @@ def _dropped(case: Case, overrides: Sequence[str], checkpoint: Checkpoint) -> li
 
 
 def whole(trainer: Trainer) -> Tree:
-    """Everything that a checkpoint of this moment holds, the buffer's rows as they are now, by their number."""
+    """Return the content of a checkpoint of this moment, with the buffer's current rows by number."""
     trees, log = capture(trainer).trees, FileRowLog()
     trainer.buffer.save(log)
     return trees | {"rows": stored(log)}
 
 
 def stored(store: FileRowLog) -> Tree:
-    """Rows by number; what was stored again counts as it is now."""
+    """Return rows by number; of rows stored several times, the last version."""
     rows: dict[tuple[int, int], Any] = {}
     for part in (store, *store.parts.values()):
         for start, chunk in part.rows():
@@ -79,7 +79,7 @@ def stored(store: FileRowLog) -> Tree:
 
 
 def _unpadded(row: Tensor) -> Tensor:
-    """Without the zeros with which compressed images are as long as the longest one of their chunk."""
+    """Return a row without the padding of compressed images."""
     if not row.ndim:
         return row
     used = row.reshape(-1, row.shape[-1]).any(0).nonzero()

@@ -1,4 +1,4 @@
-"""Short real runs, and what they are watched for."""
+"""Short real runs, and helpers to observe them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ CPU = ("tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes
 
 
 def require(holds: Any, message: str) -> None:
-    """Raises:
-    AssertionError: it does not hold; ``message`` tells a plugin author what to do.
+    """Raise an error with a message for plugin authors.
+
+    Raises:
+        AssertionError: ``holds`` is false.
     """
     if not holds:
         raise AssertionError(message)
@@ -49,13 +51,13 @@ def _node(kind: Kind, option: str) -> dict[str, Any]:
 
 
 def node_of(kind: Kind, option: str, **changes: Any) -> dict[str, Any]:
-    """What an option's YAML says, with changes; ``name`` is in it."""
+    """Return an option's YAML node, including ``name``, with changes."""
     return {**copy.deepcopy(_node(kind, option)), **changes}
 
 
 @cache
 def options(kind: Kind, name: str) -> list[str]:
-    """The YAML options that select a component; there is one at least.
+    """Return the YAML options that select a component, at least one.
 
     Raises:
         AssertionError: there is none.
@@ -67,7 +69,7 @@ def options(kind: Kind, name: str) -> list[str]:
 
 @cache
 def option_of(kind: Kind, name: str) -> str:
-    """The YAML option that bears the component's name, or else the first that selects it."""
+    """Return the YAML option with the component's name, else the first that selects it."""
     own = name in option_names(kind) and node_of(kind, name).get("name") == name
     return name if own else options(kind, name)[0]
 
@@ -77,7 +79,7 @@ def option_of(kind: Kind, name: str) -> str:
 
 @cache
 def _composed(*overrides: str) -> RunConfig:
-    """Random steps before learning are as good as none in a short run, and take longer than it."""
+    """Compose a config with at most ``FEW`` random steps before learning; more would outlast a short run."""
     config = compose(overrides)
     if any(word.startswith(f"{WARM_UP}=") for word in overrides):
         return config
@@ -91,7 +93,7 @@ class Case:
     Args:
         name: the component.
         env: an option of the group ``env``.
-        overrides: further words of the command line, such as a shorter warm-up.
+        overrides: further overrides, such as a shorter warm-up.
     """
 
     name: str
@@ -102,20 +104,20 @@ class Case:
         return " ".join((f"algo={option_of('algo', self.name)}", f"env={self.env}", *self.overrides))
 
     def build(self, *more: str, seed: int = 0) -> Trainer:
-        """The run, with nothing collected yet."""
+        """Build the run, before any collection."""
         algo = option_of("algo", self.name)
         return build(_composed(f"algo={algo}", f"env={self.env}", *CPU, f"seed={seed}", *self.overrides, *more), Path())
 
 
 def case_of(words: Sequence[str], algorithm: str | None = None, env: str = "cartpole") -> Case:
-    """Return the run of ``words``, in which ``algo=`` and ``env=`` choose others than the default algorithm's."""
+    """Return the case of ``words``, in which ``algo=`` and ``env=`` replace the defaults."""
     chosen = dict(word.split("=", 1) for word in words if word.startswith(("algo=", "env=")))
     rest = tuple(word for word in words if not word.startswith(("algo=", "env=")))
     return Case(chosen.get("algo", algorithm) or compose([]).algo.name, chosen.get("env", env), rest)
 
 
 class Record:
-    """A hook that keeps what a run reports, and ends it after so many updates."""
+    """A hook that records a run's reports, and ends it after a number of updates."""
 
     def __init__(self, updates: int) -> None:
         self.updates = updates
@@ -133,7 +135,7 @@ class Record:
 
 
 def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
-    """Let the loop run until so many updates were made.
+    """Run the loop for a number of updates.
 
     Args:
         also: a further hook.
@@ -156,7 +158,7 @@ def play(trainer: Trainer, updates: int = UPDATES, also: Any = None) -> Record:
 
 
 def callbacks_of(trainer: Trainer) -> Callbacks:
-    """What a run reports with, by its own type."""
+    """Return a run's callbacks with their concrete type."""
     callbacks: Any = trainer.reports
     return callbacks
 
@@ -165,13 +167,13 @@ Look = Callable[["Watching", Trainable, Batch, Sequence[str]], None]
 
 
 class Watching(RankLearner):
-    """A learner that lets somebody look at the batch of every gradient step, and keeps what it learned from last.
+    """A learner that calls a function with the batch of every gradient step, and stores its last sample.
 
     Attributes:
-        sampled: the buffer's last sample, or what a loop gave it.
-        given: a loop gave it, as one that plays jobs does.
-        episodes: those of jobs, as they were observed.
-        applied: whether a step was made with gradients from elsewhere.
+        sampled: the last sample, from the buffer or the loop.
+        given: whether the loop provided it, as loops with jobs do.
+        episodes: observed episodes of jobs.
+        applied: whether a step was made with external gradients.
     """
 
     look: Look | None = None
@@ -201,13 +203,13 @@ class Watching(RankLearner):
         self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None, *, diagnostics: bool = True
     ) -> Losses:
         named = tuple(self.parts(who) if parts is None else parts)
-        if self.look is not None and named:  # else nothing is learned
+        if self.look is not None and named:  # else there is no update
             self.look(self, who, batch, named)
         return super().minimize(batch, who, parts, diagnostics=diagnostics)
 
 
 def watch(trainer: Trainer, look: Look | None = None) -> Watching:
-    """Replace a run's learner by a watching one; before its first update."""
+    """Replace a run's learner by a ``Watching`` one, before its first update."""
     old = trainer.learner
     new = Watching(
         fabric=old.fabric,
@@ -224,9 +226,9 @@ def watch(trainer: Trainer, look: Look | None = None) -> Watching:
 
 
 def each_gradient_step(case: Case, look: Look, updates: int = 2, most: int = 4) -> None:
-    """Make a run of ``updates``; ``look`` at its first ``most`` gradient steps.
+    """Make a run of ``updates``, and call ``look`` at its first ``most`` gradient steps.
 
-    An algorithm that computes its gradients by itself, and calls ``learner.apply``, has no batch to look at.
+    Algorithms that compute their own gradients and call ``learner.apply`` have no batches.
 
     Raises:
         AssertionError: there are none, although the algorithm has optimizers.
@@ -248,7 +250,7 @@ def each_gradient_step(case: Case, look: Look, updates: int = 2, most: int = 4) 
 
 
 class _Again:
-    """A buffer that gives one sample again and again, and draws nothing by priority."""
+    """A buffer that always returns the same sample, without priorities."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -261,7 +263,7 @@ class _Again:
 
 
 def again(batch: Batch) -> Any:
-    """What a learner may take for a buffer."""
+    """Return a buffer that always returns ``batch``."""
     return _Again(batch)
 
 
@@ -271,8 +273,8 @@ COLUMNS = 4
 
 
 def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
-    """What ``act`` is given in a real environment under random actions, allowed ones: what is observed, ``is_first``,
-    and of the row before what the algorithm names in its keys, ``prev_action`` and ``prev_reward``."""
+    """Return inputs of ``act`` from a real environment with random allowed actions: observations, ``is_first``, and, if
+    the algorithm's keys name them, ``prev_action`` and ``prev_reward``."""
     shard = EnvShard("eval", COLUMNS, range(COLUMNS))
     env = trainer.config.env.build(trainer.ctx.derive(shard=shard))
     for group in env.spec.groups.values():
@@ -295,7 +297,7 @@ def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
 
 
 def _previous(before: Batch, result: Batch, action: np.ndarray, first: np.ndarray) -> Batch:
-    """Return what a row has of the one ``before``, zeros where an episode begins or nobody acted; of one group."""
+    """Return a group's ``prev_*`` keys from the previous row, zeros where an episode begins or no agent acted."""
     acted = (before["alive"].T & ~first).T if "alive" in before else ~first
     reward = result.get("reward", np.zeros(acted.shape, np.float32))
     wide = acted.reshape(*acted.shape, *[1] * (action.ndim - acted.ndim))
@@ -307,14 +309,14 @@ def _observed(row: Batch) -> Batch:
 
 
 def _left(row: Batch) -> np.ndarray:
-    """Return in which columns nobody is alive."""
+    """Return the columns in which no agent is alive."""
     alive = [part["alive"].reshape(COLUMNS, -1).any(1) for part in groups_of(row).values()]
     return np.logical_not(np.logical_or.reduce(alive))
 
 
 @contextmanager
 def asking(ctx: RunContext, seed: int = 0, env_ids: Sequence[int] = range(COLUMNS)) -> Iterator[None]:
-    """Inside, ``act`` answers for some of ``COLUMNS`` environments, drawing from generators with that seed."""
+    """Set up ``ctx`` for ``act`` of some of ``COLUMNS`` environments, with generators of that seed."""
     with torch.inference_mode(), ctx.acting(EnvShard("eval", COLUMNS, env_ids)):
         for generator in ctx.generators.values():
             generator.manual_seed(seed)
@@ -322,7 +324,7 @@ def asking(ctx: RunContext, seed: int = 0, env_ids: Sequence[int] = range(COLUMN
 
 
 def answers(algorithm: Algorithm, ctx: RunContext, rows: Sequence[Batch], mode: Any, seed: int = 0) -> list[Batch]:
-    """What ``act`` says to every row."""
+    """Return the output of ``act`` for every row."""
     said = []
     with asking(ctx, seed):
         carry = algorithm.initial_carry(COLUMNS)
@@ -336,7 +338,7 @@ def answers(algorithm: Algorithm, ctx: RunContext, rows: Sequence[Batch], mode: 
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """A tree of dicts and lists with one name for each leaf: ``0.action``."""
+    """Flatten a tree of dicts and lists to one name per leaf: ``0.action``."""
     if isinstance(tree, dict | list | tuple):
         pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
         return {name: leaf for key, inner in pairs for name, leaf in flat(inner, f"{prefix}{key}.").items()}
@@ -344,7 +346,7 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """Names of the leaves under which the two trees do not hold the same bits."""
+    """Return the names of leaves that are not bit-identical in both trees."""
     one, two = flat(a), flat(b)
     names = dict.fromkeys([*one, *two])
     return [name for name in names if name not in one or name not in two or _bits(one[name]) != _bits(two[name])]
@@ -355,11 +357,11 @@ def _bits(leaf: Any) -> Any:
         return leaf.dtype, tuple(leaf.shape), leaf.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype, leaf.shape, leaf.tobytes()
-    return type(leaf), repr(leaf)  # exact for floats, NaN and -0.0 too
+    return type(leaf), repr(leaf)  # exact for floats, including NaN and -0.0
 
 
 def some(names: Sequence[str]) -> str:
-    """A few of many names."""
+    """Format the first few names."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
@@ -369,8 +371,8 @@ def learning(part: OptimizerState) -> list[Tensor]:
 
 
 def trainables(learner: RankLearner, root: Trainable) -> dict[str, Trainable]:
-    """The modules that bring optimizers of what is not frozen, outermost first: the algorithm, or else the children
-    inside it."""
+    """Return the modules with optimizers of parameters that are not frozen, outermost first: the algorithm, or else
+    its children."""
     found: dict[str, Trainable] = {}
 
     def visit(module: torch.nn.Module, name: str) -> None:

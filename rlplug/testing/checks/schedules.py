@@ -1,4 +1,4 @@
-"""Options that follow a schedule do so: what is computed when it stands at a number is what that number gives."""
+"""Check that scheduled options have the effect of a constant with the schedule's current value."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rlplug.types import ConfigError
 
 
 def check_schedules(case: Case, exploration: str = "") -> None:
-    """An update, and acting, at a schedule's later value are those of that value from the start on.
+    """Check that an update, and acting, at a schedule's later value equal those with that constant value.
 
     Args:
-        exploration: the module whose options are tried; empty: those of the algorithm.
+        exploration: the module whose options are checked; empty: the algorithm's.
     """
     words = [f"exploration=[{exploration}]"] if exploration else []
     where, found = ("exploration", exploration) if exploration else ("algo", ""), case.build(*words)
@@ -43,7 +43,7 @@ def check_schedules(case: Case, exploration: str = "") -> None:
 
 
 def scheduled(raw: dict[str, Any], group: str, name: str) -> Iterator[tuple[str, float, float]]:
-    """Give the options that may be schedules, each with its value and another one."""
+    """Yield the options that may be schedules, each with its value and another one."""
     for key, value in (raw[group][name] if name else raw[group]).items():
         if isinstance(value, list) and value and all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
             value = value[0][1]
@@ -63,7 +63,7 @@ def _with(raw: dict[str, Any], where: tuple[str, str], key: str, value: Any) -> 
 
 
 def _answer(question: dict[str, Any], where: tuple[str, str], key: str, value: Any) -> Any:
-    """Return what an update gives, and what acts in mode ``explore``."""
+    """Return the result of an update, and of acting in mode ``explore``."""
     changed = question | {"raw": _with(question["raw"], where, key, value)}
     updated = one_update(one_rank(), changed)
     if where[1]:
@@ -76,7 +76,7 @@ def _answer(question: dict[str, Any], where: tuple[str, str], key: str, value: A
 
 
 def check_exploration_schedules(tried: Sequence[Case], name: str) -> None:
-    """See ``check_schedules``, on the first algorithm that accepts the module."""
+    """Run ``check_schedules`` with the first algorithm that accepts the module."""
     for case in tried:
         if accepts(case, name):
             check_schedules(case, name)

@@ -1,4 +1,4 @@
-"""A component's ``Config`` and its YAML agree: types and doc lines here, every default there."""
+"""Check that a component's ``Config``, with types and docs, agrees with its YAML, with all defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISSING = "???"
 
 
 def check_settings(kind: Kind, name: str) -> None:
-    """For every YAML that selects the component."""
+    """Check every YAML file that selects the component."""
     config: Any = getattr(load(kind, name), "Config", None)
     require(inspect.isclass(config), f"{kind} {name!r} has no class Config: decorate one with rlplug.settings.settings")
     require(
@@ -53,7 +53,7 @@ def refuses_unknown(config: type[Any], node: dict[str, Any], file: str) -> None:
 
 
 def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Options by their full key, those of settings inside settings too."""
+    """Yield options by full key, including nested ones."""
     for name, field in config.__pydantic_fields__.items():
         yield f"{prefix}{name}", field
         if hasattr(field.annotation, "__pydantic_fields__"):
@@ -61,7 +61,7 @@ def fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def keys(config: Any, node: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Keys of a node, as deep as there are settings."""
+    """Yield the keys of a node, including nested options."""
     for name, value in node.items():
         yield f"{prefix}{name}"
         field = config.__pydantic_fields__.get(name)

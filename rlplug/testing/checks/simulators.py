@@ -1,4 +1,4 @@
-"""A simulator that an environment offers steps as the environment does."""
+"""Check that an environment's simulator gives the environment's transitions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ RESULT = ("obs", "reward", "terminated", "truncated", "env_state")
 
 
 def check_simulator(env: VecEnv, model: Any, rows: Sequence[tuple[Batch, Any]]) -> None:
-    """Check a simulator on what its environment did.
+    """Check a simulator on rows of its environment.
 
     Args:
-        env: the environment, which may be closed: a simulator lives on.
-        model: what its method ``simulator`` returned.
-        rows: what it gave, copied, each with the action that led to it, of columns that keep step.
+        env: the environment, possibly closed: the simulator must still work.
+        model: the result of its method ``simulator``.
+        rows: copies of its rows, each with the preceding action, of synchronous columns.
 
     Raises:
-        AssertionError: the simulator gives other transitions, or is no pure function of its columns.
+        AssertionError: the simulator's transitions differ, or it is not a pure function of its columns.
     """
     device = env.traits.device or torch.device("cpu")
     made = [_made(env, *one, *two) for one, two in itertools.pairwise(rows)]
@@ -43,13 +43,13 @@ def check_simulator(env: VecEnv, model: Any, rows: Sequence[tuple[Batch, Any]]) 
     last = tree.map(lambda x: x[-1:], {"state": state, "action": action, "said": said})
     _same(last["said"], _stepped(model, last["state"], last["action"]), "for one column alone gives")
     _pays(model, {**said, "action": action})
-    early = said.pop("truncated").bool() & ~expected.pop("truncated")  # a time limit is no part of a state
+    early = said.pop("truncated").bool() & ~expected.pop("truncated")  # a time limit is not part of the state
     require(not early.any(), "simulator().step() truncates where the environment does not")
     _same({key: said[key] for key in expected}, expected, "does not step as the environment does: it gives")
 
 
 def _pays(model: Any, rows: Batch) -> None:
-    """Check that ``reward`` gives what ``step`` gave for the same transitions, and changes nothing."""
+    """Check that ``reward`` equals the rewards of ``step`` for the same transitions, and has no side effects."""
     expected = rows.pop("reward")
     given = tree.map(torch.clone, rows)
     paid = model.reward(rows)
@@ -62,7 +62,7 @@ def _pays(model: Any, rows: Batch) -> None:
 
 
 def _made(env: VecEnv, row: Batch, _: Any, after: Batch, action: Any) -> Batch:
-    """The transitions of the columns that went on: state, action, and what came of it."""
+    """Return the transitions of columns that continued: state, action and outcome."""
     none = np.zeros(len(action), np.bool_)
     over = row.get("terminated", none) | row.get("truncated", none)
     going = np.flatnonzero(~over | (env.autoreset is not AutoresetMode.NEXT_STEP))
@@ -83,7 +83,7 @@ def _stepped(model: Any, state: Any, action: Any) -> Batch:
 
 
 def _same(found: Batch, expected: Batch, said: str) -> None:
-    """Check that two batches hold the same numbers to rounding; ``said`` is what is wrong otherwise."""
+    """Check that two batches are equal up to rounding, else raise with ``said``."""
     one, two = flat(found), flat(expected)
     require(one.keys() == two.keys(), f"simulator().step() {said} {some(sorted(one.keys() ^ two.keys()))}")
     for name, right in two.items():

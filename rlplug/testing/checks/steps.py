@@ -1,4 +1,4 @@
-"""What ``forward`` keeps to at real gradient steps: it is pure, its terms have rows, its parts are disjoint."""
+"""Checks of ``forward`` at real gradient steps: it is pure, its terms have rows, its parts are disjoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlplug.types import Batch
 
 
 def check_terms(case: Case) -> None:
-    """Terms are per row or 0-d, finite on valid rows, and lead to a gradient."""
+    """Check that terms are per row or 0-d, finite on valid rows, and have a gradient."""
 
     def look(learner: Watching, who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
         losses = who.forward(batch, parts)
@@ -56,7 +56,7 @@ def check_terms(case: Case) -> None:
 
 
 def check_pure(case: Case) -> None:
-    """``forward`` is the same every time, row by row, and leaves weights, generators and batch as they were."""
+    """Check that ``forward`` is deterministic per row, and does not modify weights, generators or batch."""
 
     def look(learner: Watching, who: Trainable, batch: Batch, parts: Sequence[str]) -> None:
         state, dice, rows = _copy(who.state_dict()), _dice(learner.ctx.generators), tree.map(torch.clone, batch)
@@ -78,7 +78,7 @@ def check_pure(case: Case) -> None:
 
 
 def check_parts(case: Case) -> None:
-    """Each parameter belongs to one optimizer, and gets its gradient from that part's terms alone."""
+    """Check that each parameter belongs to one optimizer, and gets its gradient only from that part's terms."""
     trainer = case.build()
     learner = watch(trainer)
     owners: dict[int, list[str]] = {}
@@ -147,7 +147,7 @@ def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _dice(generators: dict[str, torch.Generator]) -> dict[str, Any]:
-    """States of the context's generators and of the global ones."""
+    """Return the states of the context's generators and of the global ones."""
     numpy_state: Any = np.random.get_state()
     own = {f"ctx.{role}": generator.get_state() for role, generator in generators.items()}
     others = {"torch": torch.get_rng_state(), "numpy": numpy_state[1], "numpy position": numpy_state[2]}

@@ -1,4 +1,4 @@
-"""Buffers that fill themselves, in a run of the algorithm that their manifest names."""
+"""Checks of buffers with their own data, in a run of the algorithm that their manifest names."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SAMPLES = 16
 
 
 def fills_itself(name: str) -> bool:
-    """Say whether nothing collected is added to a buffer, so that no stream can try it."""
+    """Return whether a buffer stores no collected data, so that streams cannot test it."""
     return "collected" not in load("buffer", name).sources
 
 
 def check_stored(case: Case, name: str) -> None:
-    """A buffer that fills itself is ready at once, and gives windows of the keys that the algorithm needs."""
+    """Check that such a buffer is ready at once, and returns windows with the keys that the algorithm needs."""
     with closing(case.build(f"buffer={option_of('buffer', name)}")) as trainer:
         buffer, needs = trainer.buffer, trainer.ctx.needs
         require(buffer.ready(), "nothing is collected for it, but ready() is False at the start")

@@ -1,4 +1,4 @@
-"""Streams of numbered rows, and the ways in which a buffer is made to keep them."""
+"""Streams of numbered rows, and variants of a buffer to store them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CAPACITIES: dict[Data, int] = {"segments": 20, "episodes": CAPACITY * COLUMNS}
 
 
 class Stream:
-    """Numbered rows: row ``i`` of column ``b`` says ``i * COLUMNS + b``; episodes of uneven length, and gaps.
+    """Numbered rows: row ``i`` of column ``b`` holds ``i * COLUMNS + b``; episodes have different lengths, and gaps.
 
     Column 0 is one long episode, the last column has stretches of rows that are not valid.
 
     Args:
-        stack: observations are images of so many frames, oldest first, of which there are too few in an episode's
-            first rows: some columns fill up with zeros, some with the first frame. 0: vectors.
+        stack: observations are images of this many frames, oldest first. In an episode's first rows, some columns pad
+            missing frames with zeros, others with the first frame. 0: vectors.
         whole: every episode ends, and has no gaps.
         goals: observations have goals, which are vectors.
     """
@@ -69,7 +69,7 @@ class Stream:
         self.memory: Batch = {}
 
     def segment(self, start: int, carry: bool = False) -> Batch:
-        """Rows ``start`` to ``start + ROWS``, in the same memory every time, as a source gives them."""
+        """Return rows ``start`` to ``start + ROWS``, in the same memory every time, like a collector."""
         fresh = tree.map(lambda leaf: leaf[start : start + ROWS + 1].clone(), self.rows)
         fresh["valid"][-1] = False
         self.memory = self.memory or fresh
@@ -79,7 +79,7 @@ class Stream:
 
 
 def _stacked(number: Any, first: Any, stack: int) -> Any:
-    """``[length, COLUMNS, stack, 16, 16]``: frames that say their number, and compress."""
+    """Return compressible frames that encode their number, ``[length, COLUMNS, stack, 16, 16]``."""
     frames = np.zeros((*number.shape, 16, 16), np.uint8)
     frames[..., 0, :2] = np.stack([number // 256, number % 256], -1)
     frames[..., 5:9, 3:12] = (number % 251)[..., None, None]
@@ -95,13 +95,13 @@ def _stacked(number: Any, first: Any, stack: int) -> Any:
 
 
 class Variant:
-    """A buffer for ``COLUMNS`` environments; small, where it has a capacity.
+    """A buffer for ``COLUMNS`` environments, with a small capacity if it has one.
 
     Args:
-        data: what it gives; None: the first of that.
-        off_policy: of the algorithm.
+        data: kind of its samples; None: the first that it supports.
+        off_policy: whether the algorithm is off-policy.
         stack: see ``Stream``.
-        changes: of the buffer's own options.
+        changes: changes of the buffer's options.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Variant:
         )
         self.data: Data = data or min(gives)
         self.drawn = off_policy or self.data == "windows"
-        """samples are drawn, again and again; otherwise all is given once"""
+        """rows can be sampled repeatedly; otherwise each row is returned once"""
         self.node = node_of("buffer", option_of("buffer", name))
         self.node |= ({"capacity": CAPACITIES.get(self.data, CAPACITY)} if "capacity" in self.node else {}) | changes
         self.goals = not stack and not self.serves(spec(3, 2))
@@ -135,7 +135,7 @@ class Variant:
         return choose("buffer", "buffer", self.node)
 
     def serves(self, of: EnvSpec) -> bool:
-        """Does it accept such spaces?"""
+        """Return whether it accepts these spaces."""
         try:
             self.chosen.reads(of)
         except ConfigError:
@@ -168,7 +168,7 @@ class Variant:
 
 
 class WithGoals:
-    """What an environment computes of a stream's goals: they are reached, and are the end, where they are equal."""
+    """Computes rewards and terminations of a stream's goals: both occur if the goals are equal."""
 
     def __init__(self, ctx: Any) -> None:
         self.traits = EnvTraits(goals=lambda: self)
@@ -183,9 +183,9 @@ class WithGoals:
 
 
 def variants(name: str, windows: tuple[int, ...], **changes: Any) -> Iterator[Variant]:
-    """A buffer on vectors and on stacked images, with every way that it offers of keeping these (lz4 if installed).
+    """Yield a buffer's variants for vectors and stacked images, with all its storage options (lz4 if installed).
 
-    One that refuses vectors is tried with goals, and without images if it refuses these.
+    A buffer that refuses vectors is tested with goals, and without images if it refuses these.
     """
     for data in sorted(load("buffer", name).gives):
         for window in windows if data == "windows" else windows[:1]:

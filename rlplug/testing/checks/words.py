@@ -1,4 +1,4 @@
-"""What the words of a command line choose for a check."""
+"""Select the cases of a check by command line overrides."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rlplug.testing.checks.runs import Case, node_of, option_of, require
 from rlplug.types import ConfigError
 
 ENVS = ("cartpole", "pendulum")
-"""environments that algorithms are tried on, where they accept them and their manifest names no other"""
+"""test environments of algorithms that accept them and whose manifest names no others"""
 
 
 @registry.until_refresh
 def accepted(algorithm: str, option: str | None = None) -> list[str]:
-    """The environments that an algorithm accepts: of those that its manifest names, or else of ``ENVS``.
+    """Return the environments that an algorithm accepts, of those that its manifest names, else of ``ENVS``.
 
     Args:
-        option: the YAML file that its settings are read from, which may serve others; None: its own.
+        option: the YAML file with its options, which may accept others; None: its own.
 
     Raises:
-        AssertionError: none.
+        AssertionError: there is none.
     """
     cls = registry.load("algo", algorithm)
     node = {key: x for key, x in node_of("algo", option or option_of("algo", algorithm)).items() if key != "name"}
@@ -46,10 +46,10 @@ def accepted(algorithm: str, option: str | None = None) -> list[str]:
 
 
 def first_case(tried: Sequence[Case], *overrides: str) -> Case:
-    """Return the first run that can be built.
+    """Return the first case that can be built.
 
     Raises:
-        AssertionError: none can; the message has the refusals.
+        AssertionError: there is none; the message has the refusals.
     """
     refusals = list[str]()
     for case in tried:
@@ -62,6 +62,6 @@ def first_case(tried: Sequence[Case], *overrides: str) -> Case:
 
 
 def changes_of(kind: Kind, words: Sequence[str]) -> dict[str, Any]:
-    """Return the options that words such as ``buffer.capacity=100`` set of a kind's component."""
+    """Return the options of a kind's component that overrides such as ``buffer.capacity=100`` set."""
     found = (word.removeprefix(f"{kind}.").split("=", 1) for word in words if word.startswith(f"{kind}."))
     return {key: yaml.safe_load(value) for key, value in found}

@@ -1,6 +1,6 @@
-"""Probes: tiny environments whose values and best actions are known exactly, and what algorithms learn on them.
+"""Probes: tiny environments with exactly known values and optimal actions, to test what algorithms learn.
 
-``python -m rlplug.testing.probes`` trains every algorithm on every probe that it serves, and prints a table.
+``python -m rlplug.testing.probes`` trains every algorithm on every probe that it supports, and prints a table.
 """
 
 from rlplug.testing.probes.trying import Found, check_probe, check_with, kind_of, learn

@@ -17,7 +17,7 @@ from rlplug.testing.probes import PROBES, Found, Kind, Probe, kind_of, learn
 
 
 def exact(probe: Probe, kind: Kind) -> tuple[str, str]:
-    """Return the exact values and the best actions of a probe, in words."""
+    """Format the exact values and the optimal actions of a probe."""
     best: Mapping[int, float] = probe.target if kind == "box" and probe.target else probe.best
     return _pairs(probe.values), _pairs(best)
 
@@ -27,7 +27,7 @@ def _pairs(numbers: Mapping[int, float]) -> str:
 
 
 def learned(found: Found, probe: Probe, kind: Kind) -> tuple[str, str]:
-    """Return what was learned, in the order of ``exact``; actions of two choices are 0 and 1."""
+    """Format the learned values and actions, in the order of ``exact``; actions of two choices are 0 and 1."""
     whole = kind == "discrete" or not probe.target
     did = [{float(x > 0) for x in xs} if kind == "box" and whole else set(xs) for xs in found.actions.values()]
     actions = [" or ".join(f"{x:.0f}" if whole else f"{x:.2f}" for x in sorted(xs)) for xs in did]

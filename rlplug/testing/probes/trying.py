@@ -1,4 +1,4 @@
-"""Which algorithm serves which probe, how it is trained on it, and what it has learned."""
+"""Train algorithms on the probes that they support, and compare the result with the exact solution."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from rlplug.types import Batch, ConfigError, EnvSpec
 
 ID = "rlplug.testing.probes.worlds:Probe-v0"
 EPISODES = 32
-"""that are played to see what was learned"""
+"""episodes of an evaluation"""
 RECORDED, REMEMBERED = 1500, 6000
-"""steps of a recording that is learned from, and of one for recurrent policies, which has to have cues of every age"""
+"""steps of the dataset for offline algorithms, and of the one for recurrent policies, with cues of every age"""
 FIRST, GROWTH = 128, 1.6
-"""gradient steps before the first look, and how many times as many before the next one"""
+"""gradient steps before the first evaluation, and growth factor between evaluations"""
 LEAST, STUCK = 500, 0.8
-"""gradient steps before anything is given up, and the share of the error of two looks before that is no progress"""
+"""minimum gradient steps before giving up, and the ratio to the error two evaluations before that is no progress"""
 MOST, MOST_STEPS = 5000, 60_000
-"""gradient steps and environment steps after which no more is learned"""
+"""maximum gradient steps and environment steps"""
 EVERYWHERE: dict[str, Any] = {
     "hidden": [32],
     "hiddens": [32],
@@ -80,11 +80,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "critic_model": EVERYWHERE,
     "buffer": {"capacity": 4096, "alpha": 1.0, "beta": 1.0},
 }
-"""options by the names that they usually have, where a run, its algorithm or its models have them, and use them"""
+"""common options, set if a run, its algorithm or its models have and use them"""
 
 
 def _set(node: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Change options in place; one that is switched off stays so."""
+    """Change options in place; disabled options stay disabled."""
     for key, value in node.items():
         if isinstance(value, dict):
             _set(value, values)
@@ -98,10 +98,10 @@ def _set(node: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def kind_of(algorithm: str, probe: Probe, overrides: Sequence[str] = ()) -> Kind | None:
-    """Return the actions with which an algorithm serves a probe; None: it does not.
+    """Return the kind of actions with which an algorithm supports a probe, or None.
 
-    It does where its ``needs`` accept the spaces, masks are read where there are some, ``recurrent`` accepts a model
-    with a memory where one is needed, and it discounts (an option ``gamma``) where an action pays later than at once.
+    Its ``needs`` must accept the spaces, it must read masks if there are any, ``recurrent`` must accept a recurrent
+    model if the probe needs memory, and it must discount (an option ``gamma``) if rewards are delayed.
     """
     return next((kind for kind in probe.kinds if _serves(algorithm, probe, kind, overrides)), None)
 
@@ -118,7 +118,7 @@ def _serves(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str]) 
         return False
     if probe.stale and (config.loop.cls.reads or not needs.off_policy or needs.data != "segments"):
         return False
-    if stored.fills_itself(config.buffer.name):  # with what is not the probe's
+    if stored.fills_itself(config.buffer.name):  # with data that is not the probe's
         return False
     if not needs.rewards:  # it imitates
         return bool(config.loop.cls.reads and (probe.best or probe.target))
@@ -133,16 +133,16 @@ def _one_env() -> Any:
 
 
 def _config(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str], data: str | None = None) -> RunConfig:
-    """Return the run of an algorithm on a probe: everything small, and what the manifest and ``overrides`` say.
+    """Return the config of a small run of an algorithm on a probe, with its manifest's overrides and ``overrides``.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is invalid.
     """
     own = [f"algo={option_of('algo', algorithm)}", *CPU]
     plain = parse(raw_of(own))
     reads, windows = plain.loop.cls.reads, "windows" in plain.buffer.cls.gives
     more = [word for word in (*registry.tried_with("algo", algorithm), *overrides) if not word.startswith("env")]
-    if reads:  # it learns from a recording, and not from what it plays
+    if reads:  # it trains on a dataset
         more = [word for word in more if not word.startswith(("loop=", "rollout_fragment_length=", "total_steps="))]
     words = [*own, "env=gymnasium", f"env.id={ID}", f"+env.kwargs.probe={probe.name}", f"+env.kwargs.action={kind}"]
     words += ["env.vectorization=list", *probe.words]
@@ -176,7 +176,7 @@ def _config(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str], 
 
 
 class Steps:
-    """A hook that ends a run after so many gradient steps, or updates of what makes none."""
+    """A hook that ends a run after a number of gradient steps, or of updates without gradient steps."""
 
     def __init__(self) -> None:
         self.made, self.updates, self.until = 0, 0, 0
@@ -194,14 +194,14 @@ class Steps:
 
 @dataclass
 class Found:
-    """What was learned.
+    """The learned values and actions.
 
     Args:
-        values: by state; NaN: it was not seen.
-        actions: the greedy ones, by state.
-        wrong: what differs from what is exact, in words; empty: nothing does.
-        steps: gradient steps that it took.
-        error: of values, in units of their tolerance, and of actions, summed up.
+        values: values by state; NaN: not visited.
+        actions: greedy actions by state.
+        wrong: description of the differences from the exact solution; empty: none.
+        steps: gradient steps.
+        error: sum of the errors of values, in units of their tolerance, and of actions.
     """
 
     values: dict[int, float]
@@ -212,10 +212,10 @@ class Found:
 
 
 def check_probe(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str] = ()) -> None:
-    """Train an algorithm on a probe, and compare what it learned with what is exact.
+    """Train an algorithm on a probe, and compare the result with the exact solution.
 
     Raises:
-        AssertionError: it is not the same; the message has both.
+        AssertionError: they differ; the message has both.
     """
     found = learn(algorithm, probe, kind, overrides)
     require(
@@ -227,12 +227,12 @@ def check_probe(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[st
 
 
 def check_with(kind: ComponentKind, option: str, name: str, words: Sequence[str] = ()) -> None:
-    """Train the first algorithm on a probe that can be built with a component of another kind; none can: nothing.
+    """Train the first algorithm that works with a component of another kind on a probe; return if none does.
 
     Args:
-        option: of the component's group.
-        name: of the probe.
-        words: of the command line; ``algo=`` chooses the algorithm.
+        option: option of the component's group.
+        name: name of the probe.
+        words: overrides; ``algo=`` selects the algorithm.
 
     Raises:
         AssertionError: see ``check_probe``.
@@ -256,7 +256,7 @@ def check_with(kind: ComponentKind, option: str, name: str, words: Sequence[str]
 
 
 def learn(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str] = (), seed: int = 0) -> Found:
-    """Train until what was learned is exact, and stays so while more than half as much again is learned."""
+    """Train until the result is exact, and stays exact for more than half as many further steps."""
     with recorded(algorithm, probe, kind, overrides) as data:
         config = _config(algorithm, probe, kind, overrides, data)
         with closing(build(parse(config.raw | {"seed": seed}), Path())) as trainer:
@@ -285,10 +285,10 @@ def _train(trainer: Trainer, probe: Probe, kind: Kind) -> Found:
 
 
 def _settled(looks: Sequence[Found], probe: Probe) -> bool:
-    """Tell whether what was learned is exact twice in a row, or is something else, and does not change any more."""
+    """Return whether the result was exact twice in a row, or is wrong and no longer changes."""
     if len(looks) > 1 and not looks[-1].wrong and not looks[-2].wrong:
         return True
-    least = 4 * LEAST if probe.memory else LEAST  # it may take long until it remembers at all
+    least = 4 * LEAST if probe.memory else LEAST  # learning to remember may take long
     if looks[-1].steps < least or len(looks) < 3:
         return False
     return looks[-1].error > STUCK * looks[-3].error
@@ -299,14 +299,14 @@ def _evaluator(trainer: Trainer, memory: bool) -> Evaluator:
         return trainer.config.env.build(trainer.ctx.derive(shard=shard))
 
     keys = ("obs", "action", "action_mask", "q", "value")
-    # a recurrent state is kept into the next episode only where an environment plays several
+    # a state can leak into the next episode only if an environment plays several
     episodes = 4 * MOST_COLUMNS if memory else EPISODES
     cfg = replace(trainer.config.eval, episodes=episodes)
     return Evaluator(made, trainer.algorithm, trainer.ctx, cfg, keys=keys)
 
 
 def read(trainer: Trainer, evaluator: Evaluator, probe: Probe, kind: Kind, number: int = 0) -> Found:
-    """Play greedy episodes, and compare with what is exact: values where actions do not matter to them, and actions."""
+    """Run greedy episodes, and compare actions, and values that do not depend on actions, with the exact solution."""
     algorithm, played = trainer.algorithm, evaluator.play(evaluator.job, number)
     states = probe.label(played["obs"].numpy())
     acted = played["valid"].numpy()
@@ -340,9 +340,9 @@ def read(trainer: Trainer, evaluator: Evaluator, probe: Probe, kind: Kind, numbe
 
 
 def values_of(algorithm: Algorithm, played: Batch) -> np.ndarray | None:
-    """Return the estimates ``[T+1, B]`` of the returns from every row on, or of whole episodes; None: it has none.
+    """Return the value estimates ``[T+1, B]`` of every row, or of whole episodes; None if there are none.
 
-    They are those of ``Algorithm.values``, or else the ``value`` that ``act`` gives, or the maximum of its ``q``.
+    They are those of ``Algorithm.values``, else the ``value`` that ``act`` returns, else the maximum of its ``q``.
     """
     if type(algorithm).values is Algorithm.values:
         if "value" in played:
@@ -360,9 +360,9 @@ def values_of(algorithm: Algorithm, played: Batch) -> np.ndarray | None:
 
 @contextmanager
 def recorded(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str] = ()) -> Iterator[str | None]:
-    """Give a recording of the probe to what learns from recordings: of its best actions, or of random ones.
+    """Provide offline algorithms with a dataset of the probe: of optimal actions, or of random ones.
 
-    What does not read rewards gets the best ones.
+    Algorithms that do not read rewards get the optimal ones.
     """
     config = _config(algorithm, probe, kind, overrides)
     if not config.loop.cls.reads:
@@ -377,7 +377,7 @@ def recorded(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str] 
 
 
 def record(probe: Probe, kind: Kind, random: float, seed: int = 0) -> dict[str, np.ndarray]:
-    """Play ``RECORDED`` or ``REMEMBERED`` steps: a share ``random`` are random actions, and the others the best one."""
+    """Record ``RECORDED`` or ``REMEMBERED`` steps, a fraction ``random`` of them with random actions, others optimal."""
     dice, env = np.random.default_rng(seed), make(probe.name, kind)
     rows: dict[str, list[Any]] = {key: [] for key in ("observations", "actions", "rewards", "terminals", "timeouts")}
     rows |= {"next_observations": []} | ({"action_mask": []} if probe.mask else {})

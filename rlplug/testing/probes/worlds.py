@@ -1,9 +1,9 @@
-"""Environments whose values and best actions are known in closed form, each of them for one thing that goes wrong.
+"""Environments with closed-form values and optimal actions, each designed to reveal one kind of bug.
 
 ``env=gymnasium env.id=rlplug.testing.probes.worlds:Probe-v0 +env.kwargs.probe=ends +env.kwargs.action=box``
 
-Every probe is played with ``Discrete`` actions, or with one number in [-1, 1], or with both. A number above zero is
-then choice 1, and any other one choice 0, unless the probe reads the number itself.
+Every probe has ``Discrete`` actions, one number in [-1, 1], or both. A positive number is choice 1, any other one
+choice 0, unless the probe uses the number itself.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from gymnasium.spaces import Box, Discrete
 
 Kind = Literal["discrete", "box"]
 Outcome = tuple[float, int, Literal["", "terminated", "truncated"]]
-"""reward, next state, and how the episode ends with it"""
+"""reward, next state, and how the episode ends, if it does"""
 
 FORBIDDEN = 10.0
-"""what an action pays that the mask forbids"""
+"""reward of a masked action"""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A probe, and what is exact in it.
+    """A probe and its exact solution.
 
     Args:
-        shows: what an algorithm that learns it wrongly does.
-        obs: what is seen of every state, one row for each.
-        values: of states, under the best policy, and under any policy where no action matters.
-        best: the best choice of states; empty: no action matters, unless there is ``target``.
-        target: the best numbers of states, with ``box``.
-        mistakes: the values of states that show a known mistake, and which one.
-        kinds: of actions.
-        choices: that there are with ``discrete``.
-        steps: that it takes for an action to pay; 1: rounds that nothing leads to.
-        memory: what is best depends on what was seen before.
-        mask: some actions are forbidden.
-        words: of the command line, that it is played with.
-        stale: what is learned from are actions of an old policy.
-        surprises: a replay draws by priority.
-        tolerance: of values.
-        near: how far an action may be from ``target``.
+        shows: the bug of an algorithm that fails it.
+        obs: observations, one row per state.
+        values: values of states under the optimal policy, which is any policy if actions do not matter.
+        best: optimal choice per state; empty: actions do not matter, unless there is ``target``.
+        target: optimal numbers per state, with ``box``.
+        mistakes: values of states that indicate a known bug, and its description.
+        kinds: kinds of actions.
+        choices: number of choices with ``discrete``.
+        steps: steps until an action is rewarded; 1: independent rounds.
+        memory: optimal actions depend on earlier observations.
+        mask: some actions are masked.
+        words: overrides of its runs.
+        stale: training data has actions of an old policy.
+        surprises: a replay samples by priority.
+        tolerance: tolerance of values.
+        near: maximum distance of an action from ``target``.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Probe:
     near: float = 0.15
 
     def label(self, obs: np.ndarray) -> np.ndarray:
-        """Return the states ``[T, B]`` that the observations ``[T, B, n]`` of episodes show; row 0 is their first."""
+        """Return the states ``[T, B]`` of the observations ``[T, B, n]`` of episodes; row 0 is their first."""
         return np.abs(obs[..., None, :] - np.array(self.obs)).sum(-1).argmin(-1)
 
 
 class World(gymnasium.Env[Any, Any]):
-    """A probe as an environment. A subclass says where an episode begins, and what an action leads to."""
+    """A probe as an environment. A subclass defines initial states and transitions."""
 
     probe: ClassVar[Probe]
 
@@ -81,11 +81,11 @@ class World(gymnasium.Env[Any, Any]):
         self.action_space = Discrete(self.probe.choices) if action == "discrete" else Box(-1.0, 1.0, (1,), np.float32)
 
     def begin(self) -> int:
-        """Return the state of an episode's first row."""
+        """Return the initial state of an episode."""
         raise NotImplementedError(f"{type(self).__name__}.begin")
 
     def move(self, action: Any) -> Outcome:
-        """Return what follows a choice, or a number where ``probe.target`` has numbers."""
+        """Return the transition of a choice, or of a number if ``probe.target`` has numbers."""
         raise NotImplementedError(f"{type(self).__name__}.move")
 
     def allowed(self) -> np.ndarray:
@@ -114,12 +114,12 @@ class World(gymnasium.Env[Any, Any]):
 
 
 def one_hot(states: int) -> tuple[tuple[float, ...], ...]:
-    """Return what is seen of so many states."""
+    """Return one-hot observations of this many states."""
     return tuple(tuple(map(float, row)) for row in np.eye(states))
 
 
 class Absorbing(World):
-    """Two states that nothing leaves: they pay 0 and 1. Episodes are cut after eight steps."""
+    """Two absorbing states with rewards 0 and 1. Episodes are truncated after eight steps."""
 
     probe = Probe(
         "absorbing",
@@ -140,7 +140,7 @@ class Absorbing(World):
 
 
 class Ends(World):
-    """Two states that pay 1. The first ends the episode for good, the second goes on, and is cut after two steps."""
+    """Two states with reward 1. The first terminates; the second continues, and is truncated after two steps."""
 
     probe = Probe(
         "ends",
@@ -165,7 +165,7 @@ class Ends(World):
 
 
 class Split(World):
-    """One state leads to either of two by chance: one pays 4, and the other nothing."""
+    """One state leads to one of two at random, with rewards 4 and 0."""
 
     probe = Probe(
         "split",
@@ -186,7 +186,7 @@ class Split(World):
 
 
 class Delayed(World):
-    """Choice 1 pays 4, three steps later; choice 0 pays 0.5 at once, and nothing after it."""
+    """Choice 1 has reward 4, three steps later; choice 0 has reward 0.5 at once, and none after it."""
 
     probe = Probe(
         "delayed",
@@ -214,7 +214,7 @@ class Delayed(World):
 
 
 class Masked(World):
-    """What the mask forbids pays 10. What it allows costs 2 at least; it is not the same in both states."""
+    """Masked actions have reward 10. Allowed actions, which differ between the states, cost at least 2."""
 
     probe = Probe(
         "masked",
@@ -241,7 +241,7 @@ class Masked(World):
 
 
 class Cued(Probe):
-    """States from 4 on are those of the row that asks, one for every cue."""
+    """A probe whose states from 4 on are those of the query row, one per cue."""
 
     def label(self, obs: np.ndarray) -> np.ndarray:
         cue = np.where(obs[:1, :, 0] > 0, 0, np.where(obs[:1, :, 1] > 0, 1, 2))
@@ -249,10 +249,10 @@ class Cued(Probe):
 
 
 class Cue(World):
-    """The first row shows one of two cues, or none, up to five blank ones follow, and the last asks which it was.
+    """The first row shows one of two cues, or none, up to five blank rows follow, and the last row asks for the cue.
 
-    Some episodes end before they ask, so that a state that is kept into the next one remembers its cue: where the first
-    row shows none, it is as blank as the others, and the number of rows since a cue says nothing.
+    Some episodes end before the query, so that a recurrent state that leaks into the next episode remembers their cue:
+    a first row without a cue is as blank as the others, and the number of rows since a cue is not informative.
     """
 
     probe = Cued(
@@ -310,7 +310,7 @@ class Bandit(World):
 
 
 class Rare(World):
-    """A round pays 10 in one of ten cases, and nothing in the others, whatever is done."""
+    """Rounds with reward 10 with probability 0.1, else 0, for any action."""
 
     probe = Probe(
         "rare",
@@ -333,7 +333,7 @@ class Rare(World):
 
 
 class Stale(World):
-    """Choice 1 pays 4, and choice 0 nothing. What is learned from are the actions of an old, nearly uniform policy."""
+    """Choice 1 has reward 4, choice 0 has none. Training data comes from an old, nearly uniform policy."""
 
     probe = Probe(
         "stale",
@@ -357,7 +357,7 @@ class Stale(World):
 
 
 class Target(World):
-    """A number is best at 0.5 in one context, and at -0.3 in the other."""
+    """The optimal number is 0.5 in one context, and -0.3 in the other."""
 
     probe = Probe(
         "target",
