@@ -1,4 +1,7 @@
-"""Write the two tables of docs/probes.md. ``python docs/probes.py`` trains everything, which takes many minutes."""
+"""Write the two tables of docs/probes.md. ``python docs/probes.py`` trains everything, which takes many minutes.
+
+``python docs/probes.py planted`` writes one of them. It exits with 1 if something is wrong.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,16 @@ PAGE = Path(__file__).with_suffix(".md")
 TABLES = {"probes": "rlplug.testing.probes", "planted": "tests.tools.planted"}
 
 
-def main() -> None:
-    text = PAGE.read_text()
-    for name, module in TABLES.items():
-        done = subprocess.run([sys.executable, "-m", module], stdout=subprocess.PIPE, text=True, check=False)
-        head, _, rest = text.partition(f"<!-- {name} -->")
+def main(names: list[str]) -> int:
+    wrong = 0
+    for name in names or TABLES:
+        done = subprocess.run([sys.executable, "-m", TABLES[name]], stdout=subprocess.PIPE, text=True, check=False)
+        wrong |= done.returncode
+        head, _, rest = PAGE.read_text().partition(f"<!-- {name} -->")
         end = f"<!-- end {name} -->"
-        text = f"{head}<!-- {name} -->\n\n{done.stdout}\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text)
+        PAGE.write_text(f"{head}<!-- {name} -->\n\n{done.stdout}\n{end}{rest.partition(end)[2]}")
+    return wrong
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main(sys.argv[1:]))

@@ -90,7 +90,7 @@ def _init(cfg: RayCluster, address: str | None) -> None:
     if address is None:
         options |= {"include_dashboard": False, "object_store_memory": cfg.object_store_memory}
         options |= {"num_cpus": os.cpu_count(), "num_gpus": torch.cuda.device_count()}
-    else:
+    elif cfg.address is not None:
         _require_answer(address)
     spans, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, cfg.address is not None
     try:

@@ -253,6 +253,8 @@ def _properties(kind: Kind, name: str, env: str | None, overrides: tuple[str, ..
             yield "streams", partial(buffers.check_streams, name, **changes)
             yield "nbytes", partial(buffers.check_nbytes, name, **changes)
             yield "saves", partial(buffers.check_saves, name, **changes)
+            if getattr(registry.load(kind, name), "prioritizes", False):
+                yield "priorities", partial(buffers.check_priorities, name, **changes)
             for probe in ("ends", "rare"):
                 yield f"probe-{probe}", partial(check_with, kind, option_of(kind, name), probe, words)
         case "model":

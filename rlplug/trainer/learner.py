@@ -78,10 +78,7 @@ class RankLearner:
         if not self._checked:
             return self._first_update(batch)
         recorded = self.steps.compiler.recorder and self.steps.moves and self.ctx.needs.data == "windows"
-        needs, same = self.ctx.needs, None if batch is None else self._same
-        drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
-        whole = self.placement.parts == 1 and not drawn  # what is not drawn is whole
-        self.ctx.shard.whole = whole if same is None else same
+        self.ctx.shard.whole = self._is_whole(batch is not None)
         try:
             batch = self.buffer.sample() if batch is None else batch
             losses = self._whole_update(batch) if recorded else self._learned(batch)
@@ -94,7 +91,7 @@ class RankLearner:
             self.check_finite()  # an earlier step of NaN may make a later one fail in another way
             raise
         finally:
-            self.ctx.shard.whole = False
+            self.ctx.shard.whole = self._is_whole(True)
         if len(self.steps.unread) >= MOST_UNREAD:
             self.check_finite()
         self.progress.updates += 1
@@ -180,9 +177,16 @@ class RankLearner:
         ranks, same = self.placement.ranks, self.ctx.shard.whole
         return minibatches(batch, size, unit, self.ctx.generators["learner"], ranks, same)
 
+    def _is_whole(self, given: bool) -> bool:
+        """Return whether every rank has all rows of a batch that a loop gives, or else of a sample."""
+        needs = self.ctx.needs
+        drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
+        sampled = self.placement.parts == 1 and not drawn
+        return self._same if given and self._same is not None else sampled
+
     def hold(self, same: bool) -> None:
         """Take batches of a loop, from now on, for what every rank has; False: each has a part of the whole."""
-        self._same = same
+        self._same = self.ctx.shard.whole = same
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
         return self.placement.ranks.reduce(x, op, where)

@@ -39,12 +39,14 @@ LINES = {
 }
 
 
-def open_to_others(path: str) -> bool:
-    return all(folder.stat().st_mode & 0o001 for folder in (Path(path), *Path(path).parents))
+def open_to_others(*paths: str) -> bool:
+    return all(folder.stat().st_mode & 0o001 for path in paths for folder in (Path(path), *Path(path).parents))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.skipif(not open_to_others(sys.prefix), reason="other users cannot read this Python's packages")
+@pytest.mark.skipif(
+    not open_to_others(sys.prefix, os.path.dirname(__file__)), reason="other users cannot read this code"
+)
 def test_another_user(tmp_path: Path):
     for folder in (tmp_path, *tmp_path.parents):
         if folder.stat().st_uid == os.getuid() and folder != Path("/"):

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from rlplug.collection.making import make_shard
 
 from rlplug import tree
 from rlplug.api import Collector, Needs, Rollout
 from rlplug.checkpointing.format import MISFITS
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.collection.shard import ShardCollector
+from rlplug.collection.stepping import make_shard
 from rlplug.config import compose
 from rlplug.context import EnvShard
 from rlplug.envs import NativeVector

@@ -27,29 +27,16 @@ PLUGINS = Path(__file__).parent.parent.parent / "plugins"
 
 
 QUICK = {
-    "a2c": "probe-ends",
-    "a3c": "probe-absorbing",
-    "apex_ddpg": "probe-delayed",
-    "apex_dqn": "probe-ends",
-    "appo": "probe-stale",
-    "bc": "probe-delayed",
-    "cql": "probe-delayed",
-    "ddpg": "probe-split",
-    "discrete_cql": "probe-masked",
-    "dqn": "probe-cue probe-ends probe-split probe-delayed probe-masked probe-rare",
+    "bc": "probe-cue",
+    "dqn": "probe-ends probe-masked probe-rare probe-cue",
     "impala": "probe-stale",
     "iql": "probe-ends",
-    "lingreedy": "probe-bandit",
     "linucb": "probe-bandit",
-    "lints": "probe-bandit",
-    "marwil": "probe-ends",
-    "ppo": "probe-ends probe-absorbing probe-delayed probe-masked probe-bandit probe-target",
-    "sac": "probe-ends",
-    "td3": "probe-delayed",
-    "td3_bc": "probe-delayed",
-    "prioritized": "probe-rare",
+    "ppo": "probe-delayed probe-bandit probe-target",
+    "sac": "probe-absorbing",
+    "td3": "probe-split",
 }
-"""probes on which components are trained in every run of the tests; the others take minutes together"""
+"""probes of one algorithm of each family, for every run of the tests; all others take minutes together"""
 
 
 def long(check: conformance.Check) -> bool:

@@ -457,7 +457,7 @@ def test_members_and_copies_are_watched_as_themselves():
             return self.x
 
     one = Who(1)
-    with watched(one, give=lambda x: None if x == 1 else f"gave {x}"):
+    with watched((one, {"give": lambda x: None if x == 1 else f"gave {x}"})):
         other = copy.deepcopy(one)
         other.x = 2
         assert one.give() == 1

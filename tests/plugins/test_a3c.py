@@ -66,7 +66,7 @@ def test_what_was_computed_elsewhere_makes_the_step_of_the_rows(words, count):
         algorithm = make(*words, size=T * B // count)
         batch = segment(algorithm)
         if shipped:
-            batch["gradients"] = gradients_of(algorithm)(batch)
+            batch = gradients_of(algorithm)(batch)
             assert next(tree.leaves(batch["gradients"])).shape[:2] == (1, count)
         losses = algorithm.update(batch, learner_of(algorithm))
         found.append((weights(algorithm), losses.terms | losses.metrics))
@@ -79,7 +79,7 @@ def test_what_was_computed_elsewhere_makes_the_step_of_the_rows(words, count):
 def test_the_gradient_is_not_of_the_weights_that_are_moved():
     algorithm = make()
     batch = segment(algorithm)
-    given = gradients_of(algorithm)(batch)
+    given = gradients_of(algorithm)(batch)["gradients"]
     move(algorithm)
     start = weights(algorithm)
     learner_of(algorithm).minimize(batch | {"gradients": given}, algorithm)
@@ -93,12 +93,12 @@ def test_the_gradient_is_not_of_the_weights_that_are_moved():
 def test_each_gradient_has_its_columns():
     algorithm = make(size=T)
     batch = segment(algorithm)
-    batch["gradients"] = gradients_of(algorithm)(batch)
+    batch = gradients_of(algorithm)(batch)
     cut = parts(batch)
     assert len(cut) == B
     for column, part in enumerate(cut):
         assert torch.equal(part["obs"], batch["obs"][:, column : column + 1])
-        alone = gradients_of(algorithm, 1)({key: leaf for key, leaf in part.items() if key != "gradients"})
+        alone = gradients_of(algorithm, 1)({key: leaf for key, leaf in part.items() if key != "gradients"})["gradients"]
         torch.testing.assert_close(part["gradients"], alone)
 
 
@@ -106,7 +106,7 @@ def half(fabric, states):
     """One step from what this rank's two columns gave."""
     algorithm = make(size=T * B * 2 // 2)
     batch = {key: leaf[:, fabric.global_rank * 2 : fabric.global_rank * 2 + 2] for key, leaf in states.items()}
-    batch["gradients"] = gradients_of(algorithm, 2)(batch)
+    batch = gradients_of(algorithm, 2)(batch)
     move(algorithm)
     losses = algorithm.update(batch, learner_of(algorithm, fabric))
     return weights(algorithm), losses.terms
@@ -116,7 +116,7 @@ def test_ranks_add_up_their_gradients():
     algorithm = make()
     batch = segment(algorithm)
     answers = ranks(2)(half, batch)
-    batch["gradients"] = gradients_of(algorithm)(batch)
+    batch = gradients_of(algorithm)(batch)
     move(algorithm)
     losses = algorithm.update(batch, learner_of(algorithm))
     for answer in answers:

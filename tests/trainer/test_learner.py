@@ -15,6 +15,7 @@ from rlplug.distributed.fabric import AnyFabric, one_rank
 from rlplug.testing.checks.runs import again
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
+from rlplug.trainer.collectives import Collectives, Placement
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import Compile, ConfigError
 
@@ -323,7 +324,8 @@ def learned_from_the_whole(fabric: AnyFabric, from_loop: bool):
     """Weights and losses of two updates from rows that every rank has: a replicated rollout, or episodes of jobs."""
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size, num_envs=B)
     buffer, who = again(segment()), Jittered(ctx)
-    learner = RankLearner(fabric=fabric, ctx=ctx, algorithm=who, buffer=buffer, replicated=not from_loop)
+    placement = Placement(Collectives(fabric), replicated=not from_loop)
+    learner = RankLearner(fabric=fabric, ctx=ctx, algorithm=who, buffer=buffer, placement=placement)
     for _ in range(2):
         learner.hold(from_loop)
         losses = learner.update(segment() if from_loop else None)

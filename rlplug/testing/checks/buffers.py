@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlplug import tree
 from rlplug.api import Buffer, Segment
@@ -14,9 +15,12 @@ from rlplug.checkpointing.format import FileRowLog, Snapshot, folder_of, write
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.testing.checks.memory import addresses
 from rlplug.testing.checks.resume import stored
-from rlplug.testing.checks.runs import differences, flat, require, some
-from rlplug.testing.checks.streams import CAPACITY, COLUMNS, ROWS, Stream, Variant, variants
+from rlplug.testing.checks.runs import differences, flat, node_of, option_of, require, some
+from rlplug.testing.checks.streams import CAPACITY, COLUMNS, ROWS, SAMPLES, Stream, Variant, variants
 from rlplug.types import Batch
+
+DRAWN = 64
+"""samples that are drawn to see what is drawn more often"""
 
 
 def check_streams(name: str, **changes: Any) -> None:
@@ -127,6 +131,49 @@ def _keeps_its_own(buffer: Buffer, sample: Batch) -> None:
         leaf.zero_()
     if "index" in sample:
         buffer.feedback(sample["index"], {"priority": torch.ones(len(sample["index"]))})
+
+
+def check_priorities(name: str, **changes: Any) -> None:
+    """Windows with a high ``priority`` are drawn more often than those with a low one, and ``sample_prob`` says so."""
+    if "alpha" in node_of("buffer", option_of("buffer", name)):
+        changes |= {"alpha": 1.0}  # 0 draws uniformly
+    for window in (1, 3):
+        variant = Variant(name, window, off_policy=True, **changes)
+        try:
+            _check_priorities(variant)
+        except AssertionError as error:
+            error.add_note(str(variant))
+            raise
+
+
+def _check_priorities(variant: Variant) -> None:
+    stream, buffer = variant.stream(), variant.make()
+    for start in range(0, CAPACITY - ROWS, ROWS):
+        buffer.add(Segment(variant.segment(stream, start)))
+    known = _draws(buffer)[0].unique()
+    for favored in (0, 1):  # every other window, and then those between them
+        high = known[favored::2]
+        for part in known.split(SAMPLES):
+            buffer.feedback(part, {"priority": torch.where(torch.isin(part, high), 100.0, 1.0)})
+        index, prob = _draws(buffer)
+        is_high, is_known = torch.isin(index, high), torch.isin(index, known)
+        share = is_high.sum() / is_known.sum()
+        require(
+            share > 0.8,
+            f"half of the windows were given 100 times the priority of the others, and {share:.0%} of what is sampled"
+            " is of them: does feedback() take over the priority?",
+        )
+        low = is_known & ~is_high
+        require(
+            not low.any() or prob[is_high].min() > prob[low].max(),
+            "'sample_prob' of windows with a high priority is not above that of windows with a low one",
+        )
+
+
+def _draws(buffer: Buffer) -> tuple[Tensor, Tensor]:
+    """Return ``index`` and ``sample_prob`` of ``DRAWN`` samples."""
+    samples = [buffer.sample() for _ in range(DRAWN)]
+    return torch.cat([x["index"] for x in samples]), torch.cat([x["sample_prob"] for x in samples])
 
 
 def check_saves(name: str, **changes: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
-from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
@@ -15,7 +15,7 @@ from rlplug.api import VecEnv
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
 from rlplug.config import choose
 from rlplug.context import EnvShard, RunContext
-from rlplug.testing.checks.devices import action_for, rows_of
+from rlplug.testing.checks.devices import action_for, draw, rows_of
 from rlplug.testing.checks.runs import differences, flat, node_of, option_of, options, require, some
 from rlplug.testing.checks.settings import MISSING
 from rlplug.testing.checks.simulators import check_simulator
@@ -60,27 +60,6 @@ def stepped(env: VecEnv, action: Any) -> Batch:
 def seed_actions(env: VecEnv, seed: int) -> None:
     for i, group in enumerate(env.spec.groups.values()):
         group.action.seed(seed + i)
-
-
-def draw(env: VecEnv, row: Batch) -> Any:
-    """A random action for every column and agent, one that ``action_mask`` allows where there is a mask.
-
-    Several groups get a dict of them.
-    """
-    actions = {name: _draw(group, part) for name, group, part in parts(env.spec, row)}
-    return actions if env.spec.nested else actions[""]
-
-
-def _draw(group: Group, part: Batch) -> np.ndarray:
-    space, shape = group.action, (COLUMNS, *([len(group.agents)] if group.agents else []))
-    masks = np.full(np.prod(shape), None)
-    if "action_mask" in part:
-        cuts = np.cumsum(space.nvec)[:-1] if isinstance(space, MultiDiscrete) else None
-        flat_masks = part["action_mask"].astype(np.int8).reshape(len(masks), -1)
-        flat_masks[~flat_masks.any(1)] = 1  # of agents that are not alive
-        masks = [mask if cuts is None else tuple(np.split(mask, cuts)) for mask in flat_masks]
-    every = np.stack([space.sample() if mask is None else space.sample(mask=mask) for mask in masks])
-    return every.reshape(*shape, *every.shape[1:])
 
 
 def parts(spec: EnvSpec, row: Batch) -> list[tuple[str, Group, Batch]]:

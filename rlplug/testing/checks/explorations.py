@@ -102,6 +102,9 @@ def check_exploration(case: Case, name: str) -> None:
     """A short run with it: it changes the data, actions stay inside the space, equal seeds give equal runs."""
     cls = _component(name)
     require(issubclass(cls, Exploration), f"{cls.__name__} is no rlplug.api.Exploration: derive it from that class")
+    trainer = case.build(f"exploration=[{name}]")
+    _check_perturb(trainer, _module(trainer, name))  # before a run acts by it
+    trainer.close()
     runs, shown = list[Any](), False
     for word in (f"exploration=[{name}]", f"exploration=[{name}]", "exploration=[]"):
         trainer = case.build(word)
@@ -134,7 +137,6 @@ def check_exploration(case: Case, name: str) -> None:
 
 
 def _check_module(trainer: Trainer, extra: Exploration) -> None:
-    _check_perturb(trainer, extra)
     _check_weights(trainer, extra)
     _check_reward(trainer, extra)
     learns = trainables(trainer.learner, extra).values()

@@ -23,11 +23,11 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.registry import Kind, hookimpl
 from rlplug.run.build import build
 from rlplug.run.callbacks import Callbacks
-from rlplug.testing.checks.devices import action_for, rows_of
+from rlplug.testing.checks.devices import action_for, draw, rows_of
 from rlplug.trainer.learner import RankLearner
 from rlplug.trainer.optimizer import OptimizerState
 from rlplug.trainer.trainer import Trainer
-from rlplug.types import Batch, EnvSpec, Weights, groups_of
+from rlplug.types import Batch, Weights, groups_of
 
 UPDATES = 2
 """learner steps of a short run"""
@@ -271,22 +271,22 @@ COLUMNS = 4
 
 
 def episodes(trainer: Trainer, length: int = 16) -> list[Batch]:
-    """What ``act`` is given in a real environment under random actions: what is observed, ``is_first``, and of the row
-    before what the algorithm names in its keys, ``prev_action`` and ``prev_reward``."""
+    """What ``act`` is given in a real environment under random actions, allowed ones: what is observed, ``is_first``,
+    and of the row before what the algorithm names in its keys, ``prev_action`` and ``prev_reward``."""
     shard = EnvShard("eval", COLUMNS, range(COLUMNS))
     env = trainer.config.env.build(trainer.ctx.derive(shard=shard))
     for group in env.spec.groups.values():
         group.action.seed(0)
     first, over, rows = np.ones(COLUMNS, np.bool_), np.zeros(COLUMNS, np.bool_), []
-    result, action, nested = rows_of(env, env.reset(list(range(COLUMNS)))), sample_actions(env.spec), env.spec.nested
-    before = result
+    before = result = rows_of(env, env.reset(list(range(COLUMNS))))
+    action, nested = draw(env, result), env.spec.nested
     for _ in range(length):
         step: Batch = _observed(result) | {name: _observed(result[name]) for name in nested} | {"is_first": first}
         single = [] if nested else [(step, before, result, action)]
         for part, old, new, acted in [(step[n], before[n], result[n], action[n]) for n in nested] or single:
             part.update(only(_previous(old, new, acted, first), trainer.ctx.needs.keys))
         rows.append(tree.map(lambda x: torch.as_tensor(np.array(x)), step))
-        before, action = result, sample_actions(env.spec)
+        before, action = result, draw(env, result)
         result = rows_of(env, env.step(action_for(env, action)))
         ended = result["terminated"] | result["truncated"] if not env.spec.has_agents else _left(result)
         first, over = over if env.autoreset is AutoresetMode.NEXT_STEP else ended, ended
@@ -310,15 +310,6 @@ def _left(row: Batch) -> np.ndarray:
     """Return in which columns nobody is alive."""
     alive = [part["alive"].reshape(COLUMNS, -1).any(1) for part in groups_of(row).values()]
     return np.logical_not(np.logical_or.reduce(alive))
-
-
-def sample_actions(spec: EnvSpec) -> Any:
-    """Return random actions of ``COLUMNS`` environments: ``[B, N, ...]`` of agents, ``{group: action}`` of groups."""
-    found: dict[str, Any] = {}
-    for name, group in spec.groups.items():
-        actions = np.stack([group.action.sample() for _ in range(COLUMNS * (len(group.agents) or 1))])
-        found[name] = actions.reshape(COLUMNS, -1, *actions.shape[1:]) if group.agents else actions
-    return found if spec.nested else next(iter(found.values()))
 
 
 @contextmanager

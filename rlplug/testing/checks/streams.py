@@ -18,7 +18,7 @@ from rlplug.context import RunContext
 from rlplug.registry import load
 from rlplug.testing.checks.runs import node_of, option_of, require
 from rlplug.testing.context import context, spec
-from rlplug.types import Batch, ConfigError, EnvSpec
+from rlplug.types import Batch, ConfigError, EnvSpec, EnvTraits
 
 COLUMNS, ROWS, SAMPLES, CAPACITY = 5, 4, 16, 120
 CAPACITIES: dict[Data, int] = {"segments": 20, "episodes": CAPACITY * COLUMNS}
@@ -170,10 +170,8 @@ class Variant:
 class WithGoals:
     """What an environment computes of a stream's goals: they are reached, and are the end, where they are equal."""
 
-    def __init__(self, ctx: Any) -> None: ...
-
-    def goals(self) -> WithGoals:
-        return self
+    def __init__(self, ctx: Any) -> None:
+        self.traits = EnvTraits(goals=lambda: self)
 
     def reward(self, achieved: Any, desired: Any) -> Any:
         return -(achieved != desired).any(1).astype(np.float32)

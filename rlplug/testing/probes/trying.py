@@ -31,8 +31,8 @@ from rlplug.types import Batch, ConfigError, EnvSpec
 ID = "rlplug.testing.probes.worlds:Probe-v0"
 EPISODES = 32
 """that are played to see what was learned"""
-RECORDED = 1500
-"""steps of a recording that is learned from"""
+RECORDED, REMEMBERED = 1500, 6000
+"""steps of a recording that is learned from, and of one for recurrent policies, which has to have cues of every age"""
 FIRST, GROWTH = 128, 1.6
 """gradient steps before the first look, and how many times as many before the next one"""
 LEAST, STUCK = 500, 0.8
@@ -164,6 +164,7 @@ def _config(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str], 
     if reads:
         raw |= {"num_envs": 1, "num_steps_sampled_before_learning_starts": 0}
         raw["data"]["path"] = data
+        _set(raw["buffer"] or {}, {"capacity": 2 * REMEMBERED})
     if probe.stale and "broadcast_interval" in raw["loop"]:
         raw["loop"]["broadcast_interval"] = 10**6
     for word in more:
@@ -376,13 +377,13 @@ def recorded(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str] 
 
 
 def record(probe: Probe, kind: Kind, random: float, seed: int = 0) -> dict[str, np.ndarray]:
-    """Play ``RECORDED`` steps, a share ``random`` of them of random actions, and the others of the best one."""
+    """Play ``RECORDED`` or ``REMEMBERED`` steps: a share ``random`` are random actions, and the others the best one."""
     dice, env = np.random.default_rng(seed), make(probe.name, kind)
     rows: dict[str, list[Any]] = {key: [] for key in ("observations", "actions", "rewards", "terminals", "timeouts")}
     rows |= {"next_observations": []} | ({"action_mask": []} if probe.mask else {})
     best: Mapping[int, float] = probe.target if kind == "box" and probe.target else probe.best
-    episode = 0
-    while len(rows["rewards"]) < RECORDED:
+    episode, steps = 0, REMEMBERED if probe.memory else RECORDED
+    while len(rows["rewards"]) < steps:
         (obs, info), seen, over = env.reset(seed=1000 + episode), list[Any](), False
         episode += 1
         while not over:

@@ -26,16 +26,16 @@ class Bug:
     Args:
         base: the option whose YAML it takes over; empty: it has a name only.
         check: the check that finds it, without the environment.
+        says: a part of what the check says.
         words: with which the component is tried.
-        quick: whether it is found within a second or two.
     """
 
     cls: type[Any]
     kind: Kind
     base: str
     check: str
+    says: str
     words: tuple[str, ...] = ()
-    quick: bool = False
 
     @property
     def name(self) -> str:
@@ -54,69 +54,101 @@ class Bug:
         return checks_of(self.kind, self.name, overrides=self.words)
 
 
-def algo(cls: type[Any], base: str, check: str, quick: bool = False) -> Bug:
-    return Bug(cls, "algo", base, check, quick=quick)
+def algo(cls: type[Any], base: str, check: str, says: str) -> Bug:
+    return Bug(cls, "algo", base, check, says)
 
 
 BUGS = [
-    algo(values.DqnBootstrapsAfterTheEnd, "dqn", "probe-ends", True),
-    algo(values.PpoBootstrapsAfterTheEnd, "ppo", "probe-ends"),
-    algo(values.SacSwapsEnds, "sac", "probe-ends"),
-    algo(values.DqnEndsAtTruncation, "dqn", "probe-ends"),
-    algo(values.PpoEndsAtTruncation, "ppo", "probe-ends", True),
-    algo(values.MarwilEndsAtTruncation, "marwil", "probe-ends"),
-    algo(values.A2cLeaksAcrossEpisodes, "a2c", "probe-ends"),
-    algo(values.PpoLearnsFromFinalRows, "ppo", "probe-ends"),
-    algo(values.DqnBootstrapsFromAnotherColumn, "dqn", "probe-absorbing"),
-    algo(values.DqnDiscountsTheFirstReward, "dqn", "probe-delayed", True),
-    algo(values.SacDiscountsOnceLess, "sac", "probe-delayed"),
-    algo(values.PpoShiftsRewards, "ppo", "probe-delayed", True),
-    algo(values.PpoForgetsGamma, "ppo", "probe-absorbing"),
-    algo(values.IqlForgetsToBootstrap, "iql", "probe-absorbing"),
-    algo(values.A2cClipsRewards, "a2c", "probe-delayed"),
-    algo(values.DqnGradientsIntoTheTarget, "dqn", "probe-split", True),
-    algo(values.DqnNeverMovesTheTarget, "dqn", "probe-absorbing"),
-    algo(values.DqnCopiesTheWrongWay, "dqn", "probe-absorbing"),
-    algo(values.PpoAscends, "ppo", "probe-bandit"),
-    algo(values.PpoInvertsTheRatio, "ppo", "probe-bandit"),
-    algo(values.PpoNeverLearnsValues, "ppo", "terms", True),
-    algo(values.DdpgFollowsTheWrongSign, "ddpg", "probe-target"),
-    algo(values.DdpgTrainsTheCriticByThePolicy, "ddpg", "parts", True),
-    algo(values.SacForgetsThePolicy, "sac", "learns"),
-    algo(values.BcImitatesTheNextAction, "bc", "probe-masked"),
-    algo(values.DqnJudgesTheWrongAction, "dqn", "probe-bandit"),
-    algo(values.LinUcbKeepsRewards, "linucb", "probe-bandit"),
-    algo(values.DqnForgetsImportanceWeights, "dqn", "probe-rare", True),
-    algo(values.ImpalaForgetsImportanceWeights, "impala", "probe-stale", True),
-    algo(values.DqnActsOutsideTheMask, "dqn", "probe-masked", True),
-    algo(values.DqnBootstrapsOutsideTheMask, "dqn", "probe-masked"),
-    algo(values.DqnTakesTheMaskOfAnotherRow, "dqn", "probe-masked"),
-    algo(values.DqnKeepsItsStateAtReset, "dqn", "probe-cue"),
-    algo(values.PpoForgetsItsState, "ppo", "probe-cue"),
-    algo(values.DqnLearnsWithoutItsState, "dqn", "probe-cue"),
-    algo(manners.PpoFreezesTheClip, "ppo", "schedules", True),
-    algo(manners.SacFreezesItsStep, "sac", "schedules"),
-    algo(manners.LinUcbFreezesItsWidth, "linucb", "schedules", True),
-    Bug(manners.FrozenEpsilon, "exploration", "epsilon_greedy", "schedules", ("algo=dqn",)),
-    algo(manners.DqnScalesRewardsInPlace, "dqn", "rows-stay", True),
-    algo(manners.PpoPopsRows, "ppo", "rows-stay"),
-    algo(manners.A2cShiftsObservationsInPlace, "a2c", "rows-stay"),
-    algo(manners.PpoHasALambda, "ppo", "pickles", True),
-    algo(manners.PpoDropsItsWeights, "ppo", "pickles"),
-    algo(manners.SacDrawsFromTorch, "sac", "determinism"),
-    algo(manners.DqnSharesOneDraw, "dqn", "act"),
-    algo(manners.A2cCentersRewards, "a2c", "resumes"),
-    algo(manners.DqnCountsSteps, "dqn", "resumes"),
-    algo(manners.PpoNormsTheBatch, "ppo", "pure"),
-    Bug(manners.Weightless, "buffer", "prioritized", "probe-rare", ("algo=dqn",)),
-    Bug(manners.DrawsFromNumpy, "buffer", "replay", "saves"),
-    Bug(manners.MixesEnds, "buffer", "replay", "probe-ends", ("algo=dqn",)),
-    Bug(manners.ShiftsRewards, "buffer", "replay", "streams"),
-    Bug(manners.IgnoresItsSeed, "env", "", "episodes"),
-    Bug(manners.CountsAfterTheEnd, "env", "", "episodes"),
-    Bug(manners.WritesIntoActions, "env", "", "episodes"),
-    Bug(manners.LeavesItsSpace, "env", "", "episodes"),
-    Bug(manners.NeverEnds, "env", "", "episodes"),
+    algo(values.DqnBootstrapsAfterTheEnd, "dqn", "probe-ends", "bootstraps from the row after a termination"),
+    algo(values.PpoBootstrapsAfterTheEnd, "ppo", "probe-ends", "bootstraps from the row after a termination"),
+    algo(values.SacSwapsEnds, "sac", "probe-ends", "bootstraps from the row after a termination"),
+    algo(values.DqnEndsAtTruncation, "dqn", "probe-ends", "takes a truncation for a termination"),
+    algo(values.PpoEndsAtTruncation, "ppo", "probe-ends", "the value of state 1 is 1."),
+    algo(values.MarwilEndsAtTruncation, "marwil", "probe-ends", "the value of state 1 is 1."),
+    algo(values.A2cLeaksAcrossEpisodes, "a2c", "probe-ends", "and 10 is exact"),
+    algo(values.PpoLearnsFromFinalRows, "ppo", "probe-ends", "and 10 is exact"),
+    algo(values.DqnBootstrapsFromAnotherColumn, "dqn", "probe-absorbing", "and 0 is exact"),
+    algo(values.DqnDiscountsTheFirstReward, "dqn", "probe-delayed", "discounts the first reward, too"),
+    algo(values.SacDiscountsOnceLess, "sac", "probe-delayed", "and 1 is exact"),
+    algo(values.PpoShiftsRewards, "ppo", "probe-delayed", "discounts the first reward, too"),
+    algo(values.PpoForgetsGamma, "ppo", "probe-absorbing", "and 10 is exact"),
+    algo(values.IqlForgetsToBootstrap, "iql", "probe-absorbing", "it does not bootstrap"),
+    algo(values.A2cClipsRewards, "a2c", "probe-delayed", "in state 0 it does [0.0], and 1 is best"),
+    algo(values.DqnGradientsIntoTheTarget, "dqn", "probe-split", "a gradient through the target"),
+    algo(values.DqnNeverMovesTheTarget, "dqn", "probe-absorbing", "and 10 is exact"),
+    algo(values.DqnCopiesTheWrongWay, "dqn", "probe-absorbing", "and 10 is exact"),
+    algo(values.PpoAscends, "ppo", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
+    algo(values.PpoInvertsTheRatio, "ppo", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
+    algo(values.PpoNeverLearnsValues, "ppo", "terms", "returned the term 'value' without a gradient"),
+    algo(values.DdpgFollowsTheWrongSign, "ddpg", "probe-target", "in state 0 it does [-1.0], and 0.5 is best"),
+    algo(
+        values.DdpgTrainsTheCriticByThePolicy,
+        "ddpg",
+        "parts",
+        "the terms of part 'actor' give a gradient to critic.",
+    ),
+    algo(values.SacForgetsThePolicy, "sac", "learns", "part 'actor' has moved no parameter"),
+    algo(values.BcImitatesTheNextAction, "bc", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
+    algo(values.DqnJudgesTheWrongAction, "dqn", "probe-bandit", "the mean over all arms"),
+    algo(values.LinUcbKeepsRewards, "linucb", "probe-bandit", "in state 0 it does [2.0], and 0 is best"),
+    algo(values.DqnForgetsImportanceWeights, "dqn", "probe-rare", "the mean of what was drawn by priority"),
+    algo(values.ImpalaForgetsImportanceWeights, "impala", "probe-stale", "that of the policy that acted"),
+    algo(values.DqnActsOutsideTheMask, "dqn", "probe-masked", "in state 0 it does [2.0], and 0 is best"),
+    algo(values.DqnBootstrapsOutsideTheMask, "dqn", "probe-masked", "and -7.8 is exact"),
+    algo(values.DqnTakesTheMaskOfAnotherRow, "dqn", "probe-masked", "and -7.8 is exact"),
+    algo(values.DqnKeepsItsStateAtReset, "dqn", "probe-cue", "in state 4 it does ["),
+    algo(values.PpoForgetsItsState, "ppo", "probe-cue", "in state 5 it does [0.0], and 1 is best"),
+    algo(values.DqnLearnsWithoutItsState, "dqn", "probe-cue", "in state 5 it does [0.0], and 1 is best"),
+    algo(manners.PpoFreezesTheClip, "ppo", "schedules", "a schedule of clip_param"),
+    algo(manners.SacFreezesItsStep, "sac", "schedules", "algo.actor_lr is a schedule"),
+    algo(manners.LinUcbFreezesItsWidth, "linucb", "schedules", "a schedule of alpha"),
+    Bug(manners.FrozenEpsilon, "exploration", "epsilon_greedy", "schedules", "a schedule of epsilon", ("algo=dqn",)),
+    algo(manners.DqnScalesRewardsInPlace, "dqn", "rows-stay", "prepare() changes reward"),
+    algo(manners.PpoPopsRows, "ppo", "rows-stay", "prepare() changes reward"),
+    algo(manners.A2cShiftsObservationsInPlace, "a2c", "rows-stay", "act() changes obs"),
+    algo(manners.PpoHasALambda, "ppo", "pickles", "it cannot be pickled"),
+    algo(manners.PpoDropsItsWeights, "ppo", "pickles", "a pickled copy acts otherwise"),
+    algo(manners.SacDrawsFromTorch, "sac", "determinism", "when the global generators are drawn from"),
+    algo(manners.DqnSharesOneDraw, "dqn", "act", "another action when other rows stand beside it"),
+    algo(manners.A2cCentersRewards, "a2c", "resumes", "A2cCentersRewards.mean differs"),
+    algo(manners.PpoMeansOverItsOwnRows, "ppo", "ranks", "on rank 0 of two than on one rank"),
+    algo(manners.DqnReturnsAMean, "dqn", "ranks", "on four microbatches than on one rank"),
+    algo(manners.DqnCountsSteps, "dqn", "resumes", "DqnCountsSteps.counted differs"),
+    algo(manners.PpoNormsTheBatch, "ppo", "pure", "gives the term 'policy' of a row another value"),
+    Bug(
+        manners.EpsilonOutsideTheMask,
+        "exploration",
+        "epsilon_greedy",
+        "on-dqn",
+        "perturb() takes forbidden actions",
+        ("algo=dqn", "env=masked_cartpole"),
+    ),
+    Bug(
+        manners.GaussianInPlace,
+        "exploration",
+        "gaussian",
+        "on-ddpg",
+        "perturb() writes into action",
+        ("algo=ddpg", "env=pendulum"),
+    ),
+    Bug(
+        manners.GaussianFromNumpy,
+        "exploration",
+        "gaussian",
+        "on-ddpg",
+        "a resumed run is not the undisturbed one",
+        ("algo=ddpg", "env=pendulum"),
+    ),
+    Bug(manners.DeafToPriorities, "buffer", "prioritized", "priorities", "does feedback() take over the priority?"),
+    Bug(manners.Weightless, "buffer", "prioritized", "probe-rare", "and 1 is exact", ("algo=dqn",)),
+    Bug(manners.DrawsFromNumpy, "buffer", "replay", "saves", "after load() it samples other obs"),
+    Bug(manners.MixesEnds, "buffer", "replay", "probe-ends", "takes a truncation for a termination", ("algo=dqn",)),
+    Bug(manners.ShiftsRewards, "buffer", "replay", "streams", "'reward' of a sampled row is not what was added"),
+    Bug(manners.IgnoresItsSeed, "env", "", "episodes", "it gives other rows"),
+    Bug(manners.CountsAfterTheEnd, "env", "", "episodes", "the step that resets an ended column gives a reward"),
+    Bug(manners.WritesIntoActions, "env", "", "episodes", "step() changes the array of actions"),
+    Bug(manners.LeavesItsSpace, "env", "", "episodes", "obs is outside of Box"),
+    Bug(manners.NeverEnds, "env", "", "episodes", "an episode exceeds 500 steps"),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rlplug.api import VecEnv
+from rlplug.api import Losses, VecEnv
 from rlplug.envs import make_list
 from rlplug.envs.making import find
 from rlplug.plugins.algo.a2c import A2C
@@ -16,6 +16,7 @@ from rlplug.plugins.algo.sac import SAC
 from rlplug.plugins.buffer.prioritized import Prioritized
 from rlplug.plugins.buffer.replay import Replay
 from rlplug.plugins.exploration.discrete import EpsilonGreedy
+from rlplug.plugins.exploration.noise import Gaussian
 from rlplug.settings import settings
 
 # ---- schedules -------------------------------------------------------------------------------------------------------
@@ -124,13 +125,30 @@ class A2cCentersRewards(A2C):
         return super().prepare(batch | {"reward": batch["reward"] - self.mean})
 
 
+class PpoMeansOverItsOwnRows(PPO):
+    """Advantages are normalized over the rows of this process."""
+
+    def prepare(self, batch):
+        rows = super().prepare(batch)
+        return rows | {"advantage": rows["advantage"] - rows["advantage"].mean()}
+
+
+class DqnReturnsAMean(DQN):
+    """The loss is a mean over the rows of a process, which are not as many everywhere."""
+
+    def forward(self, batch, parts):
+        losses = super().forward(batch, parts)
+        return Losses({"critic": losses.terms["critic"].mean() * len(batch["action"])}, feedback=losses.feedback)
+
+
 class DqnCountsSteps(DQN):
     """The target network follows a counter that no checkpoint has."""
 
-    steps = 0
+    counted = 0
 
     def after_step(self, parts, losses, learner):
-        self.steps += 1
+        self.steps.fill_(self.counted)
+        self.counted += 1
         super().after_step(parts, losses, learner)
 
 
@@ -144,12 +162,42 @@ class PpoNormsTheBatch(PPO):
 # ---- exploration, buffers, environments ------------------------------------------------------------------------------
 
 
+class EpsilonOutsideTheMask(EpsilonGreedy):
+    """Random actions are drawn from all, and not from those that the mask allows."""
+
+    def perturb(self, out, step, carry):
+        return super().perturb(out, {key: leaf for key, leaf in step.items() if key != "action_mask"}, carry)
+
+
+class GaussianInPlace(Gaussian):
+    """Noise is added to the action of ``act`` in place."""
+
+    def perturb(self, out, step, carry):
+        out["action"].add_(self.ctx.randn(len(out["action"]), *self.shape)).clamp_(-1.0, 1.0)
+        return out, carry
+
+
+class GaussianFromNumpy(Gaussian):
+    """Noise is drawn from numpy's global generator."""
+
+    def perturb(self, out, step, carry):
+        noise = torch.from_numpy(np.random.randn(*out["action"].shape)).float()
+        return out | {"action": (out["action"] + 0.1 * noise).clamp(-1.0, 1.0)}, carry
+
+
 class Weightless(Prioritized):
     """Draws by priority, and gives every sample the weight 1."""
 
     def sample(self):
         batch = super().sample()
         return batch | {"weight": torch.ones_like(batch["weight"])}
+
+
+class DeafToPriorities(Prioritized):
+    """Ignores what is fed back."""
+
+    def feedback(self, index, values):
+        pass
 
 
 class DrawsFromNumpy(Replay):
