@@ -148,6 +148,7 @@ def lines(paths: Sequence[Path]) -> int:
     return sum(code_lines(path.read_text(encoding="utf-8")) for path in paths)
 
 
+@cache
 def code_lines(text: str) -> int:
     """Count the lines of a module that are neither blank nor comment nor docstring."""
     docs = set[int]()

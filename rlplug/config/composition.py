@@ -14,7 +14,7 @@ from rlplug.config.errors import UnknownKeyError, elsewhere, joined, single
 from rlplug.config.explain import chosen_as, explained, not_chosen, unknown_option
 from rlplug.config.origins import blamed, check_packages, files_of, folders_of, loaded, option_names
 from rlplug.config.schema import SEVERAL, SINGLE, RunConfig, kind_of, parse
-from rlplug.registry import Kind, until_refresh, warn_broken
+from rlplug.registry import Kind, preset, until_refresh, warn_broken
 from rlplug.types import ConfigError
 
 
@@ -111,7 +111,7 @@ def tuned(hydra: Any) -> Tuned | None:
     folders = folders_of(hydra.overrides.hydra)
     if name in (None, "none"):
         return None
-    if name not in option_names("tuned", folders):
+    if preset("tuned", name) is None and name not in option_names("tuned", folders):
         if name != f"{algo}_{env}":
             raise unknown_option(f"tuned/{name}", folders)
         return None

@@ -319,7 +319,7 @@ def test_an_environment_that_fails(where: str, monkeypatch: pytest.MonkeyPatch, 
         assert last.startswith("rlplug: there is no checkpoint yet; begin again with: python -m rlplug resume ")
 
 
-@pytest.mark.parametrize("line", ["algo=sacc", "algo.gamma=2", "-m algo.gamma=2,3"])
+@pytest.mark.parametrize("line", ["algo=sacc", "-m algo.gamma=2,3"])
 def test_the_process_ends_with_code_2(line: str, tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "rlplug", *line.split()], cwd=tmp_path, env=os.environ, capture_output=True, text=True

@@ -72,14 +72,17 @@ if __name__ == "__main__":
 """  # as pip writes it
 
 
-@pytest.mark.parametrize("how", ["module", "script"])
-def test_modules_of_the_current_folder_are_found(how: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("how", "hardware"),
+    [("module", "cpu"), ("script", "2cpu"), pytest.param("module", "2cpu", marks=pytest.mark.slow)],
+)
+def test_modules_of_the_current_folder_are_found(how: str, hardware: str, tmp_path: Path):
     """Also by ranks of their own, and whichever way rlplug is called."""
     (tmp_path / "mine_env.py").write_text(MINE)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "rlplug").write_text(SCRIPT)
     begin = ["-m", "rlplug"] if how == "module" else [str(tmp_path / "bin" / "rlplug")]
-    words = [*SHORT[1:], "tuned=none", "env=gymnasium", "env.id=mine_env:Mine-v0", "hardware=2cpu", "num_envs=2"]
+    words = [*SHORT[1:], "tuned=none", "env=gymnasium", "env.id=mine_env:Mine-v0", f"hardware={hardware}", "num_envs=2"]
     done = subprocess.run([sys.executable, *begin, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     safe = subprocess.run([sys.executable, "-P", *begin, "check", *words[:-2]], capture_output=True, text=True)

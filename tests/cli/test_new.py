@@ -161,7 +161,7 @@ def test_all_kinds_in_one_environment(site: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("kinds", "chosen"),
     [
-        pytest.param(("algo",), "not ranks and not compiled and not pendulum", id="algo"),  # rlplug-reinforce has these
+        pytest.param(("algo",), "not conformance or learns or resumes", id="algo"),
         pytest.param(KINDS, "test", marks=pytest.mark.slow, id="all"),
     ],
 )

@@ -76,6 +76,7 @@ def test_what_is_refused_is_refused_in_these_words(name: str):
         assert replace(start, **dict(some)).refusal() == words[0]
 
 
+@pytest.mark.slow
 @by_algorithm
 def test_every_refused_pair_is_refused(name: str):
     start, refused = base(name), list(EVERY[name].refused)

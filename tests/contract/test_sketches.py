@@ -65,16 +65,15 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG)
-def test_a_wrong_sketch_is_reported(tmp_path, mistake):
-    body, rule = WRONG[mistake]
-    path = tmp_path / "wrong.py"
-    path.write_text(
-        "# pyright: strict\nfrom collections.abc import Sequence\nfrom torch import Tensor\n"
-        "from rlplug.api import Algorithm, Learner, Losses, Needs\nfrom rlplug.types import Batch, EnvSpec\n\n"
-        f"_ = (Sequence, Tensor, Learner, Losses, Needs, Batch, EnvSpec)\n\n\nclass Wrong(Algorithm):\n{body}"
-    )
-    assert rule in {error.get("rule") for error in pyright(path)["generalDiagnostics"]}
+def test_wrong_sketches_are_reported(tmp_path):
+    for mistake, (body, _) in WRONG.items():
+        (tmp_path / f"{mistake}.py").write_text(
+            "# pyright: strict\nfrom collections.abc import Sequence\nfrom torch import Tensor\n"
+            "from rlplug.api import Algorithm, Learner, Losses, Needs\nfrom rlplug.types import Batch, EnvSpec\n\n"
+            f"_ = (Sequence, Tensor, Learner, Losses, Needs, Batch, EnvSpec)\n\n\nclass Wrong(Algorithm):\n{body}"
+        )
+    found = {(Path(error["file"]).stem, error.get("rule")) for error in pyright(tmp_path)["generalDiagnostics"]}
+    assert {(mistake, rule) for mistake, (_, rule) in WRONG.items()} <= found
 
 
 # ---- one step of each ------------------------------------------------------------------------------------------------

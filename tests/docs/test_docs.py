@@ -7,6 +7,7 @@ import csv
 import importlib
 import inspect
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -44,14 +45,10 @@ by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 # ---- options and metrics ---------------------------------------------------------------------------------------------
 
 
-def test_the_tables_of_options_are_those_of_the_code():
-    done = subprocess.run([sys.executable, DOCS / "tables.py", "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_pages_of_the_api_are_those_of_the_code():
-    done = subprocess.run([sys.executable, DOCS / "api.py", "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("script", ["tables", "api", "architecture"])
+def test_generated_pages_are_those_of_the_code(script: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", [script, "--check"])
+    assert runpy.run_path(str(DOCS / f"{script}.py"))["main"]() == 0
 
 
 @pytest.mark.parametrize("page", ["functional", "nn", "buffer", "testing"])
@@ -109,32 +106,25 @@ def test_every_metric_is_explained(algo: str, overrides: list[str], tmp_path: Pa
 # ---- the house -------------------------------------------------------------------------------------------------------
 
 
-def architecture(*arguments: str, copy: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run docs/architecture.py, or a copy of it in another folder."""
-    script = (copy or DOCS) / "architecture.py"
-    return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
-
-
-def test_the_drawing_of_the_house_is_that_of_the_code():
-    done = architecture("--check")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_wrong_drawing_is_found_and_a_few_lines_more_are_not(tmp_path: Path):
-    docs = tmp_path / "docs"
-    shutil.copytree(DOCS, docs)
-    (tmp_path / "rlplug").symlink_to(ROOT / "rlplug")
-    page = docs / "architecture.md"
-    fresh = page.read_text(encoding="utf-8")
+def test_a_wrong_drawing_is_found_and_a_few_lines_more_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    page = tmp_path / "architecture.md"
+    fresh = TEXT[DOCS / "architecture.md"]
+    main = runpy.run_path(str(DOCS / "architecture.py"))["main"]
+    monkeypatch.setitem(main.__globals__, "PAGE", page)
+    monkeypatch.setitem(main.__globals__, "PICTURE", Path(shutil.copy(DOCS / "img" / "architecture.svg", tmp_path)))
+    monkeypatch.setattr(sys, "argv", ["architecture", "--check"])
     (lines,) = re.findall(r"^\| `nn` .* \| ([\d,]+) \|", fresh, re.MULTILINE)
     more = int(lines.replace(",", "")) + 20
     page.write_text(fresh.replace(f"| {lines} |", f"| {more:,} |"), encoding="utf-8")
-    assert architecture("--check", copy=docs).returncode == 0
+    assert main() == 0
     page.write_text(fresh.replace("`tree`, `types` |", "`types` |"), encoding="utf-8")
-    done = architecture("--check", copy=docs)
-    assert (done.returncode, "architecture.md" in done.stdout) == (1, True)
-    assert architecture(copy=docs).returncode == 0
-    assert architecture("--check", copy=docs).returncode == 0
+    assert (main(), "architecture.md" in capsys.readouterr().out) == (1, True)
+    monkeypatch.setattr(sys, "argv", ["architecture"])
+    assert main() == 0
+    monkeypatch.setattr(sys, "argv", ["architecture", "--check"])
+    assert main() == 0
 
 
 def test_every_station_of_the_walk_exists():
