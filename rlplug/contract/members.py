@@ -197,7 +197,7 @@ def record_misfit(returned: Any, cls: type[Any]) -> str | None:
 @cache
 def _typed(hint: Any) -> TypeAdapter[Any]:
     if is_dataclass(hint):
-        return TypeAdapter(InstanceOf[hint])
+        return TypeAdapter(InstanceOf.__class_getitem__(hint))
     return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 

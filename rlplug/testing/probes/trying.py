@@ -377,7 +377,7 @@ def recorded(algorithm: str, probe: Probe, kind: Kind, overrides: Sequence[str] 
 
 
 def record(probe: Probe, kind: Kind, random: float, seed: int = 0) -> dict[str, np.ndarray]:
-    """Record ``RECORDED`` or ``REMEMBERED`` steps, a fraction ``random`` of them with random actions, others optimal."""
+    """Record ``RECORDED`` or ``REMEMBERED`` steps, a fraction ``random`` of them random, the others optimal."""
     dice, env = np.random.default_rng(seed), make(probe.name, kind)
     rows: dict[str, list[Any]] = {key: [] for key in ("observations", "actions", "rewards", "terminals", "timeouts")}
     rows |= {"next_observations": []} | ({"action_mask": []} if probe.mask else {})
