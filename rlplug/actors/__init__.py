@@ -10,7 +10,7 @@ DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # errors of segments that are no longer needed
-    "RAY_worker_niceness": "5",  # below the learner's priority; Ray's default of 15 starves actors behind all other processes
+    "RAY_worker_niceness": "5",  # lower priority than the learner; with Ray's 15, other processes starve actors
 }
 
 for name, value in DEFAULTS.items():  # read by Ray at import

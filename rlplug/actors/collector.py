@@ -41,10 +41,7 @@ class RayCollector:
         self._loaded: list[Tree] = []
         self._buffers: dict[int, Batch] = {}  # one segment of all environments, by number of rows
         self._last_row: Tree = None
-        self._since, self._waited = (
-            time.monotonic(),
-            0.0,
-        )  # start of the interval, and seconds that the learner has waited in it
+        self._since, self._waited = time.monotonic(), 0.0  # start of the interval, seconds waited in it
         columns = [slice(i, i + share) for i in range(0, len(self.env_ids), share)]
         if policy.ctx.needs.gradients:
             SegmentGradients(policy.algorithm, policy.normalizer, policy.ctx, share)  # checks the actors' share

@@ -74,10 +74,7 @@ class Episodes:
             return np.stack((begin, end), 1).reshape(-1, valid.shape[1])  # before row 0, after it, before row 1, ...
 
         b, at = np.nonzero(cuts(began, ended).T)  # by column, then in time order
-        same, ends = (
-            b[1:] == b[:-1],
-            at % 2 == 1,
-        )  # whether a cut follows one in the same column; whether it ends an episode
+        same, ends = b[1:] == b[:-1], at % 2 == 1  # whether a cut has a predecessor in its column; ends an episode
 
         def since(counted: np.ndarray) -> np.ndarray:
             return counted - np.where(np.append(False, same), np.roll(counted, 1), 0)  # since the previous cut

@@ -54,9 +54,7 @@ class NextStepCollector(ShardCollector):
         arrays, has_agents, nested = memory.arrays, self.ctx.spec.has_agents, self.ctx.spec.nested
         tree.put(arrays, 0, self._open)
         action: Any = {name: arrays[name]["action"] for name in nested} or arrays["action"]
-        reward, terminated, truncated = (
-            arrays.get(key, arrays) for key in RESULT
-        )  # nested by group if there are several
+        reward, terminated, truncated = (arrays.get(key, arrays) for key in RESULT)  # of groups: nested
         is_first, valid, observed = arrays["is_first"], arrays["valid"], self._layout.observed
         lib: Any = np if isinstance(valid, np.ndarray) else torch
         end = rows
@@ -113,9 +111,7 @@ class SameStepCollector(ShardCollector):
     def reset(self, tasks: Tree = None, seeds: Sequence[int] | None = None) -> None:
         super().reset(tasks, seeds)
         self._first: Batch | None = None  # first observations that did not fit after a final row T
-        self._final = np.zeros(
-            self.num_envs, np.bool_
-        )  # environments with such a first observation, whose open row is final
+        self._final = np.zeros(self.num_envs, np.bool_)  # columns with such an observation; open row is final
 
     def state(self) -> Tree:
         return super().state() | {"fresh": self._first, "beyond": self._final}

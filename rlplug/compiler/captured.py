@@ -100,9 +100,7 @@ class Static:
             pieces = zip(like, flat.split(sizes), far, strict=True)
             return [piece[: x.nbytes].view(x.dtype).view(x.shape) if own else None for x, piece, own in pieces]
 
-        self._pieces = list[
-            tuple[Tensor, list[Tensor | None], Any]
-        ]()  # pinned memory, its views, event of its last read
+        self._pieces = list[tuple[Tensor, list[Tensor | None], Any]]()  # pinned memory, views, last read
         for _ in range(2):
             flat = torch.empty(self._size, dtype=torch.uint8, pin_memory=cuda)
             self._pieces.append((flat, views(flat), torch.cuda.Event() if cuda else None))

@@ -104,9 +104,7 @@ class Data:
     envs: PositiveInt | None = option("How many of num_envs read the dataset while the others are real; null: all.")
     shuffle: bool = option("Shuffle episodes by the seed; false: recorded order.")
     damaged: Literal["refuse", "skip"] = option("Unreadable parts of a file: refuse or skip.")
-    unfinished: Literal["refuse", "truncate", "skip"] = option(
-        "Episodes without an end: refuse, truncate (at the last observation) or skip."
-    )
+    unfinished: Literal["refuse", "truncate", "skip"] = option("Episodes without an end: refuse, truncate or skip.")
     normalized_actions: bool = option("Bounded actions in other libraries' files are in [-1, 1], not in the space.")
 
 
@@ -130,16 +128,12 @@ class Estimate:
     methods: Annotated[list[Method], Field(min_length=1)] = option(
         "(Weighted) importance sampling per episode or step, direct method, (weighted) doubly robust."
     )
-    with_eval: bool | None = option(
-        "Estimate at every evaluation; null: only if there is no environment to evaluate in."
-    )
+    with_eval: bool | None = option("Estimate at every evaluation; null: only without an environment to evaluate in.")
     path: Paths | None = option("Files, folders or patterns of episodes to estimate from; null: those of data.path.")
     gamma: UnitFloat = option("Discount of the estimated return.")
     confidence: Annotated[float, Field(gt=0, lt=1)] = option("Level of the confidence intervals.")
     folds: PositiveInt = option("Models of dm and dr, each evaluated on held-out episodes; 1: no held-out episodes.")
-    iterations: PositiveInt = option(
-        "Fits of these models: the first quarter to returns, the rest to one-step backups."
-    )
+    iterations: PositiveInt = option("Model fits: the first quarter to returns, the rest to one-step backups.")
     updates: PositiveInt = option("Gradient steps per fit.")
     batch_size: PositiveInt = option("Steps of episodes per gradient step.")
     lr: PositiveFloat = option("Adam's initial step size, which decays to zero.")

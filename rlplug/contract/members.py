@@ -27,14 +27,7 @@ from rlplug.types import ConfigError, EnvSpec
 _DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events)
 BASES: Mapping[Kind, type[Any]] = dict(zip(KINDS, _DECLARE, strict=True))
 """base of each kind, whose members' signatures a class must be compatible with"""
-DERIVED: tuple[Kind, ...] = (
-    "algo",
-    "model",
-    "buffer",
-    "exploration",
-    "env",
-    "loop",
-)  # kinds whose classes derive from their base in rlplug.api
+DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop")  # from a base class
 MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # required members; the base has the others
     "algo": ("needs", "act"),
     "model": ("forward",),

@@ -78,7 +78,7 @@ def fabric_of(plan: Plan) -> AnyFabric:
         logging.getLogger(name).setLevel(logging.WARNING)  # they log every rank
     warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_gather is deprecated")  # called by Fabric
     if _started_by_srun():
-        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(plan.devices))  # needed by Fabric, but not set by srun -n
+        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(plan.devices))  # needed by Fabric, not set by srun -n
     try:
         fabric = Fabric(
             accelerator=plan.accelerator,

@@ -27,7 +27,7 @@ from rlplug.types import ConfigError, RunError
 
 GRACE_S = 3.0  # for other ranks to report and end after one has failed
 Reports = Iterable[tuple[Any, str, Any, Any]]
-"""by kind (value, interrupt or error) and rank: the content, and a key that orders failures"""
+"""rank; value, interrupt or error; the content; a key that orders failures of several ranks"""
 
 _report_failure: Callable[[BaseException], None] | None = None  # reports to the launcher, in the process of a rank
 

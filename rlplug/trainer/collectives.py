@@ -66,9 +66,7 @@ class Collectives:
             x = (x if where is None else x[where]).reshape(-1)
             own = {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin, "std": partial(x.std, correction=0)}[op]
             return own() if len(x) or op in ("max", "min") else x.new_zeros(())
-        where = (
-            torch.ones_like(x, dtype=torch.bool) if where is None else where
-        )  # avoids a synchronization for the count
+        where = torch.ones_like(x, dtype=torch.bool) if where is None else where  # a count would synchronize
         where = where.view(*where.shape, *(1 for _ in x.shape[where.ndim :])).expand_as(x)
         if op in ("max", "min"):
             worst = torch.full((1,), -torch.inf if op == "max" else torch.inf, dtype=x.dtype, device=x.device)
