@@ -80,7 +80,7 @@ class ActorHandle:
         first, last = self.env_ids[0], self.env_ids[-1]
         return f"actor {self.index} (environment{f's {first}-{last}' if last > first else f' {first}'})"
 
-    # ---- what it is told ------------------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Create the process, with the state and the rounds of its predecessor."""
@@ -114,7 +114,7 @@ class ActorHandle:
         if self.status is Status.IDLE:
             self.status = Status.PLAYING
 
-    # ---- what it returns ------------------------------------------------------------------------------------------
+    # ---- results --------------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> ObjectRef[Any] | None:
@@ -166,7 +166,7 @@ class ActorHandle:
         spent, self._idle_s, self._busy_s = (self._idle_s, self._busy_s), 0.0, 0.0
         return spent
 
-    # ---- when it fails --------------------------------------------------------------------------------------------
+    # ---- failures -------------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
         """Send a heartbeat, or check for the answer to the last one.
