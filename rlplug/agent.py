@@ -1,4 +1,4 @@
-"""Using what a run has learned: from a checkpoint, without the run's GPU, and to act without its environment."""
+"""Inference with trained policies: loading from checkpoints, without the run's GPU or environment."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import CheckpointError, ConfigError, Mode
 
-# what may change for an evaluation
+# keys that may change for an evaluation
 EVALUABLE = ("eval.episodes", "eval.max_episode_steps", "seed", "env", "hardware", "deterministic", "record")
 ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
 
 class Agent:
-    """A trained policy, which takes observations and gives actions as the environment itself has them.
+    """A trained policy, with observations and actions in the environment's native spaces.
 
     Attributes:
-        spec: the spaces it was trained on.
-        env_steps: environment steps that it was trained for.
-        algorithm: what acts, with its weights.
+        spec: spaces of the training environment.
+        env_steps: environment steps of training.
+        algorithm: the algorithm, with its weights.
     """
 
     def __init__(self, algorithm: Algorithm, ctx: RunContext, env_steps: int, normalize: Callable[[Any], Any]) -> None:
@@ -55,13 +55,13 @@ class Agent:
         self.reset()
 
     def reset(self, ended: Any = None) -> None:
-        """Begin new episodes: the next observations are their first ones.
+        """Begin new episodes with the next observations.
 
         Args:
-            ended: which of the episodes, ``[n]`` bool; None: all, and there may be another number of them next.
+            ended: mask of the episodes that ended, ``[n]`` bool; None: all, and their number may change.
 
         Raises:
-            ValueError: ``ended`` is not about the episodes that are going on.
+            ValueError: ``ended`` does not match the current episodes.
         """
         if ended is None:
             self._first = np.ones(0, np.bool_)
@@ -72,16 +72,16 @@ class Agent:
         self._first |= ended
 
     def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, action_mask: Any = None) -> Any:
-        """Choose one action, or ``[n, ...]``; a recurrent state is kept until the next call.
+        """Return one action, or ``[n, ...]``; a recurrent state is kept until the next call.
 
         Args:
-            obs: one observation, or those of ``n`` environments, ``[n, ...]``; a dict or tuple as the space is.
-            mode: ``greedy``; ``explore`` draws from the policy (exploration modules are for training only).
-            reward: of the last action, ``[n]`` for a batch; for a policy that sees it.
-            action_mask: the allowed actions, ``[A]`` or ``[n, A]`` bool; for a policy that was trained with masks.
+            obs: one observation, or those of ``n`` environments, ``[n, ...]``; a dict or tuple according to the space.
+            mode: ``greedy``, or ``explore``, which samples from the policy (without exploration modules).
+            reward: reward of the last action, ``[n]`` for a batch; for policies that take it as input.
+            action_mask: allowed actions, ``[A]`` or ``[n, A]`` bool; for policies trained with masks.
 
         Raises:
-            ValueError: an argument does not fit the spaces or the episodes that are going on, or is missing.
+            ValueError: an argument is missing, or does not fit the spaces or the current episodes.
         """
         if mode not in get_args(Mode):
             raise ValueError(f"mode should be one of {', '.join(get_args(Mode))}, and is {mode!r}")
@@ -100,7 +100,7 @@ class Agent:
         elif action_mask is not None:
             raise ValueError("this policy was trained without masks of the allowed actions")
         with torch.inference_mode(), self._ctx.acting(EnvShard("eval", columns, range(columns))):
-            # copied, so that the caller may go on to use the arrays
+            # copies, so that the caller may reuse the arrays
             seen = tree.map(lambda x: torch.from_numpy(np.array(x, order="C")).to(self._ctx.device), step)
             seen["obs"] = self._normalize(seen["obs"])
             for key in self._memory:
@@ -126,7 +126,7 @@ class Agent:
         return np.broadcast_to(mask, (columns, size))
 
     def _begin(self, columns: int) -> None:
-        """Begin an episode in each of so many columns, unless they are going on already."""
+        """Begin an episode in each column, unless they have already begun."""
         if (going := len(self._first)) == columns > 0:
             return
         if going and (self._carry or self._memory):
@@ -137,18 +137,18 @@ class Agent:
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None = None) -> Agent:
-    """Return the policy of a run, with the weights of its newest good checkpoint, or of a given checkpoint.
+    """Load the policy of a run's newest good checkpoint, or of a given checkpoint.
 
-    Neither the environment nor the run's hardware is needed, and of plugins only the algorithm and its models.
+    It needs neither the environment nor the run's hardware, and only the plugins of the algorithm and its models.
 
     Args:
         path: a run folder, or one of its checkpoints.
-        device: where it acts.
-        seed: of what is drawn in explore mode; None: the run's.
+        device: device to act on.
+        seed: seed of explore mode; None: the run's.
 
     Raises:
         CheckpointError: there is no checkpoint, or it cannot be read or used here.
-        ConfigError: there is no such device; or several agents were trained, which only ``evaluate`` can play.
+        ConfigError: there is no such device; or the run is multi-agent, which only ``evaluate`` supports.
     """
     checkpoint = find(Path(path), ("weights",), tell=warnings.warn)
     if from_json(checkpoint.manifest["spec"]).has_agents:
@@ -163,22 +163,22 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 def evaluate(
     path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn, mode: Mode = "greedy"
 ) -> dict[str, Any]:
-    """Play episodes in a run's environment, and write nothing unless ``record.path`` is given.
+    """Play episodes in a run's environment, without writing files unless ``record.path`` is given.
 
-    With the run's own ``seed`` and ``eval.episodes`` they are the episodes of its evaluation at the checkpoint's step.
-    They are played on one device of the run's hardware, or on the processor where that is not available.
+    With the run's ``seed`` and ``eval.episodes``, they are the episodes of its evaluation at the checkpoint's step.
+    They are played on one device of the run's hardware, or on the CPU if that is not available.
 
     Args:
-        path: as of ``load``.
+        path: see ``load``.
         overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
-        tell: is given, line by line, what a person should know.
-        mode: ``greedy``; ``explore`` draws from the policy, without the run's exploration modules; ``random``.
+        tell: called with each line for the user.
+        mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
 
     Returns:
         ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
 
     Raises:
-        ConfigError: as ``load``; or the overrides cannot be followed, or make another environment of it.
+        ConfigError: see ``load``; or the overrides are invalid, or change the environment's spaces.
     """
     checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
     manifest = checkpoint.manifest
@@ -218,13 +218,13 @@ def evaluate(
 def estimate(
     path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn
 ) -> dict[str, Any]:
-    """Estimate from recorded episodes what a run's policy would return; see ``estimation.Estimator``.
+    """Estimate the return of a run's policy from recorded episodes; see ``estimation.Estimator``.
 
-    Neither the environment nor the run's hardware is needed. The policy is that of mode ``explore``, without the run's
-    exploration modules.
+    It needs neither the environment nor the run's hardware. The policy is that of mode ``explore``, without exploration
+    modules.
 
     Args:
-        path, tell: as of ``evaluate``.
+        path, tell: see ``evaluate``.
         overrides: as on the command line: ``data.path=data/medium``, ``estimate.gamma=0.99``, ``seed=7``.
 
     Returns:
@@ -232,7 +232,7 @@ def estimate(
         ``estimate/...``.
 
     Raises:
-        ConfigError: as ``load``; or there are no episodes, or not with what the estimates need.
+        ConfigError: see ``load``; or there are no episodes, or they lack data that the estimates need.
     """
     checkpoint, raw, core, plan = _opened(path, overrides, ESTIMABLE, tell, "an estimate")
     asked = core.estimate.path is None or any(re.match(r"\+*data\.path=", override) for override in overrides)
@@ -251,8 +251,8 @@ def estimate(
 def _opened(
     path: str | Path, overrides: Sequence[str], may: Sequence[str], tell: Callable[[str], None], what: str
 ) -> tuple[Checkpoint, dict[str, Any], Core, Plan]:
-    """Return a checkpoint, its configuration with the overrides, of which ``may`` may change, and where it is used."""
-    from rlplug.config.changes import change  # here: it imports Hydra
+    """Return a checkpoint, its configuration with overrides of the keys ``may``, and the plan to use it with."""
+    from rlplug.config.changes import change  # here, because it imports Hydra
 
     checkpoint, why = find(Path(path), ("weights",), tell), f"{what} may change {', '.join(may)} only"
     raw = change(migrate(checkpoint.manifest["config"], may), overrides, may, why)
@@ -267,10 +267,10 @@ def _about(checkpoint: Checkpoint, core: Core, episodes: int) -> dict[str, Any]:
 
 
 def _machine(raw: Mapping[str, Any], overrides: Sequence[str], tell: Callable[[str], None], what: str) -> Plan:
-    """Return the run's hardware, or the processor where that is not here and was not asked for."""
+    """Return the run's hardware plan, or the CPU if that is not available and not requested."""
     try:
         plan: Plan = choose("hardware", "hardware", raw["hardware"]).plan()
-        if plan.accelerator == "cuda" and not torch.cuda.is_available():  # it was another machine's
+        if plan.accelerator == "cuda" and not torch.cuda.is_available():  # the run used another machine
             raise ConfigError("hardware", "needs a CUDA device, and none is found here")
     except ConfigError as error:
         if any(re.match(r"\+*hardware\b", override) for override in overrides):
@@ -287,7 +287,7 @@ def _core(raw: Mapping[str, Any]) -> Core:
 def _restored(
     checkpoint: Checkpoint, device: torch.device, core: Core, tell: Callable[[str], None]
 ) -> tuple[Algorithm, RunContext, Normalizer]:
-    """Return the algorithm with its weights, the context it was built in, and what it sees of an observation."""
+    """Return the algorithm with its weights, its context, and the normalization of observations."""
     manifest, raw = checkpoint.manifest, migrate(checkpoint.manifest["config"], ("algo", "model"))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("", f"there is no device {device} here; cpu works")
@@ -303,10 +303,10 @@ def _restored(
     try:
         needs = needs_of(algo, models.values(), spec)
         ctx = RunContext(spec=spec, needs=needs, slots=models, device=device, **run, **tempo)
-        ctx.make_env = lambda of: choose("env", "env", raw["env"]).build(of)  # for a simulator only
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        ctx.make_env = lambda of: choose("env", "env", raw["env"]).build(of)  # only for simulators
+        with torch.random.fork_rng(devices=[]):  # keep the caller's generators unchanged
             algorithm = algo.build(ctx).to(device)
-        columns = len(weights["normalizer"].get("returns", ()))  # the first rank's environments
+        columns = len(weights["normalizer"].get("returns", ()))  # environments of rank 0
         normalizer = Normalizer(core.preprocess, spec, columns).to(device)
         algorithm.load_state_dict(weights["algorithm"])
         normalizer.load_state_dict(weights["normalizer"])

@@ -1,4 +1,4 @@
-"""What a run knows: worked out once, and offered to every component as a ``Context``."""
+"""The context of a run, resolved once and passed to every component."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RECORDED = ("obs", "action", "action_mask", "state", "logp")
 
 
 def recorded_keys(spec: EnvSpec, needs: Needs) -> tuple[str, ...]:
-    """Return what is written down of a row beside what an algorithm stores and the stream."""
+    """Return the keys to record in addition to the algorithm's stored keys and the stream's."""
     extras = (key for of in (spec, *spec.groups.values()) for key in of.extras)
     return tuple(key for key in dict.fromkeys((*RECORDED, *extras)) if key not in needs.keys)
 
@@ -40,14 +40,14 @@ def recorded_keys(spec: EnvSpec, needs: Needs) -> tuple[str, ...]:
 def needs_of(
     algo: Chosen, models: Iterable[Chosen], spec: EnvSpec, recorded: bool = False, readers: Iterable[Chosen] = ()
 ) -> Needs:
-    """Return what a run's algorithm needs, with the keys that its exploration modules and its buffer read.
+    """Return the needs of a run's algorithm, with the keys that its exploration modules and its buffer read.
 
     Args:
-        recorded: what is collected is written down.
+        recorded: whether the run records its episodes.
         readers: the exploration modules and the buffer.
 
     Raises:
-        ConfigError: one of them cannot serve these spaces, or the algorithm recurrent models.
+        ConfigError: one of them cannot serve these spaces, or the algorithm does not support recurrent models.
     """
     needs: Needs = algo.needs(spec)
     needs = algo.needs(needs, member="recurrent") if any(model.cls.recurrent for model in models) else needs
@@ -57,7 +57,7 @@ def needs_of(
 
 
 class ResolvedRun:
-    """A run's configuration, and what follows from it on this machine; see ``run.build``."""
+    """A run's configuration and the values derived from it on this machine; see ``run.build``."""
 
     def __init__(self, config: RunConfig, plan: Plan, spec: EnvSpec) -> None:
         self.config, self.plan, self.spec = config, plan, spec
@@ -67,7 +67,7 @@ class ResolvedRun:
         self.loop: Loop = config.loop.build(ctx.derive(batch_size=self._sample()))
 
     def _sample(self) -> int:
-        """Return the transitions of a sample: those of whole segments, where these are learned from."""
+        """Return the transitions of a sample; with segments, those of whole segments."""
         config, size = self.config, self.config.train_batch_size
         if self.needs.data != "segments" or self.needs.gradients:
             return size
@@ -76,16 +76,16 @@ class ResolvedRun:
 
     @property
     def _ranks(self) -> int:
-        """Parts of the environments; where they are not shared out, each rank has all."""
+        """Return the number of parts of the environments; 1 if they are not divided among ranks."""
         return 1 if self.config.num_envs % self.plan.world_size else self.plan.world_size
 
     @property
     def _shards(self) -> int:
-        """Shards of a part: each actor has one."""
+        """Return the number of shards of a part, one per actor."""
         return max(1, self.plan.actors.count // self._ranks) if self.plan.actors else 1
 
     def context(self, device: torch.device, env_ids: Sequence[int], rank: int = 0, world_size: int = 1) -> RunContext:
-        """Return what the run's components are built with in one process."""
+        """Return the context of the run's components in one process."""
         config, repeats = self.config, self.config.buffer.cls.repeats
         run = {name: getattr(config, name) for name in ("num_envs", "total_steps", "seed", "deterministic")}
         tempo = {
@@ -102,7 +102,7 @@ class ResolvedRun:
 
 
 class Schedules:
-    """The schedules of a run: 0-d tensors that follow its steps."""
+    """Schedules of a run, as 0-d tensors."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.step = device, 0
@@ -116,28 +116,28 @@ class Schedules:
         return value
 
     def refresh(self, step: int) -> None:
-        """Move every schedule to ``step``, in place."""
+        """Set every schedule to its value at ``step``, in place."""
         self.step = step
         for value, points in self._moving:
             value.fill_(piecewise_linear(points, step))
 
     def following(self, points: Sequence[tuple[float, float]]) -> list[Tensor]:
-        """Return the tensors that follow these points."""
+        """Return the tensors of schedules with these points."""
         return [value for value, own in self._moving if own == points]
 
 
 @dataclass
 class EnvShard:
-    """The environments, of so many, that noise is drawn for at the moment; shared by all contexts of a run."""
+    """Environments, out of ``num_envs``, to draw noise for at the moment; shared by all contexts of a run."""
 
     role: Role
     num_envs: int
     env_ids: Sequence[int]
-    whole: bool = False  # every rank has all rows of what the learner draws for
+    whole: bool = False  # every rank has all rows of the learner's batches
 
 
 class RunContext(Context):
-    """Has one generator for each role: evaluation never disturbs training, nor learning what actors draw."""
+    """Context with one random generator per role, so evaluation, training and acting do not affect one another."""
 
     space: Space[Any] | None = None
     ensemble_size, render = 1, False
@@ -165,9 +165,9 @@ class RunContext(Context):
         make_env: Callable[[Context], VecEnv] | None = None,
     ) -> None:
         self.make_env = make_env
-        self.beyond: list[str] = []  # where observations were out of bounds, which the run tells once
+        self.beyond: list[str] = []  # observations out of bounds, reported once
         self.spec, self.needs, self.slots = spec, needs or Needs(), slots or {}
-        self.built = set[tuple[str, type]]()  # slots that someone asked for, and the classes that were built
+        self.built = set[tuple[str, type]]()  # requested slots and the classes built for them
         self.device = torch.device(device)
         self.shard = EnvShard("learner", num_envs, range(num_envs) if env_ids is None else env_ids)
         self.total_steps, self.rollout_length, self.batch_size = total_steps, rollout_length, batch_size
@@ -188,7 +188,7 @@ class RunContext(Context):
 
     @contextmanager
     def acting(self, shard: EnvShard) -> Iterator[None]:
-        """Draw for other rows: those of actors or of an evaluation."""
+        """Draw for the rows of ``shard``, of actors or of an evaluation, inside the block."""
         before = vars(self.shard).copy()
         vars(self.shard).update(vars(shard))
         try:
@@ -197,7 +197,7 @@ class RunContext(Context):
             vars(self.shard).update(before)
 
     def derive(self, **changes: Any) -> RunContext:
-        """Return the same run as another component sees it; generators and schedules are shared."""
+        """Return a context of the same run with ``changes``; generators and schedules are shared."""
         other = copy.copy(self)
         vars(other).update(changes)
         return other
@@ -226,7 +226,7 @@ class RunContext(Context):
         return self._offered("goals", said)
 
     def _offered(self, name: str, lacks: str) -> Any:
-        """Return what the environment's method ``name`` returns, of one that is made for this alone."""
+        """Return the result of the environment's method ``name``, called on a temporary instance."""
         if self.make_env is not None:
             env = self.make_env(self.derive(shard=EnvShard("eval", 1, range(1))))
             try:
@@ -263,14 +263,14 @@ class RunContext(Context):
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
 
     def state(self) -> Tree:
-        """Return the kind of device, the state of every generator, and the step that schedules stand at."""
+        """Return the device type, the state of every generator, and the step of the schedules."""
         generators = {role: generator.get_state() for role, generator in self.generators.items()}
         return {"device": self.device.type, "generators": generators, "schedules": self.schedules.step}
 
     def load(self, state: Tree, steps: int) -> list[str]:
-        """Go on where ``state`` was taken; return what is not as it was, in words.
+        """Restore ``state``, and return descriptions of what could not be restored.
 
-        Generators whose state is that of another kind of device are seeded by ``steps``.
+        Generators with state from another device type are seeded by ``steps`` instead.
         """
         self.schedules.refresh(state["schedules"])
         if state["device"] == self.device.type:

@@ -1,6 +1,6 @@
-"""Read what installed packages declare, whatever their files hold: in bounded time and memory.
+"""Read the declarations of installed packages in bounded time and memory, whatever their files contain.
 
-A manifest is code that runs with the rights of the user. The limits end what is broken or slow; they are no sandbox.
+A manifest is code that runs with the user's rights. The limits stop broken or slow code; they are not a sandbox.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from rlplug.types import printable
 
-MOST_BYTES = 2**20  # of a file
-MOST_FILES = 10_000  # of a folder of YAML groups
-MOST_NODES = 100_000  # of a YAML file, once its aliases are followed
-PATIENCE = 3  # seconds that code may go on after its time limit
-LONGEST = 300  # characters of a cause
+MOST_BYTES = 2**20  # per file
+MOST_FILES = 10_000  # per folder of YAML groups
+MOST_NODES = 100_000  # per YAML file, with expanded aliases
+PATIENCE = 3  # seconds for code to stop after its time limit
+LONGEST = 300  # characters in a cause
 T = TypeVar("T")
 _hidden, _read_text = set[str](), metadata.PathDistribution.read_text
 
 
 class Package(NamedTuple):
-    """An installed distribution that has entry points of a group, or whose entry points cannot be read."""
+    """An installed distribution with entry points of a group, or with unreadable entry points."""
 
     distribution: str
     version: str
@@ -43,16 +43,16 @@ class Package(NamedTuple):
 
 
 def packages(group: str) -> list[Package]:
-    """Return the installed packages of a group, of several with one name the first on ``sys.path``.
+    """Return the installed packages of a group; of packages with equal names, the first on ``sys.path``.
 
-    Entry points that cannot be read are hidden from the whole process: pydantic, torch and others read those of every
-    package when they are imported, and would fail.
+    Unreadable entry points are hidden from the whole process, because pydantic, torch and others read those of every
+    package at import and would fail.
     """
     found, names = list[Package](), set[str]()
     _hidden.clear()
     every: Iterator[Any] = iter(metadata.distributions())
     for one in every:
-        if (key := one._normalized_name) in names:  # as importlib.metadata tells them apart
+        if (key := one._normalized_name) in names:  # the key of importlib.metadata
             continue
         names.add(key)
         path = Path(str(getattr(one, "_path", key)))
@@ -83,11 +83,11 @@ def _shown(self: Any, filename: str) -> str | None:
 
 def _text(distribution: Any, folder: Path, name: str) -> str:
     file = folder / name
-    return read(file) if os.path.lexists(file) else distribution.read_text(name) or ""  # which may be an archive's
+    return read(file) if os.path.lexists(file) else distribution.read_text(name) or ""  # possibly in an archive
 
 
 def _points(text: str, group: str) -> tuple[metadata.EntryPoint, ...]:
-    """Return the entry points of a group. Raise ``ValueError`` if a line, of any group, has no value."""
+    """Return the entry points of a group. Raise ``ValueError`` if a line of any group has no value."""
     found, section = list[metadata.EntryPoint](), None
     for line in filter(None, map(str.strip, text.splitlines())):
         name, equals, value = map(str.strip, line.partition("="))
@@ -111,7 +111,7 @@ def read(path: Path) -> str:
 
 
 def check_size(path: Path) -> None:
-    """Raise ``ValueError`` unless this is a regular file of at most 1 MiB, ``OSError`` if there is none."""
+    """Raise ``ValueError`` unless this is a regular file of at most 1 MiB, ``OSError`` if it does not exist."""
     info = path.stat()
     if not stat.S_ISREG(info.st_mode):
         raise ValueError("is no regular file")
@@ -120,10 +120,10 @@ def check_size(path: Path) -> None:
 
 
 def guarded(seconds: float, who: object, function: Callable[[], T]) -> T | str:
-    """Return ``function()``; a text, in one line, if it raises anything or takes longer than ``seconds``.
+    """Return ``function()``, or a line of text if it raises an exception or takes longer than ``seconds``.
 
-    The time limit works in the main thread, where signals arrive: it ends Python code and calls of the system, but no C
-    code that never looks for signals. Code that goes on nevertheless ends the program, and so does Ctrl-C.
+    The time limit works in the main thread, which receives signals. It interrupts Python code and system calls, but not
+    C code that never checks for signals. Code that does not stop ends the program, as does Ctrl-C.
     """
     stopped, late = list[int](), list[int]()
 
@@ -154,7 +154,7 @@ def guarded(seconds: float, who: object, function: Callable[[], T]) -> T | str:
     begin, (left, again) = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         return run()
-    except TimeoutError as error:  # just as it ended
+    except TimeoutError as error:  # raised just at its end
         return cause(error)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -165,7 +165,7 @@ def guarded(seconds: float, who: object, function: Callable[[], T]) -> T | str:
 
 
 def cause(error: BaseException) -> str:
-    """Return one line such as ``ImportError: No module named 'x'``."""
+    """Format an error as one line, such as ``ImportError: No module named 'x'``."""
     try:
         return one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
     except BaseException:
@@ -177,10 +177,10 @@ def one_line(text: str) -> str:
 
 
 def yaml_files(conf: Path) -> tuple[Path, ...]:
-    """Return the YAML files of a folder of groups, in order.
+    """Return the YAML files of a folder of groups, sorted.
 
     Raises:
-        ValueError: there are too many, or one is no small file of text, or its aliases stand for too much.
+        ValueError: there are too many, or one is not a small text file, or its aliases expand to too many nodes.
     """
     found = list[Path]()
     every = (Path(folder, name) for folder, *kinds in os.walk(conf) for names in kinds for name in names)
@@ -190,7 +190,7 @@ def yaml_files(conf: Path) -> tuple[Path, ...]:
         if path.suffix == ".yaml":
             name = path.relative_to(conf).as_posix()
             try:
-                if not name.isprintable() or name.startswith("hydra/"):  # which every command would follow
+                if not name.isprintable() or name.startswith("hydra/"):  # would affect every command
                     raise ValueError("the group is Hydra's own" if name.isprintable() else "its name cannot be printed")
                 if re.search(r"(?m)(^|[\s,:\[{-])\*\w", text := read(path)) and _nodes(text) > MOST_NODES:
                     raise ValueError(f"stands for more than {MOST_NODES:,} values")
@@ -201,14 +201,14 @@ def yaml_files(conf: Path) -> tuple[Path, ...]:
 
 
 def _nodes(text: str) -> float:
-    """Return how many values a YAML text stands for; infinity if one holds itself."""
-    yaml: Any = importlib.import_module("yaml")  # here: few files have aliases
+    """Return the number of values in a YAML text with expanded aliases; infinity if one contains itself."""
+    yaml: Any = importlib.import_module("yaml")  # here, because few files have aliases
 
     known = dict[int, float]()
 
     def count(node: Any) -> float:
         if (number := known.get(id(node))) is None:
-            known[id(node)] = float("inf")  # what holds itself has no end
+            known[id(node)] = float("inf")  # contains itself
             parts = node.value if isinstance(node, yaml.CollectionNode) else ()
             pairs = isinstance(node, yaml.MappingNode)
             number = known[id(node)] = 1 + sum(map(count, itertools.chain.from_iterable(parts) if pairs else parts))
@@ -217,4 +217,4 @@ def _nodes(text: str) -> float:
     try:
         return count(yaml.compose(text, yaml.SafeLoader))
     except yaml.YAMLError:
-        return 0  # whoever chooses the file is told where
+        return 0  # the error is reported when the file is chosen

@@ -1,11 +1,11 @@
-"""Typed settings: how a component declares its options.
+"""Typed settings, by which a component declares its options.
 
     @settings
     class Config:
         gamma: UnitFloat = option("Discount factor.")
         lr: Scheduled[PositiveFloat] = option("Step size of Adam.")
 
-The class gives types, ranges and one line of documentation per option; defaults are in the component's YAML.
+The class defines types, ranges and one line of documentation per option; defaults are in the component's YAML.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Nested(NamedTuple):
-    """Mark an option that holds a component: in YAML a mapping with ``name`` and that component's settings."""
+    """Marks an option that holds a component: in YAML a mapping with ``name`` and that component's settings."""
 
     kind: Literal["model", "algo"]
 
@@ -35,7 +35,7 @@ ModelNode: TypeAlias = Annotated[Any, Nested("model")]
 AlgoNode: TypeAlias = Annotated[Any, Nested("algo")]
 """An algorithm inside a component: ``cfg.<option>.build(ctx.child(spec))``, and ``cfg.<option>.needs(spec)``."""
 
-LARGEST = 2**63 - 1  # that a tensor can hold
+LARGEST = 2**63 - 1  # maximum of int64
 NonNegativeInt = Annotated[int, Ge(0), Le(LARGEST)]
 PositiveInt = Annotated[int, Gt(0), Le(LARGEST)]
 UnitFloat = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -53,16 +53,16 @@ Scheduled: TypeAlias = T | Annotated[list[tuple[NonNegativeInt, T]], AfterValida
 
 
 def is_schedule(annotation: Any) -> bool:
-    """Return whether a type is that of points, the second form of ``Scheduled``."""
+    """Return whether a type is the list of points of a ``Scheduled`` option."""
     return any(getattr(mark, "func", None) is _in_order for mark in getattr(annotation, "__metadata__", ()))
 
 
 def option(doc: str) -> Any:
-    """Declare a required field with its line of documentation."""
+    """Declare a required field with one line of documentation."""
     return Field(description=doc)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
 def settings(cls: type[T]) -> type[T]:
-    """Make the class a frozen, validated, keyword-only dataclass that refuses unknown fields."""
+    """Turn a class into a frozen, validated, keyword-only dataclass that rejects unknown fields."""
     return dataclass(kw_only=True, frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(cls)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Functions over trees: nested dicts whose leaves are tensors or arrays. A bare leaf is a tree, too.
+"""Functions of trees: nested dicts whose leaves are tensors or arrays. A single leaf is a tree, too.
 
 Import the module, not its names: ``tree.map(torch.clone, batch)``.
 """
@@ -15,12 +15,12 @@ from rlplug.types import Tree
 Path = tuple[str, ...]
 
 
-@overload  # so that type checkers know the argument of a lambda
+@overload  # type checkers infer the argument type of a lambda from this
 def map(function: Callable[[Any], Any], tree: Tree) -> Tree: ...
 @overload
 def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree: ...
 def map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return the tree of ``function(leaf, *other_leaves)``; further keys of the others are ignored."""
+    """Return the tree of ``function(leaf, *other_leaves)``; extra keys of the others are ignored."""
     if not isinstance(tree, dict):
         return function(tree, *others)
     if others:
@@ -38,7 +38,7 @@ def leaves(tree: Tree) -> Iterator[Any]:
 
 
 def items(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Iterate over the leaves and the keys that lead to them, depth first."""
+    """Iterate over pairs of path and leaf, depth first."""
     if isinstance(tree, dict):
         for key, part in tree.items():
             yield from items(part, (*path, key))
@@ -54,14 +54,14 @@ def take(tree: Tree, index: Any) -> Tree:
 
 
 def put(tree: Tree, index: Any, values: Tree) -> None:
-    """Write ``leaf[index] = value`` for every leaf of ``values``; the tree may have more."""
+    """Assign ``leaf[index] = value`` for every leaf of ``values``; the tree may have more leaves."""
     if not isinstance(values, dict):
         tree[index] = values
         return
     for key, value in values.items():
         if isinstance(value, dict):
             put(tree[key], index, value)
-        else:  # as above, without a call for each leaf
+        else:  # same, without a call per leaf
             tree[key][index] = value
 
 
@@ -69,18 +69,18 @@ def cat(trees: Sequence[Tree], axis: int = 0) -> Tree:
     """Concatenate leaf by leaf along ``axis``."""
     if isinstance(next(leaves(trees[0]), None), np.ndarray):
         return map(lambda *parts: np.concatenate(parts, axis), *trees)
-    import torch  # here: processes of environments import this module, and no torch
+    import torch  # here, because environment processes import this module without torch
 
     return map(lambda *parts: torch.cat(parts, axis), *trees)
 
 
 def check_like(own: Any, loaded: Any, path: str = "", exact: bool = False) -> None:
-    """Compare a state that was loaded with the one that it replaces.
+    """Check that a loaded state has the structure of the one that it replaces.
 
     Args:
-        path: leads to both, for messages.
-        exact: compare all keys, shapes and dtypes. Otherwise lists, and leaves along their first axis, may be longer or
-            shorter, and None, keys of one side, and dtypes may be anything.
+        path: path of both, for messages.
+        exact: compare all keys, shapes and dtypes. Otherwise lengths of lists and of the first axis of leaves, keys
+            on one side only, None and dtypes may differ.
 
     Raises:
         ValueError: they differ.
@@ -104,7 +104,7 @@ def _kind(value: Any, exact: bool) -> str:
 
 
 def what(x: Any) -> str:
-    """Return what a value is, in words: ``a tensor of shape [2, 8]``, ``a tuple of 2``, ``Needs``."""
+    """Describe a value: ``a tensor of shape [2, 8]``, ``a tuple of 2``, ``Needs``."""
     if x is None:
         return "None"
     if hasattr(x, "shape") and not isinstance(x, type):
@@ -113,5 +113,5 @@ def what(x: Any) -> str:
 
 
 def article(name: str) -> str:
-    """Return the name of a class with its article; one that begins with a capital has none."""
+    """Return a class name with its article; capitalized names have none."""
     return name if name[0].isupper() else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

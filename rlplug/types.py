@@ -1,22 +1,22 @@
-"""The data that flows through rlplug: plain dicts of tensors that obey one rule.
+"""Data of rlplug: plain dicts of tensors that follow one rule.
 
 The stream rule
     A row is one observation. Transition ``t`` is rows ``t`` and ``t + 1`` of one column, always. A segment of ``T``
     transitions has leaves ``[T + 1, B]`` (``[T + 1, B, N]`` with ``N`` agents). An episode of ``L`` steps has ``L + 1``
-    rows; its last row, the final observation, has ``valid=False``: it bootstraps, and carries no loss. ``reward_t``,
+    rows; its last row, the final observation, has ``valid=False``: it bootstraps and has no loss. ``reward_t``,
     ``terminated_t`` and ``truncated_t`` result from ``action_t``. Environment steps are ``sum(valid)``. Row ``T``
     reopens the next segment.
 
-``T`` is time, ``B`` columns (environments, or samples of a batch), ``A`` the size of an action.
+``T`` is time, ``B`` columns (environments or samples of a batch), ``A`` the size of an action.
 
 Agents
-    In an environment of one group of ``N`` agents, what belongs to an agent has an agent axis: ``obs``, ``action``,
+    In an environment with one group of ``N`` agents, keys of an agent have an agent axis: ``obs``, ``action``,
     ``reward``, ``terminated``, ``truncated``, ``alive``, ``action_mask`` are ``[T+1, B, N, ...]``. With several groups
-    it stands in its group, ``{"<group>": {"obs": ..., "action": ...}}``. ``is_first, valid, index, sample_prob, task``
-    and extras such as ``state`` belong to the column: they have no agent axis, and stay at the top level. An episode of
-    a column ends when no agent of any group is alive any more. Where an agent's part in it ends earlier, the row behind
-    has its final observation, and ``alive=False``; rows of one agent obey the stream rule with ``valid & alive``. Its
-    ``is_first`` is ``agent_is_first``: an agent may begin with the episode, or later in it.
+    they are nested by group, ``{"<group>": {"obs": ..., "action": ...}}``. ``is_first, valid, index, sample_prob,
+    task`` and extras such as ``state`` belong to the column: they have no agent axis and stay at the top level. An
+    episode ends when no agent of any group is alive. If an agent terminates earlier, the next row has its final
+    observation and ``alive=False``; rows of one agent follow the stream rule with ``valid & alive``. Its ``is_first``
+    is ``agent_is_first``: an agent may join an episode late.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from torch import Tensor
 
-Batch: TypeAlias = dict[str, Any]  # of tensors and batches: a recursive union would have to be narrowed at every use
+Batch: TypeAlias = dict[str, Any]  # tensors or nested batches; a recursive union would have to be narrowed at every use
 Tree: TypeAlias = Any
 Weights: TypeAlias = dict[str, "Tensor"]
 
@@ -38,7 +38,7 @@ Role = Literal["learner", "actor", "eval"]
 Mode = Literal["explore", "greedy", "random"]
 Compile: TypeAlias = Literal["off", "auto", "max"]
 Unit = Literal["env_steps", "updates"]
-STEP: Mapping[Unit, str] = {"env_steps": "step", "updates": "update"}  # what a person calls one of them
+STEP: Mapping[Unit, str] = {"env_steps": "step", "updates": "update"}  # singular nouns for messages
 
 KEYS: Mapping[str, tuple[str, str, str]] = {
     "obs": ("[T+1, B, ...]", "float32 or as the space", "observation of the row; a dict of them for Dict spaces"),
@@ -76,14 +76,14 @@ KEYS: Mapping[str, tuple[str, str, str]] = {
     "noise": ("[B, A]", "float32", "standard normal noise for the reparameterised action (prepare)"),
     "next_noise": ("[B, A]", "float32", "the same for the bootstrap observation (prepare)"),
 }
-"""The one table of batch keys: shape, dtype, meaning. Plugins add their own keys freely; these names mean this."""
+"""Reserved batch keys: shape, dtype, meaning. Plugins may add other keys."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Agents with equal spaces. ``agents=()`` is the single agent: its leaves have no agent axis.
+    """Agents with equal spaces. ``agents=()`` is a single agent, whose leaves have no agent axis.
 
-    ``extras`` are what an agent has in a row of several groups beside its observation, such as ``action_mask``.
+    ``extras`` are an agent's further keys with several groups, such as ``action_mask``.
     """
 
     obs: Space[Any]
@@ -94,21 +94,21 @@ class Group:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an environment offers, read once before anything is built."""
+    """Spaces and properties of an environment, read once before any component is built."""
 
     groups: dict[str, Group]
     extras: dict[str, Space[Any]] = field(default_factory=dict[str, "Space[Any]"])
     max_episode_steps: int | None = None
-    offers: frozenset[str] = frozenset()  # "bandit": no action changes a later row
+    offers: frozenset[str] = frozenset()  # "bandit": actions do not affect later rows
     native_spaces: dict[str, Group] = field(default_factory=dict[str, Group])  # as the environment declares them
     frame_stack: int = 1  # frames, oldest first, on the first axis of an image observation
 
     @property
     def single_agent(self) -> Group:
-        """The only group of a single-agent environment.
+        """Return the only group of a single-agent environment.
 
         Raises:
-            ConfigError: it has several groups, or agents.
+            ConfigError: the environment has several agents or groups.
         """
         (group, *_) = self.groups.values()
         if self.has_agents:
@@ -123,30 +123,31 @@ class EnvSpec:
 
     @property
     def nested(self) -> tuple[str, ...]:
-        """The groups that stand in a batch under their names: all, where there are several."""
+        """Return the groups that are nested in a batch: all if there are several, otherwise none."""
         return tuple(self.groups) if len(self.groups) > 1 else ()
 
     @property
     def has_masks(self) -> bool:
-        """Whether a row says which actions are allowed, to all agents or to those of a group."""
+        """Return whether rows have an action mask, for all agents or for those of a group."""
         return any("action_mask" in of.extras for of in (self, *self.groups.values()))
 
 
 @dataclass(frozen=True)
 class EnvTraits:
-    """How a vector environment differs from an ordinary one, which has the defaults.
+    """Traits of a vector environment; the defaults describe an ordinary one.
 
     Attributes:
-        check_bounds: whether a run warns of observations beyond the bounds of their space.
-        independent: whether the episodes of a column stay the same whatever other columns there are.
-        playable: False for an environment that has only the spaces of recorded episodes.
-        device: where it exchanges tensors instead of arrays (``NEXT_STEP``, no agents).
-        traceable: on a device, ``reset`` and ``step`` read nothing that changes but tensors that are moved in place.
-        timeout_s: seconds after which a line reports a ``reset`` or ``step`` that has not returned.
-        render: returns an image ``[H, W, 3]`` uint8 of the first column; None: it was not made with ``Context.render``.
-        render_fps: steps that a viewer sees in a second.
-        simulator: returns what ``Context.simulator`` returns. It outlives the environment.
-        goals: returns what ``Context.goals`` returns, or None. It outlives the environment.
+        check_bounds: whether to warn about observations out of the bounds of their space.
+        independent: whether the episodes of a column do not depend on the other columns.
+        playable: False for an environment that only has the spaces of recorded episodes.
+        device: device of its tensors; None: it exchanges arrays. Requires ``NEXT_STEP`` and no agents.
+        traceable: on a device, whether the only mutable state that ``reset`` and ``step`` read is tensors updated in
+            place.
+        timeout_s: seconds after which a ``reset`` or ``step`` that has not returned is reported.
+        render: returns an image ``[H, W, 3]`` uint8 of the first column; None: built without ``Context.render``.
+        render_fps: frames per second of a video.
+        simulator: implements ``Context.simulator``. The result outlives the environment.
+        goals: implements ``Context.goals``, or returns None. The result outlives the environment.
     """
 
     check_bounds: bool = True
@@ -162,14 +163,14 @@ class EnvTraits:
 
 
 def groups_of(batch: Batch) -> dict[str, Batch]:
-    """Return what each group has of a batch; the only group has the batch itself, under an empty name."""
+    """Return the sub-batch of each group; without nested groups, the batch itself under an empty name."""
     nested = [name for name, part in batch.items() if isinstance(part, dict) and "alive" in part and name not in KEYS]
     return {name: batch[name] for name in nested} if nested else {"": batch}
 
 
 @dataclass
 class Progress:
-    """Counters of a run; part of every checkpoint."""
+    """Counters of a run, part of every checkpoint."""
 
     env_steps: int = 0
     updates: int = 0
@@ -177,24 +178,24 @@ class Progress:
     version: int = 0
 
 
-LONGEST = 2000  # characters of a line of a message
+LONGEST = 2000  # characters in a line of a message
 
 
 def printable(text: object) -> str:
-    """Return a text with all characters but newlines that would steer a terminal written as ``\\x1b``."""
+    """Return a text with terminal control characters, except newlines, escaped as ``\\x1b``."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in str(text))
 
 
 class ConfigError(Exception):
-    """The run cannot start as configured. Shown to the user as one message, without a traceback.
+    """Invalid configuration. Shown to the user as one message, without a traceback.
 
     Args:
-        key: the full config key that is wrong, ``algo.gamma``; empty when no single key is.
+        key: the full config key at fault, such as ``algo.gamma``; empty if there is no single one.
         message: what is wrong and what would be right.
     """
 
     def __init__(self, key: str, message: str) -> None:
-        # pickle passes what Exception.__new__ has noted: the same arguments
+        # pickle passes the arguments that Exception.__new__ stored: the same ones
         self.key = printable(key).replace("\n", "\\n")
         self.message = "\n".join(line[:LONGEST] for line in printable(message).split("\n"))
 
@@ -203,14 +204,14 @@ class ConfigError(Exception):
 
 
 class CheckpointError(ConfigError):
-    """What was given to continue or to use is no checkpoint, or not one that can be read here."""
+    """A path is not a checkpoint, or the checkpoint cannot be read here."""
 
     def __init__(self, message: str) -> None:
         super().__init__("", message)
 
 
 class RunError(Exception):
-    """A run had to stop, through no mistake in its configuration. Shown as one message, without a traceback."""
+    """A run failed for another reason than its configuration. Shown as one message, without a traceback."""
 
     def __str__(self) -> str:
         return printable(super().__str__())

@@ -1,4 +1,4 @@
-"""Ray actors: the only part of rlplug that knows Ray. It is loaded when a run that has actors starts."""
+"""Ray actors. Only this package uses Ray; it is imported when a run with actors starts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ AUTH_MODE = "RAY_AUTH_MODE"
 DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # of segments that are not needed any more
-    "RAY_worker_niceness": "5",  # the learner goes first; by Ray's 15 every other process of the machine starves them
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # errors of segments that are no longer needed
+    "RAY_worker_niceness": "5",  # lower priority than the learner; with Ray's 15, other processes starve actors
 }
 
-for name, value in DEFAULTS.items():  # Ray reads them when it is imported
+for name, value in DEFAULTS.items():  # read by Ray at import
     os.environ.setdefault(name, value)
-if (Path.home() / ".ray" / "auth_token").exists():  # Ray decides the same way when it finds a cluster by itself
+if (Path.home() / ".ray" / "auth_token").exists():  # the rule of Ray when it finds a cluster by itself
     os.environ.setdefault(AUTH_MODE, "token")

@@ -1,4 +1,4 @@
-"""What runs inside Ray's processes: collection, evaluation, and concatenation of segments. Nothing here knows Ray."""
+"""Classes that run in Ray's processes: collection, evaluation, concatenation. They do not import Ray."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from rlplug.registry.installed import check_same
 from rlplug.trainer.policy import TRAINING, Policy
 from rlplug.types import Batch, Mode, Tree
 
-Weights: TypeAlias = dict[str, np.ndarray] | None  # None where they have not changed
+Weights: TypeAlias = dict[str, np.ndarray] | None  # None: unchanged
 
 
 class RemotePolicy:
-    """A copy of the policy in a process of its own. Only ``heartbeat`` is called while another method runs."""
+    """A copy of the policy in a separate process. Only ``heartbeat`` is called while another method runs."""
 
     def __init__(self) -> None:
         self._row, self._rows, self._last_step = 0, 0, time.monotonic()
-        self._idle_since: float | None = None  # None: it has collected nothing yet
+        self._idle_since: float | None = None  # None: has not collected yet
 
     def build(
         self, raw: dict[str, Any], spec: bytes, env_ids: range, plan: Plan, path: list[str], versions: dict[str, str]
     ) -> Tree:
-        """Build everything that ``collect`` needs; return the state before the first segment.
+        """Build all parts that ``collect`` needs; return the state before the first segment.
 
         Args:
-            spec: the environment's spaces, pickled: they may need the learner's ``sys.path``, which is ``path``.
-            versions: what the learner has installed.
+            spec: pickled spaces of the environment, which may need the learner's ``sys.path``, ``path``.
+            versions: installed versions of the learner.
 
         Raises:
-            ConfigError: other versions are installed here.
+            ConfigError: the installed versions here differ.
         """
         sys.path.extend(folder for folder in path if folder not in sys.path)
         check_same(versions, "an actor")
@@ -61,7 +61,7 @@ class RemotePolicy:
         raise NotImplementedError
 
     def _update(self, rows: int, statistics: Tree, weights: Weights) -> None:
-        """Load what the learner acts with now, and count rows from 0."""
+        """Load the learner's current weights and statistics, and reset the count of rows."""
         self._row, self._rows, self._last_step = 0, rows, time.monotonic()
         copies.load_statistics(self.policy, statistics)
         if weights is not None:
@@ -72,35 +72,35 @@ class RemotePolicy:
         return self._row, self._rows, time.monotonic() - self._last_step
 
     def _count_row(self) -> bool:
-        """Count a row; passed as ``stop``, so it returns False."""
+        """Count a row. Return False, because it is passed as ``stop``."""
         self._row, self._last_step = self._row + 1, time.monotonic()
         return False
 
 
 class Actor(RemotePolicy):
-    """Plays some of the run's environments."""
+    """Collects from some of the run's environments."""
 
     def _begin(self, env_ids: range) -> Tree:
-        seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # every actor draws other numbers
+        seed_global_from(self.policy.config.seed, TRAINING, env_ids[0])  # different in every actor
         self.collector, self.player = self.policy.shard(env_ids), self.policy.player()
         self.collector.reset()
         return self._state(copies.statistics(self.policy))
 
     def load(self, state: Tree, new_episodes: int = 0) -> None:
-        """Continue from ``state``. ``new_episodes`` above 0 begins new episodes there, each number different ones."""
+        """Restore ``state``; ``new_episodes`` above 0 begins new episodes, which differ by this number."""
         collector = state["collector"]
         if new_episodes:
             collector = collector | {"env": None, "cuts": collector["cuts"] + new_episodes - 1}
         self.collector.load(collector)
         generator = self.policy.ctx.generators["actor"]
-        if len(state["generator"]) == len(generator.get_state()):  # else it is of another kind of device
+        if len(state["generator"]) == len(generator.get_state()):  # otherwise from another device type
             generator.set_state(torch.tensor(state["generator"]))
         load_global_state(state["global"], self.policy.ctx.device)
 
     def collect(self, rows: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
-        """Return a segment of arrays ``[T+1, b, ...]``, and the state after it, pickled: Ray is slow with trees.
+        """Return a segment of arrays ``[T+1, b, ...]`` and the state after it, pickled because Ray is slow with trees.
 
-        ``spent`` in the state has the seconds that it had nothing to do before, and that it took.
+        ``spent`` in the state has the idle seconds before it and its duration.
         """
         began = time.monotonic()
         self._update(rows, statistics, weights)
@@ -111,12 +111,12 @@ class Actor(RemotePolicy):
         return segment, pickle.dumps(state)
 
     def play(self, job: Job, named: Mapping[str, Any], statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
-        """Return the episodes of a job as arrays, and no state: it changes none."""
+        """Return the episodes of a job as arrays, and an empty state, because a job does not change the state."""
         self._update(0, statistics, weights)
         return on_host(self.player.play(job, named, self._count_row)), pickle.dumps(None)
 
     def _state(self, statistics: Tree) -> Tree:
-        """Return the state on the host: the learner may not have this device."""
+        """Return the state on the host, because the learner may not have this device."""
         return {
             "collector": copy_to_host(self.collector.state()),
             "generator": self.policy.ctx.generators["actor"].get_state().numpy(),
@@ -126,7 +126,7 @@ class Actor(RemotePolicy):
 
 
 class EvalActor(RemotePolicy):
-    """Plays some columns of every evaluation. It has no state: an evaluation starts from its number alone."""
+    """Plays some columns of every evaluation. It is stateless: an evaluation depends on its number only."""
 
     def _begin(self, env_ids: range) -> Tree:
         policy, cfg = self.policy, self.policy.config.eval
@@ -135,7 +135,7 @@ class EvalActor(RemotePolicy):
         return {}
 
     def collect(self, number: int, mode: Mode, statistics: Tree, weights: Weights) -> tuple[Batch, bytes]:
-        """Return the numbers of every episode of evaluation ``number``, as arrays, and an empty state."""
+        """Return results of the episodes of evaluation ``number``, as arrays, and an empty state."""
         evaluator, env_ids = self.evaluator, self.evaluator.shard.env_ids
         self._update(0, statistics, weights)
         seed_global_from(self.policy.config.seed, EVALUATION, number, env_ids[0])
@@ -144,7 +144,7 @@ class EvalActor(RemotePolicy):
 
 
 def actor_device(plan: Plan) -> torch.device:
-    """Return the device of an actor. Ray shows the machine's GPUs also to an actor that was given none."""
+    """Return the device of an actor. Ray may show the machine's GPUs even to actors without one."""
     has_gpu = plan.actors is not None and plan.actors.num_gpus > 0
     return torch.device("cuda" if has_gpu and torch.cuda.is_available() else "cpu")
 

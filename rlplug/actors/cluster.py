@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: one on this machine, started and stopped with the run, or one that exists already."""
+"""The Ray cluster of a run: a local one, started and stopped with the run, or an existing one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlplug.distributed.signals import handle_signals
 from rlplug.plan import Plan, RayCluster, require_room
 from rlplug.types import ConfigError, RunError
 
-# What it reads ends with the process that it belongs to, which holds the pipe.
+# Its input ends with the process that holds the pipe.
 WATCHDOG = """
 read -r _
 case "$(ps -o stat= -p "$1")" in
@@ -30,18 +30,18 @@ esac
 kill -9 "$@" 2>/dev/null
 """
 CONNECT_S = 5.0
-"""seconds in which a cluster has to accept a connection, and then to answer"""
+"""timeouts in seconds of a cluster's connection and of its answer"""
 
 
 def connect(plan: Plan, first: bool, has_actors: bool, broadcast: Callable[[Any], Any]) -> ExitStack:
-    """Connect this rank to the Ray cluster that all ranks share; return what ends the connection.
+    """Connect this rank to the Ray cluster of all ranks; return a stack that closes the connection.
 
     Args:
-        first: whether this is the first rank, which starts the cluster if there is none.
-        broadcast: gives every rank the first rank's value.
+        first: whether this is rank 0, which starts the cluster if there is none.
+        broadcast: returns the argument of rank 0 on every rank.
 
     Raises:
-        ConfigError: as ``connected``.
+        ConfigError: see ``connected``.
     """
     with ExitStack() as stack:
         address = stack.enter_context(connected(plan)) if first else ""
@@ -58,17 +58,17 @@ def connected(plan: Plan, address: str | None = None) -> Iterator[str]:
     """Connect this process to a Ray cluster, and yield its address.
 
     Args:
-        address: of the cluster that the first rank uses; None: the one that the plan names, with room for all of it.
+        address: address of rank 0's cluster; None: that of the plan, which must have room for the whole plan.
 
     Raises:
-        ConfigError: the cluster does not answer or is too small, or this process may not join it.
-        RunError: no cluster can be started on this machine.
+        ConfigError: the cluster does not answer, is too small, or rejects this process.
+        RunError: a cluster cannot be started on this machine.
     """
-    import ray  # here: Ray reads the environment when it is imported
+    import ray  # here, because Ray reads the environment at import
 
     assert plan.ray is not None
     with ExitStack() as stack:
-        if not ray.is_initialized():  # otherwise another part of this program ends the connection
+        if not ray.is_initialized():  # otherwise another part of this program closes the connection
             others = _descendants()
             _init(plan.ray, address or plan.ray.address)
             stack.enter_context(_ended_with_this(_descendants() - others, ray.shutdown))
@@ -84,7 +84,7 @@ def _descendants() -> set[psutil.Process]:
 
 def _init(cfg: RayCluster, address: str | None) -> None:
     import ray
-    from ray._private import ray_constants  # whose switch no argument of ray.init reaches: it takes loopback for "any"
+    from ray._private import ray_constants  # a switch without an argument of ray.init: it treats loopback as "any"
 
     options: dict[str, Any] = {"address": address or "local", "logging_level": logging.ERROR, "log_to_driver": True}
     if address is None:
@@ -94,11 +94,11 @@ def _init(cfg: RayCluster, address: str | None) -> None:
         _require_answer(address)
     spans, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, cfg.address is not None
     try:
-        with handle_signals(signal.getsignal(signal.SIGTERM), [signal.SIGTERM]):  # Ray would replace the handler
+        with handle_signals(signal.getsignal(signal.SIGTERM), [signal.SIGTERM]):  # Ray replaces the handler
             ray.init(**options)
-    except SystemExit:  # by Ray's handler
+    except SystemExit:  # from Ray's handler
         raise KeyboardInterrupt(signal.SIGTERM) from None
-    except Exception as error:  # of many kinds, also plain Exception
+    except Exception as error:  # of various types, including plain Exception
         reason = str(error).strip().partition("\n")[0]
         if address is None:
             raise RunError(f"Ray cannot be started on this machine: {reason}") from error
@@ -115,10 +115,10 @@ def _init(cfg: RayCluster, address: str | None) -> None:
 
 @contextmanager
 def _ended_with_this(processes: Collection[psutil.Process], shutdown: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, let Ray's processes be killed when this one is; some of them would live on for a minute.
+    """Inside the block, kill Ray's processes when this one ends; some would otherwise live for another minute.
 
-    If the one that stands for this machine, the raylet, dies, Ray ends this process without a word: that is told. If
-    the one that knows the cluster, the GCS, dies, Ray would try for a minute to reach it: that ends this process.
+    If the raylet, the node's process, dies, Ray silently ends this process; print the reason. If the GCS, the cluster's
+    control service, dies, Ray would retry for a minute; end this process instead.
     """
     over = threading.Event()
 
@@ -128,7 +128,7 @@ def _ended_with_this(processes: Collection[psutil.Process], shutdown: Callable[[
                 for process in processes:
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
-                os._exit(1)  # calls of Ray would not return; the watchdog says what happened
+                os._exit(1)  # calls of Ray would not return; the watchdog prints the reason
 
     for gcs in processes:
         if gcs.name() == "gcs_server":
@@ -145,7 +145,7 @@ def _ended_with_this(processes: Collection[psutil.Process], shutdown: Callable[[
 
 
 def _require_answer(address: str) -> None:
-    """Check that Ray answers at ``address`` and accepts this machine's token; ``ray.init`` would try for a minute."""
+    """Check that Ray answers at ``address`` and accepts this machine's token; ``ray.init`` would retry for a minute."""
     host, _, port = address.rpartition(":")
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     limits = {"RAY_gcs_rpc_server_connect_timeout_s": "1", "RAY_gcs_rpc_server_reconnect_timeout_s": f"{CONNECT_S:.0f}"}

@@ -1,4 +1,4 @@
-"""What the learner has of Ray actors: a collector, and evaluation beside training. Ray is imported when they start."""
+"""Collection and asynchronous evaluation with Ray actors, on the learner's side. Ray is imported at their start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RayCollector:
-    """``api.Collector`` over actors that share this rank's environments: each is a shard; together, as one process."""
+    """``api.Collector`` over Ray actors, each of which is a shard of this rank's environments."""
 
     def __init__(self, policy: Policy, resolved: ResolvedRun, progress: Progress) -> None:
         assert resolved.plan.actors is not None
@@ -39,12 +39,12 @@ class RayCollector:
         self.shares = [self.env_ids[i : i + share] for i in range(0, len(self.env_ids), share)]
         self.pool: ActorPool | None = None
         self._loaded: list[Tree] = []
-        self._buffers: dict[int, Batch] = {}  # one segment of all environments for each number of rows
+        self._buffers: dict[int, Batch] = {}  # one segment of all environments, by number of rows
         self._last_row: Tree = None
-        self._since, self._waited = time.monotonic(), 0.0  # seconds that the learner waited since then
+        self._since, self._waited = time.monotonic(), 0.0  # start of the interval, seconds waited in it
         columns = [slice(i, i + share) for i in range(0, len(self.env_ids), share)]
         if policy.ctx.needs.gradients:
-            SegmentGradients(policy.algorithm, policy.normalizer, policy.ctx, share)  # which checks what actors have
+            SegmentGradients(policy.algorithm, policy.normalizer, policy.ctx, share)  # checks the actors' share
         with closing(policy.shard(self.env_ids[:1])) as probe:
             one = probe.spec
         self.spec = replace(one, row=tree.cat([one.row] * len(self.env_ids)), shards=columns)
@@ -55,7 +55,7 @@ class RayCollector:
         return [len(handle.requests) if handle in self.pool.alive else None for handle in self.pool.handles]
 
     def start(self) -> None:
-        """Start the actors on the cluster that this process is connected to.
+        """Start the actors on the connected cluster.
 
         Raises:
             ConfigError: the actors cannot run as configured.
@@ -97,10 +97,10 @@ class RayCollector:
         return segments
 
     def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
-        """Let actors play jobs as they become free, and yield the episodes in the order of ``jobs``."""
+        """Distribute jobs to free actors, and yield the episodes in the order of ``jobs``."""
         assert self.pool is not None
         for job in jobs:
-            named_weights(job, weights, self.policy.algorithm, self.policy.ctx.spec)  # before an actor fails of it
+            named_weights(job, weights, self.policy.algorithm, self.policy.ctx.spec)  # check before an actor fails
         named = tree.map(lambda x: torch.as_tensor(x).detach().cpu().numpy(), dict(weights))
         statistics = copies.statistics(self.policy) | {"env_steps": self.progress.env_steps}
         acting, version = partial(copies.acting_weights, self.policy), self.progress.updates
@@ -113,7 +113,7 @@ class RayCollector:
             yield job, ended.pop(n)
 
     def metrics(self) -> dict[str, float]:
-        """Return which share of the time since the last call the learner waited, and actors had nothing to play."""
+        """Return the fractions of the time since the last call that the learner waited and that actors were idle."""
         assert self.pool is not None
         now = time.monotonic()
         idle, busy = map(sum, zip(*(handle.drain() for handle in self.pool.handles), strict=True))
@@ -122,7 +122,7 @@ class RayCollector:
         return shares
 
     def _gather(self, pool: ActorPool) -> Batch:
-        """Return one segment ``[T+1, B]`` with the columns of all actors; those of lost actors have no valid rows."""
+        """Return one segment ``[T+1, B]`` with the columns of all actors; lost actors have no valid rows."""
         rows = pool.alive[0].requests[0].what[0]
         if rows not in self._buffers:
             self._buffers[rows] = tree.map(lambda x: torch.stack([x] * (rows + 1)), self.spec.row)
@@ -130,13 +130,13 @@ class RayCollector:
         arrays = tree.map(torch.Tensor.numpy, segment)
         for handles, part in pool.gather():
             columns: Any = np.concatenate([handle.env_ids for handle in handles]) - self.env_ids[0]
-            if columns[-1] - columns[0] < len(columns):  # contiguous: a slice is faster to write
+            if columns[-1] - columns[0] < len(columns):  # contiguous; slices are faster
                 columns = slice(columns[0], columns[-1] + 1)
             missing[columns] = False
             tree.put(arrays, np.s_[:, columns], part)
-            del part  # so that Ray can reuse its memory for the next one
+            del part  # so that Ray can reuse its memory for the next part
         if missing.any():
-            if self._last_row is not None:  # row 0 is the observation after the last step
+            if self._last_row is not None:  # row 0 repeats the last row of the previous segment
                 tree.put(arrays, np.s_[:, missing], tree.take(self._last_row, np.s_[None, missing]))
             for part in (arrays, *groups_of(arrays).values()):
                 for key in CORE.keys() & part.keys():
@@ -146,7 +146,7 @@ class RayCollector:
         return segment
 
     def state(self) -> Tree:
-        """Return the state of every actor after the last segment; ``env`` is None if environments cannot be saved."""
+        """Return the state of every actor after its last segment; ``env`` is None if environments cannot be saved."""
         states = [handle.state for handle in self.pool.handles] if self.pool else self._loaded
         saved = all(state["collector"]["env"] is not None for state in states)
         return {"actors": states, "env": "actors" if saved else None}
@@ -162,7 +162,7 @@ class RayCollector:
 
 
 class AsyncEval:
-    """Plays one evaluation at a time beside training: the episodes that ``Evaluator`` plays, shared out among actors.
+    """Evaluates during training, one evaluation at a time: the episodes of ``Evaluator``, divided among actors.
 
     Raises:
         ConfigError: the actors cannot run as configured.
@@ -174,9 +174,9 @@ class AsyncEval:
         actors = resolved.plan.actors
         assert actors is not None
         self.policy, self.playing = policy, False
-        self.env_steps = 0  # of the policy in the current evaluation, or in the last one
+        self.env_steps = 0  # steps of the policy in the current or last evaluation
         shares = [share for share in shares_of(policy.config.eval.episodes, actors.evaluation) if len(share)]
-        # the episodes of a lost actor would be missing from the mean
+        # because episodes of a lost actor would be missing from the mean
         cfg = replace(actors, num_aggregation_workers=0, on_failure="recreate")
         self.pool = ActorPool(cfg, shares, resolved, actors.count, EvalActor)
 
@@ -187,7 +187,7 @@ class AsyncEval:
         self.pool.request(env_steps, "greedy", copies.statistics(self.policy))
 
     def wait(self, stop: Callable[[], bool]) -> Batch | None:
-        """Return the numbers of the episodes, once, when all are finished; None if ``stop()`` comes first."""
+        """Wait for the results of the episodes, and return them once; None if ``stop()`` returns True first."""
         while not self.pool.poll():
             if stop():
                 return None

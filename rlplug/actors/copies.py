@@ -1,4 +1,4 @@
-"""Copies of the policy in other processes: what they are given to act with, and what acting changed in them."""
+"""State of remote copies of the policy: weights and statistics sent to them, and exploration state returned."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rlplug.types import Tree
 
 
 def acting_weights(policy: Policy) -> dict[str, Any]:
-    """Return what the algorithm acts with, which changes with every update, as arrays."""
+    """Return the algorithm's weights for acting, which change with every update, as arrays."""
     state = policy.algorithm.state_dict()
     return {key: state[key].detach().cpu().numpy() for key in policy.algorithm.actor_keys()}
 
 
 def load_acting_weights(policy: Policy, weights: dict[str, Any]) -> None:
-    tensors = {key: torch.tensor(value) for key, value in weights.items()}  # copied: shared memory is read-only
+    tensors = {key: torch.tensor(value) for key, value in weights.items()}  # a copy, because shared memory is read-only
     policy.algorithm.load_state_dict(tensors, strict=False)
 
 
 def _modules(policy: Policy) -> dict[str, Any]:
-    """Return the modules with state of their own that acting depends on."""
+    """Return the modules other than the algorithm whose state affects acting."""
     exploration = {name: extra for name, extra in policy.exploration.items() if changes_actions(type(extra))}
     moments = {name: x for name in ("obs", "reward") if (x := getattr(policy.normalizer, name)) is not None}
     return {"normalizer": nn.ModuleDict(moments), "exploration": exploration}
 
 
 def statistics(policy: Policy) -> Tree:
-    """Return the small rest that acting depends on: running moments, the state of exploration, schedules."""
+    """Return the other, small state that affects acting: running moments, exploration, schedules."""
     return tree.map(_host, _modules(policy)) | {"step": policy.ctx.schedules.step}
 
 
@@ -42,7 +42,7 @@ def load_statistics(policy: Policy, statistics: Tree) -> None:
 
 
 def changed_exploration(policy: Policy, statistics: Tree) -> Tree:
-    """Return what acting changed in a copy's exploration modules since ``load_statistics(policy, statistics)``."""
+    """Return the exploration state that acting changed since ``load_statistics(policy, statistics)``."""
     told = statistics["exploration"]
     return {
         name: {key: now for key, now in _host(extra).items() if not torch.equal(now, told[name][key])}
@@ -51,12 +51,12 @@ def changed_exploration(policy: Policy, statistics: Tree) -> Tree:
 
 
 def merge_exploration(policy: Policy, actors: Sequence[Tree]) -> None:
-    """Take over what acting changed in remote copies, each of which played other environments: the mean over them.
+    """Average exploration state changed remotely, by actors with different environments, into the policy.
 
-    What acting did not change stays as the learner has it, which may have moved it meanwhile.
+    State not changed by acting keeps the learner's value, which the learner may have updated.
 
     Args:
-        actors: their states; ``exploration`` in each is what ``changed_exploration`` returned.
+        actors: states of the actors, with ``changed_exploration`` under ``exploration``.
     """
     for name in actors[0]["exploration"]:
         own = _host(policy.exploration[name])
@@ -69,7 +69,7 @@ def _host(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:
-    """Return the mean ``[...]``; where all are equal, that very number, as the sum of three may be rounded."""
+    """Return the mean ``[...]``; exact if all are equal, where a sum might be rounded."""
     if not values[0].is_floating_point():
         return values[0]
     every = torch.stack([*values])

@@ -1,4 +1,4 @@
-"""One actor as the learner sees it: what it was asked for, whether it lives, and what becomes of it when it fails."""
+"""Handle of one actor: requests, liveness, and restarts after failures."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ MAKE_ROOM = (
 
 
 class Status(Enum):
-    STARTING = auto()  # its process is being built, or loads its state
-    IDLE = auto()  # it has nothing to play
-    PLAYING = auto()  # its oldest round is not finished
-    PLAYED = auto()  # its oldest round is finished, and not fetched yet
-    RESTARTING = auto()  # it failed, and is started again after a while
-    LOST = auto()  # it failed, and the run goes on without it
+    STARTING = auto()  # building its process or loading its state
+    IDLE = auto()  # no requests
+    PLAYING = auto()  # its oldest round is in progress
+    PLAYED = auto()  # its oldest round is finished but not fetched
+    RESTARTING = auto()  # failed; restarts after the backoff
+    LOST = auto()  # failed; the run continues without it
 
 
 @dataclass
 class Request:
-    """One round of collection, the same for all actors, or a job, which one of them plays."""
+    """One round of collection by all actors, or a job for one of them."""
 
     call: Literal["collect", "play"]
-    what: tuple[Any, ...]  # rows and mode; job and named weights
+    what: tuple[Any, ...]  # rows and mode, or job and named weights
     statistics: Tree
     version: int
     weights: ObjectRef[Any]
@@ -50,29 +50,29 @@ class Request:
 
 
 class ActorHandle:
-    """The process of one actor, the rounds it was asked for, and the state from which a new process continues.
+    """The process of one actor, its requested rounds, and the state from which a new process continues.
 
     Args:
-        index: number of the actor in the whole run.
-        create: ``(env_ids)``: creates its process and begins to build in it; returns the process and the pending call.
+        index: index of the actor in the run.
+        create: ``(env_ids)``: creates and begins to build its process; returns the process and the pending call.
     """
 
     def __init__(self, index: int, env_ids: Sequence[int], cfg: Actors, create: Callable[..., Any]) -> None:
         self.index, self.env_ids, self.cfg, self._create = index, env_ids, cfg, create
         self.status = Status.STARTING
-        self.state: Tree = None  # after the last segment that was fetched
-        self.requests: deque[Request] = deque()  # rounds whose segments were not fetched yet, oldest first
-        self.last_seen, self.last_status = 0.0, ""  # when it last made a step or got one to make, and what it did then
-        self.errors: list[str] = []  # since its last segment
+        self.state: Tree = None  # after the last fetched segment
+        self.requests: deque[Request] = deque()  # rounds with segments not fetched yet, oldest first
+        self.last_seen, self.last_status = 0.0, ""  # time of its last step or request, and its activity then
+        self.errors: list[str] = []  # errors since its last segment
         self.restart_at, self.played_at = 0.0, 0.0
-        self._idle_s, self._busy_s = 0.0, 0.0  # seconds without and with something to play, since ``drain``
-        self._play_errors = 0  # those that happened while it played
-        self._restarts = 0  # in the whole run
+        self._idle_s, self._busy_s = 0.0, 0.0  # idle and busy seconds since ``drain``
+        self._play_errors = 0  # those while it played
+        self._restarts = 0  # since the start of the run
         self._process: Any = None
-        self._setup: deque[ObjectRef[Any]] = deque()  # calls that have to return before it can play
+        self._setup: deque[ObjectRef[Any]] = deque()  # pending calls before it can play
         self._rounds: deque[tuple[ObjectRef[Batch], ObjectRef[bytes]]] = deque()  # segment and state of each request
         self._next_state: Tree = None  # after the oldest round
-        self._version = -1  # of the weights it has
+        self._version = -1  # version of its weights
         self._heartbeat: ObjectRef[Any] | None = None
         self._heartbeat_sent = 0.0
 
@@ -80,10 +80,10 @@ class ActorHandle:
         first, last = self.env_ids[0], self.env_ids[-1]
         return f"actor {self.index} (environment{f's {first}-{last}' if last > first else f' {first}'})"
 
-    # ---- what it is told ------------------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Create the process, and give it the state and the rounds that an earlier one had."""
+        """Create the process, with the state and the rounds of its predecessor."""
         self.status, self._version = Status.STARTING, -1
         self.last_seen, self.last_status = time.monotonic(), "starting"
         self._process, built = self._create(self.env_ids)
@@ -94,12 +94,12 @@ class ActorHandle:
             self._play(request)
 
     def load(self, state: Tree) -> None:
-        """Continue from ``state``; with new episodes, if it failed there more than once."""
+        """Restore ``state``, with new episodes if it failed there more than once."""
         self.state, self.status = state, Status.STARTING
         self._setup.append(self._process.load.remote(state, max(0, self._play_errors - 1)))
 
     def request(self, request: Request) -> None:
-        """Ask for one more round."""
+        """Request one more round."""
         self.requests.append(request)
         if self._process is not None:
             self._play(request)
@@ -114,22 +114,22 @@ class ActorHandle:
         if self.status is Status.IDLE:
             self.status = Status.PLAYING
 
-    # ---- what it returns ------------------------------------------------------------------------------------------
+    # ---- results --------------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> ObjectRef[Any] | None:
-        """The call that has to return next; None: there is nothing to wait for."""
+        """Return the next call to wait for; None: there is none."""
         if self.status is Status.STARTING:
             return self._setup[0]
         return self._rounds[0][1] if self.status is Status.PLAYING else None
 
     @property
     def segment(self) -> ObjectRef[Batch]:
-        """That of the oldest round."""
+        """Return the segment of the oldest round."""
         return self._rounds[0][0]
 
     def receive(self, returned: ObjectRef[Any]) -> None:
-        """Take the result of what was ``pending``.
+        """Receive the result of ``pending``.
 
         Raises:
             RayError: the call failed.
@@ -150,7 +150,7 @@ class ActorHandle:
             self.status = Status.PLAYING if self._rounds else Status.IDLE
 
     def finish_round(self) -> None:
-        """Forget the oldest round, whose segment was fetched."""
+        """Remove the oldest round, whose segment has been fetched."""
         self.requests.popleft()
         self._rounds.popleft()
         self.state, self._next_state = self._next_state, None
@@ -159,23 +159,23 @@ class ActorHandle:
         self.status = Status.PLAYING if self._rounds else Status.IDLE
 
     def drain(self) -> tuple[float, float]:
-        """Return the seconds that it had nothing to play and that it played, in rounds that ended since the last call.
+        """Return the idle and busy seconds of rounds that ended since the last call.
 
-        What it does at present counts when it ends.
+        The current round counts when it ends.
         """
         spent, self._idle_s, self._busy_s = (self._idle_s, self._busy_s), 0.0, 0.0
         return spent
 
-    # ---- when it fails --------------------------------------------------------------------------------------------
+    # ---- failures -------------------------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
-        """Send a heartbeat, or look for the answer to the last one.
+        """Send a heartbeat, or check for the answer to the last one.
 
-        The learner may have been busy for long: silence is counted only from a heartbeat that was sent and not
-        answered, or from what an answer says.
+        Because the learner may have been busy, silence counts only from an unanswered heartbeat, or from the time in an
+        answer.
 
         Raises:
-            TimeoutError: it has made no step for too long; says what it did last.
+            TimeoutError: it has made no step for too long; names its last activity.
         """
         if self._heartbeat is None:
             heartbeat = self._process.heartbeat.options(concurrency_group="heartbeat")
@@ -183,7 +183,7 @@ class ActorHandle:
             return
         silent = time.monotonic() - self._heartbeat_sent
         if ray.wait([self._heartbeat], timeout=0)[0]:
-            with suppress(RayError):  # its segment will raise the same
+            with suppress(RayError):  # its segment will raise the same error
                 row, rows, seconds = ray.get(self._heartbeat)
                 self.last_seen = max(self.last_seen, self._heartbeat_sent - seconds)
                 self.last_status = f"at row {row} of {rows}" if rows else self.last_status
@@ -197,22 +197,22 @@ class ActorHandle:
             raise TimeoutError(f"no step for {limit:g} s; last seen {self.last_status}{way}")
 
     def short_of(self) -> str:
-        """Return the resources of which the cluster has too few free for it; empty: none."""
+        """Return the resources that the cluster lacks for it; empty: none."""
         free, needed = ray.available_resources(), {"CPU": self.cfg.num_cpus, "GPU": self.cfg.num_gpus}
         return " and ".join(what for what, n in needed.items() if free.get(what, 0.0) < n)
 
     def fail(self, error: Exception) -> None:
-        """End the process; restart it later, or go on without it.
+        """Kill the process, and restart it later or continue without it.
 
         Raises:
             ConfigError: it cannot run as configured.
-            RunError: it failed too often, or may not fail.
+            RunError: it failed too often, or must not fail.
         """
         self.errors.append(_explain(error))
-        self._play_errors += self.status is not Status.STARTING and self.requests[0].call == "collect"  # not of a job
+        self._play_errors += self.status is not Status.STARTING and self.requests[0].call == "collect"  # not in a job
         self.close()
         failures = len(self.errors)
-        if self.cfg.on_failure != "stop" or failures > 1:  # else the run ends with the very words
+        if self.cfg.on_failure != "stop" or failures > 1:  # otherwise the run ends with the same text
             warn(f"{self}: {self.errors[-1]}")
         if self.cfg.on_failure == "ignore" and self.state is not None:
             self.status = Status.LOST
@@ -230,7 +230,7 @@ class ActorHandle:
 
     def close(self) -> None:
         """End the process."""
-        with suppress(Exception):  # it may be gone
+        with suppress(Exception):  # it may be dead
             ray.kill(self._process)
         self._process = self._heartbeat = self._next_state = None
         self._setup.clear()
@@ -238,7 +238,7 @@ class ActorHandle:
 
 
 def _explain(error: Exception) -> str:
-    """Return what happened to an actor, in words; raise what no restart can mend."""
+    """Describe the failure of an actor; raise errors that a restart cannot fix."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, ConfigError):
         raise cause from None
@@ -255,6 +255,6 @@ def _explain(error: Exception) -> str:
 
 
 def no_room(error: Exception) -> RunError:
-    """Return what to raise when Ray has no room left, and says so by ``error``."""
+    """Return the error for a lack of room in Ray's object store, reported by ``error``."""
     reason = str(error).strip().partition("\n")[0]
     return RunError(f"Ray's object store is full, and so is the disk behind it ({reason}); {MAKE_ROOM}")

@@ -1,4 +1,4 @@
-"""Ranks on the machines of a Ray cluster."""
+"""Launch of ranks on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from rlplug.distributed.spawn import RankError, Reports, outcome
 from rlplug.plan import Plan
 from rlplug.types import ConfigError, RunError
 
-PLACEMENT_S = 60.0  # in which the cluster has to have room for all ranks at the same time
+PLACEMENT_S = 60.0  # timeout to reserve room for all ranks
 
 
 def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callable[[str], None] = print) -> Any:
     """Run ``function(fabric, tell, *args)`` on every rank, in processes of Ray.
 
-    As with ``spawn_ranks``, Ctrl-C and SIGTERM are passed on to all ranks, and when one fails, all end.
+    As with ``spawn_ranks``, Ctrl-C and SIGTERM are forwarded to all ranks, and when one fails, all end.
 
     Returns:
-        What the first rank returned.
+        The result of rank 0.
 
     Raises:
         ConfigError: the cluster does not answer, or has no room for the ranks.
         RunError, KeyboardInterrupt, RankError: as in ``spawn_ranks``.
     """
     with connected(plan), _placed(plan) as places:
-        # max_calls=1 gives every rank a new process: a rank leaves a process group behind
+        # max_calls=1 gives every rank a new process, because ranks do not destroy their process group
         task: Any = ray.remote(max_calls=1, max_retries=0)
         address, port = ray.get(task(_first_address).options(**places[0]).remote())
         work = (plan, address, port, os.getcwd(), list(sys.path), function, args)
@@ -53,7 +53,7 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
                 try:
                     yield ref, "value", ray.get(ref), None
                 except RayError as error:
-                    # the error of a rank may only follow from another rank's lost process, or from an earlier error
+                    # a rank's error may be a consequence of another rank's lost process or earlier error
                     order = isinstance(error, RayTaskError), time.monotonic()
                     failed = _failure(error, f"rank {refs.index(ref)} of {len(refs)}")
                     kind = "interrupt" if signals else "error"
@@ -69,7 +69,7 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
         with handle_signals(pass_on):
             try:
                 return outcome(waiting, poll, lambda: len(signals))
-            finally:  # they may wait for one that is gone
+            finally:  # they may wait for a dead rank
                 for ref in waiting:
                     with suppress(RayError, TaskCancelledError, ValueError):
                         ray.cancel(ref, force=True)
@@ -77,7 +77,7 @@ def on_cluster(plan: Plan, function: Callable[..., Any], *args: Any, tell: Calla
 
 @contextmanager
 def _placed(plan: Plan) -> Iterator[list[dict[str, Any]]]:
-    """Reserve room for all ranks, and yield the options by which Ray starts each of them there."""
+    """Reserve room for all ranks, and yield the Ray options of each rank."""
     assert plan.ray is not None
     cfg = plan.ray
     needed = {key: n for key, n in (("CPU", cfg.num_cpus), ("GPU", cfg.num_gpus)) if n} or {"CPU": 0.001}
@@ -92,20 +92,20 @@ def _placed(plan: Plan) -> Iterator[list[dict[str, Any]]]:
         places = [PlacementGroupSchedulingStrategy(group, rank) for rank in range(plan.world_size)]
         yield [{"scheduling_strategy": p, "num_cpus": cfg.num_cpus, "num_gpus": cfg.num_gpus} for p in places]
     finally:
-        with suppress(Exception):  # the cluster may be gone
+        with suppress(Exception):  # the cluster may be dead
             remove_placement_group(group)
 
 
 def _first_address() -> tuple[str, int]:
-    """Return where the first rank listens; called on its machine."""
+    """Return the address and port of rank 0; called on its node."""
     return get_node_ip_address(), free_port()
 
 
 def _run_rank(
     rank: int, plan: Plan, address: str, port: int, cwd: str, path: list[str], function: Any, args: tuple[Any, ...]
 ) -> Any:
-    """Run one rank. Its device is the first one it sees: Ray hides the others."""
-    with suppress(OSError):  # another machine may not have this folder
+    """Run one rank. Its device is the first visible one, because Ray hides the others."""
+    with suppress(OSError):  # another node may not have this folder
         os.chdir(cwd)
     sys.path.extend(folder for folder in path if folder not in sys.path)
     set_rank_env(rank, plan.world_size, port, address, alone=True)
@@ -113,7 +113,7 @@ def _run_rank(
 
 
 def _failure(error: RayError, rank: str) -> Exception:
-    """Return what a rank raised, or why it is lost."""
+    """Return the error that a rank raised, or why it is lost."""
     if not isinstance(error, RayTaskError):
         return RankError(f"the process of {rank} was lost: {str(error).strip()}")
     if isinstance(error.cause, ConfigError | RunError):

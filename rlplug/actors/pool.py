@@ -1,4 +1,4 @@
-"""The actors of one rank: they are asked for rounds, watched, and restarted when they fail."""
+"""The actors of one rank: requests, health checks and restarts."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from rlplug.plan import Actors
 from rlplug.registry.installed import installed
 from rlplug.types import Mode, RunError, Tree
 
-POLL_S = 1.0  # between two looks at the actors that are waited for
-REPORT_S = 10.0  # after which a wait is reported
+POLL_S = 1.0  # interval of health checks while waiting
+REPORT_S = 10.0  # reports a wait after this time
 
 
 class ActorPool:
-    """Collects segments from actors, and restarts actors that fail.
+    """Collects segments from actors, and restarts failed actors.
 
-    Every segment comes with the state after it, so that a restarted actor continues exactly where the last segment
-    ended that was fetched. An actor that fails there again begins new episodes.
+    Every segment comes with the state after it, so a restarted actor continues exactly after its last fetched segment.
+    An actor that fails there again begins new episodes.
 
     Args:
-        shares: the environments of each actor.
-        first: number of the first actor in the whole run.
-        kind: what they do.
+        shares: environments of each actor.
+        first: index in the run of the first actor.
+        kind: class of the actors.
 
     Raises:
         ConfigError: an actor cannot run as configured.
-        RunError: an actor fails too often while it starts.
+        RunError: an actor fails too often during its start.
     """
 
     def __init__(
         self, cfg: Actors, shares: Sequence[Sequence[int]], resolved: ResolvedRun, first: int, kind: type[RemotePolicy]
     ) -> None:
         self.cfg = cfg
-        self.version = -1  # of the weights that were broadcast last
+        self.version = -1  # version of the last broadcast weights
         self._weights: Any = None
-        # heartbeats are answered while a segment is being collected
+        # so that heartbeats are answered during collection
         actor: Any = ray.remote(concurrency_groups={"heartbeat": 1}, max_restarts=0)(kind)  # type: ignore[call-overload]
         actor = actor.options(num_cpus=cfg.num_cpus, num_gpus=cfg.num_gpus)
         plan, spec, versions = replace(resolved.plan, threads=1), pickle.dumps(resolved.spec), installed()
@@ -73,28 +73,28 @@ class ActorPool:
 
     @property
     def alive(self) -> list[ActorHandle]:
-        """All actors but those that the run goes on without."""
+        """Return all actors that are not lost."""
         return [handle for handle in self.handles if handle.status is not Status.LOST]
 
     # ---- rounds ---------------------------------------------------------------------------------------------------
 
     def load(self, states: Sequence[Tree]) -> None:
-        """Let every actor continue from its state, if there are any."""
+        """Restore the state of every actor, if there are states."""
         for handle, state in zip(self.handles, states, strict=bool(states)):
             handle.load(state)
 
     def broadcast(self, weights: Any, version: int) -> None:
-        """Give all actors these weights for the rounds that are requested from now on.
+        """Send weights to all actors, for rounds requested later.
 
         Raises:
-            RunError: Ray has no room for them.
+            RunError: Ray's object store is full.
         """
         self.version, self._weights = version, _stored(weights)
 
     def request(
         self, rows: int, mode: Mode, statistics: Tree, actors: Sequence[int] | None = None, version_steps: int = 0
     ) -> None:
-        """Ask all actors, or some, for one more round, with the weights that were broadcast last."""
+        """Request one more round from all actors, or some, with the last broadcast weights."""
         request = Request("collect", (rows, mode), statistics, self.version, self._weights, version_steps)
         for handle in self.handles if actors is None else [self.handles[i] for i in actors]:
             if handle.status is not Status.LOST:
@@ -103,15 +103,15 @@ class ActorPool:
     def play(
         self, jobs: Sequence[Job], named: Any, statistics: Tree, weights: Callable[[], Any], version: int
     ) -> Iterator[tuple[int, Any]]:
-        """Yield number in ``jobs`` and episodes of every job, as they end; whoever is free plays the next one.
+        """Yield the index in ``jobs`` and the episodes of every job, in order of completion; free actors take the next.
 
-        Nothing else is asked of the actors meanwhile. A job whose actor failed is played again.
+        Actors receive no other requests meanwhile. The job of a failed actor is repeated.
 
         Args:
-            weights: returns those of ``version``, if they are not those that were broadcast last.
+            weights: returns the weights of ``version``, called if they are not the last broadcast ones.
 
         Raises:
-            ConfigError, RunError: as ``gather``.
+            ConfigError, RunError: see ``gather``.
         """
         acting = self._weights if version == self.version else _stored(weights())
         stored = _stored(named)
@@ -137,7 +137,7 @@ class ActorPool:
     def gather(self) -> Iterator[tuple[Sequence[ActorHandle], Any]]:
         """Yield the segments of the oldest round, each with the actors that collected it.
 
-        They come one after another: Ray can reuse the memory of a segment once the caller has dropped it.
+        Ray can reuse the memory of a segment once the caller has dropped it, before the next one.
 
         Raises:
             ConfigError: an actor cannot run as configured.
@@ -147,7 +147,7 @@ class ActorPool:
         aggregators = self._aggregators or [None]
         groups: Any = np.array_split(np.array(self.alive, dtype=object), len(aggregators))
         for aggregator, group in zip(aggregators, groups, strict=True):
-            with suppress(RayError):  # fetching them one by one tells whose it was
+            with suppress(RayError):  # fetching them one by one finds the failed actor
                 if aggregator is not None and len(group):
                     yield group, self._fetch(group, aggregator)
                     continue
@@ -163,7 +163,7 @@ class ActorPool:
             handle.finish_round()
 
     def first(self) -> tuple[ActorHandle, Request, Any]:
-        """Return the segment that was ready first, with its actor and what that was asked for.
+        """Return the first finished segment, with its actor and request.
 
         Raises:
             ConfigError: an actor cannot run as configured.
@@ -182,7 +182,7 @@ class ActorPool:
             return handle, request, segment
 
     def _fetch(self, group: Sequence[ActorHandle], aggregator: Any = None) -> Any:
-        """Return the oldest segments of some actors as one; raise ``RayError`` if it is lost, or does not come."""
+        """Return the oldest segments of some actors as one; raise ``RayError`` if it is lost or does not arrive."""
         segments = [handle.segment for handle in group]
         segment = aggregator.concatenate.remote(*segments) if aggregator else segments[0]
         start = time.monotonic()
@@ -204,11 +204,11 @@ class ActorPool:
     # ---- waiting --------------------------------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Look after the actors, and return whether the oldest round can be gathered without waiting."""
+        """Process results and failures of actors, and return whether the oldest round is complete."""
         return not self._look_after(0.0)
 
     def _wait(self, for_all: bool = True) -> None:
-        """Wait until every actor has started and has finished the oldest round that it was asked for, or one has."""
+        """Wait until every actor, or one, has started and finished its oldest round."""
         reported = time.monotonic()
         while waiting := self._look_after(POLL_S, for_all):
             now = time.monotonic()
@@ -222,7 +222,7 @@ class ActorPool:
                     warn(f"the cluster has no {short} free for another actor at the moment")
 
     def _look_after(self, timeout: float, for_all: bool = True) -> list[ActorHandle]:
-        """Wait for results; restart and end actors where that is due; return those that are still waited for."""
+        """Wait for results, restart and kill actors as due, and return the actors still pending."""
         for handle in self.handles:
             if handle.status is Status.RESTARTING and time.monotonic() >= handle.restart_at:
                 handle.start()
@@ -250,7 +250,7 @@ class ActorPool:
 
 
 def _stored(x: Any) -> ObjectRef[Any]:
-    """Put ``x`` where all actors can read it; raise ``RunError`` if Ray has no room."""
+    """Put ``x`` into Ray's object store; raise ``RunError`` if it is full."""
     try:
         return ray.put(x)
     except FULL as error:

@@ -1,6 +1,6 @@
 """The contracts that plugin authors write against; docs/contracts.md walks through one step of a run.
 
-Components of every kind are built by ``Class(cfg, ctx)``: ``cfg`` is the validated ``Config``, ``ctx`` a ``Context``.
+Every component is built by ``Class(cfg, ctx)``: ``cfg`` is its validated ``Config``, ``ctx`` a ``Context``.
 """
 
 from rlplug.api.data import Buffer as Buffer

@@ -1,4 +1,4 @@
-"""Contracts of what gives and keeps data: environments, simulators, collectors and buffers."""
+"""Contracts of data sources and storage: environments, simulators, collectors and buffers."""
 
 from __future__ import annotations
 
@@ -19,47 +19,45 @@ Source: TypeAlias = Literal["collected", "stored"]
 
 
 class RowLog(Protocol):
-    """Where a buffer keeps its content: a part of a checkpoint, written incrementally.
+    """Storage of a buffer's content: a part of a checkpoint, written incrementally.
 
-    Rows that were appended once are in every later checkpoint, and are not written again.
+    Appended rows are in every later checkpoint and are written only once.
     """
 
-    end: int  # number of the row that the next ``append`` usually begins with; 0 when nothing is stored
-    state: Tree  # the small rest, which every checkpoint writes whole; None when nothing is stored
+    end: int  # number of the next row to append; 0 when nothing is stored
+    state: Tree  # small additional state, written whole in every checkpoint; None when nothing is stored
 
     def part(self, number: int) -> RowLog:
-        """Return part ``number``, above 0, of this log: rows of another stream. Its ``state`` is not written."""
+        """Return part ``number`` (above 0) of this log, which holds another stream. Its ``state`` is not written."""
         ...
 
     def append(self, start: int, rows: Batch) -> None:
-        """Append rows ``start`` and following, leaves ``[n, ...]``, or replace them. They are copied at once."""
+        """Append or replace the rows from ``start`` on, leaves ``[n, ...]``. They are copied immediately."""
 
-    def trim(self, first: int) -> None: ...  # forget rows before ``first``
+    def trim(self, first: int) -> None: ...  # drop rows before ``first``
 
     def rows(self) -> Iterator[tuple[int, Batch]]:
-        """Yield (number of the first row, leaves ``[n, ...]``) as appended; may begin below the first row needed."""
+        """Yield (number of the first row, leaves ``[n, ...]``) as appended; may begin before the first row needed."""
         ...
 
 
 class Buffer(Protocol):
-    """Keeps rows. ``Class(cfg, ctx)`` allocates nothing: leaves are known at the first ``add``."""
+    """Stores rows. The constructor allocates nothing: leaves are known at the first ``add``."""
 
-    gives: ClassVar[frozenset[Data]]  # what its samples can be: ``needs.data`` has to be among them
-    device: torch.device  # where its rows are kept
-    sequences: ClassVar[bool]  # windows begin at rows whose recurrent state it keeps
-    repeats: ClassVar[str] = (
-        ""  # its option that says how often it gives a segment, to algorithms that are ``off_policy``
-    )
-    sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any is collected
-    prioritizes: ClassVar[bool] = False  # draws by the ``priority`` of rows
-    size_key: ClassVar[str]  # the config key that says how much it keeps: ``buffer.capacity``
-    relabels: ClassVar[frozenset[str]] = frozenset()  # keys of a sample that need not be as added; ``obs.<part>``
+    gives: ClassVar[frozenset[Data]]  # kinds of samples that it can return, which must include ``needs.data``
+    device: torch.device  # device that stores its rows
+    sequences: ClassVar[bool]  # windows begin at rows with a stored recurrent state
+    repeats: ClassVar[str] = ""  # option for how often a segment is returned to ``off_policy`` algorithms
+    sources: ClassVar[frozenset[Source]] = frozenset({"collected"})  # "stored": it has rows before any are collected
+    prioritizes: ClassVar[bool] = False  # samples in proportion to the ``priority`` of rows
+    size_key: ClassVar[str]  # config key of its capacity
+    relabels: ClassVar[frozenset[str]] = frozenset()  # keys of a sample that may be changed; ``obs.<part>``
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
-        """Return the keys of a row that it reads, which are stored with those of the algorithm's ``Needs``.
+        """Return the keys of a row that it reads, to be stored in addition to the algorithm's ``Needs.keys``.
 
-        Called before anything is built.
+        Called before any component is built.
 
         Raises:
             ConfigError: it cannot serve these spaces.
@@ -67,52 +65,53 @@ class Buffer(Protocol):
         return ()
 
     def add(self, segment: Segment) -> None:
-        """Store a segment. Its row 0 is row T of the one before of its shard. Reads ``priority [T+1, b]``, if given."""
+        """Store a segment. Row 0 repeats row T of its shard's last one. ``priority [T+1, b]`` is optional."""
 
-    def ready(self) -> bool: ...  # whether there is enough for a sample
+    def ready(self) -> bool: ...  # whether it has enough rows for a sample
     @property
     def warm_up(self) -> int:
-        """Return how many environment steps this process makes before that."""
+        """Return the environment steps of this process until it is ready."""
         return 0
 
     def sample(self) -> Batch:
-        """Return rows ``[burn_in + window + 1, B]`` with ``index`` and ``sample_prob``; a rollout all it has, once.
+        """Return rows ``[burn_in + window + 1, B]`` with ``index`` and ``sample_prob``; a rollout buffer is drained.
 
         Segments come as ``[T+1, B]`` with ``version [B]``, episodes as ``[L+1, B]``, padded with ``valid=False``.
 
-        One that draws by priority adds ``weight [B]``, ``(N prob)^-beta``: the learner divides it by the largest one.
+        A prioritized buffer adds ``weight [B]``, ``(N prob)^-beta``, which the learner divides by its maximum.
         """
         ...
 
     def feedback(self, index: Tensor, values: Batch) -> None:
-        """Take new ``priority [B]`` or ``carry``; insertion ids that were overwritten meanwhile are ignored.
+        """Update ``priority [B]`` or ``carry``; insertion ids that have been overwritten are ignored.
 
         Raises:
-            RunError: ``values`` has another key, or one that this buffer does not keep.
+            RunError: ``values`` has another key, or one that this buffer does not store.
         """
 
     def metrics(self) -> dict[str, float]:
-        """Return what is logged as ``buffer/<name>``, summed over ranks."""
+        """Return metrics that are summed over ranks and logged as ``buffer/<name>``."""
         return {}
 
     def nbytes(self, row: Batch) -> int:
-        """Return the bytes this buffer will take for rows whose leaves look like those of ``row`` (``[B, ...]``)."""
+        """Return the bytes that this buffer will take for rows like ``row``, leaves ``[B, ...]``."""
         ...
 
-    def save(self, log: RowLog) -> None: ...  # append what is new since the last ``save``, or ``load``
-    def load(self, log: RowLog) -> None: ...  # be as the buffer was that saved; called before the first ``add``
+    def save(self, log: RowLog) -> None: ...  # append the rows added since the last ``save`` or ``load``
+    def load(self, log: RowLog) -> None: ...  # restore the saved buffer; called before the first ``add``
 
 
 class VecEnv(Protocol):
-    """``B`` environments stepped together, whatever they are made of.
+    """``B`` environments that are stepped together.
 
-    With ``autoreset`` ``NEXT_STEP``, a column whose row is a final observation is reset by the next ``step``, which
-    ignores its action. With ``SAME_STEP``, the step that ends an episode also resets its column: it returns the new
-    episode's first observation in ``obs``, and the final one in ``final_obs`` (``final_action_mask``) beside it.
+    With ``autoreset`` ``NEXT_STEP``, the ``step`` after a final observation ignores the action and resets the column.
+    With ``SAME_STEP``, the step that ends an episode also resets its column: ``obs`` is the first observation of the
+    new episode, and ``final_obs`` (with ``final_action_mask``) the final one of the old.
 
-    With agents (``NEXT_STEP`` only) it also gives ``alive [B, N]``: who acts on the row; the actions of the others mean
-    nothing. What belongs to an agent has an agent axis; see ``rlplug.types``. A column ends with the step behind which
-    nobody is alive. The row behind an agent's last action has its final observation; later ones are finite.
+    Multi-agent environments (``NEXT_STEP`` only) also return ``alive [B, N]``: the agents that act on the row. The
+    actions of other agents are ignored. Keys of an agent have an agent axis; see ``rlplug.types``. An episode ends
+    with the step after which no agent is alive. The row after an agent's last action holds its final observation;
+    its later observations are arbitrary but finite.
     """
 
     spec: EnvSpec
@@ -120,23 +119,24 @@ class VecEnv(Protocol):
     traits: EnvTraits = EnvTraits()
 
     def reset(self, seeds: Sequence[int], tasks: Tree = None) -> Batch:
-        """Begin an episode in every column; later seeds follow from its own. Return ``obs``, extras: ``[B, ...]``.
+        """Begin an episode in every column and return ``obs`` and extras, ``[B, ...]``; seeds determine later ones.
 
-        ``tasks``, leaves ``[B, ...]``, are those of the columns until the next ``reset``.
+        ``tasks``, leaves ``[B, ...]``, apply to the columns until the next ``reset``.
         """
         ...
 
     def step(self, action: Any) -> Batch:
-        """Execute ``action [B, ...]``; ``[B, N, ...]`` of agents, ``{group: action}`` where there are several groups.
+        """Execute ``action [B, ...]``; with agents ``[B, N, ...]``, with several groups ``{group: action}``.
 
         Returns:
-            ``obs`` and extras of the next row; ``reward``, ``terminated``, ``truncated`` of the row acted on. Where
-            failed environments are replaced, ``restarted [B]``: this one was, and its next row begins an episode.
+            ``obs`` and extras of the next row; ``reward``, ``terminated``, ``truncated`` of the row acted on. If failed
+            environments are replaced, also ``restarted [B]``: the column was replaced, and its next row begins an
+            episode.
         """
         ...
 
     def state(self) -> Tree | None:
-        """Return the environments' state; None: they are restored from their seeds and action logs."""
+        """Return the environments' state, or None if they are restored from their seeds and action logs."""
         ...
 
     def load(self, state: Tree) -> None: ...
@@ -144,75 +144,75 @@ class VecEnv(Protocol):
 
 
 class Simulator(Protocol):
-    """A pure function over batches of states: a tree search expands another node in every column."""
+    """Pure functions of batches of states, for planning: a tree search expands a different node in every column."""
 
     def step(self, env_state: Any, action: Tensor) -> Batch:
-        """Return ``env_state``, ``obs``, extras, ``reward`` and both ends after ``action [B, ...]``."""
+        """Return the result of ``action [B, ...]``: ``env_state``, ``obs``, extras and keys as of ``VecEnv.step``."""
         ...
 
     def reward(self, batch: Batch) -> Tensor:
-        """Return the reward ``[B]`` of given transitions, for imagined goals or dynamics.
+        """Return the reward ``[B]`` of transitions, for other goals or learned dynamics.
 
         Args:
-            batch: ``action``, and what ``step`` returns of the transitions beside the reward, or what is imagined.
+            batch: ``action``, and the real or imagined results of ``step`` other than the reward.
         """
         ...
 
 
 class Goals(Protocol):
-    """Pure functions of the goals that ``n`` transitions achieved and were meant to, arrays ``[n, ...]``."""
+    """Pure functions of the achieved and desired goals of ``n`` transitions, arrays ``[n, ...]``."""
 
     def reward(self, achieved: Any, desired: Any) -> Any: ...  # [n] float32
-    def terminated(self, achieved: Any, desired: Any) -> Any: ...  # [n] bool; None: goals end no episode
+    def terminated(self, achieved: Any, desired: Any) -> Any: ...  # [n] bool; None: goals do not end episodes
 
 
 class Collector(Protocol):
-    """Where segments come from. An actor is a shard, and so is the process itself."""
+    """Source of segments. Each actor is a shard; without actors, the process itself is one."""
 
     @property
     def spec(self) -> SegmentSpec: ...
 
     @property
     def in_flight(self) -> Sequence[int | None]:
-        """Return how many rollouts of every shard were ordered and not polled yet; None: the shard is lost."""
+        """Return the number of submitted but not yet polled rollouts of every shard; None: the shard is lost."""
         ...
 
     def start(self) -> None:
-        """Be ready to collect; called once, when everything has been checked that can be.
+        """Prepare to collect; called once, after all checks.
 
         Raises:
-            ConfigError: what lies outside of this process is not as configured.
+            ConfigError: resources outside this process are not as configured.
         """
 
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
-        """Order a segment of every shard, or of some; each plays its orders one after another.
+        """Request a segment from every shard, or from ``shards``; each shard serves its requests in order.
 
-        It is played with the statistics of now, and with the weights of ``rollout.version``: those of now if no
-        rollout asked for that version before, else those of then.
+        It is played with the current statistics and the weights of ``rollout.version``: the current weights if this
+        is the first request for that version, otherwise those of the first request.
         """
         ...
 
     def poll(self, shards: int | None = None) -> list[Segment]:
-        """Return segments that were ordered, the oldest of their shards, and wait for them.
+        """Wait for requested segments, the oldest of their shards, and return them.
 
-        The tensors belong to the collector, and are valid until the next ``submit`` or ``poll``.
+        The collector owns the tensors, which are valid until the next ``submit`` or ``poll``.
 
         Args:
-            shards: so many segments, those that are ready first, which may be two of one shard; None: one of every
-                shard, side by side as one segment.
+            shards: number of segments, in order of completion, possibly several from one shard; None: one from every
+                shard, concatenated along the column axis to one segment.
         """
         ...
 
     def play(self, jobs: Sequence[Job], weights: Mapping[str, Weights]) -> Iterator[tuple[Job, Batch]]:
-        """Play jobs with the weights and statistics of now; see ``Play``. Nothing is in flight."""
+        """Play jobs with the current weights and statistics; see ``Play``. No rollout may be in flight."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return what is logged as ``time/<name>``, of the time since the last call."""
+        """Return metrics of the time since the last call, which are logged as ``time/<name>``."""
         return {}
 
     def state(self) -> Tree:
-        """Return where every shard stands behind its last polled segment: nothing ordered is lost or played twice."""
+        """Return the state of every shard after its last polled segment: no request is lost or played twice."""
         ...
 
     def load(self, state: Tree) -> None: ...

@@ -1,4 +1,4 @@
-"""Records that components exchange: what an algorithm needs, orders for data, the data themselves, losses."""
+"""Records that components exchange: an algorithm's needs, requests for data, segments, losses."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 Data: TypeAlias = Literal["rollout", "segments", "windows", "episodes"]
-"""What a sample is: the last round, whole and once; segments in the order in which they came, each once
-unless the buffer ``repeats``; windows of ``Needs.window`` transitions; whole episodes."""
+"""Kind of a sample. rollout: the last round, whole and once; segments: in order of arrival, each once unless the
+buffer ``repeats``; windows: ``Needs.window`` transitions; episodes: whole episodes."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive transitions that are sampled together, and the recurrent states among them."""
+    """Consecutive transitions that are sampled together, and the stored recurrent states."""
 
     length: int = 1  # transitions
-    burn_in: int = 0  # transitions before them that only warm up a recurrent state
-    stride: int = 0  # rows between two recurrent states that a buffer keeps, where windows begin; 0: it keeps none
-    lookahead: int = 0  # of ``length``, transitions at the end that returns and values reach, but no gradient
+    burn_in: int = 0  # preceding transitions that only warm up the recurrent state
+    stride: int = 0  # rows between stored recurrent states, at which windows begin; 0: none are stored
+    lookahead: int = 0  # last transitions of ``length``, used by returns and values but without gradient
 
     @property
     def rows(self) -> int:
@@ -37,38 +37,38 @@ class Window:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an algorithm needs from buffer, collector and learner."""
+    """An algorithm's requirements of buffer, collector and learner."""
 
-    window: Window = Window()  # what a sample is, and where recurrent states are kept
-    data: Data = "rollout"  # what it learns from
-    off_policy: bool = False  # may learn from data of other policies
-    rewards: bool = True  # it learns from rewards, so intrinsic ones have a meaning
-    gradients: bool = False  # of its loss are computed where a segment is played, with the weights that played it
-    perturbable: bool = False  # its action may be changed after ``act``
-    noise: str = ""  # exploration module to take where no one changes its actions, which never vary by themselves
-    keys: tuple[str, ...] = ()  # what is stored, and reaches ``prepare`` and ``forward``, after ``postprocess``
-    recorded: tuple[str, ...] = ()  # what the run stores as well where anyone gives it, to write it down
+    window: Window = Window()  # size of a sample, and where recurrent states are stored
+    data: Data = "rollout"  # kind of its samples
+    off_policy: bool = False  # can learn from data of other policies
+    rewards: bool = True  # learns from rewards, so intrinsic rewards apply
+    gradients: bool = False  # compute gradients on the collecting actor, with the weights that played the segment
+    perturbable: bool = False  # exploration modules may change its actions after ``act``
+    noise: str = ""  # acts greedily; needs an exploration module, such as this one
+    keys: tuple[str, ...] = ()  # keys stored after ``postprocess``, for ``prepare`` and ``forward``
+    recorded: tuple[str, ...] = ()  # optional keys that the run also stores, to record them
 
     @cached_property
     def stored(self) -> frozenset[str]:
         return frozenset((*self.keys, *self.recorded))
 
 
-def _nothing() -> dict[str, Any]:  # torch.compile traces it, and no dict[str, Any]
+def _nothing() -> dict[str, Any]:  # torch.compile can trace this, but not dict[str, Any]
     return {}
 
 
 @dataclass
 class Losses:
-    """What ``forward`` returns.
+    """Result of ``forward``.
 
     Attributes:
-        terms: added up to the loss. Per row (``[..., B]``, as ``batch["valid"]``, or one row less): averaged over the
-            GLOBAL count of valid rows; 0-d: as it is. With an agent axis (``[..., B, N]``, as ``batch["alive"]``):
-            averaged over the agents that are alive in valid rows; then every term and metric is 0-d or has that axis.
+        terms: summands of the loss. Per row (``[..., B]``, as ``batch["valid"]``, or one row less): averaged over the
+            GLOBAL count of valid rows; 0-d: unchanged. With an agent axis (``[..., B, N]``, as ``batch["alive"]``):
+            averaged over the agents alive in valid rows; then every term and metric is 0-d or has that axis.
         metrics: detached; per row or 0-d, averaged over ranks in the same way.
-        feedback: for the buffer: ``priority [B]``, a new ``carry``. ``after_step`` takes out what is the algorithm's.
-        diagnostics: returns further metrics, and is called without gradient, only in steps whose metrics are read.
+        feedback: for the buffer: ``priority [B]``, a new ``carry``. ``after_step`` removes the algorithm's own keys.
+        diagnostics: returns additional metrics; called without gradient, only in steps whose metrics are read.
     """
 
     terms: dict[str, Tensor]
@@ -86,59 +86,59 @@ class Optim:
 
     optimizer: Optimizer
     grad_clip: float | None = None
-    grad_clip_by: Clip = "global_norm"  # of every element, of every tensor, or of all tensors together
+    grad_clip_by: Clip = "global_norm"  # value: each element, norm: each tensor, global_norm: all tensors together
     every: int = 1  # stepped on every n-th call of ``minimize`` that names the part (TD3's actor: 2)
-    lr: Tensor | None = None  # a schedule's 0-d tensor
+    lr: Tensor | None = None  # 0-d tensor of a schedule
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """An order for one segment of a shard."""
+    """A request for one segment of a shard."""
 
     num_steps: int
     mode: Mode
     version: int
-    """the weights to play with: the number of updates that they had seen"""
+    """weights to play with, as the number of updates that they have had"""
     version_steps: int = 0
-    """environment steps of the run when it had made these updates"""
+    """environment steps of the run after these updates"""
 
 
 @dataclass
 class Segment:
-    """The columns of one shard, which are in step with one another; shards are not."""
+    """Columns of one shard, which advance together; different shards do not."""
 
     batch: Batch
     """leaves ``[T+1, b, ...]``"""
     columns: slice = field(default_factory=lambda: slice(None))
-    """where they stand among the environments of this rank"""
+    """positions among this rank's environments"""
     shard: int = 0
     version: int = 0
-    """of the weights that played it"""
+    """version of the weights that played it"""
     version_steps: int = 0
-    """environment steps of the run when it had these weights"""
+    """environment steps of the run at that version"""
     whole: bool = False
-    """whole episodes of a job, which no other segment continues; ``columns`` says nothing"""
+    """whole episodes of a job, not continued by another segment; ``columns`` has no meaning"""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Whole episodes on order, in environments of their own; nothing of it stays open or enters a checkpoint."""
+    """A request for whole episodes in separate environments. It leaves no state and enters no checkpoint."""
 
-    number: int  # chooses seeds and draws; no other job of the run has it
+    number: int  # unique within the run; determines seeds and random draws
     policies: Mapping[str, str] = field(default_factory=dict[str, str])
-    """submodule of the algorithm (empty: itself) -> which of the named weights it plays with; others: its own"""
-    candidate: Batch | None = None  # made into weights where it is played, by ``Algorithm.candidate_weights``
-    task: Tree = None  # what ``VecEnv.reset`` is given for every column
+    """submodule of the algorithm (empty: the algorithm) -> name of the weights it plays with; default: its own"""
+    candidate: Batch | None = None  # ``Algorithm.candidate_weights`` turns it into weights on the actor
+    task: Tree = None  # argument of ``VecEnv.reset``, for every column
     episodes: int = 1
-    max_steps: int = 27_000  # after which an episode is truncated; 27,000 is eval.max_episode_steps in evaluations
+    max_steps: int = 27_000  # truncates an episode; in evaluations, 27,000 stands for eval.max_episode_steps
     mode: Mode = "explore"
 
 
 class Play(Protocol):
-    """Plays jobs and yields each with its episodes, in the order of ``jobs``.
+    """Plays jobs and yields each job with its episodes, in the order of ``jobs``.
 
-    These are side by side, as they ended: leaves ``[L+1, episodes, ...]`` of ``Needs.keys`` and of the stream; shorter
-    ones repeat their final row, ``valid=False``. ``return`` and ``length`` have one number for each, ``[episodes]``.
+    Episodes are columns, in order of their ends: leaves ``[L+1, episodes, ...]`` of ``Needs.keys`` and stream keys.
+    Shorter episodes are padded with their final row, ``valid=False``. ``return`` and ``length`` are ``[episodes]``.
     """
 
     def __call__(
@@ -148,11 +148,11 @@ class Play(Protocol):
 
 @dataclass(frozen=True)
 class SegmentSpec:
-    """What a collector's segments look like."""
+    """Layout of a collector's segments."""
 
-    row: Batch  # one row of all environments of this rank as it will be stored, leaves ``[B, ...]``
+    row: Batch  # one stored row of all environments of this rank, leaves ``[B, ...]``
     autoreset: AutoresetMode
-    shards: Sequence[slice]  # the columns of each shard among the environments of this rank; all have as many
-    bounds: Any = None  # limits that observations are checked against; None: they have been checked
-    steps: int | None = None  # of one pass through a recording, over all ranks; None: environments are played
-    rows: int = 0  # of a pass in the column that has most
+    shards: Sequence[slice]  # columns of each shard among this rank's environments, equally many
+    bounds: Any = None  # bounds to check observations against; None: they are already checked
+    steps: int | None = None  # steps of one pass through a dataset, over all ranks; None: real environments
+    rows: int = 0  # rows of one pass in the longest column

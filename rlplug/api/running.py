@@ -1,4 +1,4 @@
-"""Contracts of what drives a run: loops, and the run that they drive."""
+"""Contracts of loops and of the run that they drive."""
 
 from __future__ import annotations
 
@@ -14,109 +14,109 @@ from rlplug.types import Batch, Mode, Progress, Unit, Weights
 
 
 class Run(Protocol):
-    """What a loop drives, and what the hooks of a run see."""
+    """The run, as loops and hooks see it."""
 
     config: Any  # the validated run configuration, ``rlplug.config.RunConfig``
     run_dir: Path
     progress: Progress
     loop: Loop
-    steps: int  # how far it is, in the unit of its loop
-    logged: int  # rows of metrics so far; a continued run goes on behind those of its checkpoint
+    steps: int  # progress in the unit of the loop
+    logged: int  # rows of metrics so far; a resumed run continues after those of its checkpoint
     algorithm: Algorithm
     collector: Collector
     learner: Learner
 
     @property
-    def done(self) -> bool: ...  # it has its ``total_steps``, or cannot make a whole round more, or was asked to stop
+    def done(self) -> bool: ...  # ``total_steps`` reached, no whole round left, or stop requested
 
     def report(self) -> None:
-        """Log, evaluate and write a checkpoint, each where it is due.
+        """Log, evaluate and write a checkpoint, each if it is due.
 
-        A loop calls it between rounds, equally often on every rank; where it collects nothing, between updates.
+        A loop calls it between rounds (between updates if it does not collect), equally often on every rank.
 
         Raises:
-            RunError: a gradient step since the last call was not made of finite numbers.
+            RunError: a loss or gradient since the last call was not finite.
         """
 
     def collect(self, mode: Mode = "explore") -> None:
-        """Collect one round of segments: observed, counted, stored; see ``Tempo.shards``."""
+        """Collect, observe, count and store one round of segments; see ``Tempo.shards``."""
 
     def play(
         self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
     ) -> Iterator[tuple[Job, Batch]]:
-        """Play jobs: counted, observed and recorded, not stored. Every rank orders the same ones.
+        """Play jobs: count, observe and record their episodes without storing them. Every rank passes the same jobs.
 
-        See ``Play``. The ranks share the jobs out; all have been played when this returns. ``total_steps`` may be
-        exceeded by the episodes of the last call. Gradient steps count every episode once: of a batch that every rank
-        has, ``minibatches`` gives each rank a part.
+        See ``Play``. Jobs are divided among the ranks, and all are finished when this returns. The episodes of the last
+        call may exceed ``total_steps``. Gradient steps count every episode once: ``minibatches`` gives each rank its
+        part of a batch that every rank has.
 
         Args:
-            mine: every rank receives the jobs that it played, in the order of ``jobs``, and their episodes are its
-                part of the whole; where one rank collects for all, and by default, every rank receives all of them.
+            mine: each rank receives only the jobs that it played, in the order of ``jobs``, as its part of the whole.
+                By default, or if one rank collects for all, every rank receives all jobs.
 
         Raises:
-            RunError: rollouts are in flight, or a rank would have no job to keep.
+            RunError: rollouts are in flight, or a rank would receive no job.
         """
         ...
 
-    def ready(self) -> bool: ...  # whether the buffer has enough for an update
+    def ready(self) -> bool: ...  # whether the buffer has enough rows for an update
 
     def update(self, batch: Batch | None = None) -> Losses:
-        """Make one learner step, from one sample of the buffer or from ``batch``.
+        """Make one learner step on a sample of the buffer, or on ``batch``.
 
         Args:
-            batch: raw rows, as ``play`` gives them, or batches of them by name: they are preprocessed as a sample is.
+            batch: raw rows as ``play`` returns them, or a dict of such batches; preprocessed like a sample.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Tempo:
-    """Which rollouts a loop orders, and how old the weights may be that play them."""
+    """Which rollouts a loop requests, and how stale their weights may be."""
 
     shards: int | None = None
-    """segments of each rank in a round, those that are ready first, at most one of every shard; None: one of every
-    shard, side by side as one"""
+    """segments per rank and round, in order of completion, at most one per shard; None: one from every shard,
+    concatenated to one segment"""
     in_flight: int = 1
-    """rollouts of a shard that are ordered at a time; above 1 it plays on during updates"""
+    """outstanding rollouts per shard; above 1, shards collect during updates"""
     broadcast_interval: int = 1
-    """rounds that are played with the same weights"""
+    """rounds between two weight broadcasts"""
     max_weight_sync_delay: int | None = None
-    """steps of a shard after which the weights are changed in any case"""
+    """steps of a shard after which it receives new weights in any case"""
     max_staleness: int | None = None
-    """updates; a segment that arrives with older weights is not stored; None: any age"""
+    """maximum age of a segment's weights in updates; older segments are dropped; None: unlimited"""
 
 
 @dataclass(frozen=True)
 class Preemption:
-    """When a rank ends its rollout early, as other ranks have finished theirs."""
+    """When a rank ends its rollout early because other ranks have finished theirs (DD-PPO)."""
 
     threshold: float
-    """share of the other ranks that have finished"""
+    """fraction of the other ranks that have finished"""
     min_fraction: float
-    """of its rollout that a rank plays in any case"""
+    """minimum fraction of its rollout that a rank plays"""
 
 
 class Loop(Protocol):
-    """The regime: who collects, and when to update.
+    """Decides when to collect and when to update.
 
-    It keeps no state: all that it decides follows from ``run.progress``, so that a continued run goes on in step.
+    It is stateless: its decisions depend on ``run.progress`` only, so a resumed run makes the same ones.
     """
 
-    # what ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules count
+    # unit of ``total_steps``, ``eval.every``, ``log.every``, ``checkpoint.every`` and schedules
     unit: ClassVar[Unit] = "env_steps"
-    collects: ClassVar[bool] = True  # False: its buffer has to have rows of its own
-    reads: ClassVar[bool] = False  # what it collects comes from a recording, and cannot come from an environment
-    one_pass: bool = False  # of a recording it reads no more than that, and the buffer has to hold it
+    collects: ClassVar[bool] = True  # False: the buffer has to bring its own rows
+    reads: ClassVar[bool] = False  # collects from a dataset, never from an environment
+    one_pass: bool = False  # reads a dataset once only, and the buffer has to hold it
     tempo: Tempo = Tempo()
-    preemption: Preemption | None = None  # None: every rollout is whole
+    preemption: Preemption | None = None  # None: rollouts are never cut short
 
     @classmethod
     def refusal(cls, algorithm: type[Algorithm], needs: Needs) -> str | None:
-        """Return why it cannot drive an algorithm, in words that go on from its name; None: it can."""
+        """Return why it cannot drive an algorithm, as a predicate to follow the algorithm's name; None: it can."""
 
     def updates(self, env_steps: int) -> int:
-        """Return how many updates will have been made after so many environment steps, which are its unit."""
+        """Return the number of updates after ``env_steps`` environment steps, if these are its unit."""
         ...
 
     def run(self, run: Run) -> None:

@@ -1,6 +1,6 @@
-"""File operations that happen completely or not at all, whenever the process is killed or the disk fails.
+"""Atomic file operations, also if the process is killed or the disk fails.
 
-They raise ``OSError`` when the disk refuses, and a file that existed before is unchanged then.
+They raise ``OSError`` if the disk fails, and leave an existing file unchanged.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PARTIAL = ".partial"  # ends the name of what is being written or deleted
+PARTIAL = ".partial"  # suffix of files being written or deleted
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
-"""errors of a file system without links, or of a file that has as many as it can have"""
+"""errors of file systems without links, and of files with the maximum number of links"""
 
 
 def read(path: Path) -> bytes:
-    """Read a file; what is no regular file, as a pipe without a writer, is an error at once."""
+    """Read a file; raise an error at other types, such as a pipe without a writer, instead of blocking."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
@@ -36,7 +36,7 @@ def write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def renamed(path: Path) -> Iterator[Path]:
-    """Give a temporary name for what the body writes and flushes, then rename that to ``path``."""
+    """Yield a temporary path to write and flush, then rename it to ``path``."""
     partial = path.with_name(path.name + PARTIAL)
     delete(partial)
     try:
@@ -50,13 +50,13 @@ def renamed(path: Path) -> Iterator[Path]:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file, or write it again."""
+    """Write or replace a file."""
     with renamed(path) as partial:
         write(partial, data)
 
 
 def link(source: Path, path: Path) -> None:
-    """Make ``path`` a hard link to ``source``, or a copy where the file system has no links."""
+    """Make ``path`` a hard link to ``source``, or a copy if the file system has no links."""
     try:
         os.link(source, path)
     except OSError as error:
@@ -67,7 +67,7 @@ def link(source: Path, path: Path) -> None:
 
 
 def symlink(path: Path, target: str) -> None:
-    """Make ``path`` a symbolic link to ``target``, or do nothing where the file system has no links."""
+    """Make ``path`` a symbolic link to ``target``, or do nothing if the file system has no links."""
     try:
         with renamed(path) as partial:
             partial.symlink_to(target)
@@ -77,7 +77,7 @@ def symlink(path: Path, target: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
+    """Flush a file or a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -86,7 +86,7 @@ def flush(path: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file, a link, or a folder with its content; do nothing where there is none."""
+    """Delete a file, a link, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,16 +1,16 @@
-"""The format of a checkpoint: a folder that is complete or absent, and that is read without executing any code.
+"""The checkpoint format: a folder that is complete or absent, and read without executing code.
 
     step_000000012000/
-        manifest.json              the run it belongs to, each file's size and SHA-256, and a checksum of itself
+        manifest.json              its run, each file's size and SHA-256, and a checksum of itself
         weights.pt                 the state_dict of the algorithm and of the exploration modules
-        learner.pt                 optimizers, counters, metrics that were not logged yet
+        learner.pt                 optimizers, counters, metrics not logged yet
         rank0.pt                   generators, environments, open episodes, the small part of the buffer
         rank0_rows_0_1000.pt       rows of the buffer; a hard link if the previous checkpoint holds the same rows
-        rank0_part1_rows_0_500.pt  where the buffer keeps several shards
-        rank1.pt ...               the same of the other ranks
+        rank0_part1_rows_0_500.pt  if the buffer stores several shards
+        rank1.pt ...               the same for other ranks
 
-Every rank writes its files into a folder of its own. The first rank, which writes into ``<name>.partial``, waits for
-the others' ``<name>.rank1.partial``, moves their files, and renames its folder.
+Every rank writes its files to a separate folder. Rank 0, which writes to ``<name>.partial``, waits for the others'
+``<name>.rank1.partial``, moves their files, and renames its folder.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from rlplug.checkpointing.atomic import PARTIAL
 from rlplug.checkpointing.serialize import Record, copy_to_host, damaged, read_tree, write_tree
 from rlplug.types import Batch, CheckpointError, Tree, Unit
 
-FORMAT = 1  # is raised when the meaning of a file changes
+FORMAT = 1  # incremented when the meaning of a file changes
 MANIFEST, FOLDER, DAMAGED = "manifest.json", "checkpoints", ".damaged"
 MISFITS = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 MISFITS = (*MISFITS, MemoryError, AssertionError)
-"""what state that is not one's own makes of the code that takes it"""
-CHUNK = 64 * 2**20  # most bytes of a file of rows, and of the memory that a write needs on top
+"""errors of code that loads an incompatible state"""
+CHUNK = 64 * 2**20  # maximum bytes of a file of rows, and of additional memory for a write
 
 
-Word = Annotated[str, Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$")]  # messages quote it
+Word = Annotated[str, Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$")]  # quoted in messages
 
 
 class Origin(BaseModel):
@@ -96,10 +96,10 @@ class CheckpointManifest(Manifest):
 
 
 def read_manifest(path: Path, kind: type[Manifest]) -> dict[str, Any]:
-    """Return a folder's manifest after checking its values and its checksum, which is left out.
+    """Return a folder's manifest, without its checksum, after checking values and checksum.
 
     Raises:
-        CheckpointError: rlplug did not write the folder, a newer version of it did, or the manifest is damaged.
+        CheckpointError: the folder is not from rlplug or from a newer version, or the manifest is damaged.
     """
     file, foreign = path / MANIFEST, f"{path} is not a run or checkpoint of rlplug: {MANIFEST}: "
     try:
@@ -124,7 +124,7 @@ def read_manifest(path: Path, kind: type[Manifest]) -> dict[str, Any]:
 
 
 def sealed(manifest: Mapping[str, Any]) -> bytes:
-    """Return the content of a checkpoint's manifest, with its checksum."""
+    """Serialize a checkpoint's manifest with its checksum."""
     return (json.dumps({**manifest, "checksum": _checksum(manifest)}, indent=1) + "\n").encode()
 
 
@@ -134,17 +134,17 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 @dataclass
 class Chunk:
-    """Rows ``start`` to ``end - 1``: in memory (``rows``) until they are written, then in a file with its record."""
+    """Rows ``start`` to ``end - 1``: in memory (``rows``) until written, then in a file with its record."""
 
     start: int
     end: int
     rows: Batch
     file: tuple[Path, Record] | None = None
-    part: int = 0  # of the log
+    part: int = 0  # part of the log
 
 
 class FileRowLog(RowLog):
-    """The ``api.RowLog`` of a whole run, with ``chunks`` and ``state`` of the checkpoint that it continues from."""
+    """The ``api.RowLog`` of a run, with ``chunks`` and ``state`` of the checkpoint that it resumes from."""
 
     def __init__(self, chunks: Sequence[Chunk] = (), state: Tree = None, number: int = 0) -> None:
         self.number, self.own, self.state = number, [chunk for chunk in chunks if chunk.part == number], state
@@ -154,7 +154,7 @@ class FileRowLog(RowLog):
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Those of all parts."""
+        """Return the chunks of all parts."""
         return [*self.own, *(chunk for part in self.parts.values() for chunk in part.own)]
 
     def part(self, number: int) -> FileRowLog:
@@ -180,7 +180,7 @@ class FileRowLog(RowLog):
 
 @dataclass
 class Snapshot:
-    """What one rank will write: a copy in memory of a run's state."""
+    """In-memory copy of a run's state, for one rank to write."""
 
     manifest: dict[str, Any]
     trees: dict[str, Tree]
@@ -190,10 +190,10 @@ class Snapshot:
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
-    """Write a rank's files and return the checkpoint's folder once the first rank has completed it.
+    """Write a rank's files, and return the checkpoint's folder once rank 0 has completed it.
 
-    Afterwards the snapshot's chunks refer to files in it and hold no rows. If there is a checkpoint at ``folder``
-    already, only the score is written. Raises ``OSError``, and leaves no partial file, if the disk refuses.
+    Afterwards the snapshot's chunks refer to files in it and hold no rows. If ``folder`` is already a checkpoint, only
+    the score is written. Raises ``OSError`` if the disk fails, and leaves no partial file.
     """
     if folder.exists():
         if snapshot.rank == 0 and snapshot.manifest["score"] is not None:
@@ -207,7 +207,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         for chunk in snapshot.chunks:
             part = f"_part{chunk.part}" if chunk.part else ""
             name = f"rank{snapshot.rank}{part}_rows_{chunk.start}_{chunk.end}.pt"
-            while name in chunks:  # these rows were stored again
+            while name in chunks:  # these rows were replaced
                 name = name.replace(".pt", "_.pt")
             chunks[name] = chunk
             if chunk.file is None:
@@ -226,7 +226,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def _take_over(partial: Path, share: Path) -> dict[str, Record]:
-    """Move another rank's files once it has written all of them; return their records."""
+    """Move another rank's files once all are written; return their records."""
     _wait_for(share)
     files = read_manifest(share, CheckpointManifest)["files"]
     for name in files:
@@ -236,7 +236,7 @@ def _take_over(partial: Path, share: Path) -> dict[str, Record]:
 
 
 def _wait_for(path: Path) -> None:
-    while not path.exists():  # another rank writes it
+    while not path.exists():  # written by another rank
         time.sleep(0.02)
 
 
@@ -246,15 +246,15 @@ def note_score(folder: Path, score: float) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint; the first step, a rename, already hides it."""
+    """Delete a checkpoint, atomically by a rename first."""
     atomic.delete(folder.rename(folder.with_name(folder.name + PARTIAL)))
 
 
 class Checkpoint:
-    """A checkpoint whose manifest is valid. Its files are verified when they are read.
+    """A checkpoint with a valid manifest. Its files are verified when they are read.
 
-    Every method raises ``CheckpointError`` if what it reads is missing, damaged, altered, foreign or of another format.
-    The manifest is as it was written: its ``config`` may need ``rlplug.config.migrate``.
+    Every method raises ``CheckpointError`` if a file is missing, damaged, altered, foreign or of another format. The
+    manifest is unchanged: its ``config`` may need ``rlplug.config.migrate``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -275,16 +275,16 @@ class Checkpoint:
 
     @property
     def steps(self) -> int:
-        """How far the run was, in the unit of its loop."""
+        """Return the run's progress, in the unit of its loop."""
         return steps_of(self.manifest)
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that wrote it."""
+        """Return the number of ranks that wrote it."""
         return sum(re.fullmatch(r"rank\d+\.pt", name) is not None for name in self.manifest["files"])
 
     def chunks(self, rank: int = 0) -> list[Chunk]:
-        """Return the files of a rank's buffer rows, in the order in which they were stored."""
+        """Return the files of a rank's buffer rows, in order of storage."""
         pattern = re.compile(rf"rank{rank}(?:_part(\d+))?_rows_(\d+)_(\d+)_*\.pt")
         return [
             Chunk(int(match[2]), int(match[3]), {}, (self.path / name, record), int(match[1] or 0))
@@ -299,14 +299,14 @@ def folder_of(run: Path, steps: int) -> Path:
 
 
 def steps_of(manifest: Mapping[str, Any]) -> int:
-    """Return how far the run of a checkpoint was, in the unit of its loop."""
+    """Return the progress of a checkpoint, in the unit of its run's loop."""
     return manifest[manifest["unit"]]
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, the newest first, good or not. Raises ``CheckpointError``."""
+    """Return the folders of a run's checkpoints, newest first, good or not. Raises ``CheckpointError``."""
     folder = run / FOLDER
-    if os.path.lexists(folder) and not folder.is_dir():  # in this order: a run may be making it
+    if os.path.lexists(folder) and not folder.is_dir():  # in this order, because a run may be creating it
         raise CheckpointError(f"{folder} is not a folder")
     return sorted((path for path in folder.glob("step_*") if not path.suffix), reverse=True)
 
@@ -315,13 +315,13 @@ def find(path: Path, trees: Sequence[str] | None = None, tell: Callable[[str], N
     """Return the newest good checkpoint of a run folder, or the checkpoint at ``path``.
 
     Args:
-        trees: names of those that will be read, which are verified; None: all.
-        tell: is given a line for each newer checkpoint that is not good.
+        trees: names of the trees to verify; None: all.
+        tell: called with a line for each newer checkpoint that is not good.
 
     Raises:
-        CheckpointError: there is none, or none that is good.
+        CheckpointError: there is no checkpoint, or no good one.
     """
-    if not os.path.exists(path):  # which has no error for a name that is too long
+    if not os.path.exists(path):  # os.path does not raise for long names
         raise CheckpointError(f"{path} does not exist")
     if not (path / "config.yaml").exists() and not (path / FOLDER).exists():
         return Checkpoint(path).verify(trees)
@@ -340,7 +340,7 @@ def find(path: Path, trees: Sequence[str] | None = None, tell: Callable[[str], N
 
 
 def tidy(run: Path, good: Checkpoint | None) -> list[Path]:
-    """Delete what a killed process left half done; rename checkpoints newer than ``good``, return their new paths."""
+    """Delete partial files of killed processes; rename checkpoints newer than ``good``, and return their new paths."""
     for partial in (run / FOLDER).glob(f"*{PARTIAL}"):
         atomic.delete(partial)
     newer = {path: path.with_name(path.name + DAMAGED) for path in checkpoints(run) if good and path > good.path}

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and which of them are kept. A separate thread writes them."""
+"""Schedule and retention of checkpoints, which a separate thread writes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BEST = "best"  # link to the checkpoint with the best evaluation, in the same fo
 
 
 class CheckpointManager:
-    """Writes and keeps the checkpoints of one run folder, as its settings ``checkpoint`` (``cfg``) say.
+    """Writes and deletes the checkpoints of one run folder, by the settings ``checkpoint`` (``cfg``).
 
-    It writes one checkpoint at a time, and training goes on meanwhile, unless the next is of a best evaluation. Every
-    rank has a manager, which writes that rank's files; the first rank's completes checkpoints and deletes old ones.
-    ``submit``, ``set_score``, ``poll`` and ``wait`` return a checkpoint that was completed and not returned before, if
-    there is one; they raise ``RunError`` if it could not be written.
+    It writes one checkpoint at a time, during training, which waits only to begin a checkpoint of a best evaluation.
+    The manager of every rank writes that rank's files; that of rank 0 also completes checkpoints and deletes old ones.
+    ``submit``, ``set_score``, ``poll`` and ``wait`` return a newly completed checkpoint, if any, and raise
+    ``RunError`` if it could not be written.
     """
 
     def __init__(self, run: Path, cfg: Any, steps: int) -> None:
@@ -35,31 +35,31 @@ class CheckpointManager:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """Return whether a checkpoint is being written."""
         return self._writing is not None and not self._writing.done()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being written and the minutes of ``every`` have passed."""
+        """Return whether no checkpoint is being written and the minutes of ``every`` have passed."""
         return not self.busy and (self.minutes is None or time.monotonic() - self._time >= 60 * self.minutes)
 
     def due(self, steps: int) -> bool:
-        """Return whether a checkpoint is due, given that the first rank's manager is idle."""
+        """Return whether a checkpoint is due, given that the manager of rank 0 is idle."""
         return steps != self._steps if self.minutes is not None else due(self.cfg.every, self._steps, steps)
 
     def is_best(self, score: float) -> bool:
-        """Return whether a checkpoint with this score would be kept for it."""
+        """Return whether a checkpoint would be kept for this score."""
         return not math.isnan(score) and sum(kept >= score for kept, _ in self._best()) < self.cfg.keep_best
 
     def submit(self, snapshot: Snapshot) -> Path | None:
-        """Begin to write a checkpoint; if there is one of the same step, only its score is written."""
+        """Begin to write a checkpoint, or only the score if one of the same step exists."""
         before = self.wait()
         self._steps, self._time = format.steps_of(snapshot.manifest), time.monotonic()
         self._writing = self._thread.submit(self._write, folder_of(self.run, self._steps), snapshot)
         return before
 
     def set_score(self, steps: int, score: float) -> Path | None:
-        """Write the score of an evaluation into the checkpoint of that step, if there is one."""
+        """Write the score of an evaluation into the checkpoint of that step, if it exists."""
         before = self.wait()
         if (folder := folder_of(self.run, steps)).exists():
             format.note_score(folder, score)
@@ -67,11 +67,11 @@ class CheckpointManager:
         return before
 
     def poll(self) -> Path | None:
-        """Return the checkpoint that was completed since the last call, if any."""
+        """Return the checkpoint completed since the last call, if any."""
         return None if self.busy else self.wait()
 
     def wait(self) -> Path | None:
-        """Wait until nothing is being written."""
+        """Wait until no checkpoint is being written."""
         if self._writing is None:
             return None
         future, self._writing = self._writing, None
@@ -81,7 +81,7 @@ class CheckpointManager:
             raise RunError(f"a checkpoint could not be written to {self.run}: {error.strerror}") from error
 
     def close(self) -> None:
-        """End the thread after it has written what was submitted."""
+        """End the thread after it has written the submitted checkpoint."""
         self._thread.shutdown()
 
     def _write(self, folder: Path, snapshot: Snapshot) -> Path:
@@ -91,7 +91,7 @@ class CheckpointManager:
         return folder
 
     def _prune(self) -> None:
-        """Link to the best checkpoint, and delete those that are neither among the last nor the best."""
+        """Link to the best checkpoint, and delete those neither among the last nor the best."""
         best = [path for _, path in self._best()]
         if best:
             atomic.symlink(self.run / FOLDER / BEST, best[0].name)
@@ -102,10 +102,10 @@ class CheckpointManager:
                 format.remove(path)
 
     def _best(self) -> list[tuple[float, Path]]:
-        """Return scores and paths of the checkpoints that are kept for their scores, the best first."""
+        """Return scores and paths of the checkpoints kept for their scores, best first."""
         scored: list[tuple[float, Path]] = []
         for path in checkpoints(self.run):
-            with suppress(CheckpointError):  # it is damaged, or was just deleted
+            with suppress(CheckpointError):  # damaged or just deleted
                 score = Checkpoint(path).manifest["score"]
                 scored += [] if score is None or math.isnan(score) else [(score, path)]
         return sorted(scored, reverse=True)[: self.cfg.keep_best]

@@ -1,4 +1,4 @@
-"""Trees of plain values, arrays and tensors: copied to the host, and written to files that contain no code."""
+"""Serialization of trees of plain values, arrays and tensors to files without code."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rlplug.types import CheckpointError, Tree
 
 Record: TypeAlias = dict[str, int | str]  # ``bytes`` and ``sha256`` of a file
 PLAIN = (bool, int, float, str, type(None))
-ARRAY, BYTES = "__array__", "__bytes__"  # keys of dicts that stand for a NumPy array and for bytes
+ARRAY, BYTES = "__array__", "__bytes__"  # keys of dicts that encode a NumPy array and bytes
 
 
 def copy_to_host(tree: Tree) -> Tree:
     """Return a copy on the host that shares no memory with ``tree``.
 
     Raises:
-        TypeError: it holds something other than dicts, lists, tuples, numbers, strings, bytes, arrays and tensors.
+        TypeError: it has values other than dicts, lists, tuples, numbers, strings, bytes, arrays and tensors.
     """
     return _map(tree, {Tensor: lambda x: x.detach().to("cpu", copy=True), np.ndarray: np.copy})
 
 
 def encode(tree: Tree) -> bytes:
-    """Return the bytes of a tree, in the format of ``torch.save``. Raises as ``copy_to_host``."""
+    """Serialize a tree in the format of ``torch.save``. Raises as ``copy_to_host``."""
     file = io.BytesIO()
     arrays = {np.ndarray: lambda x: {ARRAY: torch.from_numpy(x)}}
     strings = {bytes: lambda x: {BYTES: torch.tensor(list(x), dtype=torch.uint8)}}
@@ -39,16 +39,16 @@ def encode(tree: Tree) -> bytes:
 
 
 def decode(data: bytes) -> Tree:
-    """Return the tree that ``encode`` was given, on the host, without executing any code; fail at any other bytes."""
+    """Return the tree of ``encode``, on the host, without executing code; raise an error at any other bytes."""
     tree = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     parts, seen = [tree], set[int]()
     for part in parts:
-        if isinstance(part, Tensor):  # kernels may walk its memory from its first value on
+        if isinstance(part, Tensor):  # kernels may read its memory from its first value
             end = part.storage_offset() * part.element_size() + part.nbytes
             if part.is_meta or end > part.untyped_storage().nbytes():
                 raise ValueError("a tensor has less memory than values")
         if isinstance(part, dict | list | tuple) and part:
-            if id(part) in seen:  # a few parts could stand for more than fits into memory, or for no end
+            if id(part) in seen:  # shared parts could expand to more than fits into memory, or to infinite size
                 raise ValueError("a part occurs twice")
             seen.add(id(part))
             parts += part.values() if isinstance(part, dict) else part
@@ -56,7 +56,7 @@ def decode(data: bytes) -> Tree:
 
 
 def write_tree(path: Path, tree: Tree) -> Record:
-    """Write a tree to a new file; return its record."""
+    """Write a tree to a new file, and return its record."""
     data = encode(tree)
     atomic.write(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -66,7 +66,7 @@ def read_tree(path: Path, record: Record) -> Tree:
     """Return the tree in a file, on the host.
 
     Raises:
-        CheckpointError: the file is missing, truncated or altered, or ``write_tree`` did not write it.
+        CheckpointError: the file is missing, truncated, altered, or not from ``write_tree``.
     """
     try:
         if (size := path.stat().st_size) != record["bytes"]:
@@ -108,7 +108,7 @@ def _map(tree: Tree, changes: Mapping[type, Callable[[Any], Any]], path: str = "
         kind, tree = np.ndarray, np.asarray(tree)
     else:
         kind = Tensor if isinstance(tree, Tensor) else type(tree)
-        # a subclass of a plain type would be pickled by name, and reading it would run its code
+        # a subclass of a plain type would be pickled by name, and loading it would execute its code
         if kind not in (Tensor, bytes, *PLAIN):
             raise TypeError(f"a checkpoint cannot hold a value of type {kind.__name__}, found at {path}")
     return changes[kind](tree) if kind in changes else tree

@@ -1,4 +1,4 @@
-"""The command line: ``python -m rlplug [verb] ...``. Without a verb it trains."""
+"""The command line: ``python -m rlplug [verb] ...``; the default verb is ``train``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rlplug.distributed.output import outlive_readers
 from rlplug.types import ConfigError, RunError, printable
 
 VERBS = ("train", "resume", "evaluate", "estimate", "check", "data", "profile", "plugins", "new")
-"""each is a module of this package with a function ``main(arguments) -> exit code``"""
+"""modules of this package with a function ``main(arguments) -> exit code``"""
 
 PRINT = ("check", "data", "plugins")
-"""verbs that only print something: they end with the reader of what they print"""
+"""verbs that only print, and end when the reader of their output ends"""
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 FAILED = 1
@@ -30,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line.
 
     Returns:
-        The exit code: 0; 1 for a run that had to stop, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
+        The exit code: 0; 1 for a failed run, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     warnings.formatwarning = _formatted
-    warnings.filterwarnings("error", r"provider=hydra\.searchpath .* is not available")  # Hydra would go on
+    warnings.filterwarnings("error", r"provider=hydra\.searchpath .* is not available")  # Hydra only warns
     try:
         if arguments == ["--version"]:
             print(f"rlplug {version('rlplug')}")
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from rlplug.cli.meant import no_verb
 
             raise no_verb(verb, VERBS)
-        registry.plugins()  # first: what libraries that read entry points would stumble over is hidden by it
+        registry.plugins()  # first, because it hides entry points that would break other libraries
         outlive_readers("stderr", *(() if verb in PRINT else ("stdout",)))
         run = importlib.import_module(f"rlplug.cli.{verb}").main
         return _printed(run, arguments) if verb in PRINT else run(arguments)
@@ -64,18 +64,18 @@ def tell(line: str) -> None:
 
 
 def say(text: object) -> None:
-    """Print a result for the user on stdout; it may hold texts of packages and of files."""
+    """Print a result for the user on stdout; it may include text from packages and files."""
     print(printable(text), flush=True)
 
 
 def refuse(error: ConfigError | RunError) -> int:
-    """Print what is wrong, and return the exit code for it."""
+    """Print an error, and return its exit code."""
     print("rlplug: " + str(error).replace("\n", "\nrlplug: "), file=sys.stderr)
     return BAD_INPUT if isinstance(error, ConfigError) else FAILED
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return lines with the columns under one another."""
+    """Format rows as lines with aligned columns."""
     rows = [head, *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -84,7 +84,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _formatted(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning as it is printed: the words alone where it is the package's own, without its source."""
+    """Format a warning; rlplug's own warnings without source location."""
     if filename.startswith(PACKAGE):
         return f"rlplug: {printable(message)}\n"
     return _format(message, category, filename, lineno, line)
@@ -94,16 +94,16 @@ _format = warnings.formatwarning
 
 
 def _printed(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Return ``run(arguments)``, or an exit code when the reader of its output (``| head``) closes it."""
+    """Return ``run(arguments)``, or an exit code if the reader of its output (``| head``) closes it."""
     try:
         code = run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's flush at exit
         return 128 + signal.SIGPIPE
 
 
 def _is_word(argument: str) -> bool:
-    """Return whether it is neither a flag (``-m``) nor an override (``algo=sac``, ``+x=1``, ``~x``)."""
+    """Return whether an argument is neither a flag (``-m``) nor an override (``algo=sac``, ``+x=1``, ``~x``)."""
     return "=" not in argument and not argument.startswith(("-", "+", "~"))

@@ -1,4 +1,4 @@
-"""``check``: what a command line would run, without training."""
+"""``check``: describe the run of a command line, without training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     require_folders(config.hydra)
     run, pair = validated(config, config.hydra, arguments)
 
-    from rlplug.cli.describe import describe  # here: torch takes seconds to import
+    from rlplug.cli.describe import describe  # here, because torch takes seconds to import
     from rlplug.run.build import build
 
     with closing(build(run, Path())) as trainer:

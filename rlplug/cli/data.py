@@ -1,4 +1,4 @@
-"""``data``: what is in recorded episodes."""
+"""``data``: summarize recorded episodes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ named, and the exit code is 1; an episode without an end counts as truncated. --
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Describe recorded episodes, and return the exit code: 1 where parts of them cannot be read.
+    """Describe recorded episodes, and return the exit code: 1 if parts of them are unreadable.
 
     Raises:
-        ConfigError: there are none, or nothing of them can be read.
+        ConfigError: there are none, or none are readable.
     """
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     if not paths:
         raise ConfigError("", "data takes files, folders or patterns of recorded episodes; see rlplug data --help")
 
-    from rlplug.data.describe import describe, table  # here: pyarrow takes a moment to import
+    from rlplug.data.describe import describe, table  # here, because pyarrow is slow to import
     from rlplug.data.recording import Recording
     from rlplug.data.source import Reading
 

@@ -1,4 +1,4 @@
-"""The plan of a run, in words: what ``check`` prints."""
+"""Description of a run, printed by ``check``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlplug.run.checks import size
 from rlplug.trainer.trainer import Trainer
 
 SMALL = 64
-"""rows of a rank's share, below which exchanging gradients takes longer than computing them"""
+"""rows per rank, below which the all-reduce of gradients takes longer than their computation"""
 
 
 def describe(trainer: Trainer) -> str:
-    """Return a table of spaces, modules, memory, devices and updates to come."""
+    """Return a table of spaces, modules, memory, devices and planned updates."""
     config, plan, spec, policy = trainer.config, trainer.resolved.plan, trainer.resolved.spec, trainer.policy
     limit = f"at most {spec.max_episode_steps} steps an episode" if spec.max_episode_steps else "no step limit"
     table = [("env", f"{config.raw['env'].get('id', config.env.name)}, {config.num_envs} at a time, {limit}")]
@@ -48,7 +48,7 @@ def _many(n: int, what: str) -> str:
 
 
 def _loop(trainer: Trainer) -> list[tuple[str, str]]:
-    """Return how many rounds and updates are to come."""
+    """Return the numbers of planned rounds and updates."""
     config, loop = trainer.config, trainer.loop
     if loop.unit == "updates":
         return [("loop", config.loop.name), ("  updates", f"total_steps={config.total_steps:,}")]
@@ -62,7 +62,7 @@ def _loop(trainer: Trainer) -> list[tuple[str, str]]:
 
 
 def _ranks(trainer: Trainer) -> list[tuple[str, str]]:
-    """Return what each rank has of the whole, if there are several."""
+    """Return the share of each rank, if there are several."""
     num_envs, ranks = trainer.config.num_envs, trainer.resolved.plan.world_size
     if ranks == 1:
         return []
@@ -76,7 +76,7 @@ def _ranks(trainer: Trainer) -> list[tuple[str, str]]:
 
 
 def _actors(trainer: Trainer) -> list[tuple[str, str]]:
-    """Return who collects, if Ray actors do."""
+    """Return the Ray actors, if any."""
     actors, ray = trainer.resolved.plan.actors, trainer.resolved.plan.ray
     if actors is None or ray is None:
         return []
@@ -88,7 +88,7 @@ def _actors(trainer: Trainer) -> list[tuple[str, str]]:
 
 
 def _parts(name: str, module: Module) -> list[tuple[str, str]]:
-    """Return how large a part of an algorithm is, and below it the networks of a policy with a value function."""
+    """Return the size of a part of an algorithm, and of the networks of an actor-critic below it."""
     inner = module.named_children() if isinstance(module, ActorCritic) else ()
     line = (name, f"{type(module).__name__}, {_count(module):,}")
     return [line, *[line for part, network in inner for line in _parts(f"  {name[:2]}{part}", network)]]

@@ -1,4 +1,4 @@
-"""``estimate``: what a policy would return, judged by recorded episodes of another one."""
+"""``estimate``: off-policy evaluation of a checkpoint on recorded episodes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """Estimate the return of one checkpoint's policy.
 
     Raises:
-        ConfigError: there is no checkpoint, there are no episodes, an estimate cannot be made of them, or the overrides
-            are wrong.
+        ConfigError: there is no checkpoint, there are no suitable episodes, or the overrides are wrong.
     """
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     require_run(path)
     warn_broken()
 
-    from rlplug.agent import estimate  # here: torch takes seconds to import
+    from rlplug.agent import estimate  # here, because torch takes seconds to import
 
     result = estimate(path, overrides, cli.tell)
     cli.say(json.dumps(result) if "--json" in arguments else table(result))
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Return the estimates as text."""
+    """Format the estimates."""
     rows = {
         "checkpoint": result["checkpoint"],
         "env steps": f"{result['env_steps']:,}",
@@ -78,5 +77,5 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """Weights can make an estimate longer than a line."""
+    """Format a number compactly, because importance weights can make estimates huge."""
     return f"{value:,.2f}" if abs(value) < 1e9 else f"{value:.4g}"

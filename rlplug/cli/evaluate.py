@@ -1,4 +1,4 @@
-"""``evaluate``: episodes with the weights of a checkpoint."""
+"""``evaluate``: play evaluation episodes with a checkpoint."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     require_run(path)
     warn_broken()
 
-    from rlplug.agent import evaluate  # here: torch takes seconds to import
+    from rlplug.agent import evaluate  # here, because torch takes seconds to import
 
     result = evaluate(path, overrides, tell, *modes)
     say(json.dumps(result) if "--json" in arguments else table(result))
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Return the result of an evaluation as text."""
+    """Format the result of an evaluation."""
     spread = f"min {result['eval/return_min']:,.2f}, max {result['eval/return_max']:,.2f}"
     rows = {
         "checkpoint": result["checkpoint"],
@@ -67,6 +67,6 @@ def table(result: Mapping[str, Any]) -> str:
         "return": f"{result['eval/return_mean']:,.2f} ± {result['eval/return_std']:,.2f} ({spread})",
         "length": f"{result['eval/length_mean']:,.1f}",
     }
-    own = {key.removeprefix("eval/"): x for key, x in result.items() if key.startswith("eval/")}  # the algorithm's, too
+    own = {key.removeprefix("eval/"): x for key, x in result.items() if key.startswith("eval/")}  # any algorithm's
     rows |= {key: f"{x:,.4g}" for key, x in own.items() if not key.startswith(("return_", "length_"))}
     return "\n".join(f"{name:<11} {value}" for name, value in rows.items())

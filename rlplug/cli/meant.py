@@ -1,4 +1,4 @@
-"""What a command line probably means that is written for another program: verbs, flags, and names of runs."""
+"""Suggestions for verbs, flags and run names of command lines written for other programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERBS = {
     "tune": "-m sweeps over values: -m algo.lr=1e-3,3e-4",
     "run": "train is what happens without a verb: algo=ppo env=cartpole",
 }
-"""verbs of other programs, and what to say instead"""
+"""verbs of other programs, and their equivalents"""
 
 FLAGS = {
     "dry_run": "check shows what would run, and trains nothing: check algo=ppo env=cartpole",
@@ -41,25 +41,25 @@ FLAGS = {
     "render": VERBS["play"],
     "help_all": "see --help",
 }
-"""flags of other programs, without dashes, and what to say instead"""
+"""flags of other programs, without dashes, and their equivalents"""
 
 DEPTH = 4
-"""of folders in which runs are looked for: runs/multirun/<date>/<job>"""
+"""maximum depth of folders to search for runs: runs/multirun/<date>/<job>"""
 MOST = 1_000
-"""folders of a depth, and entries of a folder, that are looked at"""
+"""maximum number of folders per depth, and of entries per folder, to visit"""
 
 
 def no_verb(verb: str, verbs: Iterable[str]) -> ConfigError:
-    """Return the error for a verb that is none of ``verbs``."""
+    """Return the error for a verb that is not one of ``verbs``."""
     said = VERBS.get(verb.lower()) or f"{unknown(verb, verbs)}. Settings are written key=value"
     return ConfigError("", f"unknown verb {verb!r}; {said}")
 
 
 def no_flag(argument: str, others: str = "") -> ConfigError:
-    """Return the error for a flag that does not exist: what to say instead, or the setting that is called so.
+    """Return the error for an unknown flag, with its equivalent or the setting of that name.
 
     Args:
-        others: what else to say, if nothing of this is known.
+        others: hint if neither is known.
     """
     from rlplug.config.composition import compose
     from rlplug.config.errors import elsewhere, value_at
@@ -80,9 +80,9 @@ def no_flag(argument: str, others: str = "") -> ConfigError:
 
 
 def require_run(path: str) -> None:
-    """Raise ``CheckpointError`` that names the newest run, if a path is none and is said to be one.
+    """Raise ``CheckpointError`` with the newest run as a suggestion, if a path is not a run.
 
-    A folder of runs is answered with the newest run in it, and what does not exist with the newest in ``runs``.
+    For a folder of runs, suggest the newest run in it; for a missing path, the newest in ``runs``.
     """
     folder, own = Path(path), ("manifest.json", "checkpoints", "config.yaml")
     try:
@@ -92,7 +92,7 @@ def require_run(path: str) -> None:
         exists = False
     except (PermissionError, NotADirectoryError) as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-    except (OSError, ValueError):  # the name is too long, or holds a null
+    except (OSError, ValueError):  # the name is too long, or has a null character
         return
     if exists and (not folder.is_dir() or any((folder / name).exists() for name in own)):
         return
@@ -103,7 +103,7 @@ def require_run(path: str) -> None:
 
 
 def _runs(folder: Path) -> Iterator[tuple[float, Path]]:
-    """Yield the runs in a folder, each with the time when it was started or continued; of very many, some."""
+    """Yield runs in a folder, with the time of their start or last resume; incomplete if there are too many."""
     level = [folder]
     for _ in range(DEPTH):
         below: list[Path] = []

@@ -1,4 +1,4 @@
-"""``new``: the package of a new component, which runs."""
+"""``new``: write a working package of a new component."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ the entry point, and tests, those of the conformance kit among them. Change the 
   <name>   how a run selects it, as in algo=<name>: small letters, digits and _"""
 
 TEMPLATES = Path(__file__).with_name("templates")
-"""a folder for every kind, and one for what all have in common; see ``rendered``"""
+"""a folder per kind, and one for common files; see ``rendered``"""
 
-LONGEST = 40  # letters of a name
+LONGEST = 40  # characters in a name
 
 WORDS: Mapping[Kind, str] = {
     "algo": "algo={name} env=cartpole",
@@ -42,14 +42,14 @@ WORDS: Mapping[Kind, str] = {
     "hardware": "algo=ppo env=cartpole hardware={name}",
     "logger": "algo=ppo env=cartpole 'logger=[progress,{name}]'",
 }
-"""the command line that selects a component of a kind"""
+"""command line to select a component of each kind"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write the package of a new component into the working directory.
 
     Raises:
-        ConfigError: unknown kind, unusable or taken name, or the folder exists. Nothing has been written then.
+        ConfigError: unknown kind, invalid or taken name, or the folder exists; nothing was written.
     """
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
@@ -85,7 +85,7 @@ def rendered(kind: Kind, name: str) -> dict[str, str]:
     """Return the files of the package, ``path -> text``.
 
     A template is a file ``<path>.tmpl``. In path and text ``{{name}}``, ``{{kind}}``, ``{{Class}}``, ``{{package}}``,
-    ``{{distribution}}`` and ``{{version}}`` are replaced. A kind's file comes before a common one of the same path.
+    ``{{distribution}}`` and ``{{version}}`` are replaced. A kind's file replaces a common one of the same path.
     """
     values = {
         "name": name,
@@ -107,7 +107,7 @@ def rendered(kind: Kind, name: str) -> dict[str, str]:
 
 
 def class_name(name: str) -> str:
-    """Return ``my_algo`` as ``MyAlgo``."""
+    """Convert ``my_algo`` to ``MyAlgo``."""
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
@@ -129,14 +129,14 @@ def _check_name(kind: Kind, name: str) -> None:
 
 
 def _check_class(name: str, source: str) -> None:
-    """Check that the class does not hide what its own module imports."""
+    """Check that the class does not shadow an import of its module."""
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     if class_name(name) in {alias.name for node in imports for alias in node.names}:
         raise ConfigError("", f"the class of {name!r} would be {class_name(name)}, which it imports; take another name")
 
 
 def _told(kind: Kind, name: str, folder: Path, files: Mapping[str, str]) -> str:
-    """Return what was written, and the lines that come next."""
+    """Return a list of the written files and the next commands."""
     words = WORDS[kind].format(name=name)
     lines = {
         f"pip install -e '{folder}[test]'": "once; again after a change of pyproject.toml",

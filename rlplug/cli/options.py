@@ -1,4 +1,4 @@
-"""What a component's ``Config`` says about each option: type, default, range and doc line."""
+"""Tables of a component's options: type, default, range and doc line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=
 
 
 class Option(NamedTuple):
-    """One row of a table of options, all text."""
+    """One row of a table of options, as text."""
 
     name: str
     type: str
@@ -26,8 +26,8 @@ def options(config: Any, defaults: Mapping[str, Any]) -> list[Option]:
     """Return the options of a component.
 
     Args:
-        config: its ``Config``, made by ``rlplug.settings.settings``.
-        defaults: its node of the YAML; an option that is missing there has no default.
+        config: its ``Config``, a class decorated with ``rlplug.settings.settings``.
+        defaults: its YAML node; an option missing there has no default.
     """
     rows: list[Option] = []
     for name, field in config.__pydantic_fields__.items():
@@ -42,7 +42,7 @@ def options(config: Any, defaults: Mapping[str, Any]) -> list[Option]:
 
 
 def type_text(annotation: Any) -> str:
-    """Return the type as text: ``float or schedule``, ``int or null``, ``'relu' or 'tanh'``, ``list[int]``."""
+    """Format a type: ``float or schedule``, ``int or null``, ``'relu' or 'tanh'``, ``list[int]``."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join("schedule" if is_schedule(member) else type_text(member) for member in arguments)
@@ -56,7 +56,7 @@ def type_text(annotation: Any) -> str:
 
 
 def range_text(annotation: Any) -> str:
-    """Return the range as text, ``>= 0, <= 1``: of the value, of a schedule's values or of a list's items."""
+    """Format the range ``>= 0, <= 1`` of a value, of a schedule's values or of a list's items."""
     found: list[str] = []
     for member in get_args(annotation) if get_origin(annotation) is not Literal else ():
         if not is_schedule(member):
@@ -67,4 +67,4 @@ def range_text(annotation: Any) -> str:
 
 
 def _bounds(bound: Any, name: str) -> bool:
-    return getattr(bound, name, None) not in (None, LARGEST)  # which every integer has
+    return getattr(bound, name, None) not in (None, LARGEST)  # the implicit bound of integers

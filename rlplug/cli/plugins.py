@@ -1,4 +1,4 @@
-"""``plugins``: what is installed, from which distribution, and the options of a component or a preset."""
+"""``plugins``: list installed components and their distributions, or the options of a component or preset."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ rlplug plugins <kind> <name>   the options of one: type, default, range and what
 rlplug plugins tuned|experiment [<name>]   settings for a pair, and named sets of settings"""
 
 GROUPS = ("tuned", "experiment")
-"""of files that choose no component of their own"""
+"""groups of files that do not select a component"""
 MISSING = "???"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print tables. Listing imports manifests only; the options of a component import that component.
+    """Print tables. Listing imports manifests only; showing options imports the component.
 
     Raises:
-        ConfigError: no such kind, component or preset; or its YAML does not go together with its class.
+        ConfigError: no such kind, component or preset; or its YAML does not match its class.
     """
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _listed(groups: Sequence[str]) -> list[str]:
-    """Return a table of components, one of the files beside them that one can choose, and what is wrong."""
+    """Return a table of components, a table of further files to choose, and errors."""
     owners = {key: plugins for key, plugins in registry.owners().items() if key[0] in groups}
     rows = [(*key, plugin.distribution, plugin.version) for key, plugins in owners.items() for plugin in plugins]
     lines = table(("KIND", "NAME", "DISTRIBUTION", "VERSION"), rows) if rows else []
@@ -69,10 +69,10 @@ def _listed(groups: Sequence[str]) -> list[str]:
 
 
 def _show(kind: Kind, name: str) -> None:
-    """Print what is to be known of a component, or of a preset, which is one with other defaults.
+    """Print the details of a component, or of a preset, which is a component with other defaults.
 
     Raises:
-        ConfigError: there is none, its class is not complete; or, behind the table, what is wrong with its YAML.
+        ConfigError: there is none, or its class is incomplete; after the table, an error in its YAML.
     """
     from rlplug.cli.options import options
     from rlplug.config import default_node
@@ -94,7 +94,7 @@ def _show(kind: Kind, name: str) -> None:
 
 
 def _selecting(kind: Kind, name: str) -> Preset | None:
-    """Return the first file that selects a component; None: there is none."""
+    """Return the first file that selects a component, or None."""
     from rlplug.config import default_node
 
     registry.owner(kind, name)
@@ -106,7 +106,7 @@ def _selecting(kind: Kind, name: str) -> Preset | None:
 
 
 def _check(kind: Kind, file: Preset, node: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` unless a file gives every option a value of its type, or says that one has to be given."""
+    """Raise ``ConfigError`` unless a file has a valid value or ``???`` for every option."""
     from rlplug.config import choose
     from rlplug.config.origins import blamed
 
@@ -123,7 +123,7 @@ def _check(kind: Kind, file: Preset, node: Mapping[str, Any]) -> None:
 
 
 def _settings(group: str, name: str) -> list[str]:
-    """Return what a file of settings chooses and sets, a line each."""
+    """Return the choices and settings of a file, one per line."""
     if (file := registry.preset(group, name)) is None:
         names = [option for of, option in registry.presets() if of == group]
         raise ConfigError("", f"unknown {group} {name!r}; {unknown(name, names)}")

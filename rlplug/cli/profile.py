@@ -1,4 +1,4 @@
-"""``profile``: where the time of a run goes."""
+"""``profile``: measure where a run spends its time."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Evaluations and loggers are left out, unless eval.every or logger is given; so a
   --seconds 10             how long to look
   --html profile.html      where the page goes; a file that is there is replaced"""
 
-INTERVAL = 0.002  # seconds between two looks at the stack
-WIDE = 256  # units of a layer, from which on bfloat16 pays; with 128 it costs a tenth
-SETTLES = 30.0  # seconds, after which it begins though functions are still compiled
-BUSY = 0.7  # share of the time, from which on the device is what a run waits for
-PLAIN = 0.25  # share of the seconds in which speed is measured, before the profiler slows the run down
+INTERVAL = 0.002  # sampling interval in seconds
+WIDE = 256  # units of a layer from which bfloat16 pays off; with 128 units it costs 10 %
+SETTLES = 30.0  # maximum seconds to wait for compilation
+BUSY = 0.7  # fraction of the time from which the device is the bottleneck
+PLAIN = 0.25  # fraction of the seconds to measure speed without the profiler, which slows the run down
 
 COLLECT, LEARN, BETWEEN = "collecting", "learning", "between rounds"
 REST, REPORTS = "the rest", "evaluations, checkpoints, loggers"
-OWN = {  # file and function in this package
+OWN = {  # by file and function in this package
     ("trainer/trainer.py", "report"): (BETWEEN, REPORTS),
     ("trainer/trainer.py", "collect"): (COLLECT, REST),
     ("trainer/trainer.py", "play"): (COLLECT, REST),
@@ -55,9 +55,9 @@ OWN = {  # file and function in this package
     ("compiler/compiler.py", "step"): (LEARN, "compiled gradient steps"),
     ("trainer/steps.py", "__call__"): (LEARN, "compiled updates"),
     ("trainer/steps.py", "take"): (LEARN, "clipping and optimizer"),
-    ("trainer/gradients.py", "__call__"): (LEARN, "gradients of segments"),  # where they are played
+    ("trainer/gradients.py", "__call__"): (LEARN, "gradients of segments"),  # on the collecting process
 }
-CALLED = {  # a function in this package, and what it calls in a plugin or a library
+CALLED = {  # by function in this package, for calls into plugins or libraries
     ("_play", "step"): (COLLECT, "environments"),
     ("_play_rows", "step"): (COLLECT, "environments"),
     ("_receive", "add"): (COLLECT, "storing"),
@@ -70,7 +70,7 @@ CALLED = {  # a function in this package, and what it calls in a plugin or a lib
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 Part = tuple[str, str]
-"""what a run does, and which part of that"""
+"""activity of a run, and part of the activity"""
 
 
 class Profile(NamedTuple):
@@ -78,10 +78,10 @@ class Profile(NamedTuple):
     steps_per_s: float
     updates_per_s: float
     busy: float | None = None
-    """share of the time in which a CUDA device computes; None: there is none"""
+    """fraction of the time in which a CUDA device is busy; None: there is none"""
 
     def of(self, what: str) -> dict[str, float]:
-        """Return the shares of the parts of what a run does."""
+        """Return the fractions of the parts of an activity."""
         every = sum(self.seconds.values())
         return {part: spent / every for (name, part), spent in self.seconds.items() if name == what}
 
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises:
         ConfigError: the command line is wrong, or asks for several learner processes; pyinstrument is not installed.
-        RunError: the run ended too soon.
+        RunError: the run ended too early.
     """
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
     if pair:
         tell(str(pair))
 
-    from rlplug.run.build import build, start  # here: torch takes seconds to import
+    from rlplug.run.build import build, start  # here, because torch takes seconds to import
 
     with tempfile.TemporaryDirectory() as folder, closing(build(run, Path(folder))) as trainer:
         if trainer.resolved.plan.world_size > 1:
@@ -135,14 +135,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Watch:
-    """Profiles a run for some seconds, which begin with its first update, and ends it."""
+    """Profiles a run for some seconds from its first update, then ends it."""
 
     def __init__(self, profiler: Profiler, seconds: float) -> None:
         self.profiler, self.seconds = profiler, seconds
-        self._marks: list[tuple[float, int, int]] = []  # time, steps and updates: plain, profiled, at the end
+        self._marks: list[tuple[float, int, int]] = []  # time, steps and updates at start, profiling and end
         self._first: float | None = None  # time of the first update
         self._device: DeviceTime | None = None
-        self._looks: float | None = None  # since when the profiler runs
+        self._looks: float | None = None  # start time of the profiler
         self.busy: float | None = None
 
     def run(self, trainer: Trainer) -> None:
@@ -170,7 +170,7 @@ class Watch:
             tell(f"profiling for {self.seconds:g} s")
             self._marks.append(now)
         elif now[1] == self._marks[-1][1] and run.loop.unit != "updates":
-            pass  # in a burst of updates: what is measured ends with whole rounds
+            pass  # within a burst of updates; measurements end with whole rounds
         elif len(self._marks) == 1:
             if now[0] - self._marks[0][0] >= PLAIN * self.seconds:
                 self._marks.append(now)
@@ -205,7 +205,7 @@ class Watch:
 
 
 class DeviceTime:
-    """Measures how long a CUDA device computes, from now on."""
+    """Measures the busy time of a CUDA device from its construction."""
 
     def __init__(self) -> None:
         from torch import profiler
@@ -215,7 +215,7 @@ class DeviceTime:
         self._began = time.perf_counter()
 
     def share(self) -> float:
-        """Stop, and return the share of the time in which kernels ran and memory was copied."""
+        """Stop, and return the fraction of the time in which kernels or copies ran."""
         import torch
 
         torch.cuda.synchronize()
@@ -226,7 +226,7 @@ class DeviceTime:
 
 
 def _spent(frame: Frame, part: Part) -> Iterator[tuple[Part, float]]:
-    """Give the seconds of a frame and of those it called, by what the innermost frame with a name of its own does."""
+    """Yield the seconds of a frame and its callees, attributed to the innermost known frame."""
     own = frame.time - sum(child.time for child in frame.children)
     yield part, own
     caller = frame.function if (frame.file_path or "").startswith(PACKAGE) else ""
@@ -235,7 +235,7 @@ def _spent(frame: Frame, part: Part) -> Iterator[tuple[Part, float]]:
         found = OWN.get((path.removeprefix(PACKAGE), name)) or CALLED.get((caller, name))
         if path.startswith(os.path.join(PACKAGE, "envs", "")):
             found = COLLECT, "environments"
-        yield from _spent(child, part if part[1] == REPORTS else found or part)  # an evaluation acts, too
+        yield from _spent(child, part if part[1] == REPORTS else found or part)  # evaluations act, too
 
 
 def text(profile: Profile, trainer: Trainer) -> str:
@@ -259,7 +259,7 @@ def text(profile: Profile, trainer: Trainer) -> str:
 
 
 def bottleneck(profile: Profile, trainer: Trainer) -> str:
-    """Return in a sentence what takes most of the time, and what could be done about it."""
+    """Return a sentence on the bottleneck with a suggestion."""
     collect, learn, config = profile.of(COLLECT), profile.of(LEARN), trainer.config
     if profile.busy is not None and profile.busy > BUSY:
         halves = "; hardware.precision=bf16-mixed may halve that" if trainer.learner.steps.dtype is None else ""
@@ -280,7 +280,7 @@ def bottleneck(profile: Profile, trainer: Trainer) -> str:
 
 
 def _multiplies_bf16(trainer: Trainer) -> bool:
-    """Would a float32 run gain by bfloat16: has the processor a unit for such products, and the learner wide layers?"""
+    """Return whether a float32 run would gain from bfloat16: a CPU with hardware support and wide layers."""
     import torch
 
     if trainer.ctx.device.type != "cpu" or trainer.learner.steps.dtype is not None:

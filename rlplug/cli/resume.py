@@ -1,4 +1,4 @@
-"""``resume``: continues a run that was interrupted, was killed, or is to go on for longer."""
+"""``resume``: continue a run that was interrupted or killed, or extend a finished one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     """Resume one run.
 
     Raises:
-        ConfigError: it cannot be continued, or not with these overrides.
-        RunError: the run had to stop.
+        ConfigError: it cannot be resumed, or not with these overrides.
+        RunError: the run failed.
     """
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     require_run(folder)
     warn_broken()
 
-    from rlplug.run import launch  # here: torch takes seconds to import
+    from rlplug.run import launch  # here, because torch takes seconds to import
 
     launch.resume(folder, overrides, tell=tell)
     return 0

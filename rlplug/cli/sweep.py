@@ -1,7 +1,7 @@
-"""Sweeps (``-m``): each job has a folder that its values name, and whatever becomes of one, the others run.
+"""Sweeps (``-m``): each job has a folder named by its values, and runs independently of other jobs' failures.
 
-A job that has finished is not run again, and one that has not goes on where it was: the same command with the same
-``hydra.sweep.dir`` completes a sweep that broke off.
+Finished jobs are skipped and unfinished jobs resumed, so the same command with the same ``hydra.sweep.dir`` completes
+an interrupted sweep.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from rlplug.types import ConfigError, RunError
 
 JOB, TABLE = "job.json", "sweep.csv"
 FIGURES = {"score": "eval/return_mean", "env_steps": "env_steps", "updates": "updates", "wall_s": "wall_s"}
-"""columns of the table, by their keys in ``summary.json``"""
-MOST = 100_000  # jobs of a sweep
-CHECKED = 50  # values of a key that are checked before the first job
+"""columns of the table, by key in ``summary.json``"""
+MOST = 100_000  # maximum jobs of a sweep
+CHECKED = 50  # values per key to check before the first job
 MAXIMIZE = {"direction": "maximize", "ax_config.experiment.minimize": "false", "optim.maximize": "true"}
-"""options of sweepers that say whether the score is to be large, and their values if it is"""
-WIDEST = 80  # of an error in the table; the file has all of it
-LONGEST = 200  # bytes of a folder's name; file systems take 255
+"""options of sweepers for the direction of optimization, and their values to maximize"""
+WIDEST = 80  # characters of an error in the table; the file has the full text
+LONGEST = 200  # bytes in a folder name; file systems allow 255
 
 
 class JobFailedError(RunError):
-    """A job failed, which its folder and the table say, too."""
+    """A job failed, as recorded in its folder and in the table."""
 
 
 def folder_name(values: str, number: int) -> str:
-    """Return the name of a job's folder: the values that are swept (``algo.lr=0.001,seed=1``), or else its number."""
+    """Return the folder name of a job: its swept values (``algo.lr=0.001,seed=1``), or its number."""
     name = values.replace("/", "_")
     if len(name.encode()) > LONGEST:
         name = f"{name.encode()[:LONGEST].decode(errors='ignore')}-{sha256(name.encode()).hexdigest()[:8]}"
     return name or str(number)
 
 
-OmegaConf.register_new_resolver("job_folder", folder_name, replace=True)  # config.yaml has it, wherever jobs run
+OmegaConf.register_new_resolver("job_folder", folder_name, replace=True)  # used by config.yaml in all job processes
 
 
 def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """Check a sweep before its first job: every value of every swept key, each with the first values of the others.
+    """Check a sweep before its first job: every value of every swept key, with the first values of other keys.
 
-    Of a key with many values the first ones and the last are checked. Ranges from which a sweeper draws (``interval``)
-    and values that do not fit together are left to the jobs.
+    Of a key with many values, only the first ones and the last are checked. Ranges from which a sweeper samples
+    (``interval``) and incompatible combinations are left to the jobs.
 
     Returns:
-        The sweep's folder, and overrides that hold on to it and keep what is not swept out of the folders' names.
+        The sweep's folder, and overrides that fix it and exclude constant keys from folder names.
 
     Raises:
-        ConfigError: a value is wrong, or there is none.
+        ConfigError: a value is wrong, or there are none.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -93,7 +93,7 @@ def check_sweep(overrides: Sequence[str]) -> tuple[Path, list[str]]:
 
 
 def require_folders(hydra: Any) -> None:
-    """Raise ``ConfigError`` if a run or a sweep has no name for its folder: it would be the current one."""
+    """Raise ``ConfigError`` if the folder name of a run or a sweep is empty, which means the current folder."""
     for node, key in (("run", "dir"), ("sweep", "dir"), ("sweep", "subdir")):
         name = OmegaConf.to_container(hydra[node], resolve=False)[key]  # type: ignore[index,call-overload]
         if not str(name or "").strip():
@@ -101,10 +101,10 @@ def require_folders(hydra: Any) -> None:
 
 
 def _values(override: Override) -> list[str]:
-    """Return the words that a sweep over one key puts in its place.
+    """Return the overrides of a sweep over one key.
 
     Raises:
-        ConfigError: there is none, or so many that they cannot be listed.
+        ConfigError: there are none, or too many.
     """
     value, given = override.value(), str(override.input_line).partition("=")[2]
     if isinstance(value, RangeSweep):
@@ -119,12 +119,12 @@ def _values(override: Override) -> list[str]:
 
 
 def is_foreign(hydra: HydraConf) -> bool:
-    """Return whether another package's sweeper chooses the values, by what jobs return."""
+    """Return whether the sweeper is another package's, which chooses values by the scores of jobs."""
     return not str(hydra.sweeper["_target_"]).startswith("hydra.")  # type: ignore[index]
 
 
 def _maximized(hydra: HydraConf, overrides: Sequence[str]) -> list[str]:
-    """Return overrides by which a sweeper maximizes the score, and say what it does; one that was given stays."""
+    """Return overrides to maximize the score, and report them; a given direction is kept."""
     if not is_foreign(hydra):
         return []
     score = "the score of a job is the mean return of its final evaluation"
@@ -140,19 +140,19 @@ def _maximized(hydra: HydraConf, overrides: Sequence[str]) -> list[str]:
 
 
 def attempt(hydra: HydraConf, words: Sequence[str], job: Callable[[], float]) -> float:
-    """Run a job, record in its folder and in the sweep's table what became of it, and return.
+    """Run a job, and record its outcome in its folder and in the sweep's table.
 
     Args:
-        hydra: Hydra's own node, of this job.
-        words: its overrides.
+        hydra: Hydra's node of this job.
+        words: overrides of the job.
 
     Returns:
         The job's score; NaN if it failed.
 
     Raises:
         JobFailedError: it failed, and another package's sweeper counts failures by exceptions.
-        KeyboardInterrupt: it was stopped, and with it the sweep.
-        SystemExit: as ``go_on``.
+        KeyboardInterrupt: the job and the sweep were stopped.
+        SystemExit: see ``go_on``.
     """
     score, status, error = math.nan, "failed", ""
     try:
@@ -173,16 +173,16 @@ def attempt(hydra: HydraConf, words: Sequence[str], job: Callable[[], float]) ->
 
 
 def go_on(folder: Path, run: RunConfig, start: Callable[[], float]) -> float:
-    """Train a job: from where it was if its folder holds it already, or else by ``start``.
+    """Resume a job if its folder already holds it, otherwise call ``start``.
 
     Returns:
         The mean return of its final evaluation.
 
     Raises:
-        SystemExit: the folder holds a job with other settings. The sweep ends, before it becomes a mixture.
-        ConfigError, RunError, KeyboardInterrupt: as ``launch.resume``.
+        SystemExit: the folder holds a job with other settings. The sweep ends, because it would mix settings.
+        ConfigError, RunError, KeyboardInterrupt: see ``launch.resume``.
     """
-    from rlplug.run import launch, run_dir  # here: torch takes seconds to import
+    from rlplug.run import launch, run_dir  # here, because torch takes seconds to import
 
     if not (folder / run_dir.MANIFEST).exists():
         return start()
@@ -199,10 +199,10 @@ def go_on(folder: Path, run: RunConfig, start: Callable[[], float]) -> float:
 
 
 def report(folder: Path) -> int:
-    """Print all jobs of a sweep, the best one first. Of the ranks that torchrun or srun started, the first one prints.
+    """Print all jobs of a sweep, best first. With torchrun or srun, only rank 0 prints.
 
     Returns:
-        The exit code: 1 if some of them have not finished.
+        The exit code: 1 if some jobs have not finished.
     """
     rows = _rows(folder)
     if not rows:
@@ -247,7 +247,7 @@ def _record(hydra: HydraConf, words: Sequence[str], status: str, error: str) -> 
 
 
 def _rows(sweep: Path) -> list[dict[str, Any]]:
-    """Return what is known of a sweep's jobs, the best one first."""
+    """Return the records of a sweep's jobs, best first."""
     rows: list[dict[str, Any]] = []
     for file in sorted(sweep.glob(f"**/{JOB}")):
         summary: dict[str, Any] = {}
@@ -272,5 +272,5 @@ def _shortened(text: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Return a word as one value of a command line of Hydra."""
+    """Quote a word as one value for Hydra's command line."""
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'

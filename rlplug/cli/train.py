@@ -1,4 +1,4 @@
-"""``train``: composes with Hydra, so that its flags, sweepers, launchers and completion work, and trains."""
+"""``train``: compose with Hydra, with its flags, sweepers, launchers and completion, and train."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Hand a command line to Hydra.
+    """Run a command line with Hydra.
 
     Raises:
-        ConfigError: Hydra refuses it.
+        ConfigError: Hydra rejects it.
     """
     from hydra.core.plugins import Plugins
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     if flags.help:
         say(_help(flags.overrides))
         return 0
-    if flags.experimental_rerun:  # which would execute what a pickle says
+    if flags.experimental_rerun:  # would execute code from a pickle
         raise ConfigError("", "--experimental-rerun is not for runs; resume continues one: resume <run folder>")
     if flags.shell_completion and "COMP_LINE" not in os.environ and any("query=" in word for word in flags.overrides):
         raise ConfigError("", "--shell-completion query= is for the shell, which says what was typed; see install=")
@@ -62,15 +62,15 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             _remove_empty(folder)
         return sweep.report(folder)
-    except SystemExit as end:  # after what a flag of Hydra's asks for, or from `job`
+    except SystemExit as end:  # after one of Hydra's flags, or from `job`
         return int(end.code or 0)
 
 
 def train(config: Sequence[str] | RunConfig = ()) -> float:
-    """Train from Python as the command line does: ``train(["algo=sac", "env=pendulum"])``.
+    """Train from Python as from the command line: ``train(["algo=sac", "env=pendulum"])``.
 
     Args:
-        config: the words of a command line, or what ``compose`` made of them.
+        config: overrides, or the result of ``compose``.
 
     Returns:
         The mean return of the final evaluation.
@@ -93,7 +93,7 @@ def train(config: Sequence[str] | RunConfig = ()) -> float:
 
 
 def _unchanged(config: RunConfig) -> RunConfig:
-    """Return what a run is started with. Raises ``ConfigError`` if it was changed after it was composed."""
+    """Return the configuration of a run. Raises ``ConfigError`` if it was changed after ``compose``."""
     run = parse(config.raw)
     for name in (field for field in run.__dataclass_fields__ if getattr(run, field) != getattr(config, field)):
         raise ConfigError(name, f"was changed after compose(); compose it so: compose([..., '{name}=<value>'])")
@@ -101,7 +101,7 @@ def _unchanged(config: RunConfig) -> RunConfig:
 
 
 def _folder(run: RunConfig) -> Path:
-    """Return the folder of a run whose command line is not known."""
+    """Return the folder of a run without a command line."""
     from omegaconf import open_dict
 
     config, env = composed([f"seed={run.seed}"]), str(run.raw["env"].get("id", run.env.name)).replace("/", "_")
@@ -111,7 +111,7 @@ def _folder(run: RunConfig) -> Path:
 
 
 def job(config: DictConfig) -> float:
-    """Train one job of Hydra, which can be one of many and in another process. Return the score of a sweep."""
+    """Train one Hydra job, possibly one of many and in another process. Return the score for a sweep."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -125,7 +125,7 @@ def job(config: DictConfig) -> float:
         sweep.require_folders(hydra)
         run, pair = validated(config, hydra, words)
 
-        from rlplug.run import launch  # here: torch takes seconds to import
+        from rlplug.run import launch  # here, because torch takes seconds to import
 
         start = partial(launch.train, run, folder, _command(words), tell, [str(pair)] if pair else [])
         return sweep.go_on(folder, run, start) if is_sweep else start()
@@ -135,18 +135,18 @@ def job(config: DictConfig) -> float:
     try:
         return train()
     except (ConfigError, RunError) as error:
-        raise SystemExit(refuse(error)) from None  # no Exception: Hydra would report it in its own way
+        raise SystemExit(refuse(error)) from None  # not an Exception, which Hydra would report itself
     finally:
         _remove_empty(folder)
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line as Hydra does.
+    """Parse a command line with Hydra's parser.
 
     Raises:
         ConfigError: a flag does not exist.
     """
-    from hydra._internal.utils import get_args_parser  # the only one that knows Hydra's flags
+    from hydra._internal.utils import get_args_parser  # the only list of Hydra's flags
 
     def refuse(message: str) -> NoReturn:
         surplus = message.removeprefix("unrecognized arguments: ").split(" ")[0]
@@ -160,9 +160,9 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _help(overrides: Sequence[str]) -> str:
-    """Return the text of ``conf/config.yaml`` with every group's options.
+    """Return the help text of ``conf/config.yaml``, with the options of every group.
 
-    Hydra's own ``--help`` reads the search path anew for each folder in it, also for its own, which takes a second.
+    Hydra's own ``--help`` re-reads the search path for each of its folders, which takes a second.
     """
     from rlplug.config.origins import folders_of, session
 
@@ -179,11 +179,11 @@ def _command(overrides: Sequence[str]) -> list[str]:
 
 
 def _hydra(arguments: Sequence[str]) -> None:
-    """Have Hydra compose and run ``job``, once or for every value of a sweep.
+    """Compose with Hydra, and run ``job`` once or for every value of a sweep.
 
     Raises:
         ConfigError: Hydra refuses the command line.
-        SystemExit: the job ended so, or Hydra has printed what a flag asks for.
+        SystemExit: from the job, or after the output of one of Hydra's flags.
     """
     import hydra
 
@@ -202,7 +202,7 @@ def _hydra(arguments: Sequence[str]) -> None:
 
 
 def _no_access(error: OSError, is_sweep: bool) -> ConfigError:
-    """Return the error for a folder of a run that cannot be made, or for a file that cannot be read."""
+    """Return the error for a run folder that cannot be created, or for a file that cannot be read."""
     called = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
     if not called.isdisjoint(("mkdir", "makedirs")):
         key = f"hydra.{'sweep' if is_sweep else 'run'}.dir"
@@ -211,7 +211,7 @@ def _no_access(error: OSError, is_sweep: bool) -> ConfigError:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder that Hydra made and nothing was written to, and the empty folders above it."""
+    """Remove an empty folder created by Hydra, and empty folders above it."""
     folder = folder.absolute()
     with suppress(OSError):
         if [file.name for file in folder.iterdir()] == ["multirun.yaml"]:
@@ -222,7 +222,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _from_hydra(error: Exception, modules: tuple[str, ...] = ("hydra.", "omegaconf.", "yaml.")) -> bool:
-    """Return whether Hydra refused the command line; an error from inside a job is not from Hydra."""
+    """Return whether an error is from Hydra's handling of the command line, not from inside a job."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     thrower = frames[-1].f_globals.get("__name__", "")
     return thrower.startswith(modules) and job.__code__ not in [f.f_code for f in frames]
@@ -230,7 +230,7 @@ def _from_hydra(error: Exception, modules: tuple[str, ...] = ("hydra.", "omegaco
 
 @contextmanager
 def _hydra_program(arguments: Sequence[str]) -> Iterator[None]:
-    """Set what Hydra reads: ``sys.argv``, and the variable that makes it raise errors instead of printing them."""
+    """Set ``sys.argv`` for Hydra, and the variable that makes it raise errors instead of printing them."""
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["rlplug", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -1,4 +1,4 @@
-"""The policy of a shard: what it does on a row of every environment."""
+"""Acting with the policy on the environments of a shard."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlplug.types import Batch, Mode, Tree, Weights
 
 
 class Acting:
-    """Normalizes a row, lets the algorithm act and exploration modules change that, and keeps their recurrent states.
+    """Acts on normalized rows: calls the algorithm, then the exploration modules, and keeps their recurrent states.
 
     Args:
-        normalize: what the policy sees of an observation.
-        compiler: calls acting compiled, where it acts as in training; None: everything runs eagerly.
-        one_copy: brings what it returns to the host; None: it is there, or stays on its device.
+        normalize: maps observations to the policy's inputs.
+        compiler: compiles acting in training; None: run eagerly.
+        one_copy: copies the outputs to the host; None: they are on the host, or stay on their device.
     """
 
     def __init__(
@@ -36,21 +36,21 @@ class Acting:
         self.algorithm, self.exploration, self.ctx, self.normalize = algorithm, dict(exploration), ctx, normalize
         self.mode: Mode = "explore"
         self.trains = True
-        """whether it explores with weights that lie where the algorithm has them, so that it may be replayed"""
+        """whether it explores with weights in the algorithm's own memory, so that acting may be replayed"""
         self._compiler, self.one_copy = compiler, one_copy
         modules = self.exploration.values()
         self._perturbing = [x for x in modules if type(x).perturb_weights is not Exploration.perturb_weights]
         perturbs = any(type(x).perturb is not Exploration.perturb for x in modules)
         self._own_logp = perturbs and "logp" in ctx.needs.recorded
-        self._copied = set[str]()  # keys of what it returns that come to the host in one copy
+        self._copied = set[str]()  # output keys that are copied to the host together
 
     def begin(self, n: int) -> None:
-        """Begin with the initial recurrent state and noise of ``n`` environments."""
+        """Reset the recurrent state and noise of ``n`` environments."""
         self.carry: Batch = self.algorithm.initial_carry(n)
         self.noise: dict[str, Batch] = {key: x.initial_carry(n) for key, x in self.exploration.items()}
 
     def __call__(self, step: Batch) -> Batch:
-        """Act on a row of every environment, ``[B, ...]``, and move the recurrent state on."""
+        """Act on a row of every environment, ``[B, ...]``, and advance the recurrent state."""
         batch = {"step": step, **self.state()}
         if self._compiler is not None and self.trains:
             found = self._compiler.call(self.acted, batch)
@@ -60,7 +60,7 @@ class Acting:
         return self.one_copy.arrays(found["out"]) if self.one_copy is not None else found["out"]
 
     def acted(self, batch: Batch, mode: Mode = "explore") -> Batch:
-        """Return what the policy does, ``out``, and the recurrent states after that; ``batch`` has those before."""
+        """Return the policy's outputs, ``out``, and the next recurrent states; ``batch`` has the previous ones."""
         step, noise = batch["step"], batch["noise"]
         if self.one_copy is not None:
             step = on_device(step, self.ctx.device)
@@ -69,27 +69,27 @@ class Acting:
             noise = dict[str, Batch]()
             for name, extra in self.exploration.items():
                 out, noise[name] = extra.perturb(out, step, batch["noise"][name])
-            if self._own_logp:  # it was of another action
+            if self._own_logp:  # it belongs to another action
                 out.pop("logp", None)
         if self.one_copy is not None and self._copied:
             out = self.one_copy.packed(only(out, self._copied, self.ctx.spec.nested))
         return {"out": out, "carry": carry, "noise": noise}
 
     def decide(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
-        """Let the algorithm act, as ``Algorithm.act``."""
+        """Call the algorithm; see ``Algorithm.act``."""
         if self.normalize is not None:
             step = step | {"obs": self.normalize(step["obs"])}
         return self.algorithm.act(step, carry, mode)
 
     def judge(self, rows: Batch, mode: Mode | None = None) -> Batch:
-        """Return what the algorithm says of rows, arrays or tensors ``[B, ...]``, on which no action is taken."""
+        """Return the algorithm's outputs on rows without an action, arrays or tensors ``[B, ...]``, such as values."""
         return self.decide(on_device(rows, self.ctx.device), self.carry, mode or self.mode)[0]
 
     def example(self, row: Batch, keys: Sequence[str]) -> Batch:
-        """Return what is written of what it returns for ``row``, for which the policy is asked once; nothing is drawn.
+        """Return the outputs for ``row`` that are stored. Runs the policy once, and restores the generators.
 
-        Only ``keys`` and the action are written, or everything where ``Algorithm.postprocess`` may read it. Of
-        ``Needs.recorded``, only keys that come in every mode are.
+        Only ``keys`` and the action are stored, or everything if ``Algorithm.postprocess`` may read it. Of
+        ``Needs.recorded``, only keys that every mode returns are stored.
         """
         states = [(generator, generator.get_state()) for generator in self.ctx.generators.values()]
         batch = self.state() | {"step": on_device(row, self.ctx.device)}
@@ -107,11 +107,11 @@ class Acting:
 
     @contextmanager
     def playing(self, mode: Mode, weights: Weights | None, row: Callable[[], Batch]) -> Iterator[None]:
-        """Act in a mode for as long as the block runs.
+        """Act in a mode inside the block.
 
         Args:
-            weights: to act with instead of the algorithm's own, as exploration modules then perturb them.
-            row: returns the present row, on which these modules see what their noise changes.
+            weights: weights to act with instead of the algorithm's own; exploration modules may perturb them.
+            row: returns the current row, on which these modules measure the effect of their noise.
         """
         modules = self._perturbing if mode == "explore" else ()
         own = weights is None and not modules

@@ -1,4 +1,4 @@
-"""Collection where environments do not divide by ranks: the first rank collects, and all of them hold the data."""
+"""Collection with environments that do not divide by ranks: rank 0 collects, and all ranks hold the data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlplug.types import Batch, Tree, Weights
 
 
 class BroadcastCollector(Collector):
-    """Gives the first rank's segments to every rank.
+    """Broadcasts the segments of rank 0 to every rank.
 
     Args:
-        own: the first rank's collector; None on the others.
-        broadcast: returns the first rank's argument on every rank.
+        own: collector of rank 0; None on the others.
+        broadcast: returns the argument of rank 0 on every rank.
     """
 
     def __init__(self, own: Collector | None, broadcast: Callable[[Any], Any]) -> None:
@@ -56,7 +56,7 @@ class BroadcastCollector(Collector):
             self.in_flight[shard] = (self.in_flight[shard] or 0) + change
 
     def metrics(self) -> dict[str, float]:
-        """Return what the first rank's collector measured, on that rank alone."""
+        """Return the metrics of the collector, on rank 0 only."""
         return self.own.metrics() if self.own else {}
 
     def state(self) -> Tree:

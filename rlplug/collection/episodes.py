@@ -1,4 +1,4 @@
-"""Returns and lengths of the episodes that were collected."""
+"""Returns and lengths of collected episodes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STREAM = ("valid", "is_first", "reward", "terminated", "truncated")
 
 
 class Episodes:
-    """Counts returns and lengths of the episodes in a stream of segments ``[T+1, B]``.
+    """Computes returns and lengths of the episodes in a stream of segments ``[T+1, B]``.
 
-    The return of several agents is the mean over their returns.
+    With several agents, the return is the mean over agents.
 
     Args:
-        groups: those of which returns are counted by themselves, too.
+        groups: groups of agents to also compute returns of separately.
     """
 
     def __init__(self, num_envs: int, groups: Sequence[str] = ()) -> None:
@@ -30,13 +30,13 @@ class Episodes:
         self.groups = {name: Episodes(num_envs) for name in groups}
 
     def add(self, segment: Batch, columns: slice = slice(None)) -> int:
-        """Count a segment of some columns, and return the number of its environment steps."""
+        """Add a segment of some columns, and return the number of its environment steps."""
         if not segment["valid"].is_cpu:
             segment = on_cpu({key: segment[key] for key in STREAM})
         valid = segment["valid"].numpy()[:-1]
         if len(valid) == 1 and not self.groups and (count := self._one_row(segment, valid, columns)):
             return count
-        began = segment["is_first"].numpy()[:-1] & valid  # after an end, or in place of an episode that broke off
+        began = segment["is_first"].numpy()[:-1] & valid  # after an end, or after an interrupted episode
         parts = groups_of(segment)
         rewards = {name: part["reward"].numpy()[:-1] for name, part in parts.items()}
         if "alive" not in next(iter(parts.values())):
@@ -49,7 +49,7 @@ class Episodes:
         return self._count(np.concatenate([*rewards.values()], 2).mean(2), valid, ended, began, columns)
 
     def _one_row(self, segment: Batch, valid: np.ndarray, columns: slice) -> int:
-        """Count a segment of one row, as a round has off-policy, in which episodes go on everywhere; 0: do they not?"""
+        """Add a segment of one row without episode ends, as is common off-policy; return 0 for others."""
         if np.count_nonzero(valid) < valid.size or "alive" in segment:
             return 0
         if any(np.count_nonzero(segment[key].numpy()[0]) for key in ("is_first", "terminated", "truncated")):
@@ -61,7 +61,7 @@ class Episodes:
     def _count(
         self, reward: np.ndarray, valid: np.ndarray, ended: np.ndarray, began: np.ndarray, columns: slice
     ) -> int:
-        """Count rewards ``[T, B]``; the others say which rows were acted on, ended and began an episode."""
+        """Add rewards ``[T, B]``; masks mark rows with an action, rows that end and rows that begin an episode."""
         count, reward = int(np.count_nonzero(valid)), np.where(valid, reward, 0.0)
         if not np.count_nonzero(ended) and not np.count_nonzero(began):
             self._return[columns] += reward.sum(0)
@@ -73,11 +73,11 @@ class Episodes:
         def cuts(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
             return np.stack((begin, end), 1).reshape(-1, valid.shape[1])  # before row 0, after it, before row 1, ...
 
-        b, at = np.nonzero(cuts(began, ended).T)  # by column, and there in time order
-        same, ends = b[1:] == b[:-1], at % 2 == 1  # whether a cut follows one of its column; whether it ends an episode
+        b, at = np.nonzero(cuts(began, ended).T)  # by column, then in time order
+        same, ends = b[1:] == b[:-1], at % 2 == 1  # whether a cut has a predecessor in its column; ends an episode
 
         def since(counted: np.ndarray) -> np.ndarray:
-            return counted - np.where(np.append(False, same), np.roll(counted, 1), 0)  # since the cut before
+            return counted - np.where(np.append(False, same), np.roll(counted, 1), 0)  # since the previous cut
 
         totals, steps = cuts(returns - reward, returns)[at, b], cuts(lengths - 1, lengths)[at, b]
         in_time = np.flatnonzero(ends)[np.argsort(at[ends], kind="stable")]
@@ -90,7 +90,7 @@ class Episodes:
         return count
 
     def add_whole(self, batch: Batch) -> None:
-        """Count the episodes of a job, which belong to no environment of the run: -1."""
+        """Add the episodes of a job, as environment -1: jobs have environments of their own."""
         lengths, valid = batch["length"].tolist(), batch["valid"]
         self._finished += [(total, n, -1) for total, n in zip(batch["return"].tolist(), lengths, strict=True)]
         for name, group in self.groups.items():
@@ -99,16 +99,16 @@ class Episodes:
             group._finished += [(total, n, -1) for total, n in zip(returns, lengths, strict=True)]
 
     def drain(self) -> list[tuple[Any, ...]]:
-        """Return (return, length, environment, return of every group) of the episodes that ended since the last call.
+        """Return (return, length, environment, return of every group) of the episodes ended since the last call.
 
-        They come in time order.
+        They are in time order.
         """
         finished, self._finished = self._finished, []
         by_group = [[episode[0] for episode in group.drain()] for group in self.groups.values()]
         return [(*episode, *returns) for episode, *returns in zip(finished, *by_group, strict=True)]
 
     def forget(self) -> None:
-        """Drop the episodes that have not ended: their environments were reset."""
+        """Drop open episodes, because their environments were reset."""
         self._return, self._length = np.zeros_like(self._return), np.zeros_like(self._length)
         for group in self.groups.values():
             group.forget()
@@ -120,7 +120,7 @@ class Episodes:
     def load(self, state: Tree) -> None:
         np.copyto(self._return, state["return"])
         np.copyto(self._length, state["length"])
-        envs = range(-1, len(self._return))  # -1: of a job
+        envs = range(-1, len(self._return))  # -1: jobs
         self._finished = [(float(total), int(n), envs[env + 1]) for total, n, env in state["finished"]]
         for name, group in self.groups.items():
             group.load(state["groups"][name])

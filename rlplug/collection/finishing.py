@@ -1,4 +1,4 @@
-"""What is made of a segment before it leaves where it was collected: transforms, one after another."""
+"""Transforms of a segment on the collecting process."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rlplug.context import RunContext
 from rlplug.types import Batch
 
 Transform: TypeAlias = Callable[[Batch], Batch]
-"""takes a segment ``[T+1, B]`` and returns it changed, or with further keys"""
+"""maps a segment ``[T+1, B]`` to a changed one"""
 
 
 def transforms(
     algorithm: Algorithm, ctx: RunContext, keys: Sequence[str], preprocess: Transform = as_it_is
 ) -> list[Transform]:
-    """Return ``Algorithm.postprocess``, the choice of what is stored and, where it is needed, initial priorities.
+    """Return the transforms: ``Algorithm.postprocess``, selection of stored keys and, if needed, initial priorities.
 
     Args:
-        keys: what is stored of a row, with ``CORE`` and ``alive``.
-        preprocess: what the learner sees of a segment, for initial priorities.
+        keys: stored keys of a row, in addition to ``CORE`` and ``alive``.
+        preprocess: maps a segment to the learner's inputs, for initial priorities.
     """
 
     def prioritized(segment: Batch) -> Batch:
@@ -38,13 +38,13 @@ def transforms(
 
 
 def stored(ctx: RunContext, keys: Sequence[str]) -> Transform:
-    """Return a function that keeps of a segment what is stored of it."""
+    """Return a transform that selects the stored keys of a segment."""
     kept, nested = {*keys, *CORE, "alive"}, ctx.spec.nested
     return lambda segment: only(segment, kept, nested)
 
 
 def finished(segment: Batch, transforms: Iterable[Transform]) -> Batch:
-    """Return a segment as the transforms leave it."""
+    """Apply transforms to a segment."""
     for transform in transforms:
         segment = transform(segment)
     return segment

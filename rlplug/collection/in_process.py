@@ -1,4 +1,4 @@
-"""The collector of the learner's process: one shard, which is played as soon as a rollout is ordered."""
+"""Collector in the learner's process: one shard, which plays a rollout when it is submitted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlplug.types import Batch, ConfigError, Progress, RunError, Tree, Weights
 
 
 class Shard(Protocol):
-    """What gives the segments of one shard: a ``ShardCollector``, or a recording."""
+    """Source of one shard's segments: a ``ShardCollector`` or a dataset."""
 
     algorithm: Algorithm
 
@@ -30,12 +30,12 @@ class Shard(Protocol):
 
 
 class InProcessCollector(Collector):
-    """Plays rollouts with the learner's own module.
+    """Plays rollouts with the learner's module.
 
     Args:
-        jobs: plays whole episodes; None: there is a recording, and no environment.
-        keeps_weights: rollouts may ask for weights older than the learner's, so they are copied.
-        preemption: ends a rollout when enough other ranks have finished theirs; None: every rollout is whole.
+        jobs: plays whole episodes; None: a dataset without an environment.
+        keeps_weights: copy weights, because rollouts may use older ones than the learner's.
+        preemption: ends a rollout when enough other ranks have finished theirs; None: rollouts are never cut short.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class InProcessCollector(Collector):
         self.player, self.jobs, self.progress, self.keeps_weights = player, jobs, progress, keeps_weights
         self.preemption = preemption
         self._played: list[Segment] = []
-        self._weights: tuple[int, Weights | None] = (-1, None)  # version, and a copy of them
+        self._weights: tuple[int, Weights | None] = (-1, None)  # version and copy
 
     @cached_property
     def spec(self) -> SegmentSpec:
@@ -60,13 +60,13 @@ class InProcessCollector(Collector):
         return [len(self._played)]
 
     def start(self) -> None:
-        """Do nothing: this collector needs nothing outside of this process."""
+        """Do nothing: this collector needs no resources outside this process."""
 
     def submit(self, rollout: Rollout, shards: Sequence[int] | None = None) -> None:
         if self.keeps_weights and rollout.version != self._weights[0]:
             state = self.player.algorithm.state_dict()
             self._weights = rollout.version, {name: state[name].clone() for name in self.player.algorithm.actor_keys()}
-        for segment in self._played[-1:]:  # its memory is written again now
+        for segment in self._played[-1:]:  # its memory is about to be overwritten
             segment.batch = tree.map(lambda x: x.clone(), segment.batch)
         rows, steps, weights = rollout.num_steps, self.progress.env_steps, self._weights[1]
         with self.preemption.rollout(rows) if self.preemption else nullcontext() as stop:
@@ -86,7 +86,7 @@ class InProcessCollector(Collector):
             yield job, self.jobs.play(job, weights)
 
     def metrics(self) -> dict[str, float]:
-        """Return which share of the ordered rows was not played since the last call, where ranks are preempted."""
+        """Return the fraction of submitted rows not played since the last call, if ranks are preempted."""
         return self.preemption.drain() if self.preemption else {}
 
     def state(self) -> Tree:

@@ -1,4 +1,4 @@
-"""Numbers that are NaN, infinite or out of bounds in what was collected."""
+"""Checks of collected data for numbers that are NaN, infinite or out of bounds."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ CHECKED = ("obs", "reward")
 
 
 def kind(value: float) -> str:
-    """Name a number that is not finite, in words."""
+    """Describe a number that is not finite."""
     return "NaN" if math.isnan(value) else "infinite"
 
 
 def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> None:
-    """Stop at an observation or a reward that is NaN or infinite.
+    """Raise an error at an observation or a reward that is NaN or infinite.
 
-    ``on_nan=skip`` does not change this. A gradient step can be left out, and the run is as if it had never been
-    tried; but the state of an environment that returns such a number cannot be trusted from then on, and its rows
-    would stay in the buffer, in recurrent states and in running statistics.
+    ``on_nan=skip`` does not affect this. Skipping a gradient step leaves no trace, but the state of an environment
+    that returns such a number cannot be trusted, and its rows would stay in the buffer, in recurrent states and in
+    running statistics.
 
     Args:
-        segment: ``[T+1, B]``; from a device it is brought to the host only where there is such a number.
-        env_steps: of the run, before the segment.
-        env_ids: global numbers of the segment's environments.
+        segment: ``[T+1, B]``; copied from a device to the host only if there is such a number.
+        env_steps: environment steps of the run before the segment.
+        env_ids: global indices of the segment's environments.
 
     Raises:
         RunError: names the key, the environment and the step of the first such number.
@@ -49,7 +49,7 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
         if values.dtype.kind == "f" and not is_finite(values):
             bad = ~np.isfinite(values).reshape(*valid.shape, -1).all(-1)
             is_reward = path[0] == "reward"
-            # observations count where no action was taken, too: returns are bootstrapped from final ones
+            # also check observations without an action: returns bootstrap from final ones
             for t, b in np.argwhere(bad & valid if is_reward else bad)[:1]:
                 step, what = env_steps + int(valid[: t + is_reward].sum()), kind(np.abs(values[t, b]).sum())
                 place = f"environment {env_ids[b]} is {what} at environment step {step}"
@@ -59,23 +59,23 @@ def check_segment(segment: Batch, env_steps: int, env_ids: Sequence[int]) -> Non
 
 
 def is_finite(values: np.ndarray) -> bool:
-    """Return whether every number is finite, and its square; a microsecond, where isfinite().all() takes five."""
+    """Return whether every number and its square are finite; takes 1 us, against 5 us of ``isfinite().all()``."""
     return math.isfinite(np.vdot(values, values))
 
 
 def bounds_of(env: VecEnv, spec: EnvSpec) -> Bounds | None:
-    """Return the bounds that observations of an environment are checked against; None: they are not."""
+    """Return the bounds to check observations of an environment against; None: do not check."""
     return Bounds(spec.single_agent.obs) if env.traits.check_bounds and not spec.has_agents else None
 
 
 def beyond(segment: Batch, env_steps: int, env_ids: Sequence[int], bounds: Bounds | None) -> list[str]:
-    """Return where the first observation is that its space excludes, and what it holds; empty: there is none.
+    """Describe the first observation out of the bounds of its space; empty: there is none.
 
-    Such a number ends no run: many environments declare narrower bounds than they keep.
+    It does not stop a run, because many environments exceed their declared bounds.
 
     Args:
-        segment, env_steps, env_ids: as of ``check_segment``.
-        bounds: of the observations; None: they are not checked.
+        segment, env_steps, env_ids: as in ``check_segment``.
+        bounds: bounds of the observations; None: do not check.
     """
     if bounds is None or "obs" not in segment:
         return []

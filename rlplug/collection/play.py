@@ -1,4 +1,4 @@
-"""Whole episodes on order: jobs are played in environments of their own, from which nothing stays open."""
+"""Jobs: whole episodes, played on request in separate environments without lasting state."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from rlplug.functional.returns import ended
 from rlplug.types import Batch, ConfigError, EnvSpec, Role, RunError, Tree, Weights, groups_of
 
 MOST_COLUMNS = 32
-CHUNK = 32  # rows that are collected at a time
-OF_EPISODE = ("return", "length", "success")  # what a job's batch has one number of for each episode
+CHUNK = 32  # rows collected at a time
+OF_EPISODE = ("return", "length", "success")  # keys of a job's batch with one number per episode
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to stop, and does so where nothing is half done."""
+    """A stop was requested, and the run stops at a consistent point."""
 
 
 class Player:
-    """Plays jobs. What comes of one follows from the weights, the entropy and the job's number alone.
+    """Plays jobs. The result of a job depends only on the weights, the entropy and the job's number.
 
-    Every column plays a number of episodes fixed beforehand, so that short ones are not over-represented.
+    Every column plays a fixed number of episodes, so that short episodes are not over-represented.
 
     Args:
-        make: makes environments, which are kept.
-        role: what draws, and what the environments are made for.
-        entropy: tells the seeds of these jobs from all others of the run.
-        keys: what is kept of an episode, beside the stream.
-        name: of what is played, for messages.
+        make: creates environments, which are reused.
+        role: role whose generator draws, and purpose of the environments.
+        entropy: separates the seeds of these jobs from all others of the run.
+        keys: keys of an episode to keep in addition to the stream's.
+        name: name of the environment, for messages.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Player:
         self._envs: dict[tuple[int, ...], VecEnv] = {}
 
     def env(self, shard: EnvShard) -> VecEnv:
-        """Return the environments of a shard; the first call makes them."""
+        """Return the environments of a shard; the first call creates them."""
         key = (shard.num_envs, *shard.env_ids)
         if key not in self._envs:
             self._envs[key] = self.make(shard)
@@ -76,14 +76,14 @@ class Player:
         prefix: Sequence[int] = (),
         columns: Sequence[int] | None = None,
     ) -> Batch:
-        """Return the episodes of a job, or of some of its columns, as ``api.Play`` describes them.
+        """Return the episodes of a job, or of some of its columns; see ``api.Play``.
 
         Args:
-            stop: asked before every row; if it says so, ``Stopped`` is raised.
-            prefix: numbers in front of the job's, where jobs are numbered from 0 more than once.
+            stop: called before every row; ``Stopped`` is raised if it returns True.
+            prefix: numbers that precede the job's in the seed, because several sets of jobs are numbered from 0.
 
         Raises:
-            RunError: the environments gave a value that is NaN or infinite, or failed too often.
+            RunError: the environments returned a value that is NaN or infinite, or failed too often.
             ConfigError, ValueError: see ``named_weights``.
         """
         shard, quota = share_of(job, self.role, columns)
@@ -92,14 +92,14 @@ class Player:
         env, seeds = self.env(shard), np.random.SeedSequence([*self.entropy, *prefix, *[job.number] * (job.number > 0)])
         tasks = None if job.task is None else tree.map(lambda x: np.stack([x] * len(quota)), job.task)
         acting, exploration = self._weights(job, weights or {}), self.exploration if job.mode == "explore" else {}
-        # whether ``postprocess`` changes whole episodes, and may read all keys
+        # whether ``postprocess`` changes whole episodes and may read all keys
         whole = job.mode != "greedy" and type(self.algorithm).postprocess is not Algorithm.postprocess
         recorder, keep = Recorder(quota, job.max_steps), stored(self.ctx, self.keys)
         bounds = bounds_of(env, self.ctx.spec)
         collector = make_shard(env, self.algorithm, self.ctx, shard, (), exploration, self.keys, self.normalize, ())
 
         def begin(seeds: np.random.SeedSequence) -> np.random.SeedSequence:
-            """Reset all columns together, and return what the next reset is seeded from."""
+            """Reset all columns together, and return the seed sequence of the next reset."""
             collector.reset(tasks, seeds.generate_state(shard.num_envs)[[*shard.env_ids]].tolist())
             recorder.reset()
             return seeds.spawn(1)[0]
@@ -127,7 +127,7 @@ class Player:
         return rows | numbers
 
     def _weights(self, job: Job, weights: Mapping[str, Weights]) -> Weights | None:
-        """Return what the job plays with instead of the algorithm's own weights."""
+        """Return the weights that the job plays with instead of the algorithm's own."""
         chosen = named_weights(job, weights, self.algorithm, self.ctx.spec)
         if job.candidate is not None:
             with torch.no_grad():
@@ -137,7 +137,7 @@ class Player:
 
     @contextmanager
     def _apart(self, seeds: np.random.SeedSequence, exploration: Mapping[str, Exploration]) -> Iterator[None]:
-        """Draw what follows from these seeds; leave all generators, and exploration modules, as they were before."""
+        """Draw from these seeds inside the block; restore all generators and exploration modules afterwards."""
         generator, number = self.ctx.generators[self.role], int(seeds.generate_state(1)[0])
         before, everywhere = generator.get_state(), global_state(self.ctx.device)
         modules = [(extra, tree.map(torch.clone, extra.state_dict())) for extra in exploration.values()]
@@ -158,11 +158,11 @@ class Player:
 
 
 def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm, spec: EnvSpec) -> Weights:
-    """Check a job, and return the weights that its policies name, by their names in the algorithm.
+    """Check a job, and return the weights that its policies select, keyed by their names in the algorithm.
 
     Raises:
-        ConfigError: it has a task, and the environment offers none.
-        ValueError: they are not there, or the algorithm does not act with them.
+        ConfigError: it has a task, but the environment offers none.
+        ValueError: the weights are missing, or the algorithm does not act with them.
     """
     if job.task is not None and "tasks" not in spec.offers:
         raise ConfigError("env", f"job {job.number} has a task, and this environment offers none; take another")
@@ -179,18 +179,18 @@ def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm
 
 
 def share_of(job: Job, role: Role, columns: Sequence[int] | None = None) -> tuple[EnvShard, np.ndarray]:
-    """Return the columns of a job that are played here, and how many episodes each has to play; None: all."""
+    """Return the given columns of a job (None: all), and the number of episodes for each to play."""
     total = min(job.episodes, MOST_COLUMNS)
     shard = EnvShard(role, total, range(total) if columns is None else columns)
     return shard, np.bincount(np.arange(job.episodes) % total)[[*shard.env_ids]]
 
 
 class Recorder:
-    """Cuts episodes out of the segments of columns, and keeps those that count.
+    """Cuts segments into episodes, and keeps a fixed number per column.
 
     Args:
-        quota: how many episodes of every column count, ``[B]``.
-        max_steps: after which an episode is truncated; its column then waits for ``reset``.
+        quota: episodes to keep of every column, ``[B]``.
+        max_steps: steps after which an episode is truncated; its column then waits for ``reset``.
     """
 
     def __init__(self, quota: np.ndarray, max_steps: int) -> None:
@@ -199,20 +199,20 @@ class Recorder:
         self.reset()
 
     def reset(self) -> None:
-        """Forget open episodes: all columns begin new ones."""
+        """Drop open episodes: all columns begin new ones."""
         n = len(self.left)
         self._counted, self._capped = Episodes(n), np.zeros(n, np.bool_)
-        self._rows: list[list[Batch]] = [[] for _ in range(n)]  # of the open episode of every column
+        self._rows: list[list[Batch]] = [[] for _ in range(n)]  # rows of the open episode of every column
         self._steps = np.zeros(n, np.int64)
         self._ended: list[deque[Batch]] = [deque() for _ in range(n)]
 
     @property
     def waits(self) -> bool:
-        """Whether no column goes on that has episodes left."""
+        """Return whether every column with episodes left waits for ``reset``."""
         return bool(self._capped[self.left > 0].all())
 
     def add(self, segment: Batch) -> None:
-        """Take a segment ``[T+1, B]``; it is cut where an episode has its most steps."""
+        """Add a segment ``[T+1, B]``, truncating episodes at ``max_steps``."""
         arrays, over = tree.map(torch.Tensor.numpy, segment), ended(segment).numpy()
         for b in range(len(self.left)):
             self._cut(arrays, over[:, b], b)
@@ -223,12 +223,12 @@ class Recorder:
                 self.played.append((total, length, self._ended[b].popleft()))
 
     def _cut(self, arrays: Batch, over: np.ndarray, b: int) -> None:
-        """Go through the episodes of a column, which end where ``over [T]``, and keep the rows of the open one."""
+        """Add the episodes of a column, which end where ``over [T]``, and keep the rows of the open one."""
         first, rows = arrays["is_first"][:, b], np.flatnonzero(arrays["valid"][:-1, b])
         if self._capped[b]:
             arrays["valid"][:, b], rows = False, rows[:0]
         while len(rows):
-            if first[rows[0]]:  # what came before broke off
+            if first[rows[0]]:  # the previous episode was interrupted
                 self._rows[b], self._steps[b] = [], 0
             room = self.max_steps - self._steps[b]
             breaks, ends = np.flatnonzero(first[rows[1:]]), np.flatnonzero(over[rows])
@@ -243,7 +243,7 @@ class Recorder:
             rows = rows[len(rows) if self._capped[b] else n :]
 
     def _truncate(self, arrays: Batch, b: int, last: int) -> None:
-        """End the episode of a column after row ``last``; what follows does not count."""
+        """Truncate the episode of a column after row ``last``, and ignore later rows."""
         arrays["valid"][last + 1 :, b], self._capped[b] = False, True
         for part in groups_of(arrays).values():
             part["truncated"][last, b] |= part.get("alive", arrays["valid"])[last, b] & ~part["terminated"][last, b]
@@ -251,7 +251,7 @@ class Recorder:
                 part["alive"][last + 1 :, b] = False
 
     def _end(self, arrays: Batch, b: int, final: int) -> None:
-        """Put an episode together; row ``final`` is its final observation."""
+        """Assemble an episode; row ``final`` is its final observation."""
         if self.left[b]:
             row = tree.take(arrays, (np.array([final]), b))
             for part in (row, *groups_of(row).values()):
@@ -266,7 +266,7 @@ class Recorder:
         return played
 
     def state(self) -> Tree:
-        """Return the open episodes, of which none is capped."""
+        """Return the open episodes, none of which is truncated."""
         rows = [tree.cat(pieces) if pieces else {} for pieces in self._rows]
         return {"rows": rows, "steps": self._steps, "counted": self._counted.state()}
 
@@ -276,7 +276,7 @@ class Recorder:
         self._counted.load(state["counted"])
 
     def batch(self) -> tuple[Batch, Batch]:
-        """Return the episodes side by side, ``[L+1, episodes]``, as they ended, and their numbers, ``OF_EPISODE``."""
+        """Return the episodes as columns, ``[L+1, episodes]``, in order of their ends, and their ``OF_EPISODE``."""
         returns, lengths, episodes = zip(*self.played, strict=True)
         longest = np.arange(max(lengths) + 1)
         padded = [tree.take(rows, np.minimum(longest, n)) for n, rows in zip(lengths, episodes, strict=True)]

@@ -1,4 +1,4 @@
-"""The rows of a segment: what they consist of, and the preallocated memory that they are written into."""
+"""Rows of a segment: their layout and their preallocated memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ RESULT = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 CORE = RESULT | {"is_first": np.bool_, "valid": np.bool_}
 BEGINS = "agent_is_first"
 PREVIOUS = ("prev_action", "prev_reward", BEGINS)
-"""keys that follow from the row before"""
+"""keys that are derived from the previous row"""
 
 
 class Layout(NamedTuple):
-    """What rows consist of: batches of one row, leaves ``[B, ...]``."""
+    """Layout of rows, as batches of one row, leaves ``[B, ...]``."""
 
-    observed: Batch  # what the environments return of every row
-    previous: Batch  # what the first row of an episode has of the row before it, of the keys that are needed
-    result: Batch  # what a row has on which no action is taken: zeros
-    seen: Batch  # what the policy sees of it
+    observed: Batch  # keys that the environments return
+    previous: Batch  # needed keys of the previous row, as in the first row of an episode
+    result: Batch  # results of a row without an action: zeros
+    seen: Batch  # inputs of the policy
 
     @classmethod
     def of(cls, first: Batch, spec: EnvSpec, needs: Needs, n: int) -> Layout:
-        """Return the layout of rows of which ``n`` environments returned ``first`` at their reset."""
+        """Return the layout of rows, given the result ``first`` of a reset of ``n`` environments."""
         previous, result = dict[str, Any](), dict[str, Any]()
         for name, part in groups_of(first).items():
             group = spec.groups[name or next(iter(spec.groups))]
@@ -42,36 +42,36 @@ class Layout(NamedTuple):
             previous |= {name: before} if name else before
             result |= {name: after} if name else after
         more = {"previous": previous, "result": result, "is_first": np.ones(n, np.bool_)}
-        if isinstance(x := next(tree.leaves(first)), Tensor):  # rows stay on the environment's device
+        if isinstance(x := next(tree.leaves(first)), Tensor):  # keep rows on the environment's device
             more = on_device(more, x.device)
         seen = merged(first, more["previous"]) | {"is_first": more["is_first"]}
         return cls(first, more["previous"], more["result"], seen)
 
 
 class SegmentMemory:
-    """Zeros ``[length, B, ...]`` for leaves ``[B, ...]``: ``arrays`` to write and ``tensors`` to read share them.
+    """Memory of rows: zeros ``[length, B, ...]`` for leaves ``[B, ...]``, shared by ``arrays`` and ``tensors``.
 
-    Where the leaves are tensors, so are the ``arrays``, on the same device. An index is a row, a slice of rows, or
+    If the leaves are tensors, the ``arrays`` are tensors on the same device. An index is a row, a slice of rows, or
     (rows ``[B]``, environments ``[B]``).
 
     Args:
-        seen: of its keys the policy sees the leaves.
-        pin: allocate what lies on the host in pinned memory, from which a CUDA device copies without waiting.
+        seen: batch with the keys of the policy's inputs.
+        pin: allocate host memory as pinned memory, which a CUDA device copies asynchronously.
     """
 
     def __init__(self, like: Batch, length: int, seen: Batch, pin: bool = False) -> None:
         on_device = isinstance(like["valid"], Tensor)
-        with torch.inference_mode(False):  # the algorithm learns from memory that is allocated while it acts
+        with torch.inference_mode(False):  # allocated while acting, but used in training
             self.arrays: Batch = tree.map(lambda x: _zeros(x if on_device else to_array(x), length, pin), like)
             self.tensors: Batch = tree.map(torch.as_tensor, self.arrays)
         self.seen, inputs = chosen(seen, self.arrays), chosen(seen, self.tensors)
         self.rows: list[Batch] = [tree.take(inputs, t) for t in range(length)]
-        """what the policy sees of each row, as views"""
+        """views of the policy's inputs, by row"""
         self._written = as_it_is if on_device else to_array
         self._parts = [part for part in groups_of(self.arrays).values() if {*PREVIOUS} & part.keys()]
 
     def write(self, index: Any, out: Batch, where: Any = None, arrays: Batch | None = None) -> None:
-        """Write those keys of ``out`` that are kept; only of the environments ``where [B]``, if given."""
+        """Write the stored keys of ``out``; only for the environments ``where [B]``, if given."""
         arrays = self.arrays if arrays is None else arrays
         for key, value in out.items():
             if key not in arrays:
@@ -83,17 +83,17 @@ class SegmentMemory:
                 arrays[key][index] = value if where is None else value[where]
 
     def write_previous(self, index: Any, following: Any) -> None:
-        """Write action and reward of a row into the one that follows, as ``write_previous``."""
+        """Write action and reward of a row into the next row; see ``write_previous``."""
         for part in self._parts:
             write_previous(part, self.arrays["valid"], index, following)
 
 
 def write_previous(part: Batch, valid: Any, index: Any, following: Any) -> None:
-    """Write action and reward of rows of a group into ``PREVIOUS`` of those that follow: zeros after a final one."""
+    """Write a group's action and reward of rows into ``PREVIOUS`` of the next rows: zeros after final rows."""
     acted = valid[index]
     if "alive" in part:
         acted = (acted.T & part["alive"][index].T).T
-    if BEGINS in part:  # who is alive and did not act
+    if BEGINS in part:  # alive agents that did not act
         part[BEGINS][following] = part["alive"][following] & ~acted
     for key in ("prev_action", "prev_reward"):
         if key in part:
@@ -111,14 +111,14 @@ def _zeros(x: Any, length: int, pin: bool) -> Any:
 
 
 class OneCopy:
-    """Brings dicts of tensors of the same shapes to the host as arrays, in one copy that is waited for once.
+    """Copies dicts of tensors to the host as arrays, in one copy with one synchronization.
 
-    The arrays share one memory, which the next ``arrays`` writes again.
+    The arrays share memory that the next ``arrays`` overwrites.
     """
 
     def __init__(self) -> None:
         self._kinds: Tree = None  # dtype and shape of every leaf
-        self._known: tuple[Tree, Tensor, Batch] | None = None  # kinds, their memory on the host, and its arrays
+        self._known: tuple[Tree, Tensor, Batch] | None = None  # kinds, host memory, and its arrays
 
     def packed(self, batch: Batch) -> Tensor:
         """Return the bytes of all leaves on their device, ``[n]``."""
@@ -126,7 +126,7 @@ class OneCopy:
         return torch.cat([x.detach().contiguous().view(-1).view(torch.uint8) for x in tree.leaves(batch)])
 
     def arrays(self, packed: Tensor) -> Batch:
-        """Return what was packed last, as arrays."""
+        """Return the last packed tensors as arrays."""
         if self._known is None or self._known[0] != self._kinds:
             host = torch.empty(len(packed), dtype=torch.uint8, pin_memory=packed.is_cuda)
             like = tree.map(lambda kind: torch.empty(kind[1], dtype=kind[0]).numpy(), self._kinds)
@@ -138,18 +138,18 @@ class OneCopy:
 
 
 def only(batch: Batch, keys: Container[str], nested: Collection[str] = ()) -> Batch:
-    """Return the entries of ``batch`` whose keys are among ``keys``, and those of its groups ``nested``."""
+    """Return the entries of ``batch`` with these ``keys``, also within its groups ``nested``."""
     kept = {key: leaf for key, leaf in batch.items() if key in keys or key in nested}
     return kept | {name: only(batch[name], keys) for name in nested}
 
 
 def chosen(like: Batch, batch: Batch) -> Batch:
-    """Return the leaves of ``batch`` that ``like`` has."""
+    """Return the leaves of ``batch`` that ``like`` has, too."""
     return tree.map(lambda _, x: x, like, batch)
 
 
 def merged(batch: Batch, more: Batch) -> Batch:
-    """Return ``batch`` with the entries of ``more`` that it lacks, also in dicts that both have."""
+    """Return ``batch`` with missing entries from ``more``, also in nested dicts."""
     both = {key: merged(batch[key], x) for key, x in more.items() if isinstance(x, dict) and key in batch}
     return batch | {key: x for key, x in more.items() if key not in batch} | both
 
@@ -160,7 +160,7 @@ def on_host(batch: Batch) -> Batch:
 
 
 def on_cpu(segment: Batch) -> Batch:
-    """Return a segment whose tensors are on the host: mostly as it is."""
+    """Return a segment with its tensors on the host; no copy if they already are."""
     return segment if segment["valid"].is_cpu else tree.map(Tensor.cpu, segment)
 
 
@@ -170,7 +170,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def copied(batch: Batch) -> Batch:
-    """Return arrays, or tensors, that share no memory with those of ``batch``."""
+    """Return a deep copy of arrays or tensors."""
     return tree.map(lambda x: x.clone() if isinstance(x, Tensor) else np.copy(x), batch)
 
 
@@ -179,5 +179,5 @@ def as_it_is(x: Any) -> Any:
 
 
 def to_array(x: Any) -> Any:
-    """Return a tensor of a device, or what has been brought to the host, as an array."""
+    """Return a tensor or an array as an array on the host."""
     return x.cpu().numpy() if isinstance(x, Tensor) else x

@@ -1,4 +1,4 @@
-"""One shard: environments that keep step and the policy that plays them, from segment to segment."""
+"""One shard: environments stepped together, and the policy that acts in them, segment by segment."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from rlplug.types import Batch, Mode, Tree, Weights
 
 
 class ShardCollector:
-    """Plays the environments of one shard in this process. A subclass plays the rows of a segment.
+    """Collects segments from the environments of one shard in this process. Subclasses play the rows.
 
-    The tensors of a segment are this collector's own memory, valid until the next ``collect``.
+    The collector owns the tensors of a segment, which are valid until the next ``collect``.
 
     Args:
-        seeds: one for each environment of ``shard``.
-        keys: what is kept of a segment, with ``CORE`` and ``alive``; None: what the algorithm needs.
-        normalize: what the policy sees of an observation.
+        seeds: one per environment of ``shard``.
+        keys: stored keys in addition to ``CORE`` and ``alive``; None: the algorithm's needs.
+        normalize: maps observations to the policy's inputs.
         finishing: transforms of a segment; None: those of the algorithm.
-        gradients: transforms that follow and add gradients, of which a row of ``spec`` has nothing.
-        compiler: compiles acting, or whole rollouts where it records on a device and the environments trade tensors.
+        gradients: later transforms that add gradients, which a row of ``spec`` does not include.
+        compiler: compiles acting, or whole rollouts if it records on a device and environments exchange tensors.
     """
 
-    extra_rows = 1  # of memory, beyond the transitions of a segment
+    extra_rows = 1  # rows of memory in addition to the transitions of a segment
 
     def __init__(
         self,
@@ -72,21 +72,21 @@ class ShardCollector:
         records = compiler is not None and compiler.recorder is not None and device is not None
         self._recorder = compiler if records and env.traits.traceable else None
         one_copy = OneCopy() if ctx.device.type != "cpu" and device is None else None
-        acts = None if self._recorder else compiler  # a recording has no other in it
+        acts = None if self._recorder else compiler  # a recorded rollout includes acting
         self.acting = Acting(algorithm, exploration or {}, ctx, normalize, acts, one_copy)
         self._step: Callable[[Any], Batch] = self._first_step
         self._reset = watched(env, env.reset, shard.env_ids)
-        self.failed_episodes = 0  # that ended because their environment failed
-        self._restarts = 0  # times that new episodes began as the environments could not be restored
-        self._memory: dict[int, SegmentMemory] = {}  # by transitions of a segment
-        self._like: Batch = {}  # a row of this memory
-        self._open: Batch = {}  # the row that the next segment begins with
+        self.failed_episodes = 0  # episodes ended by a failed environment
+        self._restarts = 0  # restarts with new episodes because environments could not be restored
+        self._memory: dict[int, SegmentMemory] = {}  # by number of transitions
+        self._like: Batch = {}  # one row of this memory
+        self._open: Batch = {}  # first row of the next segment
 
     def reset(self, tasks: Tree = None, seeds: Sequence[int] | None = None) -> None:
         """Begin an episode in every environment.
 
         Args:
-            seeds: other ones than those of this collector.
+            seeds: replace those of this collector.
 
         Raises:
             RunError: a first observation is NaN or infinite.
@@ -100,10 +100,10 @@ class ShardCollector:
 
     @property
     def spec(self) -> SegmentSpec:
-        """What its segments look like, found by asking environments and algorithm once.
+        """Return the layout of its segments, determined by one reset, action and step.
 
         Raises:
-            ConfigError: one of them returns something else than it should, or a key that is needed is given by none.
+            ConfigError: environments or algorithm return a wrong result, or a needed key is missing.
         """
         with results.acting(self.algorithm, self.acting.exploration, self.ctx.spec, self.num_envs):
             if not self._open:
@@ -117,7 +117,7 @@ class ShardCollector:
         return SegmentSpec(on_cpu(row), self.env.autoreset, columns, bounds)
 
     def _first_step(self, action: Any) -> Batch:
-        """Execute the first action, and check what the environments return."""
+        """Execute the first action, and check the result of the environments."""
         self._step = watched(self.env, self.env.step, self.shard.env_ids)
         return results.check_rows(self.env, "step", self._step(action), self.num_envs)
 
@@ -132,12 +132,12 @@ class ShardCollector:
         """Collect a segment ``[rows + 1, B]``.
 
         Args:
-            stop: asked between rows; columns that it makes short are padded with ``valid=False``.
-            weights: to play with; None: the algorithm's own, as they are.
-            env_steps: of the run, for messages.
+            stop: called between rows; if it returns True, the rest is padded with ``valid=False``.
+            weights: weights to play with; None: the algorithm's current ones.
+            env_steps: environment steps of the run, for messages.
 
         Raises:
-            RunError: it failed, and a number that is NaN or infinite came before.
+            RunError: it failed after a number that is NaN or infinite.
         """
         if not self._open:
             self.reset()
@@ -153,18 +153,18 @@ class ShardCollector:
             raise
 
     def _play(self, memory: SegmentMemory, rows: int, stop: Callable[[], bool] | None) -> Batch:
-        """Play transitions from the open row on, leave the last row open, and return ``[rows + 1, B, ...]``."""
+        """Play transitions from the open row, keep the last row open, and return ``[rows + 1, B, ...]``."""
         raise NotImplementedError
 
     def _allocate(self, length: int) -> SegmentMemory:
-        """Allocate ``length`` rows. Which keys the algorithm returns is found by asking it once."""
+        """Allocate ``length`` rows. Runs the algorithm once to determine its output keys."""
         if not self._like:
             like = merged(self._layout.seen | {"valid": self._open["valid"]}, self._layout.result)
             self._like = merged(like, self.acting.example(chosen(self._layout.seen, self._open), self.keys))
         return SegmentMemory(self._like, length, self._layout.seen, self.acting.one_copy is not None)
 
     def _write_value(self, memory: SegmentMemory, index: Any, where: Any = None) -> None:
-        """Write the value of rows on which no action is taken; only in the environments ``where [B]``, if given."""
+        """Write the value of rows without an action; only for the environments ``where [B]``, if given."""
         if "value" in self.keys and self.acting.mode != "random":
             out = self.acting.judge(tree.take(memory.seen, index))
             memory.write(index if where is None else tuple(x[where] for x in index), out, where)
@@ -172,11 +172,11 @@ class ShardCollector:
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
     def state(self) -> Tree:
-        """Return where the stream stands; ``env`` is None where the environments cannot save theirs."""
+        """Return the state of the stream; ``env`` is None if the environments cannot save their state."""
         return {"open": copied(self._open), "env": self.env.state(), "cuts": self._restarts} | self.acting.state()
 
     def load(self, state: Tree) -> None:
-        """Continue from ``state``. Where it has no environments, every environment begins a new episode.
+        """Restore ``state``. Without a state of the environments, every environment begins a new episode.
 
         Raises:
             ValueError: its rows or its recurrent state differ in keys, shapes or dtypes from those after a reset.
@@ -188,12 +188,12 @@ class ShardCollector:
         tree.check_like(own, only(state, own), "collector", exact=True)
         self._open, self._restarts = self._place(copied(tree.map(to_array, state["open"]))), state["cuts"]
         self.acting.load(state)
-        with torch.inference_mode(), self.ctx.acting(self.shard):  # an error is raised here, and not in the run
+        with torch.inference_mode(), self.ctx.acting(self.shard):  # raise errors here instead of in the run
             self.acting.example(chosen(self._layout.seen, self._open), self.keys)
         if state["env"] is not None:
             self.env.load(state["env"])
         else:
-            # The open row ends its episode as a final observation does; the next row is the first of a new one.
+            # The open row becomes a final observation; the next row begins a new episode.
             self._open["valid"] = self._open["valid"] & False
             self._restarts += 1
             seeds = np.random.SeedSequence([*self.seeds, self._restarts]).generate_state(self.num_envs)

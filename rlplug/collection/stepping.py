@@ -1,4 +1,4 @@
-"""The rows of a segment, by how environments reset an ended episode: with the next step, or within the same one."""
+"""Collectors for the two autoreset modes: reset with the next step, or within the same step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlplug.types import Batch, ConfigError, Tree, groups_of
 
 
 def make_shard(env: VecEnv, *args: Any, **kwargs: Any) -> ShardCollector:
-    """Build the collector for the environment's autoreset mode. Arguments: those of ``ShardCollector``."""
+    """Build the collector for the environment's autoreset mode, with the arguments of ``ShardCollector``."""
     on_device = env.traits.device is not None
     if on_device and env.spec.has_agents:
         raise ConfigError("env", "has agents and a device; environments with agents trade arrays of the host")
@@ -31,7 +31,7 @@ def make_shard(env: VecEnv, *args: Any, **kwargs: Any) -> ShardCollector:
 
 
 class NextStepCollector(ShardCollector):
-    """Collects one row of every environment with each step: all environments have as many rows."""
+    """Collects one row per step from every environment."""
 
     def _play(self, memory: SegmentMemory, rows: int, stop: Callable[[], bool] | None) -> Batch:
         if self._recorder is None or stop is not None or not self.acting.trains:
@@ -44,7 +44,7 @@ class NextStepCollector(ShardCollector):
         return memory.tensors
 
     def _play_rollout(self, batch: Batch) -> Batch:
-        """Play a rollout into ``_rollout``'s memory; what it begins with and leaves open are tensors."""
+        """Play a rollout into the memory of ``_rollout``; its first and its open row are tensors."""
         self._open = batch["open"]
         self.acting.load(batch)
         self._play_rows(*self._rollout, None)
@@ -54,7 +54,7 @@ class NextStepCollector(ShardCollector):
         arrays, has_agents, nested = memory.arrays, self.ctx.spec.has_agents, self.ctx.spec.nested
         tree.put(arrays, 0, self._open)
         action: Any = {name: arrays[name]["action"] for name in nested} or arrays["action"]
-        reward, terminated, truncated = (arrays.get(key, arrays) for key in RESULT)  # several groups have their own
+        reward, terminated, truncated = (arrays.get(key, arrays) for key in RESULT)  # of groups: nested
         is_first, valid, observed = arrays["is_first"], arrays["valid"], self._layout.observed
         lib: Any = np if isinstance(valid, np.ndarray) else torch
         end = rows
@@ -65,7 +65,7 @@ class NextStepCollector(ShardCollector):
             memory.write(t, {"carry": self.acting.carry})
             memory.write(t, self.acting(tree.map(as_it_is, memory.rows[t])))
             result = self._step(tree.take(action, t) if has_agents else action[t])
-            if has_agents:  # the next row is acted on where an agent is alive
+            if has_agents:  # the next row has an action if an agent is alive
                 tree.put(arrays, t, chosen(self._layout.result, result))
                 alive = [part["alive"].reshape(self.num_envs, -1).any(1) for part in groups_of(result).values()]
                 np.logical_or.reduce(alive, out=valid[t + 1])
@@ -75,13 +75,13 @@ class NextStepCollector(ShardCollector):
                 truncated[t] = result["truncated"]
                 lib.logical_or(terminated[t], truncated[t], out=valid[t + 1])
                 lib.logical_not(valid[t + 1], out=valid[t + 1])
-            if "restarted" in result:  # the row's observation is the last one of an episode that broke off
+            if "restarted" in result:  # the row's observation is the last one of an interrupted episode
                 valid[t] &= ~result["restarted"]
                 self.failed_episodes += int(result["restarted"].sum())
             lib.logical_not(valid[t], out=is_first[t + 1])
             tree.put(arrays, t + 1, chosen(observed, result))
             memory.write_previous(t, t + 1)
-        # as views: their memory is written again only after the next segment has begun with them
+        # as views: the next segment begins before they are overwritten
         self._open = tree.take(memory.seen, end) | {"valid": copied(valid[end])}
         if end < rows:
             tree.put(arrays, slice(end + 1, rows + 1), self._open)
@@ -100,18 +100,18 @@ class NextStepCollector(ShardCollector):
 
 
 class SameStepCollector(ShardCollector):
-    """Collects two rows from a step that ends an episode: its final observation, and the next episode's first one.
+    """Collects two rows from a step that ends an episode: the final observation and the next first one.
 
-    So every environment has a row of its own that is written next. A segment ends when the first environment has all
-    its rows; the others are padded with ``valid=False``, and their open row begins the next segment.
+    Environments therefore differ in their number of rows. A segment ends when the first environment has all its rows;
+    the others are padded with ``valid=False``, and their open row begins the next segment.
     """
 
     extra_rows = 2
 
     def reset(self, tasks: Tree = None, seeds: Sequence[int] | None = None) -> None:
         super().reset(tasks, seeds)
-        self._first: Batch | None = None  # first observations that had no room after a final row T
-        self._final = np.zeros(self.num_envs, np.bool_)  # where they are: the open row is a final observation
+        self._first: Batch | None = None  # first observations that did not fit after a final row T
+        self._final = np.zeros(self.num_envs, np.bool_)  # columns with such an observation; open row is final
 
     def state(self) -> Tree:
         return super().state() | {"fresh": self._first, "beyond": self._final}
@@ -136,7 +136,7 @@ class SameStepCollector(ShardCollector):
         tree.put(arrays, 0, self._open)
         if self._first is not None:
             self._write_first(arrays, np.ones_like(envs), self._first, self._final)
-        at = self._final.astype(np.int64)  # the row that each environment acts on
+        at = self._final.astype(np.int64)  # current row of each environment
         arrays["valid"][at, envs] = True
         self._first, self._final = None, np.zeros_like(self._final)
         while at.max() < rows and not (stop is not None and stop()):
@@ -170,7 +170,7 @@ class SameStepCollector(ShardCollector):
         return tree.take(memory.tensors, slice(0, rows + 1))
 
     def _write_first(self, arrays: Batch, rows: np.ndarray, first: Batch, where: np.ndarray) -> None:
-        """Write first observations into ``rows [B]`` of the environments ``where [B]``."""
+        """Write first observations to ``rows [B]`` of the environments ``where [B]``."""
         index = rows[where], np.flatnonzero(where)
         tree.put(arrays, index, tree.take(first, where))
         arrays["is_first"][index] = True

@@ -1,1 +1,1 @@
-"""Functions of a batch as machine code on a CPU, and as replayed CUDA graphs."""
+"""Compilation of functions of a batch: to machine code on a CPU, to CUDA graphs on a GPU."""

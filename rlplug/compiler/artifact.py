@@ -1,7 +1,7 @@
-"""Machine code for a function of a batch: traced once, compiled ahead of time, and called without Python or dynamo.
+"""Ahead-of-time compilation of a function of a batch: traced once, and called without Python or dynamo.
 
-What a small network spends is calls. ``torch.compile`` leaves some twenty Python frames around its kernels, which take
-longer than the kernels; an artifact of AOTInductor is one call into C++ with a list of tensors.
+Small networks are bound by call overhead. ``torch.compile`` keeps about twenty Python frames around its kernels, which
+take longer than the kernels; an AOTInductor artifact is one call into C++ with a list of tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _interprets = False
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Run what is traced operation by operation: as artifacts do, without the time that the compiler takes."""
+    """Interpret traced graphs instead of compiling them, to save compile time in tests."""
     global _interprets
     before, _interprets = _interprets, True
     try:
@@ -38,32 +38,32 @@ def interpreted() -> Iterator[None]:
 
 
 class Artifact(Compiled):
-    """``function(batch)`` as machine code.
+    """``function(batch)`` compiled to machine code.
 
-    Tensors that the function closes over (weights, schedules, the state of optimizers) are inputs: the artifact reads
-    them, and moves them in place, wherever they are by then. Numbers that it draws from a generator are inputs, too,
-    drawn before each call in the same order. Everything else that it reads is as it was when it was traced.
+    Tensors that the function closes over (weights, schedules, optimizer state) are inputs: the artifact reads them, and
+    updates them in place, at their current address. Random numbers are inputs, too, drawn before each call in the same
+    order. All other state is constant from tracing.
 
     Args:
-        varies: the first axis of every leaf may have another length, unless the function depends on it.
+        varies: support other lengths of the leaves' first axis, unless the function depends on it.
 
     Raises:
-        Exception: of many kinds, where the function cannot be traced or compiled: it reads a number of a tensor, draws
-            one without a generator, or how many rows it makes is known only when it runs.
+        Exception: of various types, if the function cannot be traced or compiled: it reads a tensor's value, draws
+            without a generator, or has data-dependent shapes.
     """
 
     def __init__(self, function: Function, batch: Batch, varies: bool = False) -> None:
         super().__init__(batch, int(varies))
         gradient = torch.is_grad_enabled()
         with (
-            warnings.catch_warnings(action="ignore"),  # of the compiler's own code
+            warnings.catch_warnings(action="ignore"),  # from the compiler's code
             torch.inference_mode(False),
             torch.set_grad_enabled(gradient),
         ):
             graph, self._others, self.template, inputs, self._serves = traced(function, batch, varies)
             self._run = _compiled(graph, inputs) if not _interprets else torch.no_grad()(lambda leaves: graph(*leaves))
         self._draws = [(i, draw) for i, draw in enumerate(self._others) if not isinstance(draw, Tensor)]
-        self._served: dict[tuple[torch.Size, ...], bool] = {}  # whether it serves batches with such lengths
+        self._served: dict[tuple[torch.Size, ...], bool] = {}  # whether it supports batches of these shapes
 
     def inputs(self, batch: Batch) -> list[Tensor] | None:
         if (inputs := super().inputs(batch)) is None or not self._skip:
@@ -83,12 +83,12 @@ class Artifact(Compiled):
 
 
 def _compiled(graph: Any, inputs: list[Any]) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Compile a graph, unless the same one lies in the compiler's cache, and load it."""
-    folder = own_folder()  # first: torch's compiler keeps its files there from now on
+    """Compile a graph, unless it is in the compiler's cache, and load it."""
+    folder = own_folder()  # first, because it sets the folder of torch's compiler
     from torch._inductor import aot_compile
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    options = {"cpp.enable_floating_point_contract_flag": "fast"}  # a * b + c is one instruction
+    options = {"cpp.enable_floating_point_contract_flag": "fast"}  # fused multiply-add
     debug = os.getenv("TORCHINDUCTOR_DEBUG_COMPILE")
     flags = (options, torch.__version__, str(pick_vec_isa()), torch.get_num_threads(), debug)
     flags += (torch.are_deterministic_algorithms_enabled(),)

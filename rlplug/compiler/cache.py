@@ -1,4 +1,4 @@
-"""Where compiled functions are kept: what lies there is run, so nobody else may write there."""
+"""Cache folder of compiled functions. Its code is executed, so other users must not be able to write there."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import stat
 import tempfile
 from pathlib import Path
 
-VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # of torch, whose compiler keeps its libraries there
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # folder of the libraries of torch's compiler
 
 
 def own_folder() -> Path:
-    """Return the folder for compiled functions, made if need be, and let torch's compiler use it in this process.
+    """Return the folder for compiled functions, creating it if needed, and set it for torch's compiler.
 
-    It is ``$TORCHINDUCTOR_CACHE_DIR``; if that is not set, or to torch's default in the shared temporary folder,
+    It is ``$TORCHINDUCTOR_CACHE_DIR``, or if that is unset or torch's default in the shared temporary folder,
     ``$XDG_CACHE_HOME/rlplug`` or ``~/.cache/rlplug``.
 
     Raises:
-        OSError: the folder cannot be made, or another user can write to it or put another one in its place.
+        OSError: the folder cannot be created, or another user can write to it or replace it.
     """
     chosen = os.environ.get(VARIABLE, "")
     if not chosen or os.path.abspath(chosen).startswith(os.path.join(tempfile.gettempdir(), "torchinductor_")):
@@ -41,13 +41,13 @@ def own_folder() -> Path:
 
 
 def _check(folder: Path) -> None:
-    """Make a folder and all above it; raise ``OSError`` unless only this user and root can change the way to it."""
+    """Create a folder and its parents; raise ``OSError`` unless only this user and root can change them."""
     for part in (*reversed(folder.parents), folder):
         if not os.path.lexists(part):
-            part.mkdir(0o700, exist_ok=True)  # another process may be doing the same
-        part.stat()  # a loop of links is an error
+            part.mkdir(0o700, exist_ok=True)  # another process may create it at the same time
+        part.stat()  # raises at a loop of links
         info = part.lstat()
-        if info.st_uid not in (os.geteuid(), os.stat("/").st_uid):  # in a container, root may have another number
+        if info.st_uid not in (os.geteuid(), os.stat("/").st_uid):  # in a container, root may have another uid
             raise PermissionError(f"{part} belongs to another user")
         if stat.S_ISLNK(info.st_mode):
             _check(Path(os.path.realpath(part.parent), os.readlink(part)))

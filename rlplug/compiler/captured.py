@@ -1,7 +1,7 @@
-"""A function of a batch as a CUDA graph: its kernels are recorded once, and replayed by one launch.
+"""Functions of a batch as CUDA graphs: kernels are captured once and replayed by one launch.
 
-The kernels are those of the eager function, so replaying it changes no bit. It works on memory of its own, which it
-reads and writes wherever that lay when it was recorded.
+The kernels are those of the eager function, so results are bit-identical. A graph uses static memory, at the addresses
+of its capture.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ Generators = Iterable[torch.Generator]
 
 
 class Recorder(Protocol):
-    """Records what a function does on a device."""
+    """Captures the operations of a function on a device."""
 
     def record(self, function: Callable[[], Any], generators: Generators) -> Callable[[], None]:
-        """Call a function, and return what repeats its operations on the same memory; they have not run yet.
+        """Capture a function without running its operations; return a function that replays them on the same memory.
 
         Raises:
-            Exception: of many kinds, where an operation cannot be recorded; everything is as it was before.
+            Exception: of various types, if an operation cannot be captured; state is unchanged.
         """
         ...
 
     def waits(self) -> Any:
-        """Return a context whose value lists the operations in it for which the host waited."""
+        """Return a context manager whose value lists the operations inside that synchronized with the host."""
         ...
 
 
 class Captured(Compiled):
-    """``function(batch)`` as a recording.
+    """``function(batch)`` as a captured graph.
 
-    Inputs, which may lie on the host, are copied into static memory; what it returns is copied out of such memory,
-    0-d tensors in one piece. Tensors that the function closes over are read, and moved in place, where they lie.
-    Generators continue as they do eagerly. Everything else that it reads is as it was when it was recorded.
+    Inputs, which may be on the host, are copied into static memory, and results are copied out of it, 0-d tensors
+    together. Tensors that the function closes over are read, and updated in place, at their address. Generators advance
+    as in eager mode. All other state is constant from the capture.
 
     Args:
-        device: where it runs.
-        generators: those from which it may draw.
+        device: device of the graph.
+        generators: generators that it may draw from.
 
     Raises:
         Exception: see ``Recorder.record``.
@@ -57,7 +57,7 @@ class Captured(Compiled):
     ) -> None:
         super().__init__(batch, 0)
         leaves = [*tree.leaves(batch)]
-        with torch.inference_mode(False):  # it may be replayed outside of it, too
+        with torch.inference_mode(False):  # replays may be outside of inference mode
             self._static = Static(leaves, device)
         self._static.fill(leaves)
         inputs = self._static.tensors
@@ -82,9 +82,9 @@ class Captured(Compiled):
 
 
 class Static:
-    """Memory on a device for tensors like the given ones. Those that come from the host come in one copy.
+    """Static device memory for tensors like the given ones. Tensors from the host are copied together.
 
-    They pass through pinned memory of which there are two pieces, so that the host is one call ahead at most.
+    The copy uses two pinned buffers, so the host is at most one call ahead.
     """
 
     ALIGNED = 64  # bytes
@@ -100,7 +100,7 @@ class Static:
             pieces = zip(like, flat.split(sizes), far, strict=True)
             return [piece[: x.nbytes].view(x.dtype).view(x.shape) if own else None for x, piece, own in pieces]
 
-        self._pieces = list[tuple[Tensor, list[Tensor | None], Any]]()  # pinned memory, its views, when it was read
+        self._pieces = list[tuple[Tensor, list[Tensor | None], Any]]()  # pinned memory, views, last read
         for _ in range(2):
             flat = torch.empty(self._size, dtype=torch.uint8, pin_memory=cuda)
             self._pieces.append((flat, views(flat), torch.cuda.Event() if cuda else None))
@@ -108,7 +108,7 @@ class Static:
         self.tensors = [torch.empty(x.shape, dtype=x.dtype, device=device) if mine is None else mine for x, mine in own]
 
     def fill(self, values: Sequence[Tensor]) -> None:
-        """Copy ``values`` into ``tensors``; the host does not wait for the device."""
+        """Copy ``values`` into ``tensors`` asynchronously."""
         flat, staged, read = self._pieces[0]
         if read is not None and self._size:
             read.synchronize()
@@ -129,7 +129,7 @@ class Static:
 
 
 class CudaGraphs:
-    """Records CUDA graphs, which share one pool of memory."""
+    """Captures CUDA graphs in a shared memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._pool, self._stream = device, None, torch.cuda.Stream(device)
@@ -157,7 +157,7 @@ class CudaGraphs:
         return graph.replay
 
     def _recover(self, generators: list[torch.Generator]) -> None:
-        """Take back what an operation that cannot be recorded leaves: generators and allocator in mid-recording."""
+        """Restore generators and allocator after a failed capture."""
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self.device.index or 0, self._pool)  # pyright: ignore
         self._pool = None

@@ -1,4 +1,4 @@
-"""What compiled functions share: which batches they serve, and how what they return is put together."""
+"""Base of compiled functions: matching of batches, and flattening of results."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ Function = Callable[[Batch], Any]
 
 
 class Compiled:
-    """``function(batch)`` without Python. What it returns may be nested in dicts, lists and tuples.
+    """``function(batch)`` without Python. Results may be nested dicts, lists and tuples.
 
     Args:
-        batch: an example; every later one has its keys, shapes and dtypes.
-        skip: leading axes of every leaf that may have another length.
+        batch: example; later batches must have its keys, shapes and dtypes.
+        skip: leading axes of every leaf whose length may vary.
     """
 
     template: Any
-    """what the function returned, without its tensors; see ``without``"""
+    """structure of the result without tensors; see ``without``"""
 
     def __init__(self, batch: Batch, skip: int) -> None:
         self._skip, self._like = skip, tree.map(lambda x: (x.dtype, x.shape[skip:]), batch)
 
     def inputs(self, batch: Batch) -> list[Tensor] | None:
-        """Return the leaves of a batch; None: it has other keys, shapes or dtypes than the example."""
+        """Return the leaves of a batch, or None if its keys, shapes or dtypes differ from the example."""
         inputs = list[Tensor]()
         return inputs if _matches(batch, self._like, self._skip, inputs) else None
 
     def run(self, inputs: list[Tensor]) -> Any:
-        """Return what the function returns for these leaves."""
+        """Return the function's result for these leaves."""
         raise NotImplementedError
 
     def __call__(self, batch: Batch) -> Any:
-        """Return what the function returns; None: it does not serve this batch."""
+        """Return the function's result, or None if it does not support this batch."""
         return None if (inputs := self.inputs(batch)) is None else self.run(inputs)
 
 
 def _matches(batch: Any, like: Batch, skip: int, inputs: list[Tensor]) -> bool:
-    """Return whether a batch has keys, dtypes and shapes of ``like``; add its leaves to ``inputs``, in that order."""
+    """Return whether a batch has the keys, dtypes and shapes of ``like``; append its leaves to ``inputs``."""
     if not isinstance(batch, dict) or batch.keys() != like.keys():
         return False
     for key, kind in like.items():
@@ -58,7 +58,7 @@ def _matches(batch: Any, like: Batch, skip: int, inputs: list[Tensor]) -> bool:
 
 
 def without(value: Any, inputs: Sequence[Tensor], outputs: list[Tensor]) -> Any:
-    """Return ``value`` with ``...`` for every tensor, which is added to ``outputs``, and a slice for an input."""
+    """Return ``value`` with tensors replaced by ``...`` and appended to ``outputs``, and inputs by a slice."""
     if isinstance(value, Tensor):
         for i, x in enumerate(inputs):
             if x is value:
@@ -71,10 +71,10 @@ def without(value: Any, inputs: Sequence[Tensor], outputs: list[Tensor]) -> Any:
 
 
 def restored(value: Any, inputs: Sequence[Tensor], outputs: Iterator[Tensor]) -> Any:
-    """Return ``value`` with the next of ``outputs`` in place of every ``...``, and inputs where they were."""
+    """Return ``value`` with every ``...`` replaced by the next of ``outputs``, and slices by inputs."""
     if value is ...:
         return next(outputs)
-    if isinstance(value, dict):  # most of what it holds are tensors
+    if isinstance(value, dict):  # fast path: most values are tensors
         return {key: next(outputs) if x is ... else restored(x, inputs, outputs) for key, x in value.items()}
     if isinstance(value, list):
         return [restored(part, inputs, outputs) for part in value]

@@ -1,4 +1,4 @@
-"""Calls functions of a batch compiled, where that pays."""
+"""Compilation of functions of a batch, if it pays off."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rlplug.compiler.compiled import Compiled, Function
 from rlplug.compiler.parity import Checked
 from rlplug.types import Batch, Tree
 
-MOST_ARTIFACTS = 4  # for one function, as each takes some ten seconds; with more, shapes are ever new
-MOST_RECORDINGS = 32  # for one function, as each keeps memory
-EAGER = 2  # calls before a function is recorded: what it sets up at first use is set up then
-DECIDES_AFTER = 1000  # gradient steps, by which compile=auto knows how many there are in the whole run
-PAYS = 50_000  # gradient steps ahead: each saves 0.6 ms or more, and a compiler that knows nothing yet takes 30 s
+MOST_ARTIFACTS = 4  # per function, because each takes about ten seconds; more mean that shapes keep changing
+MOST_RECORDINGS = 32  # per function, because each keeps memory
+EAGER = 2  # eager calls before a capture, for lazy initialization
+DECIDES_AFTER = 1000  # gradient steps from which compile=auto estimates the total of the run
+PAYS = 50_000  # remaining gradient steps: each saves at least 0.6 ms, and compiling without a cache takes 30 s
 
 
 class Compiler:
-    """Compiles functions of a batch: on a CPU into machine code (``Artifact``), on a device into recordings
-    (``Captured``), which take milliseconds.
+    """Compiles functions of a batch: on a CPU to machine code (``Artifact``), on a GPU to CUDA graphs (``Captured``),
+    whose capture takes milliseconds.
 
-    Whether it does is decided by counts alone, so that a run that is repeated or resumed decides the same.
+    The decision to compile depends only on counts, so a repeated or resumed run decides the same.
 
     Args:
-        wanted: whether it compiles. None: where it pays, see ``decide``; on a device it always does.
-        generators: those from which functions draw.
+        wanted: whether to compile. None: if it pays off, see ``decide``; on a device: always.
+        generators: generators that functions draw from.
         tolerance: see ``Checked``.
-        recorder: what records on the device; None: CUDA graphs on a CUDA device, and nothing on a CPU.
+        recorder: recorder of the device; None: CUDA graphs on a CUDA device, none on a CPU.
     """
 
     def __init__(
@@ -48,25 +48,25 @@ class Compiler:
         self.recorder = CudaGraphs(device) if on_cuda else recorder
         self.wanted = wanted if self.recorder is None else True
         self.works = True
-        self.inside = False  # whether a function is being called: what it calls is a part of it
-        self._steps, self._since = 0, -1  # gradient steps that were counted to decide, since this step of the run
-        self._known: dict[Hashable, list[Compiled | Checked]] = {}  # of a function, one for each kind of batch
-        self._eager: dict[tuple[Any, ...], int] = {}  # calls of a function before it is recorded, by kind of batch
+        self.inside = False  # whether a function is being called, which includes nested calls
+        self._steps, self._since = 0, -1  # gradient steps counted for the decision, since this step of the run
+        self._known: dict[Hashable, list[Compiled | Checked]] = {}  # by function, one per kind of batch
+        self._eager: dict[tuple[Any, ...], int] = {}  # eager calls before the capture, by kind of batch
         self._failed = set[Hashable]()
 
     @property
     def active(self) -> bool:
-        """Whether gradient steps are compiled."""
+        """Return whether gradient steps are compiled."""
         return bool(self.wanted) and self.works and not self.inside
 
     @property
     def settled(self) -> bool:
-        """Whether everything that was called until now has been compiled and compared, or runs eagerly for good."""
+        """Return whether all functions called so far are compiled and checked, or permanently eager."""
         checked = any(isinstance(x, Checked) for known in self._known.values() for x in known)
         return not checked and all(n > EAGER for kind, n in self._eager.items() if kind[0] not in self._failed)
 
     def decide(self, done: int, total: int) -> None:
-        """Compile from now on if so many gradient steps are ahead that it pays, after ``done`` of ``total`` steps."""
+        """Start to compile if enough gradient steps remain, after ``done`` of ``total`` steps."""
         if self.wanted is not None:
             return
         if self._since < 0:
@@ -75,11 +75,11 @@ class Compiler:
             self.wanted = self._steps / (done - self._since) * (total - done) >= PAYS
 
     def step(self, of: tuple[Any, ...], function: Function, batch: Batch, varies: bool = False) -> Any:
-        """Return what a function returns that makes a gradient step; None: it is not compiled.
+        """Return the result of a compiled gradient step, or None if it is not compiled.
 
         Args:
-            of: what the function is, whenever it is given.
-            varies: batches have one and another number of rows; machine code then serves every number.
+            of: identity of the function across calls.
+            varies: whether the number of rows varies; machine code then supports every number.
         """
         if not self.active:
             self._steps += 1
@@ -89,11 +89,11 @@ class Compiler:
         return found
 
     def call(self, function: Function, batch: Batch, of: Hashable = None) -> Any:
-        """Return what a method returns, called compiled once gradient steps are.
+        """Return the result of a method, compiled once gradient steps are.
 
         Args:
-            function: without side effects, but on tensors that it moves in place; always the same for its object.
-            of: what else it depends on.
+            function: without side effects except in-place updates of tensors; always the same for its object.
+            of: everything else that it depends on.
         """
         if not self.wanted or self.inside:
             return function(batch)
@@ -106,13 +106,13 @@ class Compiler:
             self.inside = False
 
     def _call(self, of: Hashable, name: str, function: Function, batch: Batch, varies: bool = False) -> Any:
-        """Call a function compiled, and compile it if that has not been done; None: that does not work."""
+        """Call a function compiled, compiling it if needed; return None if that is impossible."""
         if of in self._failed:
             return None
         try:
             if (found := self._compiled(of, name, batch)) is not None:
                 return found
-        except Exception as error:  # of many kinds; one that is not the compiler's comes again without it
+        except Exception as error:  # of various types; errors of the function itself recur in eager mode
             return self._fail(of, name, error)
         if self.recorder is not None and (eager := self._eager_calls(of, batch)) <= EAGER:
             if eager < EAGER:
@@ -135,7 +135,7 @@ class Compiler:
             return self._fail(of, name, error)
 
     def _compiled(self, of: Hashable, name: str, batch: Batch) -> Any:
-        """Call what has been compiled for such a batch; None: nothing has."""
+        """Call the compiled function for this kind of batch; return None if there is none."""
         for place, compiled in enumerate(known := self._known.get(of, ())):
             if (found := compiled(batch)) is not None:
                 if isinstance(compiled, Checked) and compiled.difference is not None:
@@ -146,13 +146,13 @@ class Compiler:
         return None
 
     def _eager_calls(self, of: Hashable, batch: Batch) -> int:
-        """Count the calls of a function with such a batch until it is recorded, this one included."""
+        """Return the number of eager calls with this kind of batch, this one included."""
         kind = of, *((x.dtype, x.shape) for x in tree.leaves(batch))
         self._eager[kind] = self._eager.get(kind, 0) + 1
         return self._eager[kind]
 
     def _fail(self, of: Hashable, name: str, why: object, found: Any = None) -> Any:
-        """Warn that a function runs eagerly from now on, and return ``found``."""
+        """Warn that a function stays eager, and return ``found``."""
         self._failed.add(of)
         self._known.pop(of, None)
         reason = (str(why).strip() or type(why).__name__).splitlines()[0]
@@ -160,12 +160,12 @@ class Compiler:
         return found
 
     def state(self) -> Tree:
-        """Return what decides whether it compiles; None: it never does."""
+        """Return the state of the decision to compile; None: never."""
         state = {"wanted": self.wanted, "works": self.works, "steps": self._steps, "since": self._since}
         return None if self._off else state
 
     def load(self, state: Tree) -> None:
-        """Go on; functions are compiled again, as optimizers have another state."""
+        """Restore the decision; functions are compiled again, because optimizers have other state tensors."""
         if self._off or state is None:
             return
         self.wanted, self.works = self.wanted or state["wanted"], state["works"]

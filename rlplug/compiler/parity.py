@@ -1,4 +1,4 @@
-"""Parity at first use: the first calls of a compiled function are compared with eager ones."""
+"""Parity checks: the first calls of a compiled function are compared with eager ones."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rlplug.compiler.compiled import Compiled, Function, flat
 from rlplug.types import Batch
 
 CALLS = 3
-SHARE = 0.95  # of the numbers that a call moves have to agree
+SHARE = 0.95  # fraction of the updated numbers that have to agree
 CHANGE = 0.05
-"""of its change, by which such a number may be off: Adam turns rounding errors of tiny gradients into steps"""
-NOISE = 1e-3  # of the root mean square of the changes of its tensor, below which a change is rounding
+"""relative tolerance of a number's change: Adam amplifies rounding errors of tiny gradients"""
+NOISE = 1e-3  # changes below this fraction of the RMS change of their tensor are rounding
 ROUNDING = 1e-5
 
 
 class Writes(TorchDispatchMode):
-    """Keeps what tensors held before an operation wrote into them, of those that were there before."""
+    """Saves the previous values of tensors that operations write to, except tensors created meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # by number: the tensor, and a copy
-        self._made = set[int]()  # memory that was allocated meanwhile
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}  # by id: the tensor and a copy
+        self._made = set[int]()  # memory allocated meanwhile
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -49,11 +49,11 @@ def _memory(x: Tensor) -> int:
 
 
 class Checked:
-    """A compiled function, whose first calls are compared with eager ones on the same inputs, weights and generators.
+    """A compiled function whose first calls are compared with eager ones on equal inputs, weights and generators.
 
     Args:
-        generators: those from which it draws.
-        tolerance: by which what it returns may be off, as a share of its norm.
+        generators: generators that it draws from.
+        tolerance: tolerance of its results, relative to their norm.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Checked:
         self.compiled, self.function, self.tolerance, self.left = compiled, function, tolerance, CALLS
         self.generators = [*generators]
         self.difference: str | None = None
-        """how the compiled function differs from the eager one; everything is then as the eager one left it"""
+        """difference from the eager function; state is then that of the eager call"""
 
     def __call__(self, batch: Batch) -> Any:
-        """Return what the compiled function returns, or the eager one where they differ; None: it serves others."""
+        """Return the compiled result, or the eager one if they differ; None: it does not support the batch."""
         if (inputs := self.compiled.inputs(batch)) is None:
             return None
         self.left -= 1
@@ -100,7 +100,7 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _returns(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> str | None:
-    """Describe how much returned tensors differ; None: not more than by rounding."""
+    """Describe the difference of returned tensors; None: only rounding."""
     for x, y in zip(expected, found, strict=True):
         if x.shape != y.shape or x.dtype != y.dtype:
             return f"it returns {y.dtype}{[*y.shape]} instead of {x.dtype}{[*x.shape]}"
@@ -118,7 +118,7 @@ def _norm(x: Tensor) -> float:
 
 
 def _moves(before: Sequence[Tensor], expected: Sequence[Tensor], found: Sequence[Tensor]) -> str | None:
-    """Describe which share of the numbers that were moved differ; None: few do."""
+    """Describe the fraction of updated numbers that differ; None: few."""
     agree, every = 0, 0
     for x, y, z in zip(before, expected, found, strict=True):
         x, y, z = (value.detach().double().nan_to_num() for value in (x, y, z))

@@ -1,4 +1,4 @@
-"""Tracing: a function of a batch becomes a graph of operations whose every tensor is an input."""
+"""Tracing of a function of a batch to a graph of operations that takes all tensors as inputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ Serves = Callable[[Sequence[Tensor]], bool]
 
 
 def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[Any], Any, list[Any], Serves]:
-    """Return a graph without side effects but on its inputs, and examples of these, without memory. Also return what
-    follows the batch's leaves among the inputs, tensors or functions that draw one; what the function returned, without
-    its tensors; and a function that says whether the graph serves other leaves: what it was traced with has left its
-    mark where the function asks for a length, or pairs leaves of equal ones."""
-    from torch._export.utils import _compiling_state_context  # here and below: what compiles takes seconds to import
+    """Trace a function to a graph whose only side effects are in-place updates of its inputs.
+
+    Return the graph; example inputs without memory; the inputs after the batch's leaves, which are tensors or functions
+    that draw one; the structure of the result without tensors; and a function that returns whether the graph supports
+    other leaves. It does not if the function read an axis length, or combined leaves of equal length."""
+    from torch._export.utils import _compiling_state_context  # here and below, because compilers take seconds to import
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.func import functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -31,7 +32,7 @@ def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[An
     from torch.utils._pytree import tree_map_only
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    others: dict[int, tuple[Any, Any]] = {}  # by number: the fake, and the tensor or what draws it
+    others: dict[int, tuple[Any, Any]] = {}  # by id: the fake tensor, and the tensor or the function that draws it
     template: list[Any] = []
 
     def fake(x: Tensor, varies: bool = False) -> Any:
@@ -49,7 +50,7 @@ def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[An
         return others[id(draw)][0]
 
     class Inputs(TorchDispatchMode):
-        """Makes inputs of real tensors and of draws; torch would run what has real ones alone, and move them."""
+        """Turns real tensors and draws into inputs; torch would execute operations on real tensors only, in place."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             def read(x: Tensor) -> Tensor:
@@ -63,7 +64,7 @@ def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[An
             if torch.Tag.nondeterministic_seeded in func.tags:
                 if kwargs.get("generator") is None or any(isinstance(x, Tensor) for x in args):
                     raise ValueError(f"{func} draws numbers, but not from ctx")
-                draw = getattr(torch, func.overloadpacket.__name__, func)  # which takes a quarter of the time
+                draw = getattr(torch, func.overloadpacket.__name__, func)  # four times as fast
                 return drawn(partial(draw, *args, **kwargs), kwargs["generator"])
             return func(*tree_map_only(Tensor, read, args), **tree_map_only(Tensor, read, kwargs))
 
@@ -71,7 +72,7 @@ def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[An
         values, outputs = iter(leaves), list[Tensor]()
         with Inputs():
             returned = function(tree.map(lambda _: next(values), batch))
-            # what it closes over and returns as it is becomes an input, too
+            # closed-over tensors that are returned unchanged become inputs, too
             returned = tree_map_only(Tensor, lambda x: x if isinstance(x, FakeTensor) else x.view_as(x), returned)
         template[:] = [without(returned, leaves, outputs)]
         return outputs
@@ -98,8 +99,8 @@ def traced(function: Function, batch: Batch, varies: bool) -> tuple[Any, list[An
 
 
 def _lift(graph: Any) -> list[Any]:
-    """Make inputs of the tensors that a graph holds, and return them, each once."""
-    first = next(node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr"))  # those go
+    """Turn the constant tensors of a graph into inputs, and return them without duplicates."""
+    first = next(node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr"))  # these are removed
     inputs: dict[int, tuple[Any, Any]] = {}
     for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
         held = getattr(graph, node.target)

@@ -1,4 +1,4 @@
-"""The configuration of a run: composed by Hydra, checked and typed here."""
+"""The configuration of a run, composed by Hydra, then validated and typed."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import Hydra when it is needed first: a rank does without it."""
+    """Import Hydra lazily, because ranks do not need it."""
     if name in ("compose", "composed", "default_node", "option_names", "plain", "tuned", "validated"):
         return getattr(importlib.import_module("rlplug.config.composition"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

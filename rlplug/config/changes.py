@@ -1,4 +1,4 @@
-"""A run's configuration, and a command line that changes it when it goes on or is evaluated."""
+"""Changes to the configuration of an existing run by a command line, to resume or evaluate it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ABSENT = object()
 
 
 def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str], why: str) -> dict[str, Any]:
-    """Apply a command line as it would be applied on training. The result is not validated; ``parse`` does that.
+    """Apply a command line as in training. The result is not validated; see ``parse``.
 
-    Nothing is composed again, because defaults may have changed since; only a group that the command line chooses is
-    read from its YAML. Only the keys ``may`` and those below them may change; an error says ``why``.
+    The configuration is not recomposed, because defaults may have changed since; only groups on the command line are
+    read from YAML. Only the keys ``may`` and keys below them may change; ``why`` is the reason given in errors.
 
     Raises:
         ConfigError: a key does not exist or may not change, or the command line cannot be read.
@@ -47,7 +47,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
         if value_at(config, key, ABSENT) is ABSENT and not add:
             raise no_such_key_of(config, key)
         try:
-            if chooses:  # interpolations in the group's YAML refer to the run, and stay
+            if chooses:  # keep interpolations in the group's YAML, which refer to the run
                 value = OmegaConf.to_container(
                     composed([str(override.input_line), "~algo", "tuned=none"])[key], resolve=False
                 )
@@ -58,10 +58,10 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
 
 
 def resumed(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Apply a command line with which a run is resumed: ``RESUMABLE``, what can follow a schedule, and ``STRETCH``.
+    """Apply a command line of ``resume``: ``RESUMABLE`` keys, options with schedules, and ``STRETCH``.
 
     Raises:
-        ConfigError: as ``change``.
+        ConfigError: see ``change``.
     """
     words = [word for word in overrides if word != STRETCH]
     for word in words:
@@ -71,13 +71,14 @@ def resumed(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def extended(raw: Mapping[str, Any], before: int, stretch: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return a valid configuration whose ``total_steps`` was ``before``, and notes on schedules that ended there.
+    """Extend a valid configuration with a previous ``total_steps`` of ``before``; also return notes on its schedules.
 
     Args:
-        stretch: these, and step sizes (``lr``, ``..._lr``) that end at 0, keep their shape over the new total.
+        stretch: stretch schedules that ended there, and step sizes (``lr``, ``..._lr``) that end at 0, to the new
+            total.
 
     Raises:
-        ConfigError: a step size is 0 in the further steps, or there is nothing to stretch.
+        ConfigError: a step size is 0 in the additional steps, or there is no schedule to stretch.
     """
     new, total, errors, notes = deepcopy(dict(raw)), raw["total_steps"], list[ConfigError](), list[str]()
     for key, points in _scheduled(raw).items() if total != before else ():
@@ -103,7 +104,7 @@ def extended(raw: Mapping[str, Any], before: int, stretch: bool) -> tuple[dict[s
 
 
 def _literal(node: Any) -> Any:
-    """Return settings whose texts stand for themselves: they were resolved when the run started."""
+    """Escape strings in settings that are already resolved, so that they are not interpolated."""
     if isinstance(node, Mapping):
         return {key: _literal(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -112,13 +113,13 @@ def _literal(node: Any) -> Any:
 
 
 def _scheduled(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that can follow a schedule, by key."""
+    """Return the schedulable options of a run, by key."""
     return {key: value for at, node in raw.items() for key, value in scheduled(kind_of(at), at, node)}
 
 
 # fmt: off
 def _refusals(override: Override, key: str, raw: Mapping[str, Any], may: Sequence[str], why: str) -> Refusals:
-    """What cannot be read, and what may not change."""
+    """Refuse overrides that cannot be parsed or may not change a key."""
     line, several = override.input_line, _chooses(override) and isinstance(override.value(), list)
     yield not key, "", f"cannot read {line!r}: should be key=value"
     yield override.is_delete(), key, f"cannot be taken out of a run; {line} works when a run is started"

@@ -1,4 +1,4 @@
-"""Overrides -> one resolved configuration, by Hydra, with every plugin's YAML groups on its search path."""
+"""Composition of overrides to a resolved configuration, by Hydra, with all plugins' YAML groups."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple[RunConfig, Tuned | None]:
-    """Return the run that Hydra has composed, and the settings of a pair that are among its own.
+    """Return a run composed by Hydra, and the tuned settings that it includes.
 
     Args:
-        config: with Hydra's own node or without.
-        hydra: that node.
+        config: the composed configuration, with or without Hydra's node.
+        hydra: Hydra's node.
         overrides: the command line.
 
     Raises:
@@ -61,17 +61,17 @@ def validated(config: DictConfig, hydra: Any, overrides: Sequence[str]) -> tuple
 
 
 def _meant(error: ConfigError, raw: Mapping[str, Any]) -> ConfigError:
-    """Return the error; for an unknown key, one that names what another library or another place calls so."""
+    """Return the error; for an unknown key, suggest keys by the terms of other libraries or in other places."""
     if isinstance(error, UnknownKeyError) and (others := elsewhere(raw, error.key) or chosen_as(error.key, raw)):
         return ConfigError(error.key, f"unknown key; did you mean {' or '.join(others)}?")
     return error
 
 
 def composed(overrides: Sequence[str] = ()) -> DictConfig:
-    """Compose the overrides with Hydra. The result includes its own node ``hydra``.
+    """Compose the overrides with Hydra. The result includes Hydra's node ``hydra``.
 
     Raises:
-        ConfigError: Hydra refuses the overrides.
+        ConfigError: Hydra rejects the overrides.
     """
     if isinstance(overrides, str):
         raise ConfigError("", f"takes a list of words: {overrides.split()}")
@@ -80,16 +80,16 @@ def composed(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def command(hydra: Any) -> list[str]:
-    """Return the overrides of a configuration as they were written, with their interpolations; ``hydra`` as below."""
+    """Return the original overrides of a configuration, with interpolations; ``hydra`` is Hydra's node."""
     return OmegaConf.to_container(hydra.overrides.task, resolve=False)  # type: ignore[return-value]
 
 
 class Tuned(NamedTuple):
-    """The settings of a pair, from ``conf/tuned/<algo>_<env>.yaml``."""
+    """Tuned settings of an algorithm and environment, from ``conf/tuned/<algo>_<env>.yaml``."""
 
     choices: Mapping[str, str]  # by group
-    replaced: Mapping[str, Any]  # components that were not tuned, as they are without these settings
-    exploration: Sequence[str] | None  # the modules that the command line chooses, if it does
+    replaced: Mapping[str, Any]  # nodes, without tuned settings, of components that the settings were not tuned for
+    exploration: Sequence[str] | None  # modules chosen on the command line, if any
 
     def __str__(self) -> str:
         algo, env, name = (self.choices[group] for group in ("algo", "env", "tuned"))
@@ -99,12 +99,12 @@ class Tuned(NamedTuple):
 
 
 def tuned(hydra: Any) -> Tuned | None:
-    """Return whose settings a configuration has that Hydra composed; ``hydra`` is its own node.
+    """Return the tuned settings of a configuration composed by Hydra; ``hydra`` is Hydra's node.
 
-    A pair sets ``model.hidden`` for the model that its algorithm chooses. Another one gets nothing of it.
+    They set for example ``model.hidden`` for the algorithm's default model. Other models do not receive it.
 
     Raises:
-        ConfigError: the command line chooses settings that do not exist.
+        ConfigError: the command line chooses tuned settings that do not exist.
     """
     choices = hydra.runtime.choices
     name, algo, env = (choices.get(group) for group in ("tuned", "algo", "env"))
@@ -128,13 +128,13 @@ def tuned(hydra: Any) -> Tuned | None:
 
 
 def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None = None) -> dict[str, Any]:
-    """Return a composed configuration as dicts and lists, with interpolations resolved and without Hydra's node.
+    """Return a composed configuration as dicts and lists, with resolved interpolations and without Hydra's node.
 
-    Settings that an experiment has for an exploration module or a logger are dropped if that component is not chosen,
-    unless the ``overrides`` set them too, which is a mistake that ``parse`` reports.
+    An experiment's settings for an exploration module or logger that is not chosen are dropped, unless ``overrides``
+    set them, too, which ``parse`` reports as an error.
 
     Raises:
-        ConfigError: a value must still be given (``???``), or an interpolation cannot be resolved.
+        ConfigError: a required value (``???``) is missing, or an interpolation cannot be resolved.
     """
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     if tuned:
@@ -156,10 +156,10 @@ def plain(config: DictConfig, overrides: Sequence[str] = (), tuned: Tuned | None
 
 
 def check_choices(choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Check that what a command line chooses, of which ``choices`` came, goes together with the settings it brings.
+    """Check that the ``choices`` of a command line are consistent with its settings.
 
     Raises:
-        ConfigError: there are two options for one, an experiment for another algorithm, or a name without its settings.
+        ConfigError: two options of one group, an experiment for another algorithm, or a name without its settings.
     """
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         group, value = override.key_or_group, None if override.is_delete() else override.value()
@@ -179,12 +179,12 @@ def check_choices(choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
 
 
 def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the node of ``conf/<kind>/<option>.yaml``, as it is before an algorithm or a command line changes it.
+    """Return the node of ``conf/<kind>/<option>.yaml``, without changes of an algorithm or a command line.
 
-    ``changes`` are keys to set. A value that must be given (``???``) remains ``"???"`` unless it is among them.
+    ``changes`` are keys to set. Other required values remain ``"???"``.
 
     Raises:
-        ConfigError: there is no such option, or it does not say where its settings belong.
+        ConfigError: there is no such option, or it lacks the package line.
     """
     check_packages([(kind, option)])
     config = deepcopy(_alone(kind, option))
@@ -198,6 +198,6 @@ def default_node(kind: Kind, option: str, changes: Mapping[str, Any] | None = No
 
 @until_refresh
 def _alone(kind: Kind, option: str) -> DictConfig:
-    """Return the defaults of a run with one option of a kind, and where it is no algorithm, without any."""
+    """Return the defaults of a run with one option of a kind, and no algorithm unless it is one."""
     choice = f"{kind}=[{option}]" if kind in SEVERAL else f"{kind}={option}"
     return composed([choice, "tuned=none", *(() if kind == "algo" else ("~algo",))])

@@ -1,4 +1,4 @@
-"""Messages about a configuration: mistakes, with the full key and what would be right, and changes."""
+"""Messages about a configuration: errors, with the full key and a fix, and changes."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ SURPLUS = r"^Input (should be )?|^\w+ should (?=have )|(, unable|, got| or an in
 
 
 Refusals: TypeAlias = Iterable[tuple[object, str, str | Callable[[], str]]]
-"""a table of condition, key and sentence; a sentence that takes work is a function"""
+"""a table of condition, key and sentence; a function computes the sentence lazily"""
 
 
 def refuse(rows: Refusals) -> None:
-    """Raise ``ConfigError`` with key and sentence of the first row whose condition holds."""
+    """Raise ``ConfigError`` with key and sentence of the first row with a true condition."""
     for wrong, key, sentence in rows:
         if wrong:
             raise ConfigError(key, sentence if isinstance(sentence, str) else sentence())
 
 
 class UnknownKeyError(ConfigError):
-    """A key that is not there; ``schema.parse``, which has the whole run before it, looks for one that was meant."""
+    """An unknown key, for which a caller with the whole configuration can suggest others."""
 
 
 class JoinedError(ConfigError):
-    """Several mistakes, with a line for each."""
+    """Several errors, one per line."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         super().__init__("", "\n".join(map(str, errors)))
@@ -50,27 +50,27 @@ class JoinedError(ConfigError):
 
 @cache
 def peers(kind: str) -> dict[str, Any]:
-    """Return what other libraries call ``keys``, each with all that it may mean here, or ``options`` of a group."""
+    """Return terms of other libraries for ``keys``, each with its candidates here, or for ``options`` of a group."""
     return yaml.safe_load(File(__file__).with_name("peers.yaml").read_bytes())[kind]
 
 
 def mistakes(error: ValidationError, node: Any, config: type[Any], key: str = "") -> list[ConfigError]:
-    """Return one error for each mistake in ``node``, the settings at ``key``, which have to fit ``config``."""
+    """Return one error for each mistake in ``node``, the settings of type ``config`` at ``key``."""
     found: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
         found.setdefault(_path(item, node), []).append(item)
-    # if another path goes on from this one, that branch of a union accepts the type and refuses a part of the value
+    # if another path extends this one, that branch of the union accepts the type and rejects a part of the value
     ends = [path for path in found if not any(path == other[: len(path)] for other in found if other != path)]
     return [_mistake(key, path, found[path], config) for path in ends]
 
 
 def joined(errors: Sequence[ConfigError]) -> ConfigError:
-    """Return several mistakes as one error with a line for each."""
+    """Join errors to one, with a line for each."""
     return errors[0] if len(errors) == 1 else JoinedError(errors)
 
 
 def single(error: ConfigError) -> Sequence[ConfigError]:
-    """Return the mistakes that one error is about."""
+    """Split an error into its single errors."""
     return error.errors if isinstance(error, JoinedError) else [error]
 
 
@@ -84,10 +84,10 @@ def unknown_key(key: str, siblings: Iterable[str]) -> ConfigError:
 
 
 def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
-    """Return an error that suggests what another library calls so, a sibling, or keys elsewhere with that name."""
+    """Return an error that suggests keys by other libraries' terms, a sibling, or keys elsewhere of that name."""
     if others := _called(tree, key):
         return ConfigError(key, f"unknown key; did you mean {' or '.join(others)}?")
-    parts = key.split(".")  # the first of them that is not there is what is wrong
+    parts = key.split(".")  # the first missing one is at fault
     heads = (".".join(parts[: i + 1]) for i in range(len(parts)))
     if (key := next((head for head in heads if value_at(tree, head, parts) is parts), "")) == "":
         return ConfigError(".".join(parts), "cannot be set here")
@@ -107,9 +107,9 @@ def no_such_key(tree: Mapping[str, Any], key: str) -> ConfigError:
 
 
 def elsewhere(tree: Mapping[str, Any], key: str) -> list[str]:
-    """Return the keys that another library calls as ``key`` ends, or else those with that name in another place.
+    """Return the keys that another library calls by the last part of ``key``, or those of that name elsewhere.
 
-    The algorithm's come first.
+    Keys of the algorithm come first.
     """
     last = key.rpartition(".")[2]
     named = [path for path in _leaves(tree) if f".{path}".endswith(f".{last}") and path != key]
@@ -139,24 +139,24 @@ def dotted(key: str, *path: str | int) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a value as it is written in YAML."""
+    """Format a value as in YAML."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], key: str = "") -> list[tuple[str, Any, Any]]:
-    """Return (dotted key, old value, new value) for each difference; None stands for a missing value or mapping."""
+    """Return (dotted key, old value, new value) for each difference; None: a missing value or mapping."""
     found: list[tuple[str, Any, Any]] = []
     for part in {**old, **new}:
         before, after, path = old.get(part), new.get(part), dotted(key, part)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, path)
-        elif repr(before) != repr(after):  # 1 equals true and 1.0
+        elif repr(before) != repr(after):  # because 1 == True == 1.0
             found.append((path, before, after))
     return found
 
 
 def told(changed: Sequence[tuple[str, Any, Any]]) -> list[str]:
-    """Return a line for each of ``differences``: ``total_steps: 20000 -> 40000`` or ``+ logger.wandb``."""
+    """Format each of ``differences``: ``total_steps: 20000 -> 40000`` or ``+ logger.wandb``."""
     lines: list[str] = []
     for key, old, new in changed:
         whole = isinstance(old, Mapping) or isinstance(new, Mapping)
@@ -173,7 +173,7 @@ def _leaves(node: Any, path: str = "") -> Iterator[str]:
 
 
 def _path(item: Any, node: Any) -> Path:
-    """Return the path of a mistake in ``node``: pydantic's location without the names of the branches of unions."""
+    """Return the path of an error in ``node``: pydantic's location without names of union branches."""
     path: Path = ()
     for part in item["loc"]:
         with suppress(LookupError, TypeError):
@@ -182,7 +182,7 @@ def _path(item: Any, node: Any) -> Path:
 
 
 def _mistake(key: str, path: Path, items: list[Any], config: Any) -> ConfigError:
-    """Return what is wrong with the value at one path: an item for each branch of a union, or one."""
+    """Return the error of the value at one path, from one item or one per branch of a union."""
     key = dotted(key, *path)
     items = [item for item in items if not item["type"].endswith("_type")] or items
     kind, value = items[0]["type"], show(items[0]["input"])
@@ -202,7 +202,7 @@ def _mistake(key: str, path: Path, items: list[Any], config: Any) -> ConfigError
 
 
 def _hint(key: str, item: Any) -> str:
-    """Return what a wrong value probably means; nothing, if that is not known."""
+    """Return a hint on the probable intention of a wrong value; empty if unknown."""
     if item["type"] == "int_parsing" and (found := re.fullmatch(r"(\d+\.?\d*) ?([kmb])", item["input"].lower())):
         return f", as in {round(float(found[1]) * {'k': 1e3, 'm': 1e6, 'b': 1e9}[found[2]]):_}"
     meant = peers("values").get(key, {}).get(show(item["input"]))

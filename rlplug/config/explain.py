@@ -1,4 +1,4 @@
-"""What an error of Hydra's means: the key, what is wrong, and what would be right."""
+"""Explanations of Hydra's errors: the key, the cause and a fix."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SAID = {
     r"An item is already at '(.+?)'": EXISTS.format(r"\1"),
     r"^provider=(hydra\.searchpath) .*path=(.*) is not available": r"\2 does not exist",
 }
-"""what Hydra says, with the key first, and what is said instead"""
+"""patterns of Hydra's messages, whose first group is the key, and their replacements"""
 
 
 @contextmanager
 def explained(overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Raise errors of Hydra and OmegaConf as ``ConfigError``."""
+    """Convert errors of Hydra and OmegaConf to ``ConfigError``."""
     try:
         yield
     except Exception as error:
@@ -44,7 +44,7 @@ def explained(overrides: Sequence[str] = ()) -> Iterator[None]:
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Return an error of Hydra or OmegaConf with its key and remedy; it carries little but text, so that is read."""
+    """Return an error of Hydra or OmegaConf with its key and a fix, parsed from its text."""
     if isinstance(error, ConfigError):
         return error
     overrides = [override for override in overrides if not override.startswith("-")]
@@ -75,11 +75,11 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
         and (found := re.match(r"Could not override '(.+)'", text))
     ):
         tree, key = _base(overrides), found[1]
-        inside = value_at(tree, key) is not None  # what is set is a mapping, and holds the key
+        inside = value_at(tree, key) is not None  # the value is a mapping with this key
         return no_such_key_of(tree, cause.full_key if inside else key)  # type: ignore[union-attr]
     if found := re.search(r"Interpolation key 'hydra\.runtime\.choices\.(\w+)'", text):
         return ConfigError(found[1], f"should be exactly one option of {', '.join(option_names(found[1], overrides))}")
-    if "${algo}_${env}" in text:  # of the defaults list
+    if "${algo}_${env}" in text:  # from the defaults list
         group = "env" if any(word.startswith(("~env", "env=[")) for word in overrides) else "algo"
         return ConfigError(group, f"should be exactly one option of {', '.join(option_names(group, ['~tuned']))}")
     if "Config group override must be a string" in text:
@@ -98,7 +98,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError:
 
 
 def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
-    """Split ``env/foo`` or ``hydra/launcher/foo``: the group is the longest beginning of the path that has options."""
+    """Return the error for a path such as ``env/foo``; the group is the longest prefix with options."""
     parts = path.split("/")
     for end in range(len(parts) - 1, 0, -1):
         group, name = "/".join(parts[:end]), "/".join(parts[end:])
@@ -117,7 +117,7 @@ def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
 
 
 def no_such_key_of(tree: Mapping[str, Any], key: str) -> ConfigError:
-    """Return an error that says how to choose what has such a key, or else as ``errors.no_such_key``."""
+    """Return an error that suggests a choice of a component with this key, or ``errors.no_such_key``."""
     kind, _, rest = key.partition(".")
     name, nodes = rest.partition(".")[0], value_at(tree, kind) or {}
     if kind in SEVERAL and name not in nodes and name in option_names(kind):
@@ -132,17 +132,17 @@ def not_chosen(kind: str, name: str, nodes: Iterable[str]) -> ConfigError:
 
 
 def _together(kind: str, name: str, nodes: Iterable[str]) -> str:
-    """Return ``logger=[progress,wandb]``: what is chosen already, but for what is always there, and one more."""
+    """Return ``logger=[progress,wandb]``: the current choices, except permanent ones, and one more."""
     always = loaded([f"{kind}=[]"])[kind]
     return f"{kind}=[{','.join([*(other for other in nodes if other not in always), name])}]"
 
 
 def chosen_as(name: str, nodes: Mapping[str, Any], without: str = "") -> list[str]:
-    """Return the words that choose what has a name in any group: ``buffer=her``, ``experiment=rainbow_pong``.
+    """Return the overrides that choose an option by name in any group: ``buffer=her``, ``experiment=rainbow_pong``.
 
     Args:
-        nodes: of the run, by key: what it has already of a group of several stays.
-        without: a group that is not looked at.
+        nodes: nodes of the run, by key; current choices in groups with several choices are kept.
+        without: group to skip.
     """
     found: list[str] = []
     for group in GROUPS:
@@ -155,7 +155,7 @@ def chosen_as(name: str, nodes: Mapping[str, Any], without: str = "") -> list[st
 
 
 def _base(overrides: Sequence[str]) -> Any:
-    """Compose the groups of the command line without its settings."""
+    """Compose the command line's group choices without its settings."""
     groups = [o for o in overrides if re.match(r"[\w/@]+=(?!{)", o) and option_names(re.split("[=@]", o)[0], overrides)]
     with suppress(Exception):
         return OmegaConf.to_container(loaded([*folders_of(overrides), *groups]))

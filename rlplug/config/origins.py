@@ -1,4 +1,4 @@
-"""Where settings come from: the YAML files of packages, where Hydra looks for them, and which one has a mistake."""
+"""Origins of settings: YAML files of packages on Hydra's search path, and attribution of errors to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GLOBAL = "_global_"
 
 
 class PluginConfigs(SearchPathPlugin):
-    """Append each plugin's folder; rlplug's own is first, so no other plugin can replace its ``config.yaml``."""
+    """Appends each plugin's folder. rlplug's is first, so other plugins cannot replace its ``config.yaml``."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for plugin in plugins():
@@ -40,7 +40,7 @@ class PluginConfigs(SearchPathPlugin):
 
 @contextmanager
 def session() -> Iterator[ConfigLoader]:
-    """Make ``hydra.compose`` work. Inside a running Hydra program, that program's state is restored afterwards."""
+    """Initialize Hydra for ``hydra.compose``, and restore the state of a running Hydra program afterwards."""
     Plugins.instance().register(PluginConfigs)  # for this process only
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -52,7 +52,7 @@ def session() -> Iterator[ConfigLoader]:
 
 
 def loaded(overrides: Sequence[str]) -> DictConfig:
-    """Return what Hydra composes, with its own node ``hydra``; its errors are not explained."""
+    """Compose with Hydra, including its node ``hydra``; errors are not converted."""
     with session():
         return hydra.compose(PRIMARY, list(overrides), return_hydra_config=True)
 
@@ -63,17 +63,17 @@ def folders_of(overrides: Iterable[str]) -> list[str]:
 
 
 def option_names(group: str, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the options of a group: the YAML files of all plugins, and of folders that the overrides add."""
+    """Return the options of a group: YAML files of all plugins, and of folders added by overrides."""
     with session() as loader:
         return loader.get_group_options(group, overrides=list(overrides))
 
 
 Files = Sequence[tuple[str, Preset]]
-"""files of packages with the keys that their settings are put under"""
+"""files of packages, with the keys of their settings"""
 
 
 def files_of(overrides: Sequence[str]) -> Files:
-    """Return the files that Hydra composes, those first that win; none where one is of a folder of its own."""
+    """Return the files that Hydra composes, by precedence; empty if one is outside of the packages."""
     with session() as loader, suppress(HydraException):
         every = reversed(loader.compute_defaults_list(PRIMARY, list(overrides), RunMode.RUN).defaults)
         found = ((one.package, preset(*one.config_path.rsplit("/", 1))) for one in every if "/" in one.config_path)
@@ -82,9 +82,9 @@ def files_of(overrides: Sequence[str]) -> Files:
 
 
 def blamed(error: ConfigError, files: Files, words: Sequence[str]) -> ConfigError:
-    """Return the error with the file, for each mistake that stands in one of ``files`` and not on the command line."""
+    """Name the file in each error whose value comes from one of ``files`` and not from the command line."""
     errors = single(error)
-    totals = [one.message.split()[0] for one in errors if one.key == "total_steps"]  # points of schedules repeat it
+    totals = [one.message.split()[0] for one in errors if one.key == "total_steps"]  # errors of schedules repeat it
     errors = [one for one in errors if not one.key.endswith("][0]") or one.message.split()[0] not in totals]
     return joined([_blamed(one, files, words) for one in errors])
 
@@ -106,15 +106,15 @@ def _blamed(error: ConfigError, files: Files, words: Sequence[str]) -> ConfigErr
 
 
 def _sets(word: str, key: str) -> bool:
-    """Return whether a word of the command line sets a value at a key, above or below it."""
+    """Return whether an override sets a value at, above or below a key."""
     name, _, value = word.lstrip("+~").partition("=")
     if "." not in name and (name.partition("@")[0], value) in presets():
-        return False  # a choice
+        return False  # a group choice
     return f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.")
 
 
 def _holds(package: str, file: Preset, key: str) -> bool:
-    """Return whether a file, whose settings are put under ``package``, has a value at a key."""
+    """Return whether a file with settings under ``package`` has a value at a key."""
     inside = key.removeprefix(f"{package}.") if package not in ("", GLOBAL) else key
     return (inside != key or package in ("", GLOBAL)) and value_at(_content(file), inside) is not None
 
@@ -125,10 +125,10 @@ def _content(file: Preset) -> Any:
 
 
 def check_packages(choices: Iterable[tuple[str, Any]]) -> None:
-    """Raise ``ConfigError`` if a chosen file lacks the first line that says where its settings belong.
+    """Raise ``ConfigError`` if a chosen file lacks the first line with its package.
 
     Args:
-        choices: groups and the options chosen of them; of a group of several, the one that lies where they should.
+        choices: groups and their chosen options; of groups with several choices, one with the right package.
     """
     for group, option in choices:
         file = preset(group, option) if isinstance(option, str) else None
@@ -141,28 +141,28 @@ def check_packages(choices: Iterable[tuple[str, Any]]) -> None:
 
 
 def chosen_files(words: Iterable[str]) -> list[Preset]:
-    """Return the files that a command line chooses, and that of the pair of its algorithm and environment."""
+    """Return the files that a command line chooses, and the tuned one of its algorithm and environment."""
     chosen = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
     chosen = {"tuned": "_".join(chosen.get(group, "") for group in ("algo", "env")), **chosen}
     return [file for pair in chosen.items() if (file := preset(*pair))]
 
 
 def asked_by(group: str, option: str, words: Sequence[str]) -> str:
-    """Return ``; <file> asks for it`` where a chosen file, and not the command line, names an option; else nothing."""
+    """Return ``; <file> asks for it`` if a chosen file, not the command line, names an option; else empty."""
     asks = re.compile(rf"\W{re.escape(group)}(@\S+)?: *{re.escape(option)}\s")
     found = (f"; {file} asks for it" for file in chosen_files(words) if asks.search(file.path.read_text("utf-8")))
     return next(found, "")
 
 
 def is_selected(kind: str, name: str) -> bool:
-    """Return whether a file, whatever it is called, selects a component."""
+    """Return whether any file selects a component."""
     selects = re.compile(rf"^\s*name:\s*{re.escape(name)}\s*$", re.MULTILINE)
     files = (files[0] for (group, _), files in presets().items() if group == kind)
     return any(selects.search(file.path.read_text("utf-8")) for file in files)
 
 
 def unreadable(error: yaml.MarkedYAMLError) -> ConfigError:
-    """Return the error for a file that is no YAML."""
+    """Return the error for a file that is not valid YAML."""
     mark = error.problem_mark or error.context_mark
     where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     name = mark.name if mark else ""

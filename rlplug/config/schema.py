@@ -1,4 +1,4 @@
-"""A resolved configuration -> typed settings, each node checked against its component's ``Config``."""
+"""Parsing of a resolved configuration into typed settings, validated by each component's ``Config``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rlplug.settings import Nested, NonNegativeInt, PositiveFloat, PositiveInt, 
 from rlplug.types import Compile, ConfigError
 
 T = TypeVar("T")
-SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")  # a run has exactly one of them
-SEVERAL: tuple[Kind, ...] = ("exploration", "logger")  # a run has any number of them, by name
+SINGLE: tuple[Kind, ...] = ("algo", "env", "buffer", "loop", "hardware")  # exactly one per run
+SEVERAL: tuple[Kind, ...] = ("exploration", "logger")  # any number per run, by name
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Chosen:
     """A component that the configuration selects, with its validated settings."""
 
     kind: Kind
-    key: str  # of its node: algo, exploration.gaussian, critic_model
+    key: str  # key of its node: algo, exploration.gaussian, critic_model
     name: str
     cls: type[Any]
     cfg: Any  # an instance of cls.Config
@@ -49,7 +49,7 @@ class Chosen:
         return self._asked("ask", self.kind, self.build(None), "plan")
 
     def _asked(self, function: str, *args: Any) -> Any:
-        """Call a function of ``contract.members``; an error names options as they are written: ``algo.algo.gamma``."""
+        """Call a function of ``contract.members``; prefix the keys of its errors, as in ``algo.algo.gamma``."""
         from rlplug.contract import members  # here: it imports torch
 
         try:
@@ -64,8 +64,8 @@ class Chosen:
 class Eval:
     every: NonNegativeInt = option("Steps between evaluations; 0: only at the end.")
     episodes: PositiveInt = option("Episodes of one evaluation.")
-    max_episode_steps: PositiveInt = option("Steps after which an episode of an evaluation is cut; a line says so.")
-    record: NonNegativeInt = option("Episodes of a video with every evaluation, of 1000 pictures at most; 0: none.")
+    max_episode_steps: PositiveInt = option("Cut evaluation episodes after this many steps; the run reports it.")
+    record: NonNegativeInt = option("Episodes per evaluation to record as a video of at most 1000 frames; 0: none.")
 
 
 def _interval(value: Any) -> Any:
@@ -81,12 +81,12 @@ Interval = Annotated[int | str, PlainValidator(_interval)]
 @settings
 class Checkpoint:
     every: Interval = option("Steps between checkpoints, or minutes such as 5min; 0: only at the end.")
-    keep_last: PositiveInt = option("Newest checkpoints that are kept.")
-    keep_best: NonNegativeInt = option("Checkpoints with the best evaluations that are kept, too.")
+    keep_last: PositiveInt = option("Newest checkpoints to keep.")
+    keep_best: NonNegativeInt = option("Checkpoints with the best eval/return_mean to keep in addition.")
 
 
 def _paths(value: Any) -> Any:
-    """Return a list of paths; a single one may stand without it."""
+    """Return a list of paths, also for a single path."""
     return [value] if isinstance(value, str) else value
 
 
@@ -95,26 +95,26 @@ Paths = Annotated[list[str], Field(min_length=1), BeforeValidator(_paths)]
 
 @settings
 class Data:
-    """Recorded episodes that take the place of the environment in training."""
+    """Dataset of recorded episodes to train on instead of the environment (offline RL)."""
 
-    path: Paths | None = option("Files, folders or patterns of episodes to learn from; null: play the environment.")
+    path: Paths | None = option("Files, folders or patterns, one or several; null: collect from the environment.")
     weights: Annotated[list[PositiveFloat], Field(min_length=1)] | None = option(
-        "Share of every path in what is learned from, in steps; null: all episodes of all."
+        "Sampling weight of every path, in steps; null: all episodes of all paths."
     )
-    envs: PositiveInt | None = option("How many of num_envs are recorded, the others are played; null: all.")
-    shuffle: bool = option("Episodes come in an order that follows from the seed; false: as they were recorded.")
-    damaged: Literal["refuse", "skip"] = option("What becomes of a part of a file that cannot be read.")
-    unfinished: Literal["refuse", "truncate", "skip"] = option("An episode without an end; truncate: it ends there.")
-    normalized_actions: bool = option("Bounded actions of other libraries' files lie in [-1, 1], not in their space.")
+    envs: PositiveInt | None = option("How many of num_envs read the dataset while the others are real; null: all.")
+    shuffle: bool = option("Shuffle episodes by the seed; false: recorded order.")
+    damaged: Literal["refuse", "skip"] = option("Unreadable parts of a file: refuse or skip.")
+    unfinished: Literal["refuse", "truncate", "skip"] = option("Episodes without an end: refuse, truncate or skip.")
+    normalized_actions: bool = option("Bounded actions in other libraries' files are in [-1, 1], not in the space.")
 
 
 @settings
 class Record:
-    """What a run writes of the episodes that it collects."""
+    """Recording of the episodes that a run collects."""
 
-    path: str | None = option("Folder that whole episodes are written to as they end; null: none are.")
-    format: Literal["parquet", "json"] = option("Parquet, or JSON lines as RLlib writes them.")
-    compress: bool = option("JSON: observations are compressed with LZ4.")
+    path: str | None = option("Folder for completed episodes; null: do not record.")
+    format: Literal["parquet", "json"] = option("parquet, or json: lines in RLlib's format.")
+    compress: bool = option("json: compress observations with LZ4.")
     max_file_size: PositiveInt = option("Bytes in memory after which a file is written.")
 
 
@@ -123,82 +123,82 @@ Method = Literal["episode_is", "step_is", "episode_wis", "step_wis", "dm", "dr",
 
 @settings
 class Estimate:
-    """Off-policy estimates: what the policy would return, judged by recorded episodes."""
+    """Off-policy evaluation (OPE): estimates of the policy's return from recorded episodes."""
 
     methods: Annotated[list[Method], Field(min_length=1)] = option(
         "(Weighted) importance sampling per episode or step, direct method, (weighted) doubly robust."
     )
-    with_eval: bool | None = option("Estimate with every evaluation; null: where nothing is played, if possible.")
+    with_eval: bool | None = option("Estimate at every evaluation; null: only without an environment to evaluate in.")
     path: Paths | None = option("Files, folders or patterns of episodes to estimate from; null: those of data.path.")
-    gamma: UnitFloat = option("Discount of the return that is estimated.")
+    gamma: UnitFloat = option("Discount of the estimated return.")
     confidence: Annotated[float, Field(gt=0, lt=1)] = option("Level of the confidence intervals.")
-    folds: PositiveInt = option("Models of dm and dr: each judges the episodes that it was not fitted to; 1: all.")
-    iterations: PositiveInt = option("Fits of these models: the first quarter to returns, each other one to a backup.")
-    updates: PositiveInt = option("Gradient steps of a fit.")
+    folds: PositiveInt = option("Models of dm and dr, each evaluated on held-out episodes; 1: no held-out episodes.")
+    iterations: PositiveInt = option("Model fits: the first quarter to returns, the rest to one-step backups.")
+    updates: PositiveInt = option("Gradient steps per fit.")
     batch_size: PositiveInt = option("Steps of episodes per gradient step.")
-    lr: PositiveFloat = option("Adam's step size at the beginning; it falls to zero.")
-    action_samples: PositiveInt = option("Actions per state that stand for a policy, unless actions are Discrete.")
+    lr: PositiveFloat = option("Adam's initial step size, which decays to zero.")
+    action_samples: PositiveInt = option("Actions sampled per state, unless the space is Discrete.")
 
 
 @settings
 class Log:
-    every: PositiveInt = option("Steps between two rows of metrics.")
+    every: PositiveInt = option("Steps between rows of metrics.")
 
 
 @settings
 class Preprocess:
-    normalize_obs: bool = option("Subtract the running mean of vector observations, divide by their deviation.")
-    clip_obs: PositiveFloat = option("Normalized observations are clipped to +- this.")
-    scale_reward: PositiveFloat = option("Factor of the environment's rewards.")
-    normalize_reward: bool = option("Divide rewards by the running deviation of the discounted return.")
+    normalize_obs: bool = option("Normalize vector observations by their running mean and standard deviation.")
+    clip_obs: PositiveFloat = option("Clip normalized observations to +- this.")
+    scale_reward: PositiveFloat = option("Factor for the environment's rewards.")
+    normalize_reward: bool = option("Divide rewards by the running standard deviation of the discounted return.")
     reward_gamma: UnitFloat = option("Discount of that return.")
-    clip_reward: Literal["sign"] | PositiveFloat | None = option("sign: rewards of -1, 0, 1; a number: within +- it.")
+    clip_reward: Literal["sign"] | PositiveFloat | None = option("sign: -1, 0 or 1; a number: clip to +- this.")
 
 
 def _compile(value: Any) -> Any:
-    return {False: "off", True: "max"}[value] if isinstance(value, bool) else value  # YAML says off for false, too
+    return {False: "off", True: "max"}[value] if isinstance(value, bool) else value  # YAML parses off as false
 
 
 @settings
 class Core:
-    """The settings of a run that belong to no component."""
+    """Settings of a run that belong to no component."""
 
-    seed: NonNegativeInt = option("Everything random follows from it.")
-    total_steps: PositiveInt = option("Steps of the whole run: environment steps, or updates if the loop counts these.")
+    seed: NonNegativeInt = option("Seed of all random numbers.")
+    total_steps: PositiveInt = option("Environment steps of the whole run, or updates if the loop counts these.")
     num_envs: Annotated[PositiveInt, Field(le=1_000_000)] = option("Environments of the whole run.")
-    rollout_fragment_length: PositiveInt = option("Environment steps per environment in one round of collection.")
-    train_batch_size: PositiveInt = option("Samples per update from a replay; a rollout is drained whole.")
-    replay_ratio: PositiveFloat | None = option("Updates per environment step; null: one update a round.")
+    rollout_fragment_length: PositiveInt = option("Steps per environment in one round of collection.")
+    train_batch_size: PositiveInt = option("Samples per update from a replay buffer; a rollout is used whole.")
+    replay_ratio: PositiveFloat | None = option("Updates per environment step; null: one update per round.")
     num_steps_sampled_before_learning_starts: NonNegativeInt = option(
-        "Environment steps before the first update; off-policy algorithms act at random in them."
+        "Environment steps before the first update; off-policy: random actions."
     )
     eval: Eval = option("Evaluation during and after training.")
-    checkpoint: Checkpoint = option("What the run can be continued from.")
-    preprocess: Preprocess = option("What policy and learner see of observations and rewards.")
-    data: Data = option("Recorded episodes that are learned from.")
-    record: Record = option("Episodes that are written down.")
-    estimate: Estimate = option("Off-policy estimates from recorded episodes.")
-    log: Log = option("Rows of metrics.")
+    checkpoint: Checkpoint = option("Checkpoints, from which a run can be resumed.")
+    preprocess: Preprocess = option("Inputs of policy and learner; buffers and reported returns keep raw values.")
+    data: Data = option("Dataset of recorded episodes to train on instead of the environment (offline RL).")
+    record: Record = option("Recording of the episodes that the run collects.")
+    estimate: Estimate = option("Off-policy evaluation (OPE) from recorded episodes.")
+    log: Log = option("Logging of metrics.")
     on_nan: Literal["stop", "skip"] = option("At a NaN or infinite loss or gradient: stop, or skip that gradient step.")
     compile: Annotated[Compile, BeforeValidator(_compile)] = option(
-        "Gradient steps and acting as machine code: off, auto (on a processor, where many are ahead) or max; true: max."
+        "Compile gradient steps and acting: off, auto (on CPU, on long runs) or max; true: max."
     )
     deterministic: bool = option("Use deterministic kernels only.")
 
 
 @settings
 class RunConfig(Core):
-    """Everything that a run is made of."""
+    """The complete configuration of a run."""
 
-    algo: Chosen = option("What learns.")
-    env: Chosen = option("What is played.")
-    buffer: Chosen = option("Where data is kept.")
-    loop: Chosen = option("Who collects, and when to update.")
-    hardware: Chosen = option("Where it runs.")
-    models: dict[str, Chosen] = option("Networks by slot, 'model' or '<part>_model'; an empty slot holds 'model'.")
+    algo: Chosen = option("Algorithm.")
+    env: Chosen = option("Environment.")
+    buffer: Chosen = option("Storage of collected data.")
+    loop: Chosen = option("When to collect and when to update.")
+    hardware: Chosen = option("Devices and processes.")
+    models: dict[str, Chosen] = option("Networks by slot, 'model' or '<part>_model'; empty slots use 'model'.")
     exploration: dict[str, Chosen] = option("Exploration modules by name.")
     logger: dict[str, Chosen] = option("Loggers by name.")
-    raw: dict[str, Any] = option("The resolved configuration; parse(raw) gives the same again.")
+    raw: dict[str, Any] = option("The resolved configuration; parse(raw) returns the same RunConfig.")
 
 
 CORE = list(Core.__pydantic_fields__)  # type: ignore[attr-defined]
@@ -214,12 +214,12 @@ RESUMABLE = (
     "deterministic",
     "on_nan",
 )
-"""what may change when a run is resumed"""
+"""settings that may change when a run is resumed"""
 WHY = "it alters what is learned; a run continues as it was started"
 
 
 def parse(raw: dict[str, Any]) -> RunConfig:
-    """Check a resolved configuration and type it. Imports the selected components.
+    """Validate and type a resolved configuration. Imports the selected components.
 
     Raises:
         ConfigError: with one line for each mistake.
@@ -246,7 +246,7 @@ def parse(raw: dict[str, Any]) -> RunConfig:
 
 
 def choose(kind: Kind, key: str, node: Any) -> Chosen:
-    """Return the component that a node selects: ``name`` selects it, the other keys are its settings.
+    """Return the component that a node selects by ``name``; the other keys are its settings.
 
     Raises:
         ConfigError: there is no such component, it cannot be imported, or its settings are wrong.
@@ -299,10 +299,10 @@ def _collect(errors: list[ConfigError], function: Callable[..., T], *args: Any) 
 
 
 def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str, Any]:
-    """Return a stored configuration with the settings of components of these kinds as they are declared now.
+    """Update a stored configuration: migrate the settings of components of these kinds to their current form.
 
-    A node's settings pass through the classmethod ``Config.migrate(old) -> dict`` of its component if it has one, then
-    those of the nodes inside it. A node whose component cannot be imported is not changed.
+    A node's settings are passed to the classmethod ``Config.migrate(old) -> dict`` of its component, if any, before
+    those of nested nodes. A node whose component cannot be imported is unchanged.
 
     Raises:
         ConfigError: a component's ``migrate`` failed.
@@ -312,7 +312,7 @@ def migrate(raw: Mapping[str, Any], kinds: Collection[str] = KINDS) -> dict[str,
 
 
 def _check_names(node: Any, key: str = "") -> None:
-    """Raise ``ConfigError`` at a key of a stored configuration that no message could quote in its line."""
+    """Raise ``ConfigError`` if a key of a stored configuration is not printable, so messages cannot quote it."""
     for name, inner in node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ():
         if not str(name).isprintable():
             raise ConfigError(key, f"{name!r} is no name of a setting")
@@ -333,9 +333,9 @@ def _migrate(kind: Any, key: str, node: Any) -> Any:
 
 
 def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield key and value of every ``Scheduled`` option of the components at a key, and of those inside them.
+    """Yield key and value of every ``Scheduled`` option of the components at ``key``, nested ones included.
 
-    A component that cannot be imported has none.
+    Components that cannot be imported are skipped.
     """
     config, inside = _inside(kind, node)
     for name, field in getattr(config, "__pydantic_fields__", {}).items():
@@ -346,9 +346,9 @@ def scheduled(kind: Any, key: str, node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(kind: Any, node: Any) -> tuple[Any, list[tuple[str, Any]]]:
-    """Return the ``Config`` of a node's component, and the options that hold others, with their kinds.
+    """Return the ``Config`` of a node's component and its component options, with their kinds.
 
-    It is None for several components, for one that cannot be imported, and for what is no component.
+    The ``Config`` is None for a mapping of components, for one that cannot be imported, and for other nodes.
     """
     if kind not in KINDS or not isinstance(node, dict):
         return None, []
@@ -361,14 +361,14 @@ def _inside(kind: Any, node: Any) -> tuple[Any, list[tuple[str, Any]]]:
 
 
 def nested(chosen: Chosen) -> Iterator[Chosen]:
-    """Yield a component and those inside it."""
+    """Yield a component and, recursively, its nested components."""
     yield chosen
     for name, _ in _nested(type(chosen.cfg), vars(chosen.cfg)):
         yield from nested(getattr(chosen.cfg, name))
 
 
 def _nested(config: Any, node: Mapping[str, Any]) -> list[tuple[str, Kind]]:
-    """Return the options in a node that hold a component, with its kind."""
+    """Return the options of a node that hold a component, with its kind."""
     marks = [(name, mark) for name, field in config.__pydantic_fields__.items() for mark in field.metadata]
     return [(name, mark.kind) for name, mark in marks if isinstance(mark, Nested) and name in node]
 

@@ -1,11 +1,11 @@
-"""What a component has to have, and what its methods take and return: a mistake is one error.
+"""Checks of components against their contracts: members, arguments and results. A violation is one error.
 
     rlplug_x.algo:A.update returned None; return Losses
 
-Nothing of this runs in a hot loop. A class is looked at when a configuration selects it, a model and an optimizer when
-they are made, an environment when its spaces are read, at its resets and at its first step (``members``). What acts is
-watched while the first row is made, and what learns during the first update (``results``). Rows, samples and features
-are looked at in the rooms of those that trade them: ``envs.rows``, ``buffer.samples``, ``nn.trial``.
+No check runs in a hot loop. A class is checked when a configuration selects it, a model and an optimizer when they are
+built, an environment when its spaces are read, at resets and at its first step (``members``). Acting is checked on the
+first row, and learning in the first update (``results``). Rows, samples and features are checked in ``envs.rows``,
+``buffer.samples`` and ``nn.trial``.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ RECORDS = {cls.__name__: cls for cls in (Needs, Losses, Optim, Plan, Job, Segmen
 
 
 class MisuseError(ConfigError):
-    """A component called its context in a way that cannot be served; the message begins with the call."""
+    """Invalid call of a context by a component; the message begins with the call."""
 
     def __init__(self, message: str) -> None:
         super().__init__("", message)
 
 
 def named(who: Any, member: str = "") -> str:
-    """Return ``rlplug_x.algo:A.update`` for a class, or an object of it, and a member of it."""
+    """Return ``rlplug_x.algo:A.update`` for a class or instance and its member."""
     cls = who if isinstance(who, type) else type(who)
     return ".".join(filter(None, (f"{cls.__module__}:{cls.__qualname__}", member)))
 
 
 def mistake(who: Any, member: str, what: str) -> ConfigError:
-    """Return the error that says what is wrong with a member; it names no key, as no setting is to blame."""
+    """Return the error about a member; it has no key, because no setting is at fault."""
     return ConfigError("", f"{named(who, member)} {what}")
 
 
 def refuse(who: Any, member: str, what: str | None) -> None:
-    """Raise the error that says what is wrong with a member; None: nothing is."""
+    """Raise the error ``what`` about a member, unless it is None."""
     if what:
         raise mistake(who, member, what)
 
 
 @contextmanager
 def explained(who: Any, member: str, given: Sequence[Any] = ()) -> Iterator[None]:
-    """Raise ``ConfigError`` for what a call of a member raises because it uses a contract in another way.
+    """Convert exceptions of a member's call that result from misuse of a contract to ``ConfigError``.
 
     Args:
-        given: what it is called with.
+        given: arguments of the call.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a class has to have, and what is asked of it before a run: its signatures, ``Needs``, ``Plan`` and spaces."""
+"""Checks of classes before a run: members and signatures, ``Needs``, ``Plan`` and spaces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, Protocol, get_type_hints
+from typing import Annotated, Any, Protocol, get_type_hints
 
 from gymnasium.vector import AutoresetMode
 from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
@@ -26,9 +26,9 @@ from rlplug.types import ConfigError, EnvSpec
 
 _DECLARE = (Algorithm, Model, Buffer, Exploration, VecEnv, Loop, Hardware, Events)
 BASES: Mapping[Kind, type[Any]] = dict(zip(KINDS, _DECLARE, strict=True))
-"""what declares the members of a kind: a class that has one of them can be called in the same way"""
-DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop")  # from their base in rlplug.api
-MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # what a class says itself; the others are there
+"""base of each kind, whose members' signatures a class must be compatible with"""
+DERIVED: tuple[Kind, ...] = ("algo", "model", "buffer", "exploration", "env", "loop")  # from a base class
+MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # required members; the base has the others
     "algo": ("needs", "act"),
     "model": ("forward",),
     "loop": ("run",),
@@ -39,13 +39,13 @@ MEMBERS: Mapping[Kind, tuple[str, ...]] = {  # what a class says itself; the oth
 
 
 class Made(Protocol):
-    """How a component of every kind is made."""
+    """Constructor of components of every kind."""
 
     def __init__(self, cfg: Any, ctx: Context) -> None: ...
 
 
 def check_class(kind: Kind, cls: type[Any]) -> None:
-    """Raise ``ConfigError`` unless a class has what its kind needs before anything of it is called."""
+    """Raise ``ConfigError`` unless a class has the members of its kind. Calls none of them."""
     base = BASES[kind]
     if kind in DERIVED and base not in getattr(cls, "__mro__", ()):
         raise mistake(cls, "", f"is no {base.__name__}; write class {cls.__name__}({base.__name__}), of rlplug.api")
@@ -58,14 +58,14 @@ def check_class(kind: Kind, cls: type[Any]) -> None:
     refuse(cls, "__init__", _misfit(vars(own).get("__init__") or vars(own)["__new__"].__func__, vars(Made)["__init__"]))
     if kind == "logger":
         _check_hooks(cls)
-    if kind not in ("env", "logger"):  # of an environment see check_env: another class may make it
+    if kind not in ("env", "logger"):  # environments: see check_env, because another class may create them
         _check_members(kind, cls, ["updates"] * (kind == "loop" and cls.unit == "env_steps"))
     if kind == "algo" and cls.forward is Trainable.forward and cls.update is Trainable.update:
         raise _missing(cls, Trainable, "forward")
 
 
 def _check_members(kind: Kind, who: Any, more: Sequence[str] = ()) -> None:
-    """Check that a class, or an object, has its members, and that each can be called as it is declared."""
+    """Check that a class or an object has its members, with compatible signatures."""
     base = BASES[kind]
     for member in (*MEMBERS.get(kind, ()), *more):
         there = inspect.getattr_static(base, member, None)
@@ -74,19 +74,19 @@ def _check_members(kind: Kind, who: Any, more: Sequence[str] = ()) -> None:
     for member, there in declared(kind).items():
         own = inspect.getattr_static(who, member, None)
         on_object = isinstance(own, types.FunctionType) and not isinstance(who, type) and member in vars(who)
-        refuse(who, member, _misfit(staticmethod(own) if on_object else own, there))  # which has no self
+        refuse(who, member, _misfit(staticmethod(own) if on_object else own, there))  # without self
 
 
 @cache
 def declared(kind: Kind) -> dict[str, Any]:
-    """Return the functions, class methods and properties that the base of a kind declares, by name."""
+    """Return the functions, class methods and properties of the base of a kind, by name."""
     own = [vars(cls) for cls in reversed(BASES[kind].__mro__) if cls.__module__.startswith("rlplug.")]
     called = (types.FunctionType, classmethod, property)
     return {name: x for of in own for name, x in of.items() if isinstance(x, called) and name[0] != "_"}
 
 
 def _misfit(own: Any, base: Any) -> str | None:
-    """Compare a member with its declaration: can it be called so? None, too, where that cannot be seen."""
+    """Describe an incompatibility of a member with its declaration; None: compatible or unknown."""
     function = getattr(own, "__func__", own)
     if own is base or not isinstance(function, types.FunctionType):
         return None
@@ -97,7 +97,7 @@ def _misfit(own: Any, base: Any) -> str | None:
     try:
         for some in (given, [p for p in given if p.default is p.empty]):
             inspect.Signature(takes).bind(*some)
-        fits = all(p.name not in names or names[i] == p.name for i, p in enumerate(given))  # and none is swapped
+        fits = all(p.name not in names or names[i] == p.name for i, p in enumerate(given))  # and not swapped
     except TypeError:
         fits = False
     return None if fits else f"takes {_plain(function)}; write {written(base)}"
@@ -111,19 +111,19 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def _plain(function: Any) -> inspect.Signature:
-    """Return a signature without types."""
+    """Return a signature without annotations."""
     return inspect.Signature([p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()])
 
 
 def written(declared: Any) -> str:
-    """Return how a member is written."""
+    """Format the declaration of a member."""
     function = getattr(declared, "__func__", None) or getattr(declared, "fget", declared)
     mark = "" if function is declared else f"@{type(declared).__name__} "
     return f"{mark}def {function.__name__}{inspect.signature(function)}".replace("'", "")
 
 
 def _missing(who: Any, base: type[Any], member: str) -> ConfigError:
-    """Return the error for a member that is not there, with its declaration in ``rlplug.api``."""
+    """Return the error for a missing member, with its declaration in ``rlplug.api``."""
     there = inspect.getattr_static(base, member, None)
     if there is None or isinstance(there, str | frozenset):
         return mistake(who, member, f"is missing; declare {member}: {base.__annotations__[member]}")
@@ -131,7 +131,7 @@ def _missing(who: Any, base: type[Any], member: str) -> ConfigError:
 
 
 def _check_hooks(cls: type[Any]) -> None:
-    """Check that what looks like a hook is one, is marked, and takes what it is called with."""
+    """Check that methods named like hooks exist as hooks, are marked, and accept their arguments."""
     hooks = declared("logger")
     for name in dir(cls):
         own = inspect.getattr_static(cls, name)
@@ -149,7 +149,7 @@ def _check_hooks(cls: type[Any]) -> None:
 
 
 def make(cls: type[Any], cfg: Any, ctx: Any) -> Any:
-    """Return ``cls(cfg, ctx)``. Raises ``ConfigError`` for mistakes that every kind has in common."""
+    """Return ``cls(cfg, ctx)``. Raises ``ConfigError`` for mistakes common to all kinds."""
     made = None
     try:
         with explained(cls, "__init__"):
@@ -165,10 +165,10 @@ def make(cls: type[Any], cfg: Any, ctx: Any) -> Any:
 
 
 def ask(kind: Kind, who: Any, member: str, *args: Any) -> Any:
-    """Return the ``Needs`` of an algorithm, the ``Plan`` of hardware, or the keys that another component reads.
+    """Call a member that returns ``Needs``, a ``Plan`` or keys, and check the result.
 
     Raises:
-        ConfigError: it returned something else, or a record of other values.
+        ConfigError: the result has another type, or a record with invalid values.
     """
     with explained(who, member):
         returned = getattr(who, member)(*args)
@@ -181,7 +181,7 @@ def ask(kind: Kind, who: Any, member: str, *args: Any) -> Any:
 
 
 def record_misfit(returned: Any, cls: type[Any]) -> str | None:
-    """Look at the values of a dataclass of the contracts."""
+    """Describe an invalid value of a dataclass of the contracts; None: all are valid."""
     if not isinstance(returned, cls):
         return f"returned {tree.what(returned)}; return {tree.article(cls.__name__)}"
     for name, hint in get_type_hints(cls).items():
@@ -197,12 +197,12 @@ def record_misfit(returned: Any, cls: type[Any]) -> str | None:
 @cache
 def _typed(hint: Any) -> TypeAdapter[Any]:
     if is_dataclass(hint):
-        return TypeAdapter(InstanceOf.__class_getitem__(hint))
+        return TypeAdapter(Annotated[hint, InstanceOf()])
     return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 
 def check_env(env: VecEnv) -> EnvSpec:
-    """Return what an environment offers. Raises ``ConfigError`` unless it has what is asked of it."""
+    """Return the spec of an environment. Raises ``ConfigError`` if members or spaces are invalid."""
     _check_members("env", env)
     refuse(env, "spec", spec_misfit(env.spec))
     if not isinstance(env.autoreset, AutoresetMode):

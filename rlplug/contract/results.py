@@ -1,4 +1,4 @@
-"""What a component's methods return, and what they are given: looked at once, by the first rows and updates."""
+"""Checks of methods' results and arguments, on the first rows and in the first update only."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from rlplug.types import Batch, ConfigError, EnvSpec, groups_of
 
 Watching = AbstractContextManager[None]
 Check = Callable[..., str | None]
-"""looks at what a method returned, and at what it was given, and says what is wrong"""
+"""describes an error in a method's result, given its arguments; None: valid"""
 Parts = Callable[[], Mapping[str, Any]]
 Following = Callable[[Any], Sequence[Tensor]]
 
 
 def check_model(model: Model, space: Any, members: int, generators: Mapping[str, torch.Generator]) -> None:
-    """Let a model read two rows of zeros, without a trace, and raise ``ConfigError`` if it returns something else.
+    """Run a model on two rows of zeros, without side effects, and raise ``ConfigError`` for an invalid result.
 
     Args:
-        members: that it computes, on a leading axis.
-        generators: which are as before afterwards, as torch's own is.
+        members: ensemble members that it computes, on a leading axis.
+        generators: generators to restore afterwards, in addition to torch's.
     """
     if found := model_misfit(model, tree.map(torch.as_tensor, allocate(space, 2)), members, generators):
         raise mistake(model, *found)
 
 
 def check_rows(env: VecEnv, member: str, rows: Any, n: int) -> Batch:
-    """Return what ``reset`` or ``step`` of ``n`` environments returned. Raises ``ConfigError`` if rows are not so."""
+    """Return the checked result of ``reset`` or ``step`` of ``n`` environments. Raises ``ConfigError``."""
     refuse(env, member, rows_misfit(env.spec, member, rows, n))
     return rows
 
 
 def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: EnvSpec, n: int) -> Watching:
-    """Check what acting on ``n`` environments returns, as long as this lasts: while the first row is made."""
+    """Check results of acting on ``n`` environments inside the block, for the first row."""
 
     def acted(returned: Any, *given: Any) -> str | None:
         return pair_misfit(returned, "a dict with the action", dict) or actions_misfit(spec, returned[0], n)
@@ -57,7 +57,7 @@ def acting(algorithm: Algorithm, exploration: Mapping[str, Exploration], spec: E
 
 
 def nobody_gives(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping[str, Exploration]) -> ConfigError:
-    """Return the error for keys that neither the environment nor the algorithm puts into a row."""
+    """Return the error for keys that neither the environment nor the algorithm provides."""
     own = Exploration.reads.__func__
     reading = [named(extra, "reads") for extra in exploration.values() if type(extra).reads.__func__ is not own]
     said = f"names {', '.join(keys)}, which neither the environment gives nor {named(algorithm, 'act')}"
@@ -70,10 +70,10 @@ def nobody_gives(keys: Sequence[str], algorithm: Algorithm, exploration: Mapping
 def learning(
     algorithm: Algorithm, exploration: Mapping[str, Exploration], buffer: Buffer, needs: Needs, compiled: bool
 ) -> Watching:
-    """Check what learning returns, as long as this lasts: during the first update.
+    """Check results of learning inside the block, during the first update.
 
     Args:
-        compiled: gradient steps are graphs, into which no check is traced.
+        compiled: whether gradient steps are graphs, which cannot include checks.
     """
     of_update: dict[str, Check] = {"update": _is(Losses)} | ({} if compiled else {"forward": _losses})
     return watched(
@@ -84,7 +84,7 @@ def learning(
 
 
 def check_given(batch: Batch | None, exploration: Mapping[str, Exploration]) -> None:
-    """Raise ``ConfigError`` where a loop gives the learner something else than rows, and a module rewards rows."""
+    """Raise ``ConfigError`` if a loop's batch is not rows but an exploration module rewards rows."""
     for name, extra in exploration.items():
         if batch and "valid" not in batch and type(extra).intrinsic_reward is not Exploration.intrinsic_reward:
             said = f"rewards the rows of a sample, and the loop gives the learner {', '.join(batch)} instead"
@@ -108,7 +108,7 @@ def _prepared(returned: Any, batch: Batch) -> str | None:
         return _is(dict)(returned) or numbers_misfit(returned, returned.get("alive", returned.get("valid")))
     rows = batch["valid"].shape
     whole = [key for key, x in returned.items() if isinstance(x, Tensor) and x.shape[:2] == rows]
-    if not whole or rows[0] == rows[-1]:  # of one row of each, [B, B] are not told from [T+1, B]
+    if not whole or rows[0] == rows[-1]:  # with equal lengths, [B, B] cannot be distinguished from [T+1, B]
         return None
     return f"returned no valid for the rows {[*rows]} of {whole[0]}; return batch | {{...}}"
 
@@ -128,7 +128,7 @@ def _losses(returned: Any, *given: Any) -> str | None:
 
 
 def optimizers(who: Trainable) -> dict[str, Optim]:
-    """Return the optimizers of a trainable. Raises ``ConfigError`` if they are no dict of ``Optim``."""
+    """Return the optimizers of a trainable. Raises ``ConfigError`` unless they are a dict of ``Optim``."""
     try:
         with explained(who, "optimizers"):
             returned: Any = who.optimizers()
@@ -148,12 +148,12 @@ def optimizers(who: Trainable) -> dict[str, Optim]:
 
 
 def check_step_sizes(key: str, cfg: Any, who: Trainable, parts: Parts, following: Following) -> None:
-    """Raise ``ConfigError`` where a step size (``lr`` or ``..._lr``) has a schedule that no optimizer follows.
+    """Raise ``ConfigError`` if a step size (``lr`` or ``..._lr``) has a schedule that no optimizer follows.
 
     Args:
-        key: of the component's node.
+        key: key of the component's node.
         parts: returns its ``OptimizerState`` by part.
-        following: returns the tensors that ``ctx.schedule`` gave for these points.
+        following: returns the tensors that ``ctx.schedule`` returned for these points.
     """
     sizes = {name: x for name, x in vars(cfg).items() if re.search("(^|_)lr$", name)}
     schedules = {name: following(x) for name, x in sizes.items() if isinstance(x, list) and len(x) > 1}
@@ -171,7 +171,7 @@ def check_step_sizes(key: str, cfg: Any, who: Trainable, parts: Parts, following
 
 
 class _Watched:
-    """A method whose results are looked at; an object, so that a deep copy of its owner gets one of its own."""
+    """A method with checked results; an object, so that a deep copy of its owner copies it, too."""
 
     def __init__(self, who: Any, member: str, check: Check) -> None:
         self.who, self.member, self.check = who, member, check
@@ -190,7 +190,7 @@ class _Watched:
 
 @contextmanager
 def watched(*every: tuple[Any, Mapping[str, Check]]) -> Iterator[None]:
-    """Check what methods of several objects return, as long as this lasts; nothing of it remains."""
+    """Check the results of methods of several objects inside the block only."""
     free = [(who, member, check) for who, checks in every for member, check in checks.items() if _is_free(who, member)]
     for who, member, check in free:
         vars(who)[member] = _Watched(who, member, check)
@@ -202,7 +202,7 @@ def watched(*every: tuple[Any, Mapping[str, Check]]) -> Iterator[None]:
 
 
 def _is_free(who: Any, member: str) -> bool:
-    """Return whether an object can be given a member of its own, and has none."""
+    """Return whether an object can have an instance member of this name, and has none."""
     return hasattr(who, "__dict__") and member not in vars(who)
 
 

@@ -1,4 +1,4 @@
-"""Which algorithms learn from recordings, for who chose one that does not serve the actions."""
+"""Suggestions of offline algorithms, for an algorithm that does not support the actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOP = re.compile(r"override /loop: *(\w+)")
 
 @contextmanager
 def of_recordings(config: RunConfig, spec: EnvSpec) -> Iterator[None]:
-    """Let an error about ``algo`` advise algorithms that learn from recordings, where the run does."""
+    """Add suggestions of offline algorithms to an error about ``algo``, if the run has a dataset."""
     try:
         yield
     except ConfigError as error:
@@ -26,14 +26,14 @@ def of_recordings(config: RunConfig, spec: EnvSpec) -> Iterator[None]:
 
 
 def serving(spec: EnvSpec) -> list[str]:
-    """Return the algorithms whose YAML chooses a loop that reads recordings, and which serve these spaces."""
-    from rlplug.config import default_node  # here: it imports Hydra
+    """Return the algorithms whose YAML chooses a loop for datasets, and which support these spaces."""
+    from rlplug.config import default_node  # here, because it imports Hydra
 
     found: list[str] = []
     for name in registry.names("algo"):
         file = registry.preset("algo", name)
         loops = LOOP.findall(file.path.read_text(encoding="utf-8")) if file else []
-        with suppress(ConfigError):  # what cannot be imported is no way out
+        with suppress(ConfigError):  # do not suggest components that cannot be imported
             if any(registry.load("loop", loop).reads for loop in loops):
                 choose("algo", "algo", default_node("algo", name)).needs(spec)
                 found.append(name)

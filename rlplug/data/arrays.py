@@ -1,4 +1,4 @@
-"""Transitions as plain arrays: ``.npz`` of NumPy, and parquet tables; HDF5 of D4RL is read by the same class."""
+"""Transitions as plain arrays: NumPy ``.npz``, parquet tables, and D4RL's HDF5."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from rlplug.data.transitions import (
 )
 from rlplug.types import Batch, EnvSpec
 
-CHUNK = 2**20  # bytes that are read together, about
-KINDS = ("half", "float", "double", "int", "uint", "bool")  # begin the names of Arrow's types of numbers
+CHUNK = 2**20  # approximate bytes read together
+KINDS = ("half", "float", "double", "int", "uint", "bool")  # prefixes of Arrow's numeric type names
 
 
 class FlatSource:
-    """Transitions one after another: columns ``[n, ...]``, which are sliced as they are read.
+    """Concatenated transitions: columns ``[n, ...]``, sliced lazily.
 
     Args:
-        columns: by their names in the file; arrays, or what can be sliced like them.
+        columns: arrays or sliceable objects, by their names in the file.
 
     Raises:
-        ConfigError: a column is missing or too short, next observations are of other rows, or an episode has no end.
+        ConfigError: a column is missing or too short, next observations belong to other rows, or an episode has no end.
     """
 
     spec: EnvSpec | None = None
@@ -70,10 +70,10 @@ class FlatSource:
         self.keys = frozenset({*self.columns, *flags} - {"next_obs", "next_action_mask", "episode"})
 
     def _apart(self, over: np.ndarray, number: np.ndarray | None) -> np.ndarray:
-        """Return which transitions ``[n]`` the row after them does not continue, though they end no episode.
+        """Return a mask ``[n]`` of transitions that end no episode but are not continued by the next row.
 
         Raises:
-            ValueError: next observations are of other rows, or nothing shows how to put episodes together.
+            ValueError: next observations belong to other rows, or episodes cannot be determined.
         """
         apart, again = np.zeros(len(over), np.bool_), resumed(over, number)
         if "next_obs" not in self.columns:
@@ -93,7 +93,7 @@ class FlatSource:
         return apart
 
     def _kept(self, ended: np.ndarray, number: np.ndarray | None) -> np.ndarray:
-        """Return begin, end and kept steps of the episodes that are kept, ``[episodes, 3]``."""
+        """Return begin, end and kept steps of the kept episodes, ``[episodes, 3]``."""
         n, has_next = len(ended), "next_obs" in self.columns
         found = np.array([*cut(ended, number)], np.int64).reshape(-1, 2)
         low, high = found.T
@@ -124,7 +124,7 @@ class FlatSource:
 
 
 def resumed(over: np.ndarray, number: np.ndarray | None) -> np.ndarray:
-    """Return after which transitions ``[n]`` another episode's rows stand, though their own goes on further on."""
+    """Return a mask ``[n]`` of transitions followed by another episode's rows although their own continues later."""
     found = np.zeros(len(over), np.bool_)
     if number is None or len(number) < 2:
         return found
@@ -137,10 +137,10 @@ def resumed(over: np.ndarray, number: np.ndarray | None) -> np.ndarray:
 
 
 def npz_source(path: Path, reading: Reading) -> FlatSource:
-    """Open arrays that ``numpy.savez`` wrote. All of it is in memory.
+    """Open a file of ``numpy.savez``, loaded into memory.
 
     Raises:
-        ConfigError, ValueError, zipfile.BadZipFile: it is no such file.
+        ConfigError, ValueError, zipfile.BadZipFile: the file is invalid.
     """
     with zipfile.ZipFile(path) as file:
         names = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
@@ -150,7 +150,7 @@ def npz_source(path: Path, reading: Reading) -> FlatSource:
 
 
 def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo | None) -> Any:
-    """Return an array of a zip file, whose header has to fit what it holds; of None: nothing."""
+    """Return an array of a zip file, after checking its header against its size; None for None."""
     if info is None:
         return ()
     with file.open(info) as stream:
@@ -167,11 +167,11 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo | None) -> Any:
 
 
 def table_source(path: Path, reading: Reading, file: Any) -> FlatSource:
-    """Take an open parquet file of transitions that others wrote; all of it is in memory.
+    """Read an open parquet file of transitions from another library into memory.
 
     Raises:
         ConfigError: columns are missing.
-        ValueError: a column holds no numbers, or lists of unequal length.
+        ValueError: a column is not numeric, or has lists of unequal length.
     """
     names = [field.name for field in file.schema_arrow]
     read = [name for name in names if name.replace("/", ".").split(".")[0] in CALLED]
@@ -196,7 +196,7 @@ def table_source(path: Path, reading: Reading, file: Any) -> FlatSource:
 
 
 def _column(name: str, column: Any) -> np.ndarray:
-    """Return an Arrow array, of numbers or of lists of lists of them, as an array ``[n, ...]``."""
+    """Return an Arrow array of numbers or nested lists as an array ``[n, ...]``."""
     if column.null_count and not str(column.type).startswith(KINDS[:3]):
         raise ValueError(f"{name!r} has {column.null_count} rows without a value")
     if not hasattr(column, "value_lengths"):
@@ -209,7 +209,7 @@ def _column(name: str, column: Any) -> np.ndarray:
 
 
 def grouped(lengths: np.ndarray, rows: int) -> list[range]:
-    """Return ranges of consecutive episodes of about so many rows together."""
+    """Return ranges of consecutive episodes with about ``rows`` rows each."""
     if not len(lengths):
         return []
     number = (np.cumsum(lengths) - lengths) // rows

@@ -1,4 +1,4 @@
-"""A recording is a collector: its episodes come as the segments that environments would have given."""
+"""Collectors of recorded episodes, as segments like those of environments."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.data.recording import Recording
 from rlplug.types import Batch, ConfigError, Tree, groups_of
 
-DERIVED = ("carry", *PREVIOUS, "priority")  # keys that follow from the others
+DERIVED = ("carry", *PREVIOUS, "priority")  # keys derived from others
 
 
 def with_previous(episode: Batch, keys: Sequence[str]) -> Batch:
-    """Return the rows ``[L+1, ...]`` of an episode with ``keys`` of ``PREVIOUS``, which follow from the row before."""
+    """Add ``keys`` of ``PREVIOUS``, derived from the previous row, to the rows ``[L+1, ...]`` of an episode."""
     for name, part in groups_of(episode).items():
         source = {key: part["alive" if key == BEGINS else key.removeprefix("prev_")] for key in keys}
         own = part | tree.map(np.zeros_like, source)
@@ -35,7 +35,7 @@ def with_previous(episode: Batch, keys: Sequence[str]) -> Batch:
 
 
 class Column:
-    """Where a column stands: in a pass, in the order of its episodes, and at the row that the next segment begins with.
+    """Position of a column: pass, place in the order of its episodes, and first row of the next segment.
 
     Column ``b`` of ``B`` has the episodes ``b, b + B, ...`` of every pass.
     """
@@ -43,14 +43,14 @@ class Column:
     def __init__(self, recording: Recording, number: int, count: int, once: bool) -> None:
         self.recording, self.number, self.count, self.once = recording, number, count, once
         self.at = (0, number, 0)  # pass, place in its order, row of the episode
-        self._open: tuple[tuple[int, int], Batch] = ((-1, -1), {})  # the episode that it stands in
+        self._open: tuple[tuple[int, int], Batch] = ((-1, -1), {})  # the current episode
 
     def take(self, rows: int, keys: Sequence[str], previous: Sequence[str]) -> Batch:
-        """Return the next rows ``[rows, ...]``, the last of which comes again with the next call.
+        """Return the next rows ``[rows, ...]``, the last of which is repeated by the next call.
 
         Args:
-            keys: what is read.
-            previous: of ``PREVIOUS``, those that are added.
+            keys: keys to read.
+            previous: keys of ``PREVIOUS`` to add.
         """
         pieces, missing = list[Batch](), rows
         while True:
@@ -63,7 +63,7 @@ class Column:
                 self.at = number, place, row + taken - 1
                 break
             following = self._following(number, place)
-            if following is None:  # its final observation is repeated
+            if following is None:  # repeat its final observation
                 self.at = number, place, row + taken - 1
                 last = tree.take(episode, slice(-1, None))
                 last["is_first"] = np.zeros(1, np.bool_)
@@ -82,29 +82,29 @@ class Column:
         return self._open[1]
 
     def _following(self, number: int, place: int) -> tuple[int, int] | None:
-        """Return pass and place of the next episode; None: there is no more."""
+        """Return pass and place of the next episode; None: there is none."""
         if place + self.count < len(self.recording.order(number)):
             return number, place + self.count
         if self.once:
             return None
         number += 1
-        while self.number >= len(self.recording.order(number)):  # by weights, passes have more or fewer episodes
+        while self.number >= len(self.recording.order(number)):  # with weights, passes vary in length
             number += 1
         return number, self.number
 
 
 class RecordingCollector:
-    """Gives the episodes of a recording, one after another in every column, as what environments gave.
+    """Collector of recorded episodes, consecutive in every column.
 
-    Nothing is played, and the mode of a rollout does not matter. ``env_steps`` of the run are steps read.
+    It ignores the mode of a rollout. ``env_steps`` of the run count the steps read.
 
     Args:
-        shard: its columns, and how many there are over all ranks.
-        once: it ends after one pass; otherwise passes follow each other.
-        finishing: what is made of a segment; None: ``transforms`` of the algorithm.
+        shard: its columns, and their number over all ranks.
+        once: end after one pass; otherwise passes repeat.
+        finishing: transforms of a segment; None: ``transforms`` of the algorithm.
 
     Raises:
-        ConfigError: a column is missing that the algorithm needs, or the columns get no episode each.
+        ConfigError: a needed key is missing, or there are fewer episodes than columns.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class RecordingCollector:
         kept = (*ctx.needs.keys, *CORE, "alive", *ctx.spec.nested)
         self._read = [key for key in recording.keys if changes or key in kept]
         self.columns = [Column(recording, number, shard.num_envs, once) for number in shard.env_ids]
-        self.spec = self._spec()  # what is missing, or of other spaces, is found now
+        self.spec = self._spec()  # finds missing keys and other spaces
 
     def _missing(self, keys: Iterable[str]) -> None:
-        """Raise ``ConfigError`` for keys that the algorithm needs and nobody gives."""
+        """Raise ``ConfigError`` for needed keys that neither the dataset nor the algorithm provides."""
         given = {*DERIVED} if self.ctx.spec.has_masks else {*DERIVED, "action_mask"}
         if missing := [key for key in keys if key not in given]:
             sources = self.recording.sources
@@ -153,13 +153,13 @@ class RecordingCollector:
         return SegmentSpec(row, AutoresetMode.NEXT_STEP, (every,), steps=self.recording.steps(), rows=most)
 
     def collect(self, rows: int, *args: Any, **options: Any) -> Batch:
-        """Read a segment ``[rows + 1, B]``. Further arguments of ``ShardCollector.collect`` change nothing."""
+        """Read a segment ``[rows + 1, B]``. Other arguments of ``ShardCollector.collect`` are ignored."""
         previous = [key for key in PREVIOUS if key in self.ctx.needs.keys]
         columns = [column.take(rows + 1, self._read, previous) for column in self.columns]
         arrays = tree.map(lambda *leaves: np.stack(leaves, 1), *columns)
         arrays["valid"][-1] = False
         batch = tree.map(torch.from_numpy, arrays)
-        if "carry" in self.ctx.needs.keys:  # states of another policy mean nothing to this one
+        if "carry" in self.ctx.needs.keys:  # recurrent states of another policy are meaningless
             states = self.algorithm.initial_carry(len(self.columns))
             batch["carry"] = tree.map(lambda x: x.cpu()[None].repeat(rows + 1, *[1] * x.ndim), states)
         with torch.inference_mode(), self.ctx.acting(self.shard):
@@ -169,10 +169,10 @@ class RecordingCollector:
         return {"env": "recording", "data": self.recording.identity(), "columns": [[*c.at] for c in self.columns]}
 
     def load(self, state: Tree) -> None:
-        """Go on at the rows of ``state``.
+        """Restore the position of ``state``.
 
         Raises:
-            ConfigError: the files are others than they were.
+            ConfigError: the files have changed.
         """
         if state["data"] != (now := self.recording.identity()):
             changed = next((old[0] for old in state["data"] if old not in now), "there are more files")
@@ -181,11 +181,11 @@ class RecordingCollector:
             column.at = tuple(at)
 
     def close(self) -> None:
-        """Do nothing: files close themselves."""
+        """Do nothing, because files are closed automatically."""
 
 
 class MixedCollector:
-    """Recorded columns, and those that are played after them: together one shard, and segments of both."""
+    """Recorded columns followed by columns of real environments, as one shard with joint segments."""
 
     def __init__(self, recorded: RecordingCollector, played: ShardCollector) -> None:
         self.recorded, self.played, self.algorithm = recorded, played, played.algorithm

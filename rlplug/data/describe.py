@@ -1,4 +1,4 @@
-"""What is in recorded episodes."""
+"""Summary of recorded episodes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlplug.envs.spaces import in_words
 from rlplug.types import Batch, EnvSpec, groups_of
 
 WISHED = {"logp": "behavior log-probabilities, which off-policy estimates need"}
-LOOKED_AT = 100_000  # rows, from the first on: what ranges and shares are of
+LOOKED_AT = 100_000  # first rows, from which ranges and fractions are computed
 MOST_CHOICES = 32
 
 
 def describe(recording: Recording) -> dict[str, Any]:
-    """Return what is in a recording, in numbers and texts."""
+    """Return a summary of a dataset, as numbers and text."""
     lengths, returns = recording.lengths, recording.returns
     rows = list[Batch]()
     for number in range(len(lengths)):
@@ -52,7 +52,7 @@ def describe(recording: Recording) -> dict[str, Any]:
 
 
 def table(about: dict[str, Any]) -> str:
-    """Return ``describe`` as text."""
+    """Format the result of ``describe``."""
     rows = [("files", f"{about['files']:,}"), ("episodes", f"{about['episodes']:,}, {about['steps']:,} steps")]
     rows += [("return", about["return"]), ("length", about["length"]), ("terminated", about["terminated"])]
     rows += [("spaces", "") if about["spaces"] else ("spaces", "the files do not say")]
@@ -79,7 +79,7 @@ def _spread(values: np.ndarray) -> str:
 
 
 def _cover(values: np.ndarray, is_action: bool) -> str:
-    """Return which numbers occur: shares of the choices, or ranges of elements."""
+    """Describe the values: fractions of discrete choices, or ranges of elements."""
     if values.dtype.kind in "iu" and is_action and values.ndim == 1:
         choices, counts = np.unique(values, return_counts=True)
         if len(choices) <= MOST_CHOICES:

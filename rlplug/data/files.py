@@ -1,4 +1,4 @@
-"""Which files a path, a folder or a pattern means, without walking over a disk."""
+"""Files of a path, a folder or a pattern, with a bounded search."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from rlplug.data.source import shown
 from rlplug.types import ConfigError
 
-MOST = 100_000  # files and folders that are looked at
-DEPTH = 100  # of folders in each other
+MOST = 100_000  # maximum number of visited files and folders
+DEPTH = 100  # maximum depth of nested folders
 
 
 def find(path: str, key: str, suffixes: Collection[str]) -> list[Path]:
-    """Return the files that a path, folder or pattern means, in order of their names.
+    """Return the files of a path, folder or pattern, sorted by name.
 
-    Links to folders are not followed below it.
+    Links to folders below it are not followed.
 
     Args:
-        key: the setting that names it, for errors.
-        suffixes: of the files that a folder is asked for.
+        key: config key of the path, for errors.
+        suffixes: suffixes of the files in a folder.
 
     Raises:
-        ConfigError: there is none, it cannot be read, or there is too much to look through.
+        ConfigError: there is none, it cannot be read, or there are too many files.
     """
     whole, walk = Path(path), _Walk()
     try:
@@ -53,17 +53,17 @@ def find(path: str, key: str, suffixes: Collection[str]) -> list[Path]:
 
 
 class _TooManyError(Exception):
-    """There are more files and folders than are looked at."""
+    """Raised when there are too many files and folders."""
 
 
 class _Walk:
-    """Finds files by the parts of a pattern, and counts what it looks at."""
+    """Finds files by the parts of a pattern, and counts visited entries."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def below(self, folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-        """Iterate over what matches; ``**`` is a folder in any depth, and hidden names need a pattern with a dot."""
+        """Iterate over matches; ``**`` matches folders of any depth, and hidden names need a pattern with a dot."""
         part, rest = parts[0], parts[1:]
         if part == "**":
             if len(folder.parts) > DEPTH:
@@ -89,7 +89,7 @@ class _Walk:
                     yield from self.below(folder / entry.name, rest)
 
     def _entries(self, folder: Path) -> Iterator[os.DirEntry[str]]:
-        """Iterate over a folder; one that is not there or may not be read has nothing."""
+        """Iterate over a folder's entries; a missing or unreadable one is empty."""
         try:
             entries = os.scandir(folder)
         except (FileNotFoundError, NotADirectoryError, PermissionError):

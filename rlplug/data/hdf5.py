@@ -1,4 +1,4 @@
-"""HDF5 as D4RL and Minari write it. Only what a file holds itself is read: no link, no external storage."""
+"""HDF5 files of D4RL and Minari, read without following links or external storage."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from rlplug.data.transitions import (
 )
 from rlplug.types import Batch, EnvSpec
 
-DEPTH = 8  # of groups in groups
-OF_LOGP = ("logp", "action_logp", "action_log_probs")  # what Minari and D4RL call it among their infos
+DEPTH = 8  # maximum depth of nested groups
+OF_LOGP = ("logp", "action_logp", "action_log_probs")  # names of log-probabilities in infos of Minari and D4RL
 EPISODE = re.compile(r"episode_(\d{1,18})")
 
 
 def hdf5_source(path: Path, reading: Reading) -> FlatSource | MinariSource:
-    """Open HDF5 that D4RL or Minari wrote.
+    """Open an HDF5 file of D4RL or Minari.
 
     Raises:
-        ConfigError, OSError, ValueError: it is no such file.
+        ConfigError, OSError, ValueError: the file is invalid.
     """
     file = needs_package("h5py", str(path)).File(path, "r")
     if any(EPISODE.fullmatch(name) for name in file):
@@ -46,7 +46,7 @@ def hdf5_source(path: Path, reading: Reading) -> FlatSource | MinariSource:
 
 
 class MinariSource:
-    """Episodes as Minari writes them: a group for each, whose observations are one more than its actions."""
+    """Episodes in Minari's format: one group per episode, with one more observation than actions."""
 
     spec: EnvSpec | None = None
 
@@ -81,9 +81,9 @@ class MinariSource:
         self.chunks = grouped(self.lengths, max(1, CHUNK // row))
 
     def _group(self, name: str) -> Batch:
-        """Return the arrays of an episode, by rlplug's names."""
+        """Return the arrays of an episode, by rlplug's key names."""
         group = tree.map(np.asarray, named(_columns(_held(self.file, name), self.path), self.path))
-        if "logp" in group:  # Minari's infos have a row for the first observation, too
+        if "logp" in group:  # Minari's infos include a row of the first observation
             group["logp"] = group["logp"][: len(group["reward"])]
         return group
 
@@ -95,13 +95,13 @@ class MinariSource:
 
 
 def _columns(group: Any, path: Path) -> dict[str, Any]:
-    """Return the data sets of a group that are columns, by their names; of ``infos`` only log-probabilities.
+    """Return the datasets of a group that are columns, by name; of ``infos`` only log-probabilities.
 
     Raises:
-        ValueError: one is kept elsewhere, or declares far more than the file can hold.
+        ValueError: one is stored externally, or declares far more bytes than the file can hold.
     """
     h5py, size = needs_package("h5py", str(path)), 0
-    if not isinstance(group, h5py.Group):  # whose names come one by one: those of a data set are its elements
+    if not isinstance(group, h5py.Group):  # iterating over a dataset would yield its elements
         raise ValueError("has a data set where a group is expected")
     found = {name: item for top in group if top in CALLED for name, item in _walk(_held(group, top), top)}
     if "infos" in group and isinstance(infos := _held(group, "infos"), h5py.Group):
@@ -129,10 +129,10 @@ def _walk(item: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def _held(group: Any, name: str) -> Any:
-    """Return what a group holds itself.
+    """Return a member that is stored in the group itself.
 
     Raises:
-        ValueError: it is a link to elsewhere.
+        ValueError: it is an external link.
     """
     h5py = needs_package("h5py", name)
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):

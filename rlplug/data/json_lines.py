@@ -1,4 +1,4 @@
-"""JSON lines as RLlib writes them: a line is a ``SampleBatch``, whose columns may be packed, see ``data.packed``."""
+"""JSON lines in RLlib's format: a line is a ``SampleBatch``, whose columns may be packed; see ``data.packed``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rlplug.data.transitions import (
 )
 from rlplug.types import Batch, EnvSpec
 
-SPACES = ".spaces"  # ends the name of the file beside one of rlplug's own, which says what its columns are
+SPACES = ".spaces"  # suffix of the file that accompanies rlplug's own files and describes their columns
 COLUMNS = {
     "action": "actions",
     "reward": "rewards",
@@ -43,23 +43,23 @@ COLUMNS = {
     "truncated": "truncateds",
     "logp": "action_logp",
 }
-"""what RLlib calls columns"""
+"""RLlib's names of columns"""
 SKIPPED = ("is_first", "valid", "obs")
-LINE = 2**29  # bytes, at most
-PIECE = 2**20  # bytes of a line that are read together
-BESIDE = 2**26  # bytes of a file of spaces, at most
+LINE = 2**29  # maximum bytes of a line
+PIECE = 2**20  # bytes of a line read at a time
+BESIDE = 2**26  # maximum bytes of a file of spaces
 
 
 def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> None:
-    """Write an episode to a line; each file is complete or absent.
+    """Write one episode per line; the file is complete or absent.
 
     Args:
-        episodes: rows of each, arrays ``[L + 1, ...]``.
-        about: what is written beside the file: ``spec``, ``versions``; ``compress``: whether observations are.
+        episodes: rows of each episode, arrays ``[L + 1, ...]``.
+        about: content of the accompanying file, ``spec`` and ``versions``; ``compress``: compress observations.
 
     Raises:
         ConfigError: LZ4 is not installed.
-        OSError: the disk refuses.
+        OSError: the disk fails.
     """
     leaves = [{"path": [*key], "dtype": x.dtype.name, "shape": [*x.shape[1:]]} for key, x in tree.items(episodes[0])]
     lines = list[bytes]()
@@ -71,9 +71,9 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
             line[key] = _written(tree.map(np.ascontiguousarray, tree.take(rows["obs"], part)), about["compress"])
         for key, leaf in acted.items():
             line[COLUMNS.get(key, key)] = _written(leaf, compress=False)
-            if key not in COLUMNS:  # the final observation's, too, as of ``obs``
+            if key not in COLUMNS:  # with the final row, as in ``obs``
                 line[f"new_{key}"] = _written(tree.take(rows[key], slice(1, steps + 1)), compress=False)
-        if "logp" in acted:  # what RLlib's estimators read
+        if "logp" in acted:  # read by RLlib's estimators
             line["action_prob"] = _written(np.exp(acted["logp"].astype(np.float64)), compress=False)
         lines.append(json.dumps(line).encode() + b"\n")
     atomic.replace(path.with_name(path.name + SPACES), json.dumps({"leaves": leaves, **about}).encode())
@@ -81,9 +81,9 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
 
 
 def eps_id(path: Path, i: int) -> int:
-    """Return the number of a file's episode, which no episode of another writer has: files of one folder are one set.
+    """Return an episode number that is unique among all writers to a folder, whose files form one dataset.
 
-    A file's name says who wrote it: the run, its rank, and which of its files it is.
+    The file name identifies the run, the rank and the file.
     """
     return int.from_bytes(sha256(f"{path.stem} {i}".encode()).digest()[:8], "big") >> 2
 
@@ -97,11 +97,11 @@ def _written(leaf: Any, compress: bool) -> Any:
 
 @dataclass
 class _Open:
-    """An episode whose end was not read yet.
+    """An episode whose end has not been read yet.
 
     Attributes:
         parts: line, first and last transition of each part.
-        after: next observation of its last transition, ``[1, ...]``; None: the file has none.
+        after: next observation of its last transition, ``[1, ...]``; None: not in the file.
     """
 
     parts: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
@@ -114,10 +114,10 @@ class _Open:
 
 
 class JsonSource:
-    """A file of lines. It is read once when it is opened, to see where episodes lie; then line by line.
+    """A file of lines. It is scanned once when opened, to find episodes, then read line by line.
 
     Raises:
-        ConfigError: a line is damaged, of several agents, or of other spaces.
+        ConfigError: a line is damaged, has several agents, or other spaces.
         OSError, ValueError: the file is damaged as a whole.
     """
 
@@ -164,10 +164,10 @@ class JsonSource:
         self.keys = frozenset({*kept, *flags} - {"episode"})
 
     def _next(self, file: BinaryIO) -> bytes:
-        """Return the next line; none: the file has ended.
+        """Return the next line; empty: the file has ended.
 
         Raises:
-            ConfigError: it is too long, or zeros, as where a file has a hole.
+            ConfigError: it is too long, or zeros, as in a hole of a file.
         """
         pieces, size = list[bytes](), 0
         while not (pieces and pieces[-1].endswith(b"\n")) and (piece := file.readline(PIECE)):
@@ -179,7 +179,7 @@ class JsonSource:
         return b"".join(pieces)
 
     def _beside(self) -> dict[str, Any]:
-        """Return what the file of spaces says that rlplug writes with each file; nothing for files of others.
+        """Return the content of the accompanying file of spaces; empty for files of other libraries.
 
         Raises:
             ConfigError: it is damaged.
@@ -201,7 +201,7 @@ class JsonSource:
         return about
 
     def _add(self, i: int, columns: Batch, open_ones: dict[Any, _Open]) -> None:
-        """Add the transitions of line ``i`` to the episodes that they are of."""
+        """Add the transitions of line ``i`` to their episodes."""
         number, over = columns.get("episode"), ends(columns, len(columns["reward"]))
         number = None if number is None else np.reshape(number, -1)
         apart = np.zeros(len(over), np.bool_)
@@ -234,7 +234,7 @@ class JsonSource:
         columns = pieces[0] if len(pieces) == 1 else tree.cat(pieces)
         if not self._about:
             return [stream(columns, steps, self.reading, self.path)]
-        own = Reading(None)  # as rlplug has them inside, of types that are known
+        own = Reading(None)  # rlplug's own spaces and dtypes
         rows = stream(columns, steps, own, self.path)
         typed: Batch = {}
         for leaf in self._about["leaves"]:
@@ -253,7 +253,7 @@ class JsonSource:
             return self._decode(file.read(self._offsets[line + 1] - self._offsets[line]))
 
     def _decode(self, raw: bytes) -> Batch:
-        """Return the columns of a line as arrays, by rlplug's names; others as they are called."""
+        """Return the columns of a line as arrays, by rlplug's key names; other names are unchanged."""
         try:
             line = json.loads(raw)
         except RecursionError:
@@ -269,19 +269,19 @@ class JsonSource:
 
 
 def _read(value: Any) -> Any:
-    """Return a column as an array ``[n, ...]`` or a dict of them; None: it is none."""
+    """Return a column as an array ``[n, ...]`` or a dict of arrays; None: not a column."""
     if isinstance(value, str):
         value = unpack(value)
     if isinstance(value, dict):
         return {key: _read(part) for key, part in value.items()}
-    if isinstance(value, list) and value and isinstance(value[0], str):  # rows that are compressed one by one
+    if isinstance(value, list) and value and isinstance(value[0], str):  # rows compressed individually
         return np.stack([_read(row) for row in value])
     array = np.asarray(value)
     return array if array.dtype.kind in "biuf" and array.ndim else None
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):  # its own text counts lines within the line
+    if isinstance(error, json.JSONDecodeError):  # its text counts lines within this line
         return f"{error.msg} at character {error.pos + 1}"
     if isinstance(error, KeyError):
         return f"it has no {shown(error.args[0])!r}"

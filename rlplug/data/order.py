@@ -1,4 +1,4 @@
-"""Whether transitions follow each other: each one ends with the observation that the next one begins with."""
+"""Check that transitions are consecutive: each next observation equals the following row's observation."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from rlplug import tree
 from rlplug.types import Batch
 
-CLOSE = 1e-6  # relative difference of equal numbers: files keep observations in more than one precision
-THROUGHOUT = 0.95  # share of the rows
-FEW = 2  # rows that show nothing about a file
+CLOSE = 1e-6  # relative tolerance, because files store observations in different precisions
+THROUGHOUT = 0.95  # fraction of the rows
+FEW = 2  # rows too few to draw a conclusion
 WAY = "where the rows are in order, leave next observations out"
-SAMPLE = 10_000  # rows in which observations are counted
+SAMPLE = 10_000  # rows in which distinct observations are counted
 
 
 class Order:
-    """Compares the next observation of each transition with the observation of the row after it.
+    """Compares the next observation of each transition with the observation of the following row.
 
     Attributes:
-        rows: transitions that were compared.
-        apart: how many of them the row after them does not continue, though their episode goes on.
+        rows: number of compared transitions.
+        apart: number of them that are not continued by the following row, although their episode continues.
     """
 
     def __init__(self) -> None:
@@ -30,16 +30,16 @@ class Order:
         self._sample: list[np.ndarray] = []
 
     def add(self, columns: Batch, over: np.ndarray, number: np.ndarray | None, block: int) -> np.ndarray:
-        """Return which transitions ``[n]`` the row after them does not continue, though their episode goes on.
+        """Return a mask ``[n]`` of transitions not continued by the following row, although their episode continues.
 
         Args:
-            columns: ``obs`` and ``next_obs``, leaves ``[n, ...]``; parts of a file are added in its order.
-            over: which transitions end an episode, ``[n]``.
-            number: of their episodes, ``[n]``; None: the file does not number them.
-            block: rows that are read together.
+            columns: ``obs`` and ``next_obs``, leaves ``[n, ...]``; parts of a file are added in order.
+            over: mask of transitions that end an episode, ``[n]``.
+            number: episode numbers, ``[n]``; None: not in the file.
+            block: rows to read at a time.
 
         Raises:
-            ValueError: observations and next observations have other parts or shapes.
+            ValueError: observations and next observations differ in parts or shapes.
         """
         n = len(over)
         follows, stays, skips, still = (np.zeros(n, np.bool_) for _ in range(4))
@@ -55,7 +55,7 @@ class Order:
                     found[low : low + k] = equal(a, b)
             if sum(map(len, self._sample)) < SAMPLE:
                 self._sample.append(_flat(tree.take(obs, slice(0, min(high - low, SAMPLE)))))
-        on = ~over & (np.arange(n) < n - 1)  # the episode goes on in the row after
+        on = ~over & (np.arange(n) < n - 1)  # the episode continues in the following row
         if number is not None and n:
             on[:-1] &= number[1:] == number[:-1]
         apart, moved = on & ~follows, on & ~still
@@ -70,17 +70,17 @@ class Order:
         return apart
 
     def check(self) -> None:
-        """Check that next observations are not those of another row, throughout.
+        """Check that next observations do not systematically belong to other rows.
 
         Raises:
-            ValueError: they are.
+            ValueError: they do.
         """
         if self._triples >= FEW and self._early >= THROUGHOUT * self._triples:
             said = "has next observations that are the observations two rows later, throughout: they are one row off"
             said += ", or the rows of two episodes alternate, and a column 'episode' has to tell them apart"
             raise ValueError(f"{said}; {WAY}")
         if self._moved >= FEW and self._late >= THROUGHOUT * self._moved:
-            # where nothing leaves its state, this is right in any order of the rows; then few states recur
+            # if states never change, any order is right; then there are few distinct states
             sample = np.concatenate(self._sample)[:SAMPLE]
             recur = len(np.unique(sample, axis=0)) <= len(sample) / 2
             if not recur or 2 * self._firsts_moved > self._firsts:
@@ -88,7 +88,7 @@ class Order:
                 raise ValueError(f"{said}: they are one row off; {WAY}")
 
     def note(self, path: Any, episodes: int) -> str | None:
-        """Return the line about a file that was cut; None: it is in order."""
+        """Return a note on a file whose episodes were cut; None: it is in order."""
         if not self.apart:
             return None
         said = f"{path} is not in order: {self.apart:,} of {self.rows:,} transitions do not end with the observation of"
@@ -96,10 +96,10 @@ class Order:
 
 
 def equal(a: Any, b: Any) -> np.ndarray:
-    """Return which rows ``[n]`` are equal, in the precision of float32.
+    """Return a mask of equal rows ``[n]``, in float32 precision.
 
     Raises:
-        ValueError: they have other parts or shapes.
+        ValueError: parts or shapes differ.
     """
     parts, others = dict(tree.items(a)), dict(tree.items(b))
     if parts.keys() != others.keys():

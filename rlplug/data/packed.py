@@ -1,8 +1,8 @@
-"""Columns that RLlib packed: base64 of LZ4 of a pickle. No pickle is loaded here.
+"""RLlib's packed columns: base64 of LZ4 of a pickle, parsed without loading the pickle.
 
-Of a pickle, ``pickletools`` lists the operations. A small machine follows those by which NumPy writes arrays, bare or
-in dicts, lists and tuples. It knows five functions of NumPy by their names, of which it calls none, takes types from a
-list, and refuses everything else.
+``pickletools`` lists the operations of a pickle. A small interpreter supports those by which NumPy writes arrays, also
+in dicts, lists and tuples. It knows five functions of NumPy by name and calls none of them, allows certain dtypes, and
+rejects everything else.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 from rlplug.data.source import needs_package
 
-MOST = 2**29  # bytes of a column
-PARTS = 2**16  # operations of a pickle
-DEPTH = 16  # of dicts, lists and tuples in each other
-FOLDS = 256  # how many times LZ4 makes bytes smaller, at most
+MOST = 2**29  # maximum bytes of a column
+PARTS = 2**16  # maximum number of operations in a pickle
+DEPTH = 16  # maximum nesting depth
+FOLDS = 256  # maximum compression ratio of LZ4
 DTYPES = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"})
 MODULES = frozenset(
     {"numpy", "_codecs", *(f"numpy.{core}.{of}" for core in ("core", "_core") for of in ("multiarray", "numeric"))}
@@ -29,11 +29,11 @@ MARK = object()
 
 
 def unpack(text: str) -> Any:
-    """Return a packed column: an array, or dicts and lists of them; a tuple becomes a dict of its numbered parts.
+    """Unpack a column to an array, or dicts and lists of arrays; a tuple becomes a dict with numbered keys.
 
     Raises:
         ConfigError: LZ4 is not installed.
-        ValueError, RuntimeError: it is damaged, too large, or holds anything but arrays.
+        ValueError, RuntimeError: it is damaged, too large, or has values other than arrays.
     """
     lz4 = needs_package("lz4.frame", "a compressed column")
     packed = base64.b64decode(text, validate=True)
@@ -46,7 +46,7 @@ def unpack(text: str) -> Any:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return arrays, and dicts and lists of them, of what was parsed."""
+    """Convert a parsed value to arrays, and dicts and lists of arrays."""
     if depth > DEPTH:
         raise ValueError("a compressed column is nested too deeply")
     match value:
@@ -65,7 +65,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 @dataclass(frozen=True)
 class _Name:
-    """A function or class of NumPy, which is never called."""
+    """Name of a function or class of NumPy, which is never called."""
 
     name: str
 
@@ -81,16 +81,16 @@ class _Array:
 
 
 def parse(raw: bytes) -> Any:
-    """Return what a pickle of arrays describes.
+    """Parse a pickle of arrays.
 
     Raises:
-        ValueError: it is damaged, or holds anything else.
+        ValueError: it is damaged, or has other values.
     """
     return _Machine().run(raw)
 
 
 class _Machine:
-    """Follows the operations of a pickle, see https://docs.python.org/3/library/pickletools.html."""
+    """Interprets the operations of a pickle; see https://docs.python.org/3/library/pickletools.html."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -114,13 +114,13 @@ class _Machine:
         return self.pop()
 
     def pop(self, kind: type | tuple[type, ...] = object) -> Any:
-        """Take the value on top of the stack."""
+        """Pop the top of the stack."""
         if not self.stack or not isinstance(value := self.stack.pop(), kind) or value is MARK:
             raise ValueError("a compressed column is damaged")
         return value
 
     def since_mark(self) -> list[Any]:
-        """Take the values on top of the stack down to a mark."""
+        """Pop the values above the last mark."""
         values = list[Any]()
         while self.stack:
             if (value := self.stack.pop()) is MARK:
@@ -134,7 +134,7 @@ class _Machine:
         self.memo[place] = self.stack[-1]
 
     def get(self, place: int) -> None:
-        """Refer to an array, a shape, a type or a text; references to dicts and lists could hold any size."""
+        """Push a memoized array, shape, dtype or string; references to dicts and lists could expand to any size."""
         value = self.memo.get(place)
         plain = not isinstance(value, tuple) or all(isinstance(part, int) for part in value)
         if isinstance(value, _Array) and value.value is not None:
@@ -144,7 +144,7 @@ class _Machine:
         self.stack.append(value)
 
     def count(self, size: int) -> None:
-        """Count the bytes of an array."""
+        """Add the bytes of an array to the total."""
         self.size += size
         if self.size > MOST:
             raise ValueError(f"a compressed column holds more than {MOST >> 20:,} MiB")
@@ -165,7 +165,7 @@ class _Machine:
         self.stack.append(CALLS[name](self, *arguments, *[None] * (4 - len(arguments))))
 
     def build(self) -> None:
-        """Give a type its order of bytes, or an array its contents."""
+        """Set the byte order of a dtype, or the content of an array."""
         state, target = self.pop(tuple), self.stack[-1] if self.stack else None
         match target, state:
             case _Type(), (3, "<" | ">" | "|" | "=" as order, None, None, None, -1, -1, 0):
@@ -188,7 +188,7 @@ class _Machine:
             raise _refusal("keys that are no text")
         target.update(zip(keys, values[1::2], strict=True))
 
-    # ---- what NumPy's names stand for --------------------------------------------------------------------------------
+    # ---- functions of NumPy ------------------------------------------------------------------------------------------
 
     def array(self, data: Any, kind: Any, shape: Any, order: Any) -> _Array:
         sizes = isinstance(shape, tuple) and all(type(side) is int and 0 <= side <= MOST for side in shape)
@@ -202,7 +202,7 @@ class _Machine:
             raise _refusal("a state that no array has")
         self.count(len(data))
         needed = kind.dtype.itemsize
-        for side in shape:  # Python's integers do not overflow
+        for side in shape:  # Python integers do not overflow
             needed *= side
         if needed != len(data):
             raise ValueError(f"an array of shape {[*shape]} has {len(data)} bytes and needs {needed}")
@@ -234,7 +234,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "scalar": _Machine.scalar,
     "dtype": _Machine.type,
     "encode": _Machine.encode,
-    "ndarray": lambda *_: _not_called(),  # it is an argument
+    "ndarray": lambda *_: _not_called(),  # only used as an argument
 }
 VALUES = frozenset(
     {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}

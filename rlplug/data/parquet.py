@@ -1,7 +1,7 @@
-"""Parquet files of whole episodes: a row of the table is a row of the stream, a row group holds whole episodes.
+"""Parquet files of whole episodes: a table row is a stream row, and a row group holds whole episodes.
 
-The footer names the format's version, the spaces, how every column is shaped, and steps and return of every episode;
-so a file is opened, and what is in it told, without reading rows.
+The footer has the format version, the spaces, the shape of every column, and length and return of every episode, so a
+file can be opened and summarized without reading rows.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from rlplug.data.source import Reading, check_size, needs_package, refused, spec
 from rlplug.data.transitions import check_finite
 from rlplug.types import Batch, EnvSpec, RunError, groups_of
 
-FORMAT = 1  # is raised when the meaning of a file changes
+FORMAT = 1  # incremented when the meaning of a file changes
 META = b"rlplug"
-GROUP = 2**20  # bytes of a row group, about: what is in memory of a file at a time
-SMALL = 64  # elements, from which an array is stored as its bytes: lists of numbers take several times as long to read
+GROUP = 2**20  # approximate bytes of a row group, the unit that is in memory at a time
+SMALL = 64  # from this number of elements, arrays are stored as bytes, several times as fast to read as lists
 
 
 def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> None:
-    """Write episodes into a file that is complete or absent, whatever happens meanwhile.
+    """Write episodes to a file atomically.
 
     Args:
-        episodes: rows of each, arrays ``[L + 1, ...]``, all with the same keys.
-        about: what else the footer holds: ``spec``, ``versions``.
+        episodes: rows of each episode, arrays ``[L + 1, ...]``, all with the same keys.
+        about: further content of the footer: ``spec``, ``versions``.
 
     Raises:
         ConfigError: pyarrow is not installed.
-        OSError: the disk refuses.
+        OSError: the disk fails.
     """
     pa, pq = needs_package("pyarrow", "record.format=parquet"), needs_package("pyarrow.parquet", "parquet")
     leaves = [
@@ -62,14 +62,14 @@ def write(path: Path, episodes: Sequence[Batch], about: Mapping[str, Any]) -> No
 
 
 def parquet_source(path: Path, reading: Reading) -> ParquetSource | FlatSource:
-    """Open a parquet file: one of rlplug's own, or a table of transitions.
+    """Open a parquet file of rlplug, or a table of transitions.
 
     Raises:
-        ConfigError: it is damaged, of a newer format, or has no transitions.
+        ConfigError: it is damaged, has a newer format, or has no transitions.
         OSError, ValueError: it is damaged.
     """
     pq = needs_package("pyarrow.parquet", str(path))
-    # buffered ahead, each open file would keep a row group
+    # with read-ahead, each open file would hold a row group in memory
     file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
     meta = (file.schema_arrow.metadata or {}).get(META)
     if meta is None:
@@ -78,11 +78,11 @@ def parquet_source(path: Path, reading: Reading) -> ParquetSource | FlatSource:
 
 
 class ParquetSource:
-    """A file that ``write`` wrote, open as ``file``, with the ``meta`` of its footer.
+    """A file of ``write``, open as ``file``, with the ``meta`` of its footer.
 
     Raises:
-        ConfigError: it is of a newer format, or a row group is damaged.
-        ValueError: the footer does not fit what is in the file.
+        ConfigError: it has a newer format, or a row group is damaged.
+        ValueError: the footer does not match the file.
     """
 
     normalized = False
@@ -115,19 +115,19 @@ class ParquetSource:
         """Return the rows of a row group."""
         leaves = [leaf for leaf in self._leaves if keys is None or leaf["path"][0] in keys]
         names = [".".join(leaf["path"]) for leaf in leaves]
-        table = self._file.read_row_group(group, names, use_threads=False)  # so small that threads cost more
+        table = self._file.read_row_group(group, names, use_threads=False)  # too small for threads to pay off
         rows: Batch = {}
         for leaf, column in zip(leaves, table.columns, strict=True):
             put(rows, leaf["path"], _array(column, leaf))
         return rows
 
     def _is_whole(self, group: int) -> bool:
-        """Read a row group once, so that what is wrong with it is found before anything is learned."""
+        """Read a row group once, to find errors before training."""
         try:
             check_stream(rows := self._rows(group), np.array(self.meta["steps"][group]), self.spec)
             for part in groups_of(rows).values():
                 check_finite(part)
-        except MemoryError:  # of Arrow, whose errors it is one of
+        except MemoryError:  # a base class of some of Arrow's errors
             raise
         except (OSError, ValueError, self._pa.ArrowException) as error:
             self.reading.lost(f"{self.path}, row group {group}", why(error))
@@ -136,11 +136,11 @@ class ParquetSource:
 
 
 def _check_meta(pa: Any, path: Path, file: Any, meta: Any) -> None:
-    """Check that a footer is of this format, and says what the file has.
+    """Check that a footer has this format and matches the file.
 
     Raises:
         ConfigError: it was written by a newer version.
-        ValueError: something is missing, of another kind, or not as the file is.
+        ValueError: an entry is missing, has another type, or does not match the file.
     """
     version = meta.get("format") if isinstance(meta, dict) else None
     if isinstance(version, int) and version > FORMAT:
@@ -172,7 +172,7 @@ def _check_meta(pa: Any, path: Path, file: Any, meta: Any) -> None:
 
 
 def _groups(episodes: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Cut episodes into row groups."""
+    """Group episodes into row groups."""
     group, size = list[Batch](), 0
     for episode in episodes:
         group.append(episode)
@@ -185,7 +185,7 @@ def _groups(episodes: Sequence[Batch]) -> Iterator[list[Batch]]:
 
 
 def _return(episode: Batch) -> float:
-    """Return the sum of an episode's rewards; of several agents, the mean over their sums."""
+    """Return the sum of an episode's rewards; with several agents, the mean over agents."""
     valid = episode["valid"]
     rewards = [part["reward"].reshape(len(valid), -1) for part in groups_of(episode).values()]
     return float(np.concatenate(rewards, 1)[valid].sum(0, dtype=np.float64).mean())

@@ -1,4 +1,4 @@
-"""Writes down what a run collects: whole episodes in files that are complete or absent."""
+"""Recording of a run's episodes, to files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ ENDLESS = 2**62
 
 
 def digest(raw: Mapping[str, Any]) -> str:
-    """Return what tells a command from others whose settings differ, in more than ``record.path``: 8 hex digits."""
+    """Return a hash of a configuration without ``record.path``, as 8 hex digits."""
     return sha256(repr({**raw, "record": {**raw["record"], "path": None}}).encode()).hexdigest()[:8]
 
 
 class EpisodeFiles:
-    """Numbered files of one writer in a folder, which others may write to as well.
+    """Numbered files of one writer in a folder, which may have other writers.
 
-    A file is written when so many bytes have come together, and whenever the state is asked for. Files that are not
-    part of the state that is loaded were written later, and are deleted: what they hold comes again.
+    A file is written at ``max_file_size`` bytes, and whenever the state is saved. Files that are not part of a loaded
+    state are newer than it and are deleted, because the run repeats their episodes.
 
     Args:
         cfg: the settings ``record``.
-        name: of the writer, with which its files begin.
-        about: what every file says of itself: ``spec``, ``versions``.
+        name: name of the writer, which prefixes its files.
+        about: metadata of every file: ``spec``, ``versions``.
 
     Raises:
         ConfigError: the format needs a package that is not installed.
@@ -56,12 +56,12 @@ class EpisodeFiles:
         self.folder, self.name, self.max_bytes = Path(cfg.path), name, cfg.max_file_size
         self.about = {**about, "compress": cfg.compress}
         self.suffix, self.write = FORMATS[cfg.format]
-        self.number = 0  # of the next file
+        self.number = 0  # number of the next file
         self._waiting: list[Batch] = []
         self._bytes = 0
 
     def add(self, episode: Batch) -> None:
-        """Take an episode, arrays ``[L + 1, ...]``."""
+        """Add an episode, arrays ``[L + 1, ...]``."""
         self._waiting.append(episode)
         self._bytes += sum(leaf.nbytes for leaf in tree.leaves(episode))
         if self._bytes >= self.max_bytes:
@@ -70,10 +70,10 @@ class EpisodeFiles:
     def add_all(self, played: Batch) -> None:
         """Write the episodes of a job, leaves ``[L + 1, episodes, ...]``; see ``api.Play``.
 
-        Files of an earlier job of that name are replaced one by one; those that are left are deleted at the end.
+        Files of an earlier job of that name are replaced one by one; the rest are deleted at the end.
 
         Raises:
-            RunError: the disk refuses.
+            RunError: the disk fails.
         """
         rows = tree.map(np.asarray, {key: x for key, x in played.items() if key not in OF_EPISODE})
         for b, length in enumerate(played["length"].tolist()):
@@ -82,10 +82,10 @@ class EpisodeFiles:
         self.begin()
 
     def flush(self) -> None:
-        """Write what waits.
+        """Write pending episodes.
 
         Raises:
-            RunError: the disk refuses.
+            RunError: the disk fails.
         """
         if not self._waiting:
             return
@@ -98,7 +98,7 @@ class EpisodeFiles:
         self.number, self._waiting, self._bytes = self.number + 1, [], 0
 
     def begin(self) -> None:
-        """Make the folder, and delete the files from the next number on: they are written again, or of an earlier job.
+        """Create the folder, and delete files from the next number on, which are rewritten or from an earlier job.
 
         Raises:
             RunError: the folder cannot be written.
@@ -113,11 +113,11 @@ class EpisodeFiles:
 
 
 class RunRecorder:
-    """Cuts the segments that a rank collects into episodes. One that is still open when the run ends is not written."""
+    """Cuts the segments of a rank into episodes and records them. Episodes still open at the end are dropped."""
 
     def __init__(self, files: EpisodeFiles, num_envs: int) -> None:
         self.files, self.num_envs = files, num_envs
-        self._shards: dict[int, Recorder] = {}  # by their first column
+        self._shards: dict[int, Recorder] = {}  # by first column
 
     @hookimpl
     def rlplug_started(self, run: Run) -> None:
@@ -143,7 +143,7 @@ class RunRecorder:
         return self._shards[begin]
 
     def state(self) -> Tree:
-        """Write what has ended, and return what has not."""
+        """Write the completed episodes, and return the open ones."""
         self.files.flush()
         shards = [[begin, len(shard.left), shard.state()] for begin, shard in self._shards.items()]
         return {"files": self.files.number, "shards": shards}

@@ -1,4 +1,4 @@
-"""All episodes that a run learns from: files, in which order their episodes come, and what is in memory of them."""
+"""The dataset of a run: files, order of episodes, and cached chunks."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ FORMATS: Mapping[str, Callable[[Path, Reading], Source]] = {
     ".hdf5": hdf5_source,
     ".h5": hdf5_source,
 }
-ORDER = 4  # tells the order of episodes from all else that is drawn from a run's seed
+ORDER = 4  # separates the order of episodes from other draws of the run's seed
 
 
 class Recording:
-    """Episodes of several sources, which are mixed by weights.
+    """Episodes of several sources, mixed by weights.
 
-    A pass is an order of episodes. Without weights it has each of them once; with weights, all of the source that is
-    the shortest for its weight, and of the others as many steps as their weights say, drawn anew for every pass.
+    A pass is an order of episodes. Without weights it has each episode once; with weights it has all episodes of the
+    source that is shortest relative to its weight, and of the others steps in proportion to their weights, redrawn in
+    every pass.
 
     Args:
         paths: files, folders or patterns; each is a source.
-        weights: of each, in steps; None: all episodes of all.
-        seed: of the order; None: as they are.
+        weights: sampling weight of each path, in steps; None: all episodes of all paths.
+        seed: seed of the order; None: recorded order.
 
     Raises:
-        ConfigError: there is no file, none with episodes, or one cannot be read.
+        ConfigError: there is no file, no file with episodes, or one cannot be read.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Recording:
             raise ConfigError("data.weights", said)
         self.weights, self.seed, self.reading = weights, seed, reading
         self.sources: list[Source] = []
-        self._share: list[int] = []  # which of the paths a source belongs to
+        self._share: list[int] = []  # index of each source's path
         for i, path in enumerate(paths):
             for file in files_of(path, reading.key):
                 self.sources.append(open_file(file, reading))
@@ -83,11 +84,11 @@ class Recording:
         return int(self.lengths[self.order(number)].sum())
 
     def identity(self) -> list[list[str | int]]:
-        """Return what tells other data from these: name, episodes and steps of every file."""
+        """Return an identification of the data: name, episodes and steps of every file."""
         return [[one.path.name, len(one.lengths), int(one.lengths.sum())] for one in self.sources]
 
     def episode(self, number: int, keys: Sequence[str] | None, keep: int) -> Batch:
-        """Return the rows of an episode; the ``keep`` chunks that were used last stay in memory."""
+        """Return the rows of an episode, caching the ``keep`` last used chunks."""
         i = int(np.searchsorted(self._begin, number, "right")) - 1
         source, inside = self.sources[i], number - int(self._begin[i])
         chunk = int(np.searchsorted(self._starts[i], inside, "right")) - 1
@@ -97,14 +98,14 @@ class Recording:
                 self._kept.popitem(last=False)
         self._kept.move_to_end((i, chunk))
         rows = self._kept[i, chunk][inside - source.chunks[chunk].start]
-        return rows if keys is None else {key: rows[key] for key in keys}  # other files may have fewer
+        return rows if keys is None else {key: rows[key] for key in keys}  # files may have additional keys
 
     def _read(self, source: Source, chunk: int, keys: Sequence[str] | None) -> list[Batch]:
-        """Read a chunk of a file, which could be read when it was opened.
+        """Read a chunk of a file that was readable when opened.
 
         Raises:
-            ConfigError: its rows are of other spaces than the run's.
-            RunError: it cannot be read any more.
+            ConfigError: its rows do not have the run's spaces.
+            RunError: it is no longer readable.
         """
         try:
             with self.reading.named():
@@ -115,7 +116,7 @@ class Recording:
             raise RunError(f"{self.reading.key}: {source.path} cannot be read any more: {why(error)}") from error
 
     def _drawn(self, number: int) -> np.ndarray:
-        """Return an order: files' chunks are shuffled, and the episodes within each, so that each is read once."""
+        """Return a random order that shuffles chunks, and episodes within chunks, so that each chunk is read once."""
         if self.seed is None and self.weights is None:
             return np.arange(len(self.lengths))
         rng = np.random.default_rng([self.seed or 0, ORDER, number])
@@ -133,7 +134,7 @@ class Recording:
         return self._weighted(chunks, np.array(shares), np.array(self.weights))
 
     def _weighted(self, chunks: list[np.ndarray], shares: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return episodes of every path, spread over the pass as the weights say, until the first path has no more."""
+        """Return episodes of every path, interleaved by weights, until one path is exhausted."""
         streams = [
             np.concatenate([c for c, of in zip(chunks, shares, strict=True) if of == i]) for i in range(len(weights))
         ]
@@ -149,19 +150,19 @@ class Recording:
 
 
 def files_of(path: str, key: str) -> list[Path]:
-    """Return the files of episodes that a path, folder or pattern means; errors name the setting ``key``.
+    """Return the episode files of a path, folder or pattern; errors name the setting ``key``.
 
     Raises:
-        ConfigError: there is none, or there are too many others.
+        ConfigError: there is none, or there are too many other files.
     """
     return find(path, key, FORMATS)
 
 
 def open_file(path: Path, reading: Reading) -> Source:
-    """Open a file of episodes by its name.
+    """Open a file of episodes, in the format of its suffix.
 
     Raises:
-        ConfigError: its name says no known format, it cannot be read, or it is of other spaces.
+        ConfigError: its format is unknown, it cannot be read, or its spaces differ.
     """
     with reading.named():
         if path.suffix not in FORMATS:
@@ -172,7 +173,7 @@ def open_file(path: Path, reading: Reading) -> Source:
             raise
         except MemoryError as error:
             raise refused(path, f"does not fit into memory: {why(error)}") from None
-        except Exception as error:  # what is damaged or forged can break a library in any way
+        except Exception as error:  # damaged or forged files can raise anything in a library
             raise refused(path, f"cannot be read: {why(error)}") from error
         if reading.spec is not None and source.spec is not None:
             check_spaces(path, source.spec, reading.spec)
@@ -180,10 +181,10 @@ def open_file(path: Path, reading: Reading) -> Source:
 
 
 def check_spaces(path: Path, own: EnvSpec, spec: EnvSpec) -> None:
-    """Check that a file is of the run's spaces.
+    """Check that a file has the run's spaces.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it has not.
     """
     bare = [replace(one, max_episode_steps=None, offers=frozenset[str]()) for one in (own, spec)]
     if difference := mismatch(*bare):

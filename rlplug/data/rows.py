@@ -1,4 +1,4 @@
-"""Checks of files of rlplug's own: that they say what their columns are, and hold rows of the stream."""
+"""Checks of rlplug's own files: descriptions of columns, and the stream rule."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rlplug.types import Batch, EnvSpec, groups_of
 
 DTYPES = frozenset({"bool", *(f"{kind}{size}" for kind in ("int", "uint") for size in (8, 16, 32, 64))})
 DTYPES |= {"float16", "float32", "float64"}
-DEPTH = 16  # of names
-ELEMENTS = 2**26  # of a row
+DEPTH = 16  # maximum depth of names
+ELEMENTS = 2**26  # maximum elements of a row
 
 
 def check_leaves(leaves: Any) -> None:
-    """Check what a file says of its columns: names, types and shapes.
+    """Check a file's description of its columns: names, types and shapes.
 
     Raises:
-        ValueError: that is damaged.
+        ValueError: it is invalid.
     """
     paths = set[tuple[str, ...]]()
     for leaf in leaves if isinstance(leaves, list) else ():
@@ -39,7 +39,7 @@ def check_leaves(leaves: Any) -> None:
 
 
 def put(rows: Batch, path: Sequence[str], leaf: np.ndarray) -> None:
-    """Put a column where its name says."""
+    """Insert a column at the path of its name."""
     *parents, name = path
     for parent in parents:
         rows = rows.setdefault(parent, {})
@@ -47,11 +47,11 @@ def put(rows: Batch, path: Sequence[str], leaf: np.ndarray) -> None:
 
 
 def check_stream(rows: Batch, steps: np.ndarray, spec: EnvSpec | None) -> None:
-    """Check that rows are whole episodes, of their spaces.
+    """Check that rows are whole episodes in their spaces.
 
     Args:
         rows: leaves ``[sum(steps + 1), ...]``.
-        steps: of each episode.
+        steps: steps of each episode.
 
     Raises:
         ValueError: they are not.
@@ -81,7 +81,7 @@ def check_stream(rows: Batch, steps: np.ndarray, spec: EnvSpec | None) -> None:
 
 
 def _check(leaf: Any, space: spaces.Space[Any], agents: int, what: str) -> None:
-    """Check the shape of rows against a space inside, and the range of choices."""
+    """Check the shape of rows against an internal space, and the range of discrete values."""
     if isinstance(space, spaces.Dict):
         if not isinstance(leaf, dict) or leaf.keys() != space.spaces.keys():
             raise ValueError(f"its {what} have other parts than its spaces")

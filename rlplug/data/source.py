@@ -1,4 +1,4 @@
-"""What recorded episodes are, whatever file they come from: stream rows of the spaces that rlplug sees inside."""
+"""Interface of recorded episodes: stream rows in rlplug's internal spaces, for all file formats."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from gymnasium.spaces import Box
 from rlplug.envs.spec_json import from_json
 from rlplug.types import Batch, CheckpointError, ConfigError, EnvSpec
 
-MOST_NOTES = 20  # lines about the files of a recording
-MOST_LETTERS = 1000  # of what a file's contents add to a line
-ALWAYS = 2**30  # bytes that a file may unpack to, however small it is
-FOLDS = 100  # times its size that a larger one may unpack to
-ELEMENTS = 2**26  # of one observation, at most
+MOST_NOTES = 20  # maximum notes about the files of a dataset
+MOST_LETTERS = 1000  # maximum characters of file content in a line
+ALWAYS = 2**30  # bytes that any file may unpack to
+FOLDS = 100  # maximum ratio of unpacked to packed size above that
+ELEMENTS = 2**26  # maximum elements of an observation
 Choice: TypeAlias = Literal["refuse", "skip"]
 Unfinished: TypeAlias = Literal["refuse", "truncate", "skip"]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read.
+    """Options and results of reading files.
 
     Attributes:
-        spec: the spaces of the run; None: whatever the file has, as it has it.
-        damaged: what becomes of a part of a file that cannot be read: an error, or it is left out and named.
-        unfinished: what becomes of an episode without an end: an error; its last observation becomes the final one of
-            a truncated episode; or it is left out.
-        normalized_actions: bounded actions of files that are not rlplug's own lie in [-1, 1], and not in their space.
-        notes: lines for a person, about what was left out or is read in another way than it may have been meant.
-        counts: how many ``notes`` there were, and how many ``damaged`` parts.
-        key: the setting that names the files, for errors.
+        spec: spaces of the run; None: those of the file.
+        damaged: for an unreadable part of a file: raise an error, or skip and note it.
+        unfinished: for an episode without an end: raise an error, truncate it at its last observation, or skip it.
+        normalized_actions: bounded actions in other libraries' files are in [-1, 1], not in the action space.
+        notes: lines for the user about skipped parts and ambiguous content.
+        counts: number of ``notes`` and of ``damaged`` parts.
+        key: config key of the files, for errors.
     """
 
     spec: EnvSpec | None = None
@@ -50,19 +49,19 @@ class Reading:
 
     @classmethod
     def by(cls, data: Any, spec: EnvSpec, key: str = "data.path") -> Reading:
-        """Return how the settings ``data`` say that files are read."""
+        """Return the options of the settings ``data``."""
         return cls(spec, data.damaged, data.unfinished, data.normalized_actions, key=key)
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Name ``key`` in errors of the body, which blame ``data.path``."""
+        """Replace ``data.path`` by ``key`` in errors of the body."""
         try:
             yield
         except ConfigError as error:
             raise ConfigError(self.key if error.key == "data.path" else error.key, error.message) from None
 
     def lost(self, where: str, why: str) -> None:
-        """Note a damaged part of a file that is left out.
+        """Note a skipped damaged part of a file.
 
         Raises:
             ConfigError: damaged parts are refused.
@@ -73,7 +72,7 @@ class Reading:
         self.note(f"{where} is left out: {shown(why)}")
 
     def looks_normalized(self, action: np.ndarray) -> bool:
-        """Return whether actions lie in [-1, 1] though the bounds of the run's actions are wider."""
+        """Return whether actions are in [-1, 1] although the bounds of the run's actions are wider."""
         groups = () if self.spec is None else tuple((self.spec.native_spaces or self.spec.groups).values())
         space = groups[0].action if len(groups) == 1 else None
         if self.normalized_actions or not np.size(action):
@@ -83,7 +82,7 @@ class Reading:
         return max(np.abs(space.low).max(), np.abs(space.high).max()) > 1 >= np.abs(action).max()
 
     def note(self, line: str) -> None:
-        """Add a line to ``notes``; of many, the last line says how many more there are."""
+        """Add a line to ``notes``; beyond the maximum, the last line counts the rest."""
         self.counts["notes"] += 1
         more = self.counts["notes"] - MOST_NOTES
         self.notes[MOST_NOTES:] = [f"and {more:,} more such lines"] if more > 0 else []
@@ -92,58 +91,58 @@ class Reading:
 
 
 class Source(Protocol):
-    """One file of episodes, which are read in chunks."""
+    """A file of episodes, read in chunks."""
 
     path: Path
 
     @property
-    def spec(self) -> EnvSpec | None: ...  # the spaces that the file itself declares; None: it declares none
+    def spec(self) -> EnvSpec | None: ...  # spaces declared by the file; None: it declares none
     @property
-    def keys(self) -> frozenset[str]: ...  # of its rows
+    def keys(self) -> frozenset[str]: ...  # keys of its rows
     @property
     def lengths(self) -> np.ndarray: ...  # steps of every episode, ``[n]``
     @property
-    def returns(self) -> np.ndarray: ...  # sum of the rewards of every episode, ``[n]``
+    def returns(self) -> np.ndarray: ...  # sum of rewards of every episode, ``[n]``
     @property
-    def normalized(self) -> bool: ...  # whether its actions look as if they were normalized, and are scaled again
+    def normalized(self) -> bool: ...  # whether its actions look normalized, but are scaled to [-1, 1] again
     @property
-    def chunks(self) -> Sequence[range]: ...  # the episodes that are read together; ranges that follow each other
+    def chunks(self) -> Sequence[range]: ...  # consecutive ranges of episodes read together
 
     def read(self, chunk: int, keys: Sequence[str] | None = None) -> list[Batch]:
-        """Return the episodes of a chunk as their rows, arrays ``[L + 1, ...]``; ``keys``: only these."""
+        """Return the episodes of a chunk as rows, arrays ``[L + 1, ...]``, with only ``keys`` if given."""
         ...
 
 
 def refused(path: Path, why: str) -> ConfigError:
-    """Return the error for a file that is not what a run can learn from."""
+    """Return the error for a file that cannot be used as a dataset."""
     return ConfigError("data.path", f"{path} {shown(why)}")
 
 
 def shown(text: object) -> str:
-    """Return what a file or a library says as a part of one line."""
+    """Format text from a file or a library for use in one line."""
     line = printable(" ".join(str(text)[: 2 * MOST_LETTERS].split()))
     return line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]}..."
 
 
 def printable(text: str) -> str:
-    """Return a text without the letters that a terminal obeys."""
+    """Escape terminal control characters in a text."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def why(error: BaseException) -> str:
-    """Return the cause of an error in a library, on one line."""
+    """Return the cause of a library's error, on one line."""
     return shown(error) or type(error).__name__
 
 
 def check_size(path: Path, size: int, whole: bool) -> None:
-    """Check what a file unpacks to before it is unpacked.
+    """Check the unpacked size of a file before unpacking it.
 
     Args:
-        size: bytes that it declares.
-        whole: all of it comes into memory.
+        size: declared bytes.
+        whole: whether all of it is loaded into memory.
 
     Raises:
-        ValueError: that is far more than the file can honestly hold, or more than memory is free.
+        ValueError: it is far more than the file can plausibly hold, or more than the free memory.
     """
     if size > max(ALWAYS, FOLDS * path.stat().st_size):
         raise ValueError(f"{size / 2**20:,.1f} MiB are said to be in {path.stat().st_size / 2**20:,.1f} MiB")
@@ -152,10 +151,10 @@ def check_size(path: Path, size: int, whole: bool) -> None:
 
 
 def spec_of(node: Any) -> EnvSpec:
-    """Return the spaces that a file of rlplug's own declares.
+    """Return the spaces declared by one of rlplug's own files.
 
     Raises:
-        ValueError: they cannot be read.
+        ValueError: they are invalid.
     """
     _check_shapes(node)
     try:
@@ -165,7 +164,7 @@ def spec_of(node: Any) -> EnvSpec:
 
 
 def _check_shapes(node: Any, depth: int = 0) -> None:
-    """Check that no space is so large that it fills the memory."""
+    """Check that no space is too large for memory."""
     if depth > 32:
         raise ValueError("its spaces are nested too deeply")
     for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():

@@ -1,4 +1,4 @@
-"""Episodes of other libraries' files: transitions under other names, in the environment's own spaces."""
+"""Conversion of other libraries' transitions, with their names and native spaces, to episodes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "action": ("action", "actions"),
     "reward": ("reward", "rewards"),
     "terminated": ("terminated", "terminateds", "terminations", "terminals"),
-    "done": ("dones", "done"),  # by a terminal state or a limit, where another column tells limits
+    "done": ("dones", "done"),  # terminated or truncated, if another column marks truncation
     "truncated": ("truncated", "truncateds", "truncations", "timeouts"),
     "logp": ("logp", "action_logp", "action_log_probs"),
     "action_mask": ("action_mask",),
     "next_action_mask": ("next_action_mask", "new_action_mask"),
     "episode": ("episode", "eps_id", "episode_id"),
 }
-"""what rlplug, RLlib, Minari and D4RL call a column"""
+"""column names of rlplug, RLlib, Minari and D4RL"""
 CALLED = {other: name for name, others in NAMES.items() for other in others}
 NEEDED = ("obs", "action", "reward")
 NUMBERS = "biuf"
@@ -38,10 +38,10 @@ SAID = ("an observation", "an observation", "an action", "a reward")
 
 
 def named(columns: Mapping[str, Any], path: Path) -> Batch:
-    """Return columns by rlplug's names; ``observations/position`` and ``observations.position`` are a part of one.
+    """Return columns by rlplug's names; ``observations/position`` and ``observations.position`` are nested parts.
 
     Raises:
-        ConfigError: there is no observation, action or reward, or nothing that says where episodes end.
+        ConfigError: observations, actions, rewards or ends of episodes are missing.
     """
     found: Batch = {}
     for key, leaf in columns.items():
@@ -72,13 +72,13 @@ def named(columns: Mapping[str, Any], path: Path) -> Batch:
 
 
 def check_rows(columns: Batch, final: int = 0) -> int:
-    """Check that columns hold numbers and go together, and return how many transitions they have.
+    """Check that columns are numeric and consistent, and return the number of transitions.
 
     Args:
-        final: observations behind the last transition.
+        final: number of observations after the last transition.
 
     Raises:
-        ValueError: one is of another length, or holds no numbers.
+        ValueError: a column has another length, or is not numeric.
     """
     for key, leaf in tree.items(columns):
         name, first = ".".join(key), next(iter(key))
@@ -94,13 +94,13 @@ def check_rows(columns: Batch, final: int = 0) -> int:
 
 
 def not_finite(columns: Batch, block: int) -> np.ndarray:
-    """Return which rows ``[n]`` have a number that is not finite in 32 bits, which is how floats are learned from.
+    """Return an array ``[n]`` that marks rows with numbers that are not finite in float32, the dtype of training.
 
-    Such a row has the place of its column in ``FINITE``, plus 1; others have 0.
+    A marked row has the index of its column in ``FINITE``, plus 1; others have 0.
 
     Args:
         columns: leaves ``[n, ...]``; some may be shorter.
-        block: rows that are read together.
+        block: rows to read at a time.
     """
     leaves = [(place, leaf) for place, key in enumerate(FINITE, 1) for leaf in tree.leaves(columns.get(key, {}))]
     found = np.zeros(max((len(leaf) for _, leaf in leaves), default=0), np.int8)
@@ -113,17 +113,17 @@ def not_finite(columns: Batch, block: int) -> np.ndarray:
 
 
 def check_finite(columns: Batch, block: int = 2**16) -> None:
-    """Check that observations, actions and rewards are numbers.
+    """Check that observations, actions and rewards are finite.
 
     Raises:
-        ValueError: names the first row of which they are not.
+        ValueError: names the first row that is not.
     """
     if len(rows := np.flatnonzero(found := not_finite(columns, block))):
         raise ValueError(f"has {SAID[found[rows[0]] - 1]} that is not a finite number, in row {rows[0]}")
 
 
 def cut(ended: np.ndarray, episode: np.ndarray | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where episodes begin and end, of transitions ``[n]``: behind an end, or where their number changes."""
+    """Yield begin and end of the episodes of ``[n]`` transitions, split after ends or at a new episode number."""
     after = ended.copy()
     if episode is not None and len(episode):
         after[:-1] |= episode[1:] != episode[:-1]
@@ -134,7 +134,7 @@ def cut(ended: np.ndarray, episode: np.ndarray | None = None) -> Iterator[tuple[
 
 
 def ends(columns: Batch, n: int) -> np.ndarray:
-    """Return which of ``n`` transitions end an episode."""
+    """Return a mask of the ``n`` transitions that end an episode."""
     over = np.zeros(n, np.bool_)
     for key in ("terminated", "truncated"):
         if key in columns:
@@ -147,12 +147,12 @@ def _flags(column: Any) -> np.ndarray:
 
 
 def length_of(steps: int, ended: bool, terminated: bool, has_next: bool, reading: Reading, where: str) -> int:
-    """Return the steps that are kept of an episode, 0 if none are.
+    """Return the number of steps to keep of an episode, 0 to skip it.
 
-    Where a file has no final observation, an episode that goes on behind its last transition is truncated one earlier.
+    Without a final observation in the file, an unterminated episode is truncated one step earlier.
 
     Raises:
-        ConfigError: it has no end, and such episodes are refused.
+        ConfigError: it has no end, and ``unfinished`` is ``refuse``.
     """
     if not ended and reading.unfinished != "truncate":
         if reading.unfinished == "refuse":
@@ -169,7 +169,7 @@ def length_of(steps: int, ended: bool, terminated: bool, has_next: bool, reading
 
 
 def check_observations(columns: Batch, reading: Reading, path: Path) -> None:
-    """Check that the observations of a file are of the run's spaces.
+    """Check that the observations of a file fit the run's spaces.
 
     Raises:
         ConfigError: they are not.
@@ -180,7 +180,7 @@ def check_observations(columns: Batch, reading: Reading, path: Path) -> None:
 
 
 def only_group(spec: EnvSpec, path: Path) -> Group:
-    """Return the environment's own spaces, of one agent.
+    """Return the native spaces of a single-agent environment.
 
     Raises:
         ConfigError: it has several agents.
@@ -192,7 +192,7 @@ def only_group(spec: EnvSpec, path: Path) -> Group:
 
 
 def stream(columns: Batch, steps: int, reading: Reading, path: Path) -> Batch:
-    """Return the rows ``[steps + 1, ...]`` of one episode, whose transitions ``columns`` have; see ``streams``."""
+    """Return the rows ``[steps + 1, ...]`` of one episode with transitions ``columns``; see ``streams``."""
     inner = len(next(tree.leaves(columns["obs"]))) > steps
     return streams(columns, np.array([0]), np.array([steps]), np.array([inner]), reading, path)[0]
 
@@ -203,13 +203,13 @@ def streams(
     """Return the rows ``[steps + 1, ...]`` of several episodes.
 
     Args:
-        columns: of all their transitions, ``[n, ...]``; ``obs`` may have the final observation, too.
-        begin: the first transition of each, ``[episodes]``.
-        steps: how many are kept of each, see ``length_of``.
-        inner: whether ``obs`` has its final observation, too.
+        columns: all their transitions, ``[n, ...]``; ``obs`` may include the final observation.
+        begin: first transition of each episode, ``[episodes]``.
+        steps: number of steps to keep of each; see ``length_of``.
+        inner: whether ``obs`` includes the final observation.
 
     Raises:
-        ConfigError: they are not of the run's spaces.
+        ConfigError: they do not fit the run's spaces.
     """
     check_observations(columns, reading, path)
     firsts = np.cumsum(np.r_[0, steps + 1])
@@ -246,7 +246,7 @@ def streams(
     for key in ("logp", "action_mask"):
         if key in columns:
             rows[key] = padded(columns[key], np.float32 if key == "logp" else np.bool_)
-    if "action_mask" in rows:  # behind a final observation nobody acts, but it may be bootstrapped from
+    if "action_mask" in rows:  # final rows have no action, but may be bootstrapped from
         rows["action_mask"][finals] = columns["next_action_mask"][n - 1] if "next_action_mask" in columns else True
     rows["is_first"], rows["valid"] = np.isin(np.arange(total), firsts[:-1]), valid
     rows = inside(rows, reading, path)
@@ -254,10 +254,10 @@ def streams(
 
 
 def inside(rows: Batch, reading: Reading, path: Path) -> Batch:
-    """Return rows in the spaces that rlplug sees inside.
+    """Convert rows to rlplug's internal spaces.
 
     Raises:
-        ConfigError: they are not of the run's spaces.
+        ConfigError: they do not fit the run's spaces.
     """
     if reading.spec is None:
         return rows
@@ -273,15 +273,15 @@ def inside(rows: Batch, reading: Reading, path: Path) -> Batch:
             path, f"has action masks of shape {[*rows['action_mask'].shape[1:]]}, and those of env are {mask}"
         )
     if "logp" in rows and isinstance(space, spaces.Box) and space.is_bounded() and not reading.normalized_actions:
-        rows["logp"] = rows["logp"] + np.log(_half_range(space)).sum(dtype=np.float32)  # the density inside [-1, 1]
+        rows["logp"] = rows["logp"] + np.log(_half_range(space)).sum(dtype=np.float32)  # density in [-1, 1]
     return rows
 
 
 def checked_actions(action: np.ndarray, reading: Reading, path: Path) -> np.ndarray:
-    """Return actions ``[n, ...]`` in the shape of the run's own; of choices, ``[n, 1]`` is ``[n]``.
+    """Return actions ``[n, ...]`` in the shape of the run's; discrete ``[n, 1]`` becomes ``[n]``.
 
     Raises:
-        ConfigError: they are not of the run's spaces.
+        ConfigError: they do not fit the run's spaces.
     """
     if reading.spec is None:
         return action
@@ -293,7 +293,7 @@ def checked_actions(action: np.ndarray, reading: Reading, path: Path) -> np.ndar
 
 
 def own_actions(action: np.ndarray, space: spaces.Space[Any], normalized: bool) -> np.ndarray:
-    """Return actions ``[n, ...]`` of a space as rlplug has them: the inverse of ``envs.spaces.execute``."""
+    """Convert actions ``[n, ...]`` of a space to rlplug's: the inverse of ``envs.spaces.execute``."""
     dtype: Any = inside_action(space).dtype
     if isinstance(space, spaces.Box):
         if normalized or not space.is_bounded():
@@ -308,7 +308,7 @@ def _half_range(space: spaces.Box) -> np.ndarray:
 
 
 def _ordered(obs: Any, space: spaces.Space[Any]) -> Any:
-    """Return the parts of a Tuple by their numbers, which Minari calls ``_index_0``."""
+    """Return the parts of a Tuple by index; Minari names them ``_index_0`` etc."""
     if isinstance(space, spaces.Tuple) and isinstance(obs, dict):
         return [_ordered(obs.get(f"_index_{i}", obs.get(str(i))), part) for i, part in enumerate(space.spaces)]
     if isinstance(space, spaces.Dict):
@@ -317,7 +317,7 @@ def _ordered(obs: Any, space: spaces.Space[Any]) -> Any:
 
 
 def _check(what: str, leaf: Any, space: spaces.Space[Any], path: Path) -> None:
-    """Check the kind and shape of rows against a space, and of numbers that choose, their range."""
+    """Check dtype kind and shape of rows against a space, and the range of discrete values."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = (
             space.spaces if isinstance(space, spaces.Dict) else {f"_index_{i}": s for i, s in enumerate(space.spaces)}

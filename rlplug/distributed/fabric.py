@@ -1,4 +1,4 @@
-"""Fabric, where a run has several ranks, and the environment variables by which Fabric recognizes a rank."""
+"""Fabric of runs with several ranks, and the environment variables by which it recognizes a rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AnyFabric: TypeAlias = "Fabric | OneProcess"
 
 TIMEOUT = timedelta(hours=2)
-"""of collectives: one rank may collect, restart its actors or record a video while the others wait for it"""
+"""timeout of collectives, during which one rank may collect, restart its actors or record a video"""
 
 
 def launched_elsewhere() -> bool:
@@ -32,17 +32,17 @@ def launched_elsewhere() -> bool:
 
 
 def _started_by_srun() -> bool:
-    """Return whether srun started it; the batch script or the shell of a job with several tasks is no task itself."""
+    """Return whether srun started this process, which the batch script or shell of a job does not count as."""
     shell = "SLURM_PTY_PORT" in os.environ or os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
     return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_NTASKS", "1") != "1" and not shell
 
 
 def require_started(plan: Plan) -> None:
-    """Check that torchrun or srun, if one of them started this process, started as many as the plan has ranks.
+    """Check that torchrun or srun, if it started this process, started one process per rank of the plan.
 
     Raises:
-        ConfigError: they are more or fewer, and would train separately or wait for ranks that do not exist; or the
-            plan restarts ranks, which rlplug can only do with processes of its own.
+        ConfigError: the number of processes differs, so they would train separately or wait forever; or the plan
+            restarts ranks, which needs processes started by rlplug.
     """
     if not launched_elsewhere():
         return
@@ -63,28 +63,26 @@ def require_started(plan: Plan) -> None:
 
 
 def fabric_of(plan: Plan) -> AnyFabric:
-    """Return the Fabric of this rank, connected to the other ranks; of the only rank, what stands in for it.
+    """Return the Fabric of this rank, connected to the other ranks; for a single rank, ``OneProcess``.
 
     Raises:
         ConfigError: the processes were started for another number of ranks.
     """
     if plan.world_size == 1:
         return OneProcess(torch.device("cpu" if plan.accelerator == "cpu" else "cuda:0"))
-    from lightning.fabric import Fabric  # here: importing it takes seconds
+    from lightning.fabric import Fabric  # here, because the import takes seconds
     from lightning.fabric.plugins.environments import LightningEnvironment
     from lightning.fabric.strategies import DDPStrategy
 
     for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # they announce every rank
-    warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_gather is deprecated")  # Fabric calls it
+        logging.getLogger(name).setLevel(logging.WARNING)  # they log every rank
+    warnings.filterwarnings("ignore", "torch.distributed.nn.functional.all_gather is deprecated")  # called by Fabric
     if _started_by_srun():
-        os.environ.setdefault(
-            "SLURM_NTASKS_PER_NODE", str(plan.devices)
-        )  # Fabric needs it, and srun -n does not set it
+        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(plan.devices))  # needed by Fabric, not set by srun -n
     try:
         fabric = Fabric(
             accelerator=plan.accelerator,
-            strategy=DDPStrategy(timeout=TIMEOUT),  # the learner wraps no module in it
+            strategy=DDPStrategy(timeout=TIMEOUT),  # not used to wrap modules
             devices=plan.devices,
             num_nodes=plan.num_nodes,
             plugins=[] if launched_elsewhere() else [LightningEnvironment()],
@@ -96,15 +94,15 @@ def fabric_of(plan: Plan) -> AnyFabric:
 
 
 def one_rank() -> OneProcess:
-    """Return what stands for Fabric in a process that is the only rank, on the processor."""
+    """Return the replacement of Fabric in a single process on the CPU."""
     return OneProcess(torch.device("cpu"))
 
 
 def set_rank_env(rank: int, ranks: int, port: int, address: str = "127.0.0.1", alone: bool = False) -> None:
-    """Set the environment variables by which Fabric recognizes this process as one of several ranks.
+    """Set the environment variables by which Fabric recognizes this process as a rank.
 
     Args:
-        address, port: where the first rank listens.
+        address, port: endpoint of rank 0.
         alone: treat it as the only rank of its machine; otherwise all ranks are on this machine.
     """
     local = (0, rank, 1) if alone else (rank, 0, ranks)
@@ -114,14 +112,14 @@ def set_rank_env(rank: int, ranks: int, port: int, address: str = "127.0.0.1", a
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens."""
+    """Return a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
 def explain_collective(error: BaseException) -> str | None:
-    """Return why a collective failed, if another rank or the network broke it; None: ``error`` is something else."""
+    """Explain the failure of a collective because of another rank or the network; None: another error."""
     text = str(error)
     if not isinstance(error, distributed.DistNetworkError) and not re.search(r"gloo/transport|ncclRemoteError", text):
         return None

@@ -1,8 +1,8 @@
-"""Idle connections between the ranks of several machines, which tell that a machine is lost.
+"""Idle connections between ranks on several machines, to detect the loss of a machine.
 
-A process that ends closes its connections. A machine without power or network closes nothing, and collectives wait for
-it until their time-out, which has to be longer than any rank may collect alone. On an idle connection the kernel asks
-for signs of life (TCP keepalive), whatever the processes are busy with.
+A process that ends closes its connections, but a machine without power or network does not, and collectives wait for
+it until their timeout, which has to exceed the longest collection. On an idle connection, the kernel sends TCP
+keepalive probes independently of the processes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from rlplug.distributed.fabric import AnyFabric
 from rlplug.types import RunError
 
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""seconds of silence before a probe, seconds between probes, and their number: half a minute in all"""
+"""idle seconds before a probe, seconds between probes, and their number: half a minute in total"""
 GRACE_S = 3.0
-"""seconds for which a collective that fails for the same reason may report it first"""
+"""seconds for a collective that fails for the same reason to report it first"""
 CONNECT_S = 60.0
 GOODBYE = b"."
 
 
 @contextmanager
 def watch_ranks(fabric: AnyFabric, on_lost: Callable[[str], None]) -> Iterator[None]:
-    """While the block runs, call ``on_lost(reason)`` from another thread when a rank ends without leaving its block.
+    """Inside the block, call ``on_lost(reason)`` from another thread when a rank ends without leaving its block.
 
-    The first rank watches all others, and they watch the first one.
+    Rank 0 watches all others, and they watch rank 0.
 
     Raises:
-        RunError: the first rank cannot be reached.
+        RunError: rank 0 cannot be reached.
     """
     connections = _accept(fabric) if fabric.is_global_zero else _connect(fabric)
     closing = threading.Event()
@@ -63,7 +63,7 @@ def _watch(name: str, connection: socket.socket, closing: threading.Event, on_lo
 
 
 def _connect(fabric: AnyFabric) -> dict[str, socket.socket]:
-    """Return this rank's connection to the first rank, by the name of that."""
+    """Return this rank's connection to rank 0, by name."""
     port, secret = fabric.broadcast((0, b""))
     host = os.environ["MASTER_ADDR"]
     try:
@@ -75,12 +75,12 @@ def _connect(fabric: AnyFabric) -> dict[str, socket.socket]:
 
 
 def _accept(fabric: AnyFabric) -> dict[str, socket.socket]:
-    """Return the first rank's connections to all others, by their names."""
+    """Return the connections of rank 0 to all others, by name."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     with socket.create_server(("", 0), family=family, backlog=fabric.world_size, dualstack_ipv6=both) as server:
         server.settimeout(CONNECT_S)
-        secret = secrets.token_bytes(16)  # other programs may connect to the port
+        secret = secrets.token_bytes(16)  # because other programs may connect to the port
         fabric.broadcast((server.getsockname()[1], secret))
         connections: dict[str, socket.socket] = {}
         while len(connections) < fabric.world_size - 1:
@@ -104,6 +104,6 @@ def _keep_alive(connection: socket.socket) -> socket.socket:
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
-        if hasattr(socket, name):  # not on every system
+        if hasattr(socket, name):  # system-dependent
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connection

@@ -1,4 +1,4 @@
-"""A process that is the only rank."""
+"""Fabric's replacement in runs with a single rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class OneProcess:
-    """What is used of ``lightning.fabric.Fabric``, where there is nobody to talk to: importing Fabric takes seconds."""
+    """The used methods of ``lightning.fabric.Fabric`` for a single rank, without its import of seconds."""
 
     global_rank = local_rank = 0
     world_size = 1
@@ -26,4 +26,4 @@ class OneProcess:
         return x[None]
 
     def barrier(self) -> None:
-        """Wait for nobody."""
+        """Return immediately."""

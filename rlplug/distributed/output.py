@@ -1,4 +1,4 @@
-"""Output whose reader may end (``2>&1 | head -n 1``, a ``tee`` that was killed): the run goes on without it."""
+"""Output to readers that may end (``2>&1 | head -n 1``, a killed ``tee``) without ending the run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import sys
 from typing import Any
 
-GONE = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal
+GONE = (errno.EPIPE, errno.EIO)  # errors of pipes and terminals
 
 
 class _Unread(io.FileIO):
-    """A file descriptor that goes silent once nobody reads it any more."""
+    """A file descriptor that discards output once its reader is gone."""
 
     def write(self, data: Any) -> int:
         try:
@@ -20,14 +20,14 @@ class _Unread(io.FileIO):
         except OSError as error:
             if error.errno not in GONE:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # also for what is not written from Python
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # also for output from outside of Python
             return len(data)
 
 
 def outlive_readers(*names: str) -> None:
-    """Let this process go on when nobody reads ``sys.stdout`` or ``sys.stderr`` any more, as ``names`` says.
+    """Keep this process running when readers of ``names``, ``sys.stdout`` or ``sys.stderr``, are gone.
 
-    What a caller put in their place is left as it is.
+    Streams replaced by a caller are unchanged.
     """
     for name in names:
         stream = getattr(sys, name)

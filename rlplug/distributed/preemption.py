@@ -1,4 +1,4 @@
-"""Ranks that do not wait for the slowest: Wijmans et al. 2020 (arXiv:1911.00357), section 3."""
+"""Preemption of stragglers: Wijmans et al. 2020 (arXiv:1911.00357), section 3."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from torch.distributed import PrefixStore, Store, distributed_c10d
 
 FINISHED = "finished"
 LOOK_S = 0.01
-"""seconds between two looks at the others, each of which takes a tenth of a millisecond"""
+"""seconds between polls of the store, each of which takes 0.1 ms"""
 _stores = itertools.count()
 
 
 def shared_store() -> Store:
-    """Return a store of this run's ranks, which all of them have to ask for equally often: the n-th is the same."""
+    """Return a store shared by the ranks; all must call this equally often, because the n-th stores match."""
     return PrefixStore(f"rlplug/{next(_stores)}", distributed_c10d._get_default_store())
 
 
 class Preemptor:
-    """Ends this rank's rollout when enough of the others have finished theirs.
+    """Ends this rank's rollout when enough other ranks have finished theirs.
 
-    Finished rollouts are counted in a store: no collective, so nobody waits. Behind every round all ranks meet (they
-    add up their steps), so whatever was counted before is of earlier rounds.
+    Finished rollouts are counted in a store, without a blocking collective. All ranks synchronize after every round (to
+    sum their steps), so earlier counts belong to earlier rounds.
 
     Args:
-        store: of all ranks, and empty.
-        ranks: how many they are.
-        threshold: share of the other ranks that have to be finished, one at least.
-        least: share of its rollout that a rank plays in any case, one row at least.
+        store: empty store of all ranks.
+        ranks: number of ranks.
+        threshold: fraction of the other ranks that must have finished, at least one rank.
+        least: minimum fraction of its rollout that a rank plays, at least one row.
     """
 
     def __init__(self, store: Store, ranks: int, threshold: float, least: float) -> None:
         self.store, self.ranks, self.least = store, ranks, least
         self.enough = max(1, math.ceil(round(threshold * (ranks - 1), 9)))
         self._before = 0  # rollouts of earlier rounds
-        self._ordered = self._played = 0  # rows, since ``drain``
+        self._ordered = self._played = 0  # rows since ``drain``
 
     @contextmanager
     def rollout(self, rows: int) -> Iterator[Callable[[], bool]]:
-        """Yield what is asked before every row whether to stop; the rollout is finished when the block is left."""
+        """Yield a function that returns whether to stop before the next row; leaving the block finishes the rollout."""
         asked, look_at, stopped = 0, 0.0, False
 
         def stop() -> bool:
@@ -59,7 +59,7 @@ class Preemptor:
         self._ordered, self._played = self._ordered + rows, self._played + (asked if stopped else rows)
 
     def drain(self) -> dict[str, float]:
-        """Return the share of the ordered rows that were not played since the last call."""
+        """Return the fraction of requested rows not played since the last call."""
         share = 1.0 - self._played / self._ordered if self._ordered else 0.0
         self._ordered = self._played = 0
         return {"preempted": share}

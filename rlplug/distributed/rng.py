@@ -1,4 +1,4 @@
-"""The global generators of Python, NumPy and torch in this process. Components draw from ``ctx`` instead."""
+"""Global generators of Python, NumPy and torch in this process. Components draw from ``ctx`` instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seed_global_from(*entropy: int) -> None:
 
 
 def global_state(device: torch.device) -> dict[str, Any]:
-    """Return the state of the global generators; those of CUDA are included if ``device`` is a CUDA device."""
+    """Return the state of the global generators, with CUDA's if ``device`` is a CUDA device."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -34,14 +34,14 @@ def global_state(device: torch.device) -> dict[str, Any]:
 
 
 def load_global_state(state: dict[str, Any], device: torch.device) -> list[str]:
-    """Set the global generators.
+    """Restore the global generators.
 
     Returns:
-        What could not be restored, in words.
+        Descriptions of what could not be restored.
     """
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
-    torch.set_rng_state(torch.as_tensor(np.array(state["torch"])))  # copied: what Ray hands over is read-only
+    torch.set_rng_state(torch.as_tensor(np.array(state["torch"])))  # a copy, because arrays from Ray are read-only
     if device.type != "cuda":
         return []
     if len(state["cuda"]) != torch.cuda.device_count():

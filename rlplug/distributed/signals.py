@@ -20,7 +20,7 @@ def mask_signals(how: int) -> Iterator[None]:
 
 @contextmanager
 def handle_signals(handler: Any, numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
-    """Handle Ctrl-C and SIGTERM with ``handler``; do nothing outside of the main thread, where Python forbids it."""
+    """Handle Ctrl-C and SIGTERM with ``handler``; do nothing outside the main thread, where Python forbids it."""
     try:
         before = {number: signal.signal(number, handler) for number in numbers}
     except ValueError:

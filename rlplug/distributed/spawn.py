@@ -1,4 +1,4 @@
-"""The ranks of one machine, in processes that are given a function and its arguments, never a command line."""
+"""Launch of the ranks of one machine, in processes that receive a function and its arguments."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rlplug.distributed.signals import handle_signals, mask_signals
 from rlplug.plan import Plan
 from rlplug.types import ConfigError, RunError
 
-GRACE_S = 3.0  # for the other ranks to report and to end after one has failed
+GRACE_S = 3.0  # for other ranks to report and end after one has failed
 Reports = Iterable[tuple[Any, str, Any, Any]]
-"""who reported; value, interrupt or error; the content; what orders the failures of several ranks"""
+"""rank; value, interrupt or error; the content; a key that orders failures of several ranks"""
 
-_report_failure: Callable[[BaseException], None] | None = None  # to the launcher, in the process of a rank
+_report_failure: Callable[[BaseException], None] | None = None  # reports to the launcher, in the process of a rank
 
 
 class RankError(RunError):
@@ -38,7 +38,7 @@ class RankError(RunError):
 
 @contextmanager
 def last_words() -> Iterator[None]:
-    """Tell the launcher why this rank fails, before the rank closes what other ranks cannot live without, as Ray."""
+    """Report an error to the launcher before this rank closes resources that other ranks depend on, such as Ray."""
     try:
         yield
     except Exception as error:
@@ -48,16 +48,16 @@ def last_words() -> Iterator[None]:
 
 
 def spawn_ranks(plan: Plan, function: Callable[..., Any], *args: Any, tell: Callable[[str], None] = print) -> Any:
-    """Run ``function(fabric, tell, *args)`` on every rank of ``plan``, in processes of their own on this machine.
+    """Run ``function(fabric, tell, *args)`` on every rank of ``plan``, in separate processes on this machine.
 
-    Ctrl-C and SIGTERM are passed on to all ranks. When one rank fails, or at a second Ctrl-C, all end within seconds.
+    Ctrl-C and SIGTERM are forwarded to all ranks. When a rank fails, or at a second Ctrl-C, all end within seconds.
 
     Returns:
-        What the first rank returned.
+        The result of rank 0.
 
     Raises:
-        ConfigError, RunError, KeyboardInterrupt: the first one that a rank raised.
-        RankError: a rank raised anything else (the traceback is in the message), or its process died.
+        ConfigError, RunError, KeyboardInterrupt: the first one raised by a rank.
+        RankError: a rank raised another error (its traceback is in the message), or its process died.
     """
     port, spawn = free_port(), multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe() for _ in range(plan.devices)]
@@ -83,10 +83,10 @@ def spawn_ranks(plan: Plan, function: Callable[..., Any], *args: Any, tell: Call
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, number)
 
-    resource_tracker.ensure_running()  # starting it unblocks signals
+    resource_tracker.ensure_running()  # because its start unblocks signals
     try:
         with ExitStack() as stack:
-            with mask_signals(signal.SIG_BLOCK):  # inherited: a rank gets its signals once it can handle them
+            with mask_signals(signal.SIG_BLOCK):  # inherited, so a rank receives signals once it can handle them
                 stack.enter_context(handle_signals(pass_on))
                 for process in processes:
                     process.start()
@@ -97,27 +97,27 @@ def spawn_ranks(plan: Plan, function: Callable[..., Any], *args: Any, tell: Call
         deadline = time.monotonic() + GRACE_S
         for process in processes:
             process.join(max(0.0, deadline - time.monotonic()))
-            process.kill()  # if it waits for one that is gone
+            process.kill()  # it may wait for a dead rank
             process.join()
 
 
 def outcome(waiting: dict[Any, int], poll: Callable[[list[Any]], Reports], signals: Callable[[], int]) -> Any:
-    """Return the first rank's value, or raise what failed first.
+    """Return the result of rank 0, or raise the first failure.
 
-    After the first failure, or a second signal, wait a few seconds only: a rank that waits for another one in a
-    collective handles no signal.
+    After the first failure or a second signal, wait only a few seconds, because a rank that waits in a collective
+    handles no signals.
 
     Args:
-        waiting: rank by what is polled of it; those that have not reported in time remain.
-        poll: waits a little, and returns what was reported.
-        signals: returns how many signals the ranks have been sent.
+        waiting: rank by object to poll; ranks that have not reported in time remain.
+        poll: waits briefly, and returns reports.
+        signals: returns the number of signals sent to the ranks.
     """
     reports: dict[str, dict[int, tuple[Any, Any]]] = {"value": {}, "interrupt": {}, "error": {}}
     deadline = math.inf
     while waiting and time.monotonic() < deadline:
         for one, kind, content, order in poll(list(waiting)):
             reports[kind][waiting.pop(one)] = order, content
-        if reports["error"] or signals() > 1:  # an interrupted run ends on all ranks by itself
+        if reports["error"] or signals() > 1:  # after an interrupt, all ranks end by themselves
             deadline = min(deadline, time.monotonic() + GRACE_S)
     if failed := reports["interrupt"] or reports["error"]:
         raise min(failed.values(), key=itemgetter(0))[1]
@@ -127,11 +127,11 @@ def outcome(waiting: dict[Any, int], poll: Callable[[list[Any]], Reports], signa
 
 
 def _receive(pipe: Any, processes: list[Any], rank: int) -> tuple[str, Any, float]:
-    """Return the kind of a rank's report, its content, and when it was sent: processes of one machine share a clock."""
+    """Return kind, content and time of a rank's report; processes of one machine share a clock."""
     try:
         return pickle.loads(pipe.recv_bytes())
     except (EOFError, OSError):
-        when = time.monotonic() - GRACE_S  # other ranks may have noticed and reported it earlier
+        when = time.monotonic() - GRACE_S  # other ranks may have reported it earlier
     processes[rank].join(GRACE_S)
     code = processes[rank].exitcode or 0
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
@@ -139,9 +139,9 @@ def _receive(pipe: Any, processes: list[Any], rank: int) -> tuple[str, Any, floa
 
 
 def _run_rank(rank: int, plan: Plan, port: int, pipe: Connection, work: tuple[list[str], Any, tuple[Any, ...]]) -> None:
-    """Run one rank in this process, and end the process."""
+    """Run one rank in this process, then end the process."""
     outlive_readers("stdout", "stderr")
-    os.setpgrp()  # only the parent gets a terminal's Ctrl-C, and passes it on once
+    os.setpgrp()  # a terminal's Ctrl-C reaches only the parent, which forwards it once
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
     def report(kind: str, content: Any, cause: bool = False) -> None:
@@ -150,7 +150,7 @@ def _run_rank(rank: int, plan: Plan, port: int, pipe: Connection, work: tuple[li
 
     def failed(error: BaseException) -> None:
         told = isinstance(error, ConfigError | RunError)
-        lost = error.__context__ if told else error  # what may be the end of another rank
+        lost = error.__context__ if told else error  # possibly caused by another rank's end
         if not told:
             text = "".join(traceback.format_exception(error))
             error = RankError(f"rank {rank} of {plan.devices} failed:\n{text}")
@@ -170,11 +170,11 @@ def _run_rank(rank: int, plan: Plan, port: int, pipe: Connection, work: tuple[li
         failed(error)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # a normal exit would wait for other ranks, which may be gone
+    os._exit(0)  # a normal exit would wait for other ranks, which may be dead
 
 
 def _end_with(parent: Any) -> None:
-    """End this process with the one that started it, which may have been gone before this function was imported."""
+    """End this process when its parent ends, which may have happened before this call."""
     while os.getppid() == parent.pid:
         time.sleep(0.5)
     os._exit(1)

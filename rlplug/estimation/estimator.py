@@ -1,4 +1,4 @@
-"""What a policy would return, judged by episodes that another one played: off-policy estimates."""
+"""Off-policy evaluation: estimates of a policy's return from episodes of another policy."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from rlplug.trainer.learner import RankLearner
 from rlplug.types import Batch, ConfigError, RunError
 
 STREAM = ("reward", "terminated", "truncated", "is_first", "valid")
-MODELED = ("dm", "dr", "wdr")  # need a model of action values
-AT_ONCE = 32  # episodes whose actions are judged at a time
-ESTIMATION = 5  # tells what is drawn for estimates from all else that is drawn from a run's seed
+MODELED = ("dm", "dr", "wdr")  # methods with a model of action values
+AT_ONCE = 32  # episodes evaluated at a time
+ESTIMATION = 5  # separates the random draws of estimates from others of the run's seed
 
 
 class Estimator:
-    """Estimates the return of an algorithm's policy, of its ``explore`` mode, from recorded episodes.
+    """Estimates the return of an algorithm's policy in ``explore`` mode from recorded episodes.
 
-    All of the recording is held in memory while an estimate is made.
+    The whole dataset is in memory during an estimate.
 
     Args:
         recording: whole episodes, in the spaces of ``ctx``.
-        normalize: what the policy sees of observations; None: these.
+        normalize: maps observations to the policy's inputs; None: identity.
 
     Raises:
-        ConfigError: the algorithm does not say how likely its actions are, or something is missing that a method needs.
+        ConfigError: the algorithm does not offer log-probabilities, or data needed by a method is missing.
     """
 
     def __init__(
@@ -94,30 +94,30 @@ class Estimator:
         normalize: Callable[[Any], Any] | None,
         tell: Callable[[str], None],
     ) -> Estimator:
-        """Open the episodes that the setting ``key`` names; ``tell`` is given lines about how they are read."""
+        """Open the episodes of the setting ``key``; ``tell`` is called with notes about reading them."""
         recording = Recording(paths, reading := Reading.by(core.data, ctx.spec, key))
         for note in reading.notes:
             tell(note)
         return cls(core.estimate, recording, algorithm, ctx, normalize)
 
     def estimate(self, number: int = 0) -> dict[str, float]:
-        """Estimate with the weights of now.
+        """Estimate with the current weights.
 
         Args:
-            number: of the estimate, from which with the run's seed all that is drawn follows.
+            number: index of the estimate, which with the run's seed determines all random draws.
 
         Returns:
             ``estimate/<method>``, and ``_low`` and ``_high``, the bounds of its interval; ``estimate/behavior``, the
-            mean return of the recording; ``estimate/effective_sample_size``, of whole episodes, where weights are read.
+            mean return of the dataset; with importance weights, ``estimate/effective_sample_size``, in episodes.
 
         Raises:
-            RunError: a log-probability or value is not a number.
+            RunError: a log-probability or value is NaN.
         """
         cfg = self.cfg
         with self._drawing(number):
             every = range(len(self.lengths))
             rows = tree.cat([self._judged(every[begin : begin + AT_ONCE]) for begin in every[::AT_ONCE]])
-            if not bool(rows.pop("truncated").any()):  # no limit of time, so nothing depends on the step
+            if not bool(rows.pop("truncated").any()):  # without a time limit, values do not depend on the step
                 rows["time"] = torch.zeros_like(rows["time"])
             columns = {key: self._columns(rows[key].cpu()) for key in ("reward", "valid", "target", "behavior")}
             reward, valid = columns["reward"].double(), columns["valid"]
@@ -144,7 +144,7 @@ class Estimator:
         return out
 
     def _judged(self, episodes: range) -> Batch:
-        """Return the rows of some episodes, and what the policy makes of them: how likely, and what it would do."""
+        """Return the rows of some episodes, with log-probabilities and actions of the policy."""
         read = [self.recording.episode(number, self.keys, 2) for number in episodes]
         longest, device = max(len(one["valid"]) for one in read), self.ctx.device
         batch: Batch = tree.map(lambda *x: torch.from_numpy(np.stack([_padded(y, longest) for y in x], 1)), *read)
@@ -173,13 +173,13 @@ class Estimator:
         rows |= {"obs": seen["obs"], "target": target, "behavior": behavior}
         rows |= {"truncated": batch["truncated"], "time": t / self.lengths.max()}
         rows["end"] = batch["terminated"] | batch["truncated"]
-        return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # one episode after the other
+        return tree.map(lambda x: x.transpose(0, 1)[kept.T], rows)  # concatenated episodes
 
     def _check_support(self, seen: Batch, target: Tensor) -> None:
-        """Check that a policy that keeps within bounds, as a squashed Gaussian, is not judged by actions beyond them.
+        """Check that a policy with bounded support, as a squashed Gaussian, is not evaluated on actions out of bounds.
 
         Raises:
-            ConfigError: it is; its density there is that at the bounds, and means nothing.
+            ConfigError: it is; its density there is clamped to that at the bounds and meaningless.
         """
         space, action = self.ctx.spec.single_agent.action, seen["action"]
         if "logp" not in self.keys or not isinstance(space, Box) or not space.is_bounded():
@@ -196,7 +196,7 @@ class Estimator:
     def _choices(self, seen: Batch) -> Batch:
         """Return actions of the policy, ``choices [T+1, B, K, ...]``, and their ``probs [T+1, B, K]``.
 
-        Those are all actions where they are ``Discrete``, and otherwise drawn ones, which count alike.
+        For ``Discrete`` spaces these are all actions; otherwise sampled ones, equally weighted.
         """
         space = self.ctx.spec.single_agent.action
         if isinstance(space, Discrete):
@@ -217,10 +217,10 @@ class Estimator:
     def _model(self, rows: Batch, returns: Tensor) -> tuple[Tensor, Tensor]:
         """Fit action values; return those of the recorded actions and of the policy, each ``[rows]``.
 
-        Episodes are shared out among the folds by lot, and every episode is judged by the model that left it out.
+        Episodes are randomly assigned to folds, and each is evaluated by the model that held it out.
 
         Args:
-            returns: what followed every step, ``[T, episodes]``.
+            returns: return from every step on, ``[T, episodes]``.
         """
         draws, device = self.ctx.generators["eval"], self.ctx.device
         lot = torch.randperm(len(self.lengths), generator=draws, device=device) % self.cfg.folds
@@ -236,7 +236,7 @@ class Estimator:
         return q, value
 
     def _columns(self, x: Tensor) -> Tensor:
-        """Return ``x [rows]`` as ``[T, episodes]``, with zeros after the end of an episode."""
+        """Return ``x [rows]`` as ``[T, episodes]``, padded with zeros."""
         out = x.new_zeros(len(self.lengths), int(self.lengths.max()) + 1)
         steps = torch.arange(out.shape[1])
         out[steps <= self.lengths.unsqueeze(-1)] = x
@@ -248,7 +248,7 @@ class Estimator:
 
     @contextmanager
     def _drawing(self, number: int) -> Iterator[None]:
-        """Draw what follows from the run's seed and ``number``, and leave all generators as they are."""
+        """Seed from the run's seed and ``number`` inside the block, and restore all generators afterwards."""
         generator = self.ctx.generators["eval"]
         before, everywhere = generator.get_state(), global_state(self.ctx.device)
         entropy = (self.ctx.seed, ESTIMATION, number)
@@ -262,12 +262,12 @@ class Estimator:
 
 
 def _padded(x: np.ndarray, length: int) -> np.ndarray:
-    """Return ``x [n, ...]`` with copies of its last row up to ``length``."""
+    """Pad ``x [n, ...]`` to ``length`` with copies of its last row."""
     return np.concatenate((x, np.repeat(x[-1:], length - len(x), 0)))
 
 
 def _standardized(x: Tensor) -> Tensor:
-    """Return ``x [rows, ...]`` less its mean and in units of its deviation, unless it is made of integers."""
+    """Standardize ``x [rows, ...]`` to zero mean and unit standard deviation, unless it has integers."""
     if not x.is_floating_point():
         return x
     deviation, mean = torch.std_mean(x, 0)

@@ -1,4 +1,4 @@
-"""Fitted Q evaluation: Le et al. 2019 (arXiv:1903.08738), algorithm 3, with a network."""
+"""Fitted Q evaluation (FQE): Le et al. 2019 (arXiv:1903.08738), algorithm 3, with a network."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rlplug.config.schema import Estimate as Config
 from rlplug.nn import Adam, FeatureCritic, Flatten
 from rlplug.types import Batch
 
-AT_ONCE = 4096  # rows that are judged at a time
+AT_ONCE = 4096  # rows evaluated at a time
 
 
 class FQE(Trainable):
-    """Action values ``Q(s, a, t)`` of a policy that does not change, ``cfg.folds`` of them side by side.
+    """Action values ``Q(s, a, t)`` of a fixed policy, as an ensemble of ``cfg.folds`` models.
 
-    An episode ends where its recording does, also where it was truncated: what is learned is the return that an
-    evaluation would count. So the step ``t``, in units of the longest episode, is an input with observation and
-    action where any was truncated. Values are learned in units of the mean absolute return.
+    An episode ends with its last recorded row, also if it was truncated, so the models learn the return of an
+    evaluation. If any episode was truncated, the step ``t``, in units of the longest episode, is an additional input.
+    Values are learned in units of the mean absolute return.
 
     Args:
-        slot: the model that encodes observations.
-        unit: the mean absolute return.
+        slot: slot of the model that encodes observations.
+        unit: mean absolute return.
     """
 
     def __init__(self, cfg: Config, ctx: Context, slot: str, unit: float) -> None:
@@ -49,14 +49,14 @@ class FQE(Trainable):
         return rows["reward"] / self.unit + self.cfg.gamma * next_value
 
     def forward(self, batch: Batch, parts: Sequence[str]) -> Losses:
-        """Return the squared error of every model whose episodes these rows belong to: ``learns [folds, n]``."""
+        """Return the squared error of every model on the rows that it learns from, ``learns [folds, n]``."""
         error = self._q(batch["obs"], batch["action"].unsqueeze(1), batch["time"]).squeeze(-1)
         error = (error - batch["returns"]).square()
         return Losses({"critic": torch.where(batch["learns"], error, 0.0).sum(0)})
 
     @torch.no_grad()
     def judge(self, rows: Batch) -> tuple[Tensor, Tensor]:
-        """Return ``Q`` of the actions that were played and ``V`` of every model, ``[folds, rows]`` float64."""
+        """Return ``Q`` of the recorded actions and ``V`` of every model, ``[folds, rows]`` float64."""
         q, value = list[Tensor](), list[Tensor]()
         for begin in range(0, len(rows["time"]), AT_ONCE):
             part = tree.take(rows, slice(begin, begin + AT_ONCE))
@@ -70,21 +70,21 @@ class FQE(Trainable):
 
     def _q(self, obs: Any, actions: Tensor, time: Tensor) -> Tensor:
         """Return ``Q [folds, n, K]`` of ``actions [n, K, ...]`` and ``time [n]``."""
-        actions = self.flatten(actions.clamp(-1.0, 1.0) if self.bounded else actions)  # as environments take them
+        actions = self.flatten(actions.clamp(-1.0, 1.0) if self.bounded else actions)  # as environments clip them
         code = self.critic.encode(obs, {}, None)[0].unsqueeze(-2)
         code = code.expand(*code.shape[:-2], actions.shape[-2], code.shape[-1])
         return self.critic(code, torch.cat((actions, time[:, None, None].expand(*actions.shape[:-1], 1)), -1))
 
 
 def fit(fqe: FQE, rows: Batch, learner: Learner, generator: torch.Generator) -> None:
-    """Fit the models to rows of whole episodes, which follow each other.
+    """Fit the models to rows of concatenated whole episodes.
 
-    The first quarter of the iterations fits them to the returns that followed, which are the behavior's action values,
-    and each of the others to one backup of what they were before it. The step size falls to zero.
+    The first quarter of the iterations fits recorded returns, which are the behavior policy's action values; each other
+    iteration fits a one-step backup of the previous models. The step size decays to zero.
 
     Args:
-        rows: leaves ``[rows, ...]``: ``obs, action, reward, end, time, valid``; ``followed``, the return from there on;
-            ``choices`` and ``probs`` of the policy; ``fold``, which model leaves the row's episode out.
+        rows: leaves ``[rows, ...]``: ``obs, action, reward, end, time, valid``; ``followed``, the return from the row
+            on; ``choices`` and ``probs`` of the policy; ``fold``, the model that holds out the row's episode.
         generator: draws the minibatches.
     """
     cfg, device = fqe.cfg, rows["fold"].device

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes of the greedy policy, in environments of its own."""
+"""Evaluation: whole episodes of the greedy policy in separate environments."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.envs.env_list import tell_once
 from rlplug.types import Batch, Weights
 
-EVALUATION = 2  # tells evaluation's seeds from training's
+EVALUATION = 2  # separates the seeds of evaluation from training's
 
 
 class Evaluator:
-    """Plays the episodes of evaluations, in environments that are made once and kept.
+    """Plays the episodes of evaluations, in environments that are created once and reused.
 
     Args:
-        cfg: how many episodes the whole evaluation has, and after how many steps one is cut.
-        columns: which of its columns are played here; None: all.
-        keys: what is kept of an episode, in addition to the stream; None: what the algorithm's own evaluation may read.
+        cfg: number of episodes of the evaluation, and maximum steps of an episode.
+        columns: columns to play in this process; None: all.
+        keys: keys of an episode to keep in addition to the stream's; None: those that the algorithm's own evaluation
+            may read.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class Evaluator:
         self.player = Player(make, algorithm, ctx, "eval", entropy, keys, normalize, name="an evaluation")
 
     def begin(self) -> VecEnv:
-        """Return the environments; the first call makes them."""
+        """Return the environments; the first call creates them."""
         return self.player.env(self.shard)
 
     def evaluate(self, whole: Callable[[Job, Mapping[str, Weights] | None], Batch]) -> tuple[dict[str, float], Batch]:
-        """Return the metrics of an evaluation, and return and length of its greedy episodes, or of all.
+        """Return the metrics of an evaluation, and returns and lengths of its greedy episodes, or of all.
 
         Args:
-            whole: returns all episodes of a job that is played with the given weights.
+            whole: plays a job with the given weights and returns all its episodes.
 
         Raises:
             ValueError: the algorithm's own evaluation returns no ``eval/return_mean``.
@@ -82,13 +83,13 @@ class Evaluator:
         stop: Callable[[], bool] = lambda: False,
         columns: Sequence[int] | None = None,
     ) -> Batch:
-        """Play a job of evaluation ``number``, which are numbered from 0; returns and raises as ``Player.play``."""
+        """Play a job of evaluation ``number``, counted from 0; returns and raises as ``Player.play``."""
         most = self.cfg.max_episode_steps
         job = replace(job, max_steps=most if job.max_steps == Job.max_steps else min(job.max_steps, most))
         return self.player.play(job, weights, stop, [number], columns)
 
     def noted(self, batch: Batch) -> Batch:
-        """Return all episodes of a job; say, once, that some are cut which the environment would not end there."""
+        """Return all episodes of a job; report once if some were cut before the environment's own limit."""
         most, first = self.cfg.max_episode_steps, self.player.ctx.rank == 0
         if first and (batch["length"] >= most).any() and (self.begin().spec.max_episode_steps or most + 1) > most:
             tell_once(f"eval.max_episode_steps={most} cuts episodes of an evaluation; their returns lack what is left")
@@ -99,18 +100,18 @@ class Evaluator:
 
 
 def evaluates_itself(algorithm: Algorithm) -> bool:
-    """Return whether the algorithm has an evaluation of its own."""
+    """Return whether the algorithm overrides ``evaluate``."""
     return type(algorithm).evaluate is not Algorithm.evaluate
 
 
 def shares_of(episodes: int, parts: int) -> list[range]:
-    """Share the columns of an evaluation out among ``parts`` that play it together; some may get none."""
+    """Divide the columns of an evaluation among ``parts``; some parts may be empty."""
     shares = np.array_split(np.arange(min(episodes, MOST_COLUMNS)), parts)
     return [range(share[0], share[-1] + 1) if len(share) else range(0) for share in shares]
 
 
 def side_by_side(batches: Sequence[Batch]) -> Batch:
-    """Return the episodes of several shares of a job as one batch; some may be empty."""
+    """Concatenate the episodes of several shares of a job to one batch; some shares may be empty."""
     batches = [batch for batch in batches if batch]
     if len(batches) == 1:
         return batches[0]

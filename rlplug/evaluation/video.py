@@ -1,4 +1,4 @@
-"""Recording what a policy does: greedy episodes as animated pictures."""
+"""Videos of a policy: greedy episodes as animated GIFs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlplug.context import EnvShard, RunContext
 from rlplug.functional.returns import ended
 from rlplug.types import ConfigError
 
-LONGEST = 1000  # pictures of a video; later ones are not shown
+LONGEST = 1000  # frames of a video; later ones are dropped
 ALONE = EnvShard("eval", 1, range(1))
 
 
 def check_pictures(env: VecEnv) -> None:
-    """Raise ``ConfigError`` if an environment, which is closed afterwards, shows no pictures of itself."""
+    """Raise ``ConfigError`` if an environment does not render images; close it afterwards."""
     with closing(env):
         env.reset([0])
         _picture(env)
@@ -36,13 +36,13 @@ def record(
     normalize: Callable[[Any], Any] | None,
     stop: Callable[[], bool],
 ) -> None:
-    """Play greedy episodes in ``env``, which is closed afterwards, and write their pictures to ``path``, a GIF.
+    """Play greedy episodes in ``env``, write their frames to the GIF ``path``, and close ``env``.
 
-    Once ``stop()``, which is asked at every picture, nothing is written.
+    Nothing is written if ``stop()``, which is called at every frame, returns True.
     """
     from PIL import Image
 
-    def shown(left: int) -> Iterator[Image.Image]:  # while they are encoded, which may take longer than to play
+    def shown(left: int) -> Iterator[Image.Image]:  # during encoding, which may take longer than playing
         collector = make_shard(env, algorithm, ctx, ALONE, [ctx.seed], {}, (), normalize, ())
         collector.reset()
         for _ in range(LONGEST):
@@ -63,10 +63,10 @@ def record(
 
 
 def _picture(env: Any) -> np.ndarray:
-    """Return what the first column of an environment looks like, ``[H, W, 3]`` uint8."""
+    """Render the first column of an environment, ``[H, W, 3]`` uint8."""
     try:
         shown = env.traits.render and env.traits.render()
-    except NotImplementedError:  # it has another mode only, such as human
+    except NotImplementedError:  # it supports only other modes, such as human
         shown = None
     if shown is None:
         raise ConfigError("eval.record", "this environment shows no pictures of itself (rgb_array); 0 records none")

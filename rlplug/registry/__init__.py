@@ -1,4 +1,4 @@
-"""Find plugins. Imports pluggy and importlib; neither torch nor Hydra."""
+"""Discovery of plugins, without importing torch or Hydra."""
 # pyright: reportUnusedImport=false
 
 from rlplug.registry.discovery import (

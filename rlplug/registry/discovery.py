@@ -1,4 +1,4 @@
-"""Entry points -> manifests -> the table of components. Every process discovers plugins for itself."""
+"""Discovery of components from entry points and manifests, in every process independently."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from rlplug.registry.hookspecs import KINDS, Component, Kind, Manifest
 from rlplug.types import ConfigError
 
 GROUP = "rlplug"
-LIMIT_S, LEAST_S = 20.0, 0.5  # for all manifests together, of which each has half of what is left, and at least this
-MOST = 10_000  # components of a manifest
+LIMIT_S, LEAST_S = 20.0, 0.5  # time limit of all manifests; each has half of the rest, but at least LEAST_S
+MOST = 10_000  # components per manifest
 Function = TypeVar("Function", bound=Callable[..., Any])
 _remembered: list[Any] = []
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """What one entry point of the group ``rlplug`` declares."""
+    """Declarations of one entry point of the group ``rlplug``."""
 
     distribution: str
     version: str
     components: Mapping[tuple[Kind, str], Component] = field(default_factory=dict[tuple[Kind, str], Component])
     conf: Path | None = None  # folder of its YAML groups
     files: tuple[Path, ...] = ()  # the YAML files in it
-    cause: str | None = None  # why it is broken and skipped; None if it is not
+    cause: str | None = None  # why it is broken and skipped; None: it is not
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
 
 
 def until_refresh(function: Function) -> Function:
-    """``functools.cache`` for what follows from the plugins that are installed: ``refresh`` forgets it."""
+    """Cache a function of the installed plugins until ``refresh``."""
     _remembered.append(cache(function))
     return cast(Function, _remembered[-1])
 
@@ -60,7 +60,7 @@ def plugins() -> tuple[Plugin, ...]:
             found.append(Plugin(package.distribution, package.version, cause=package.cause))
         for point in sorted(package.points, key=lambda point: point.name):
             share = max((end - time.monotonic()) / 2, LEAST_S)
-            with warnings.catch_warnings(action="ignore"):  # of its code
+            with warnings.catch_warnings(action="ignore"):  # warnings of its code
                 plugin = guarded(share, package, partial(_declared, package, point))
             whole = isinstance(plugin, Plugin)
             found.append(plugin if whole else Plugin(package.distribution, package.version, cause=plugin))
@@ -75,7 +75,7 @@ def refresh() -> None:
 
 
 def broken() -> list[Plugin]:
-    """Return the installed plugins that are skipped; their ``cause`` gives the reason."""
+    """Return the installed plugins that are skipped, with a ``cause``."""
     return [plugin for plugin in plugins() if plugin.cause]
 
 
@@ -83,7 +83,7 @@ def broken() -> list[Plugin]:
 def owners() -> dict[tuple[Kind, str], tuple[Plugin, ...]]:
     """Return the plugins that declare each (kind, name), in the order of ``KINDS`` and then of names.
 
-    More than one owner is a clash, which is an error when the name is selected.
+    More than one owner is an error when the name is selected.
     """
     keys = {key for plugin in plugins() for key in plugin.components}
     ordered = sorted(keys, key=lambda key: (KINDS.index(key[0]), key[1]))
@@ -96,10 +96,10 @@ def names(kind: Kind) -> list[str]:
 
 
 def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
-    """Return the plugin that declares a component. An error names the config key ``key``, by default ``<kind>.name``.
+    """Return the plugin that declares a component. Errors name the config key ``key``, default ``<kind>.name``.
 
     Args:
-        name: of the component; ``<distribution>/<name>`` where several distributions declare it.
+        name: name of the component; ``<distribution>/<name>`` if several distributions declare it.
 
     Raises:
         ConfigError: no distribution declares it, or several do.
@@ -120,13 +120,13 @@ def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return distribution and name of ``<distribution>/<name>``; an empty distribution where only the name stands."""
+    """Split ``<distribution>/<name>``; the distribution is empty in a bare name."""
     distribution, _, last = name.rpartition("/")
     return distribution, last
 
 
 def tried_with(kind: Kind, name: str) -> tuple[str, ...]:
-    """Return the words with which the conformance kit tries a component. Raises as ``owner``."""
+    """Return the overrides with which the conformance kit tests a component. Raises as ``owner``."""
     return owner(kind, name).components[kind, split(name)[1]].tried_with
 
 
@@ -134,7 +134,7 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
     """Import a component's class; ``key`` as in ``owner``.
 
     Raises:
-        ConfigError: as ``owner``; or the import fails or gives no class, and the message names the distribution.
+        ConfigError: as ``owner``; or the import fails or finds no class, and the message names the distribution.
     """
     plugin = owner(kind, name, key)
     target = plugin.components[kind, split(name)[1]].target
@@ -151,14 +151,14 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
 def unknown(
     name: str, known: Iterable[str], parent: str = "", or_broken: bool = False, meant: str | None = None
 ) -> str:
-    """Suggest the nearest of the ``known`` names, as a full key below ``parent``, and list them all.
+    """Suggest the nearest of the ``known`` names, as a full key below ``parent``, and list all.
 
     >>> unknown("sca", ["sac", "ppo"])
     'did you mean sac? There are: ppo, sac'
 
     Args:
-        or_broken: list the broken plugins as well, since one of them may have the name.
-        meant: which of them it is, if that is known.
+        or_broken: also list broken plugins, because one of them may have the name.
+        meant: the right name, if known.
     """
     names = sorted(set(known))
     nearest = meant if meant in names else _nearest(name, names)
@@ -168,24 +168,24 @@ def unknown(
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name that differs by a slip of the pen, or by a word more or less; None: there is none."""
+    """Return the name that differs by a typo, or by a missing or extra word; None: there is none."""
 
     def likeness(other: str) -> float:
         pair = name.lower(), other.lower()
         some, others = ({*re.findall("[a-z0-9]+", text)} for text in pair)
         slip = sorted(pair[0]) == sorted(pair[1]) or (some and others and (some <= others or others <= some))
         alike = SequenceMatcher(None, *pair).ratio()
-        return alike if slip or alike >= 0.75 else 0  # below that, words of other meanings look alike: n_steps, kl_stop
+        return alike if slip or alike >= 0.75 else 0  # below that, different words look alike: n_steps, kl_stop
 
     nearest = max(known, key=likeness, default="")
     return nearest if nearest and likeness(nearest) else None
 
 
 def conf_folder(package: str) -> Path:
-    """Find the folder of YAML groups of a package that ``rlplug_conf`` names.
+    """Return the folder of YAML groups of a package named by ``rlplug_conf``.
 
-    It is the package itself if that is called ``conf``, with or without an ``__init__.py``; if not, it is ``conf``
-    inside it (an installed wheel) or beside it (a checkout with ``conf/`` at its top).
+    It is the package itself if it is called ``conf``, with or without an ``__init__.py``; otherwise ``conf`` inside it
+    (an installed wheel) or next to it (a checkout with a top-level ``conf/``).
 
     Raises:
         FileNotFoundError: there is no such package or folder.
@@ -199,7 +199,7 @@ def conf_folder(package: str) -> Path:
 
 
 def _manifest(point: EntryPoint) -> Any:
-    """Import what an entry point names, unless its source is too large."""
+    """Import an entry point's manifest, unless its source is too large."""
     for name in itertools.accumulate(point.module.split("."), "{}.{}".format):
         spec = find_spec(name)
         if spec and (spec.origin or "").endswith(".py"):
@@ -208,7 +208,7 @@ def _manifest(point: EntryPoint) -> Any:
 
 
 def _declared(package: Package, point: EntryPoint) -> Plugin:
-    """Import one manifest and return what it declares."""
+    """Import one manifest and return its declarations."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(Manifest)
     manager.register(_manifest(point), name=point.name)
@@ -217,7 +217,7 @@ def _declared(package: Package, point: EntryPoint) -> Plugin:
     for component in itertools.islice(manager.hook.rlplug_components() or (), MOST + 1):
         if type(component) is not Component:
             raise TypeError(f"rlplug_components gives {component!r}, which is not a Component")
-        component = replace(component)  # which checks it
+        component = replace(component)  # checks it again
         if (component.kind, component.name) in components:
             raise ValueError(f"rlplug_components names {component.kind} {component.name!r} twice")
         components[component.kind, component.name] = component

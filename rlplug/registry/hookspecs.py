@@ -1,4 +1,4 @@
-"""What a plugin declares: its components, and the hooks that it can implement."""
+"""Declarations of plugins: components, and hooks to implement."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ hookimpl = pluggy.HookimplMarker("rlplug")
 
 @dataclass(frozen=True)
 class Component:
-    """Declare a component, which a configuration can select by its name, without importing it.
+    """Declares a component that a configuration can select by name, without importing it.
 
     Args:
         kind: one of ``KINDS``.
         name: the value of ``name:`` in a configuration.
         target: ``"package.module:Class"``, imported when a configuration selects the component.
-        tried_with: words of a command line with which the conformance kit tries it: the algorithm, environment,
-            buffer or loop that it cannot do without, and settings that make a run short.
+        tried_with: overrides with which the conformance kit tests it: the algorithm, environment, buffer or loop that
+            it needs, and settings for a short run.
 
     Raises:
         ValueError: the kind is unknown, or the target is malformed.
@@ -53,7 +53,7 @@ class Component:
 
 
 class Manifest:
-    """Called when plugins are discovered. Implementations name things and import nothing heavy."""
+    """Hooks called at discovery. Implementations must not import heavy modules."""
 
     @hookspec(firstresult=True)
     def rlplug_components(self) -> list[Component]:  # type: ignore[empty-body]
@@ -61,36 +61,36 @@ class Manifest:
 
     @hookspec(firstresult=True)
     def rlplug_conf(self) -> str:  # type: ignore[empty-body]
-        """Return the importable package whose folder holds this distribution's YAML groups, ``algo/``, ``env/`` ...."""
+        """Return the importable package with this distribution's YAML groups, such as ``algo/`` and ``env/``."""
 
 
 class Events:
-    """Called on rank 0 during a run: per collection, per update or more rarely, never per environment step."""
+    """Hooks called on rank 0 during a run: per collection, per update or less often, never per environment step."""
 
     @hookspec
     def rlplug_started(self, run: Run) -> None:
-        """Everything is built; nothing has been collected."""
+        """Handle the start of a run, when all parts are built and nothing has been collected."""
 
     @hookspec
     def rlplug_collected(self, run: Run, segment: Segment) -> None:
-        """A segment has been collected, counted and stored, or the ``whole`` episodes of a job have been played."""
+        """Handle a collected, counted and stored segment, or the ``whole`` episodes of a job."""
 
     @hookspec
     def rlplug_updated(self, run: Run, losses: Losses) -> None:
-        """The learner made one step. The tensors may still be on the accelerator: do not read them here."""
+        """Handle a learner step. Do not read the tensors here, because they may be on the accelerator."""
 
     @hookspec
     def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
-        """One row of metrics, at every log interval and after every evaluation; ``step`` is ``run.steps``."""
+        """Handle a row of metrics, at every log interval and after every evaluation; ``step`` is ``run.steps``."""
 
     @hookspec
     def rlplug_evaluated(self, run: Run, metrics: Mapping[str, float]) -> None:
-        """An evaluation ended."""
+        """Handle the end of an evaluation."""
 
     @hookspec
     def rlplug_checkpoint(self, run: Run, path: str) -> None:
-        """A checkpoint was written and renamed to its final name."""
+        """Handle a checkpoint, written and renamed to its final name."""
 
     @hookspec
     def rlplug_ended(self, run: Run, summary: Mapping[str, Any]) -> None:
-        """The run is over; ``summary["status"]`` gives the reason."""
+        """Handle the end of a run; ``summary["status"]`` is the reason."""

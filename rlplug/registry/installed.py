@@ -1,4 +1,4 @@
-"""Compare installed versions with those that a run used, and with those of its other processes."""
+"""Comparison of installed versions with those of a run's start and of its other processes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def versions() -> dict[str, str]:
 
 
 def installed() -> dict[str, str]:
-    """Return ``versions()`` and those of all plugins."""
+    """Return ``versions()`` and the versions of all plugins."""
     return versions() | {plugin.distribution: plugin.version for plugin in discovery.plugins()}
 
 
 def check_same(there: Mapping[str, str], who: str) -> None:
-    """Compare what is installed for this process, ``who``, with ``installed()`` of the first rank.
+    """Compare the installed versions of this process, ``who``, with ``installed()`` of rank 0.
 
     Raises:
-        ConfigError: the version of rlplug, a library or a plugin differs, or it is missing on one side.
+        ConfigError: a version of rlplug, a library or a plugin differs or is missing on one side.
     """
     here = installed()
     for name in sorted(here.keys() | there.keys()):
@@ -39,14 +39,14 @@ def check_same(there: Mapping[str, str], who: str) -> None:
 
 
 def check_installed(plugins: Mapping[str, Mapping[str, str]], libraries: Mapping[str, str] | None = None) -> list[str]:
-    """Return a line for each distribution that has another version now than in a run; import no component.
+    """Return a line for each distribution whose version differs from that of a run; import no component.
 
     Args:
-        plugins: config key -> ``kind``, ``name``, ``distribution`` and ``version`` of the component there.
+        plugins: config key -> ``kind``, ``name``, ``distribution`` and ``version`` of its component.
         libraries: the run's ``versions()``.
 
     Raises:
-        CheckpointError: components are missing or come from another distribution; a line for each.
+        CheckpointError: components are missing or from another distribution, with a line for each.
     """
     if missing := [line for key, origin in plugins.items() if (line := _missing(key, origin))]:
         raise CheckpointError("\n".join(missing))
@@ -57,7 +57,7 @@ def check_installed(plugins: Mapping[str, Mapping[str, str]], libraries: Mapping
 
 
 def _missing(key: str, origin: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with one component and how to repair it; None if it is installed."""
+    """Return the error of a missing component with a fix; None if it is installed."""
     kind, name, distribution, version = (origin[field] for field in ("kind", "name", "distribution", "version"))
     what = f"{key}: the run used {kind} {name!r} of {distribution} {version}"
     install = f"pip install {distribution}=={version}"

@@ -1,4 +1,4 @@
-"""The YAML files that packages bring: an option of a group is a file ``conf/<group>/<option>.yaml``."""
+"""YAML files of packages: an option of a group is a file ``conf/<group>/<option>.yaml``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Preset(NamedTuple):
 
     @property
     def package(self) -> str | None:
-        """The key that its settings are put under, as its first line says; None: it says nothing."""
+        """Return the key of its settings, from its first line; None: not specified."""
         found = HEADER.search(self.path.read_text(encoding="utf-8"))
         return found and found[1]
 
 
 @until_refresh
 def presets() -> dict[tuple[str, str], tuple[Preset, ...]]:
-    """Return the files for each (group, option), sorted; of several the first one is used."""
+    """Return the files for each (group, option), sorted; the first one is used."""
     found: dict[tuple[str, str], tuple[Preset, ...]] = {}
     for plugin in plugins():
         for path in plugin.files:
@@ -42,19 +42,19 @@ def presets() -> dict[tuple[str, str], tuple[Preset, ...]]:
 
 
 def preset(group: str, option: str) -> Preset | None:
-    """Return the file that an option stands for; None: no package has it."""
+    """Return the file of an option; None: no package has it."""
     return presets().get((group, option), (None,))[0]
 
 
 def shadowed() -> list[str]:
-    """Return a line for each file that is not used, since another package has one of the same name before it."""
+    """Return a line for each file that is shadowed by one of the same name in another package."""
     several = (files for (group, _), files in presets().items() if len(files) > 1 and group != ".")
     return [f"{other} is not used: there is {first}; rename it" for first, *others in several for other in others]
 
 
 @until_refresh
 def warn_broken() -> None:
-    """Print one line on stderr for each broken plugin, and for each file that is not used, once per process."""
+    """Print one line on stderr for each broken plugin and each shadowed file, once per process."""
     for plugin in broken():
         print(f"rlplug: skipping the broken plugin {plugin}: {plugin.cause}", file=sys.stderr)
     for line in shadowed():

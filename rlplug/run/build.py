@@ -1,4 +1,4 @@
-"""Build everything that a run consists of, on one rank."""
+"""Construction of all parts of a run, on one rank."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from rlplug.types import Compile, ConfigError
 def build(
     config: RunConfig, run_dir: Path, fabric: AnyFabric | None = None, plan: Plan | None = None, identity: str = ""
 ) -> Trainer:
-    """Build and check a run. Nothing is written, and nothing outside of this process is started.
+    """Build and check a run, without writing files or starting other processes.
 
     Args:
-        fabric: of this rank; None builds what the first rank will have, on the CPU if ranks get processes of their own.
-        plan: another one than the hardware's.
-        identity: of the run that is continued; empty for a new one.
+        fabric: this rank's Fabric; None: build as rank 0, on the CPU if ranks are separate processes.
+        plan: replaces the hardware's plan.
+        identity: identity of the resumed run; empty for a new one.
 
     Raises:
         ConfigError: the run cannot start as configured.
@@ -78,7 +78,7 @@ def build(
     for chosen, who in ((config.algo, policy.algorithm), *modules):
         following = policy.ctx.schedules.following
         results.check_step_sizes(chosen.key, chosen.cfg, who, partial(learner.parts, who), following)
-    identity = identity or placement.ranks.broadcast(uuid4().hex)  # the same on all ranks
+    identity = identity or placement.ranks.broadcast(uuid4().hex)  # equal on all ranks
     estimation = Estimation(estimator_of(resolved, policy), config.eval.every)
     given = {slot for slot in config.models if slot != "model" and config.raw[slot] is not None}
     for slot in given - {slot for slot, _ in policy.ctx.built} if rank == 0 and estimation.estimator is None else ():
@@ -105,14 +105,14 @@ def build(
 
 
 def _compile(config: RunConfig, policy: Policy) -> Compile:
-    """Return ``compile``; ``auto`` is for components whose class is ``traceable``."""
+    """Return ``compile``; ``auto`` requires all components to be ``traceable``."""
     traced = {type(policy.algorithm), *map(type, policy.exploration.values()), *(cls for _, cls in policy.ctx.built)}
     trusted = all(vars(cls).get("traceable", False) for cls in traced)
     return config.compile if trusted or config.compile == "max" else "off"
 
 
 def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> Collector:
-    """Make what collects in the environments of this rank."""
+    """Create the collector of this rank."""
     own: Collector
     data, env_ids = resolved.config.data, policy.ctx.env_ids
     recorded = 0 if data.path is None else data.envs or len(env_ids)
@@ -134,7 +134,7 @@ def _collector(resolved: ResolvedRun, policy: Policy, learner: RankLearner) -> C
 
 
 def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> RecordingCollector:
-    """Open the files that ``data.path`` names, for some of the run's columns."""
+    """Open the files of ``data.path``, for some of the run's columns."""
     data = resolved.config.data
     order = resolved.config.seed if data.shuffle else None
     recording = Recording(data.path or [], Reading.by(data, resolved.spec), data.weights, order)
@@ -146,7 +146,7 @@ def _recorded(resolved: ResolvedRun, policy: Policy, env_ids: Sequence[int]) -> 
 
 
 def start(trainer: Trainer) -> None:
-    """Start a run's Ray actors and its collector, and register its loggers. Raises ``ConfigError``."""
+    """Start a run's Ray actors and collector, and register its loggers. Raises ``ConfigError``."""
     plan, placement, first = trainer.resolved.plan, trainer.learner.placement, trainer.ctx.rank == 0
     if plan.actors is not None:
         from rlplug.actors.cluster import connect

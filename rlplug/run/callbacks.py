@@ -1,4 +1,4 @@
-"""What happens between two rounds: rows of metrics, evaluations, and checkpoints of what a run's future depends on."""
+"""Actions between rounds: rows of metrics, evaluations, and checkpoints of a run's complete state."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rlplug.types import CheckpointError, ConfigError, Tree
 
 
 class Callbacks:
-    """What ``run.report()`` does: it logs, evaluates and writes checkpoints where they are due."""
+    """Implementation of ``run.report()``: logs, evaluates and writes checkpoints when they are due."""
 
     def __init__(self, policy: Policy, is_async: bool, estimation: Estimation, identity: str) -> None:
-        self.identity = identity  # of the run that its checkpoints and recorded files belong to
+        self.identity = identity  # identity of the run, in its checkpoints and recorded files
         self.log = MetricsLog(policy.config.log.every)
         self.evaluation = Evaluation(policy, is_async)
         self.estimation = estimation
-        self.row_log = FileRowLog()  # where the buffer keeps its rows between two checkpoints
+        self.row_log = FileRowLog()  # storage of buffer rows across checkpoints
         self.manager: CheckpointManager | None = None
         self.recorder: RunRecorder | None = None
 
@@ -42,12 +42,12 @@ class Callbacks:
         return self.log.rows
 
     def open(self, trainer: Trainer) -> CheckpointManager:
-        """Write checkpoints from now on."""
+        """Enable checkpoints."""
         self.manager = CheckpointManager(trainer.run_dir, trainer.config.checkpoint, trainer.steps)
         return self.manager
 
     def record(self, trainer: Trainer) -> None:
-        """Write the episodes down that this rank collects."""
+        """Enable recording of this rank's episodes."""
         about = {"spec": to_json(trainer.ctx.spec), "versions": versions(), "algo": trainer.config.algo.name}
         about |= {"env": trainer.config.raw["env"], "seed": trainer.config.seed}
         name = f"{self.identity[:12]}-{trainer.ctx.rank}"
@@ -80,7 +80,7 @@ class Callbacks:
         with trainer.clock.phase("checkpoint"):
             self._saved(trainer, manager.poll())
             best = score is not None and trainer.learner.placement.ranks.broadcast(manager.is_best(score))
-            # the score of an asynchronous evaluation is known later
+            # asynchronous evaluations return their score later
             best = best or (due and evaluation.is_async and trainer.config.checkpoint.keep_best > 0)
             if best or (trainer.agreement.may_save and manager.due(trainer.steps)):
                 if not due:
@@ -89,7 +89,7 @@ class Callbacks:
                 self._saved(trainer, manager.submit(capture(trainer, score)))
 
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
-        """Evaluate now, and report the result; raise ``Stopped`` if the run was asked to stop meanwhile."""
+        """Evaluate and report the result; raise ``Stopped`` if a stop is requested meanwhile."""
         self._poll_eval(trainer, wait=True)
         result = self.evaluation.run(trainer)
         self._evaluated(trainer, result, trainer.steps)
@@ -102,7 +102,7 @@ class Callbacks:
         self.log.log_row(trainer, result if now else result | {f"eval/{trainer.loop.unit}": step})
 
     def _poll_eval(self, trainer: Trainer, wait: bool = False) -> None:
-        """Report the evaluation that actors play during training, if it has ended."""
+        """Report an asynchronous evaluation if it has finished."""
         actors = self.evaluation.actors
         if actors is None or not actors.playing:
             return
@@ -115,10 +115,10 @@ class Callbacks:
                 self._saved(trainer, self.manager.set_score(actors.env_steps, result["eval/return_mean"]))
 
     def finish(self, trainer: Trainer) -> None:
-        """After the loop: write a last row, evaluate, and write a checkpoint of where the loop ended."""
+        """Write the last row of metrics, evaluate, and write a checkpoint of the end of the loop."""
         trainer.learner.check_finite()
         self._poll_eval(trainer, wait=True)
-        # as it is now, so that a longer run goes on as if there had been no end
+        # before the evaluation, so that an extended run continues as if it had not ended
         snapshot = capture(trainer)
         if not trainer.agreement.stop:
             with suppress(Stopped):
@@ -143,12 +143,12 @@ class Callbacks:
 
 
 def callbacks_of(trainer: Trainer) -> Callbacks:
-    """Return what ``run.build`` made the trainer report to."""
+    """Return the callbacks that ``run.build`` gave to the trainer."""
     return cast(Callbacks, trainer.reports)
 
 
 def capture(trainer: Trainer, score: float | None = None) -> Snapshot:
-    """Copy the state of a run in memory, with the ``score`` of these very weights where they were evaluated."""
+    """Copy the state of a run in memory, with the ``score`` of these weights if they were evaluated."""
     callbacks, plan, ctx, clock = callbacks_of(trainer), trainer.resolved.plan, trainer.ctx, trainer.clock
     own: dict[str, Tree] = {"context": ctx.state(), "global": global_state(ctx.device)}
     own["normalizer"] = trainer.policy.normalizer.env_state()
@@ -181,13 +181,13 @@ def _learner(trainer: Trainer) -> dict[str, Tree]:
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
-    """Let a fresh trainer of the same configuration go on where the checkpoint was written; return what differs.
+    """Restore a checkpoint into a new trainer of the same configuration; return notes on differences.
 
     Raises:
-        ConfigError: the checkpoint is of other spaces, another algorithm or another number of ranks, or damaged.
+        ConfigError: the checkpoint has other spaces, another algorithm or number of ranks, or is damaged.
     """
     callbacks, path, manifest, rank = callbacks_of(trainer), checkpoint.path, checkpoint.manifest, trainer.ctx.rank
-    owner = trainer.learner.placement.part  # of the data: the first rank where all have the same
+    owner = trainer.learner.placement.part  # rank that owns the data: rank 0 if all have the same
     if (ranks := checkpoint.ranks) != trainer.resolved.plan.world_size:
         said = f"{path} was written by {ranks} ranks, and continues on as many: hardware.devices={ranks}"
         raise ConfigError("hardware", said)

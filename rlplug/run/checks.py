@@ -1,6 +1,6 @@
-"""What can only be refused once spaces, components and the machine are known; before anything is written.
+"""Checks that need spaces, components and the machine, made before anything is written.
 
-Every generator is a table, with a row of condition, key and sentence for each refusal.
+Every generator is a table, with a row of condition, key and sentence for each error.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ WHAT: dict[Data, str] = {
 }
 
 FOR_EVER = 10**12  # environment steps
-BESIDE_WEIGHTS = 3  # bytes that learning takes for each of theirs: a gradient, and Adam's two moments
+BESIDE_WEIGHTS = 3  # bytes per byte of weights: a gradient and Adam's two moments
 
 
 def check(resolved: ResolvedRun) -> None:
-    """Raise ``ConfigError`` unless components go together, and ranks and actors get equal shares."""
+    """Raise ``ConfigError`` unless components are compatible, and ranks and actors get equal shares."""
     refuse(chain(_loop(resolved), _buffer(resolved), _data(resolved), _exploration(resolved), _hardware(resolved)))
     if (plan := resolved.plan).ray is not None and plan.ray.address is None:
         require_room(plan, {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}, "this machine")
@@ -48,7 +48,7 @@ def check(resolved: ResolvedRun) -> None:
 
 # fmt: off
 def _loop(run: ResolvedRun) -> Refusals:
-    """Whether the loop can drive the algorithm, and collects if the buffer has no rows of its own."""
+    """Check that the loop can drive the algorithm, and collects unless the buffer brings its own rows."""
     needs, name, loop, algorithm, buffer = (
         run.needs, run.config.loop.name, run.config.loop.cls, run.config.algo.cls, run.config.buffer)
     does = (f"collects, and {buffer.name} holds only rows of its own" if loop.collects
@@ -56,7 +56,7 @@ def _loop(run: ResolvedRun) -> Refusals:
 
     def ways() -> str:
         buffers = _options("buffer", lambda cls: _has_rows(cls, loop) and _gives(cls, needs))
-        loops = _options("loop", lambda cls: _has_rows(buffer.cls, cls) and not (  # a recording is no way out
+        loops = _options("loop", lambda cls: _has_rows(buffer.cls, cls) and not (  # not one for datasets
             cls.reads or cls.refusal(algorithm, needs)))
         return " or ".join(way for way in (buffers, loops) if not way.endswith("="))
 
@@ -70,7 +70,7 @@ def _loop(run: ResolvedRun) -> Refusals:
 
 
 def _buffer(run: ResolvedRun) -> Refusals:
-    """Whether the buffer gives what the algorithm learns from, and keeps recurrent states if they are needed."""
+    """Check that the buffer provides the algorithm's kind of samples, and recurrent states if needed."""
     needs, algo, name, buffer = run.needs, run.config.algo.name, run.config.buffer.name, run.config.buffer.cls
 
     def ways() -> str:
@@ -94,7 +94,7 @@ def _buffer(run: ResolvedRun) -> Refusals:
 
 
 def _data(run: ResolvedRun) -> Refusals:
-    """Whether nothing is asked of a recording that only an environment can do, and a loop for one has one."""
+    """Check that a dataset does not have to act as an environment, and that a loop for datasets has one."""
     config, algo, data, ranks = run.config, run.config.algo.name, run.config.data, run.plan.world_size
     yield (not config.env.cls.traits.playable and (data.path is None or data.envs is not None), "env",
            f"{config.env.name} cannot be played: it is for data.path=<files>")
@@ -124,7 +124,7 @@ def _data(run: ResolvedRun) -> Refusals:
 
 
 def _exploration(run: ResolvedRun) -> Refusals:
-    """Whether the algorithm serves the environment's masks, and exploration modules serve the algorithm."""
+    """Check that the algorithm supports the environment's masks, and exploration modules fit the algorithm."""
     needs, algo, modules = run.needs, run.config.algo.name, run.config.exploration
     key, way = ("env", "take an algorithm that does") if run.spec.has_agents else (
         "env.mask_key", "null plays without them")
@@ -145,16 +145,16 @@ def _exploration(run: ResolvedRun) -> Refusals:
         yield (key in perturb[1:] and cls.overrides_action, "exploration",
                f"{key} replaces the action of {''.join(perturb[:1])}; leave one out, or name {key} first")
     acting = any(changes_actions(chosen.cls) for chosen in modules.values())
-    yield (needs.noise and modules and not acting, "exploration",  # exploration=[] is on purpose
+    yield (needs.noise and modules and not acting, "exploration",  # exploration=[] is deliberate
            f"{algo} always plays what seems best to it, and tries nothing else; "
            f"take exploration=[{','.join([str(needs.noise), *modules])}]")
 
 
 def _hardware(run: ResolvedRun) -> Refusals:
-    """Whether ranks, microbatches and actors get equal shares of what is learned and played."""
+    """Check that ranks, microbatches and actors get equal shares of samples and environments."""
     plan, ranks, num_envs, needs, algo = (
         run.plan, run.plan.world_size, run.config.num_envs, run.needs, run.config.algo.name)
-    if needs.data != "rollout":  # which is given whole
+    if needs.data != "rollout":  # a rollout is not sampled
         yield from shares(run.config.train_batch_size, plan)
     for option, plain in (("microbatches", 1), ("precision", "32-true")):
         yield (needs.gradients and getattr(plan, option) != plain, f"hardware.{option}", "is for gradients that the "
@@ -178,7 +178,7 @@ def _hardware(run: ResolvedRun) -> Refusals:
 
 
 def shares(batch_size: int, plan: Plan) -> Refusals:
-    """Whether every rank and microbatch gets an equal share of a sample."""
+    """Check that every rank and microbatch gets an equal share of a sample."""
     parts = plan.world_size * plan.microbatches
     near = batch_size - batch_size % parts
     yield batch_size % parts, "train_batch_size", _uneven(str(batch_size), f"{parts} ranks and microbatches", (
@@ -196,7 +196,7 @@ def _gives(buffer: type[Buffer], needs: Needs) -> bool:
 
 
 def _outdated(buffer: type[Buffer], needs: Needs) -> bool:
-    """Does it give what an algorithm has learned from already, which is then data of an older policy?"""
+    """Return whether it returns data again, which is then from an older policy."""
     return needs.data == "segments" and not needs.off_policy and bool(buffer.repeats)
 
 
@@ -205,24 +205,24 @@ def _has_rows(buffer: type[Buffer], loop: type[Loop]) -> bool:
 
 
 def _options(kind: Kind, fits: Callable[[Any], bool]) -> str:
-    """Return the components of a kind that fit, as one writes them: ``buffer=replay or prioritized``."""
+    """Return the components of a kind that fit, as an override: ``buffer=replay or prioritized``."""
     found: list[str] = []
     for name in registry.names(kind):
-        with suppress(ConfigError):  # what cannot be imported is no way out
+        with suppress(ConfigError):  # do not suggest components that cannot be imported
             found += [name] if fits(registry.load(kind, name)) else []
     return f"{kind}={' or '.join(found)}"
 
 
 def check_fit(trainer: Trainer, elsewhere: bool) -> None:
-    """Check that the run has time for one round, memory for its buffer, and environments that serve its algorithm."""
+    """Check that the run has steps for one round, memory for its buffer, and compatible environments."""
     refuse(chain(_parts(trainer), _time(trainer) if trainer.loop.unit == "env_steps" else ()))
-    if not (elsewhere and trainer.resolved.plan.accelerator == "cuda"):  # whose processes check their memory
+    if not (elsewhere and trainer.resolved.plan.accelerator == "cuda"):  # its processes check their memory
         refuse(_memory(trainer))
 
 
 # fmt: off
 def _parts(trainer: Trainer) -> Refusals:
-    """Whether environments, weights and a recording are what the algorithm, exploration and the buffer take."""
+    """Check environments, weights and dataset against algorithm, exploration modules and buffer."""
     config, needs, spec = trainer.config, trainer.resolved.needs, trainer.collector.spec
     capacity, rows = getattr(config.buffer.cfg, "capacity", None), spec.rows * config.num_envs
     strided = needs.data == "windows" and needs.window.stride
@@ -240,7 +240,7 @@ def _parts(trainer: Trainer) -> Refusals:
 
 
 def _time(trainer: Trainer) -> Refusals:
-    """Whether the run has steps for a round of collection, and for an update if anything is trained."""
+    """Check that the run has steps for a round of collection, and for an update if it trains."""
     config, total, length = trainer.config, trainer.config.total_steps, trainer.ctx.rollout_length
     whole = trainer.collector.spec.steps or total
     each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
@@ -253,7 +253,7 @@ def _time(trainer: Trainer) -> Refusals:
         tempo += ["train_batch_size"] if trainer.resolved.needs.data == "segments" else []
         why = ", ".join(f"{key}={show(getattr(config, key))}" for key in tempo)
         made, more = (trainer.loop.updates(n) for n in (total // steps * steps, FOR_EVER))
-        yield (made == 0 != more, "total_steps",  # a loop that cannot say says 0 of all
+        yield (made == 0 != more, "total_steps",  # a loop without an estimate returns 0 for all
                f"{total} leaves no time for one update: {why}, rounds of {each}; raise it")
         first = trainer.buffer.warm_up * config.num_envs // len(trainer.ctx.env_ids)
         yield (total < first, "total_steps", f"{total} leaves no time for one update: "
@@ -261,9 +261,9 @@ def _time(trainer: Trainer) -> Refusals:
 
 
 def _memory(trainer: Trainer) -> Refusals:
-    """Whether the device or this machine has room for buffers and networks."""
+    """Check that the device or this machine has memory for buffers and networks."""
     buffer, plan = trainer.buffer, trainer.resolved.plan
-    ranks = 1 if plan.launcher == "ray" or buffer.device.type == "cuda" else plan.devices  # Ray finds room for ranks
+    ranks = 1 if plan.launcher == "ray" or buffer.device.type == "cuda" else plan.devices  # Ray places by resources
     if buffer.device.type == "cuda":
         free, where = torch.cuda.mem_get_info(buffer.device)[0], torch.cuda.get_device_name(buffer.device)
     else:
@@ -282,7 +282,7 @@ def _memory(trainer: Trainer) -> Refusals:
 
 @contextmanager
 def memory(failure: Callable[[str], Exception]) -> Iterator[None]:
-    """Raise ``failure`` of what there is no memory for, where the body runs out of it."""
+    """Raise ``failure`` with a description if the body runs out of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -294,6 +294,6 @@ def memory(failure: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def size(n: float) -> str:
-    """Return bytes in the unit that a person would choose."""
+    """Format bytes in a suitable unit."""
     power = min(max(int(n).bit_length() - 1, 0) // 10, 4)
     return f"{n / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

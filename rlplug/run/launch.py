@@ -1,4 +1,4 @@
-"""Start or continue a run: every rank builds it, restores its state if it continues, and drives it to its end."""
+"""Start or resume a run: every rank builds it, restores its state if resumed, and runs it to its end."""
 
 from __future__ import annotations
 
@@ -36,41 +36,41 @@ from rlplug.run.loggers import DISK, AtOnce
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
-Tell: TypeAlias = Callable[[str], None]  # is given, line by line, what a person should know
-_driven = itertools.count()  # runs of this process
+Tell: TypeAlias = Callable[[str], None]  # called with each line for the user
+_driven = itertools.count()  # counts the runs of this process
 STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
 
 
 def train(
     config: RunConfig, folder: Path, command: Sequence[str] = (), tell: Tell = print, notes: Sequence[str] = ()
 ) -> float:
-    """Run ``config``, write everything about it into ``folder``, and return the mean return of the final evaluation.
+    """Train ``config``, write the run to ``folder``, and return the mean return of the final evaluation.
 
     Args:
-        notes: lines for ``tell`` when the run starts.
+        notes: lines passed to ``tell`` when the run starts.
 
     Raises:
         ConfigError: the run cannot start as configured; nothing was written.
-        RunError: the run could not go on.
-        KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, and its folder says so; it holds the signal.
+        RunError: the run failed.
+        KeyboardInterrupt: the run was stopped by Ctrl-C or SIGTERM, as its summary states; holds the signal.
     """
     plan: Plan = config.hardware.plan()
     return _launch(plan, config.raw, folder, tell, _train, config.raw, list(command), list(notes))
 
 
 def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) -> float | None:
-    """Continue a run where its newest good checkpoint was written.
+    """Resume a run from its newest good checkpoint.
 
     Args:
         path: the run folder.
-        overrides: changes to what does not alter learning, as on the command line.
+        overrides: changes to settings that do not affect learning, as on the command line.
 
     Returns:
-        The mean return of the final evaluation; None for a run that has finished already.
+        The mean return of the final evaluation; None if the run had already finished.
 
     Raises:
-        ConfigError: the run cannot be continued, or not with these overrides; nothing was written.
-        RunError, KeyboardInterrupt: as in ``train``.
+        ConfigError: the run cannot be resumed, or not with these overrides; nothing was written.
+        RunError, KeyboardInterrupt: see ``train``.
     """
     folder = Path(path)
     raw, *_ = _read(folder, overrides)
@@ -79,9 +79,9 @@ def resume(path: str | Path, overrides: Sequence[str] = (), tell: Tell = print) 
 
 
 def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Callable[..., Any], *args: Any) -> Any:
-    """Call ``work(fabric, tell, plan, folder, *args)`` on every rank; return what the first rank returns.
+    """Call ``work(fabric, tell, plan, folder, *args)`` on every rank; return the result of rank 0.
 
-    Where ranks get processes of their own, a run that broke off is continued as often as the plan allows.
+    If ranks are separate processes, a failed run is restarted as often as the plan allows.
     """
     require_started(plan)
     if launched_elsewhere() or (plan.world_size == 1 and not plan.max_restarts and plan.launcher == "processes"):
@@ -89,7 +89,7 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
     if plan.num_nodes > 1:
         raise ConfigError("hardware.num_nodes", f"{plan.num_nodes} machines: start rlplug by torchrun or srun on each")
     with closing(build(parse(raw), folder, plan=plan)):
-        pass  # mistakes are found before any process is started
+        pass  # find errors before starting processes
     if plan.launcher == "ray":
         from rlplug.actors.launcher import on_cluster as start_ranks
     else:
@@ -100,7 +100,7 @@ def _launch(plan: Plan, raw: dict[str, Any], folder: Path, tell: Tell, work: Cal
             return start_ranks(plan, work, plan, folder, *args, tell=tell)
         except RunError as error:
             if not restarts or not checkpoints(folder):
-                if isinstance(error, RankError):  # the rank had no time to say this itself
+                if isinstance(error, RankError):  # the rank could not print this itself
                     raise RankError(_with_way_back(error, folder)) from None
                 raise
             restarts -= 1
@@ -162,7 +162,7 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
             inexact = [f"not exactly as it would have gone on: {what}" for what in missing]
             for line in (*told(changed), f"continuing from {where}", *inexact):
                 tell(line)
-            fabric.barrier()  # every rank has read what it needs
+            fabric.barrier()  # until every rank has read its state
             if first:
                 progress = trainer.progress
                 for aside in tidy(folder, checkpoint):
@@ -172,7 +172,7 @@ def _resume(fabric: AnyFabric, tell: Tell, plan: Plan, folder: Path, overrides: 
 
 
 def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]:
-    """Return a run's configuration with the overrides and without, its manifest, and notes on changed plugins."""
+    """Return a run's configuration with and without overrides, its manifest, and notes on changed plugins."""
     from rlplug.config.changes import STRETCH, extended, resumed  # here: it imports Hydra
 
     before, manifest = run_dir.read(folder)
@@ -186,14 +186,14 @@ def _read(folder: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[
 def _check_own(
     checkpoint: Checkpoint, manifest: dict[str, Any], config: RunConfig, changed: Sequence[tuple[str, Any, Any]]
 ) -> None:
-    """Check that a run, as it is configured now and ``changed`` by a command line, can continue from a checkpoint."""
+    """Check that a run, as configured now and ``changed`` by a command line, can resume from a checkpoint."""
     if checkpoint.manifest["run"] != manifest["run"]:
         raise CheckpointError(f"{checkpoint.path} is a checkpoint of another run")
     noted = {key for key, *_ in changed}.union(*(one["changed"] for one in manifest["resumed"]))
     for key, old, new in differences(migrate(checkpoint.manifest["config"]), config.raw):
         if key.split(".")[0] not in RESUMABLE and key not in noted:
             raise ConfigError(key, f"was {show(old)}, and is {show(new)} in config.yaml now, but {WHY}")
-        if key == "hardware.actors.count":  # before any is started
+        if key == "hardware.actors.count":  # before any actor starts
             then = f"{old} actors" if old else "no actors"
             raise ConfigError(key, f"the run has been collected with {then} and has to continue so; now it has {new}")
     total, made = config.total_steps, checkpoint.steps
@@ -203,7 +203,7 @@ def _check_own(
 
 
 def _drive(trainer: Trainer) -> float:
-    """Run the loop to its end, evaluate, and write a checkpoint of where that was; return and raise as ``train``."""
+    """Run the loop to its end, evaluate, and write a last checkpoint; return and raise as ``train``."""
     callbacks, folder, status, startup = callbacks_of(trainer), trainer.run_dir, "failed", 0.0
     manager = callbacks.open(trainer)
     try:
@@ -215,7 +215,7 @@ def _drive(trainer: Trainer) -> float:
                 trainer.loop.run(trainer)
             callbacks.finish(trainer)
             if trainer.resolved.plan.actors is not None and trainer.ctx.rank != 0:
-                trainer.close()  # before the first rank stops the Ray cluster, which it may have started
+                trainer.close()  # before rank 0 stops a Ray cluster that it started
             errors = trainer.learner.placement.ranks.exchange(trainer.agreement.error)
         if error := next(filter(None, errors), None):
             raise error
@@ -227,7 +227,7 @@ def _drive(trainer: Trainer) -> float:
         raise
     except Exception as error:
         with suppress(RunError):
-            manager.wait()  # for a checkpoint that is being written
+            manager.wait()  # until a pending checkpoint is written
         reason = error if isinstance(error, RunError) else explain_collective(error)
         if reason is None:
             error.add_note(_with_way_back("", folder))
@@ -240,17 +240,17 @@ def _drive(trainer: Trainer) -> float:
 
 
 def _age() -> float:
-    """Return how many seconds ago this process began; 0 if this is not its first run, or it is no command line."""
+    """Return the age of this process in seconds; 0 unless this is the first run of a command line."""
     if next(_driven) or "rlplug" not in Path(sys.argv[0]).parts[-2:]:
         return 0.0
     created = psutil.Process().create_time()
-    if sys.platform == "linux":  # there it counts from the boot, which psutil knows to a second only
+    if sys.platform == "linux":  # start times count from boot, which psutil knows to a second only
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (created - psutil.boot_time())
     return time.time() - created
 
 
 def _end(trainer: Trainer, status: str, startup: float) -> None:
-    """Write ``summary.json``, and end the loggers. ``startup``: seconds before the loop began."""
+    """Write ``summary.json`` and close the loggers. ``startup``: seconds before the loop began."""
     callbacks, progress, folder = callbacks_of(trainer), trainer.progress, trainer.run_dir
     evaluation, wall = callbacks.evaluation, trainer.clock.wall()
     loop_s = wall - trainer.clock.startup_s
@@ -266,28 +266,28 @@ def _end(trainer: Trainer, status: str, startup: float) -> None:
         finally:
             trainer.hooks.hook.rlplug_ended(run=trainer, summary=summary)
     except OSError as error:
-        if status == "finished":  # otherwise the error that ended the run matters more
+        if status == "finished":  # otherwise keep the error that ended the run
             raise RunError(_with_way_back(f"{folder}: {error.strerror}", folder)) from None
 
 
 def _stop_on_signal(trainer: Trainer) -> AbstractContextManager[None]:
-    """Let Ctrl-C and SIGTERM ask the run to end after this round, and a second Ctrl-C end it at once."""
+    """End the run after this round at Ctrl-C or SIGTERM, and immediately at a second Ctrl-C."""
     turns = itertools.count()
 
     def request(number: int, frame: Any) -> None:
-        first = next(turns) == 0  # the next signal may come while this one is being handled
-        if (not first and number == signal.SIGINT) or is_silent():  # its round would never end
+        first = next(turns) == 0  # another signal may arrive while this one is handled
+        if (not first and number == signal.SIGINT) or is_silent():  # the round would never end
             raise AtOnce(number)
         trainer.agreement.request_stop(number)
         if first and trainer.ctx.rank == 0:
-            with suppress(OSError):  # it may have no reader
-                os.write(2, STOPPING)  # print may be what was interrupted
+            with suppress(OSError):  # stderr may be closed
+                os.write(2, STOPPING)  # print itself may have been interrupted
 
     return handle_signals(request)
 
 
 def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
-    """On several machines, end the run when one is lost."""
+    """End a run on several machines when one of them is lost."""
 
     def end(reason: str) -> None:
         if trainer.learner.fabric.local_rank == 0:
@@ -300,7 +300,7 @@ def _end_without_machine(trainer: Trainer) -> AbstractContextManager[None]:
 
 @contextmanager
 def _machine_errors(folder: Path) -> Iterator[None]:
-    """Turn a full or broken disk, and a lack of memory, into one message: it is no bug."""
+    """Convert errors of the disk and lack of memory, which are not bugs, to one message."""
     said = "there is no memory for {}; a smaller buffer or model, or fewer environments, takes less"
     try:
         with checks.memory(lambda what: RunError(said.format(what))):
@@ -312,7 +312,7 @@ def _machine_errors(folder: Path) -> Iterator[None]:
 
 
 def _with_way_back(error: object, folder: Path) -> str:
-    """Return an error, of one line or several, and below it how to go on from the newest checkpoint."""
+    """Return an error with instructions to resume from the newest checkpoint."""
     said, last = str(error), next(iter(checkpoints(folder)), None)
     between = "\n" if "\n" in said else "; " if said else ""
     good = (

@@ -1,4 +1,4 @@
-"""The loggers of a run, and what becomes of one that fails: it is dropped, and the run goes on."""
+"""Loggers of a run. A logger that fails is dropped, and the run continues."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError, RunError
 
-# errors of the disk, or of what somebody put there
+# errors of the disk or of existing files
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EISDIR, errno.ENOTDIR)
 
 
 class AtOnce(KeyboardInterrupt):
-    """A second Ctrl-C, which does not wait for the end of the round."""
+    """A second Ctrl-C, which ends the run before the end of the round."""
 
 
 def register(trainer: Trainer) -> None:
-    """Build the loggers that the configuration names, and let them hear of events."""
+    """Build the configured loggers and register them for events."""
     hooks = trainer.hooks
     for key, chosen in trainer.config.logger.items():
         logger = chosen.build(trainer.ctx)
@@ -35,10 +35,10 @@ def register(trainer: Trainer) -> None:
 
 
 def _guarded(function: Callable[..., Any], event: str, key: str, logger: Any, trainer: Trainer) -> Callable[..., Any]:
-    """Return ``function``, which drops its logger with one line when it fails.
+    """Wrap ``function`` to drop its logger with one line when it fails.
 
-    What ends a run ends it also from there: after the round and with a checkpoint, as Ctrl-C does, where a logger says
-    so by ``KeyboardInterrupt`` or ``RunError``; at once where it is a second Ctrl-C or a full disk.
+    ``KeyboardInterrupt`` or ``RunError`` from a logger ends the run after the round, with a checkpoint, as Ctrl-C does.
+    A second Ctrl-C or a full disk ends it immediately.
     """
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""What a run measures of itself between rounds: rows of metrics, evaluations and off-policy estimates."""
+"""Measurements between rounds: rows of metrics, evaluations and off-policy estimates."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 
 
 def least_exploring(modules: Iterable[Exploration]) -> set[int]:
-    """Return the third of the run's environments that explores least; none where all explore alike."""
+    """Return the third of the run's environments with the lowest noise levels; empty if levels are equal."""
     found = next((noise for extra in modules if (noise := extra.noise_by_env()) is not None), torch.empty(0))
     return {*found.argsort(stable=True)[: -(-len(found) // 3)].tolist()}
 
 
 class MetricsLog:
-    """Rows of metrics, one every ``every`` steps, and one for each evaluation."""
+    """Rows of metrics, one per ``every`` steps and one per evaluation."""
 
     def __init__(self, every: int) -> None:
         self.every, self.rows = every, 0
-        self.wall, self.last = 0.0, Progress()  # of the run, at the last row of means
+        self.wall, self.last = 0.0, Progress()  # of the run at the last row of means
 
     def steps(self, trainer: Trainer) -> int:
-        """Return how far the run was at the last row of means."""
+        """Return the run's steps at the last row of means."""
         return getattr(self.last, trainer.loop.unit)
 
     def due(self, trainer: Trainer) -> bool:
         return due(self.every, self.steps(trainer), trainer.steps)
 
     def log(self, trainer: Trainer) -> None:
-        """Write one row: means since the last one."""
-        progress, clock, ids = trainer.progress, trainer.clock, [*trainer.ctx.env_ids, -1]  # -1: of a job
+        """Log one row of means since the last one."""
+        progress, clock, ids = trainer.progress, trainer.clock, [*trainer.ctx.env_ids, -1]  # -1: jobs
         finished = [(*episode[:2], ids[episode[2]], *episode[3:]) for episode in trainer.episodes.drain()]
         rows = torch.tensor(finished, dtype=torch.float64, device=trainer.ctx.device)
         rows = rows.view(-1, 3 + len(trainer.episodes.groups))
@@ -93,7 +93,7 @@ class MetricsLog:
 
 
 class Schedule:
-    """What is made every ``every`` steps, 0: only at the end; and what came out last."""
+    """A measurement every ``every`` steps (0: only at the end), and its last result."""
 
     def __init__(self, every: int) -> None:
         self.every, self.latest, self._last = every, dict[str, float](), 0
@@ -102,7 +102,7 @@ class Schedule:
         return due(self.every, self._last, trainer.steps)
 
     def mark(self, trainer: Trainer) -> None:
-        """Count what was due as made, or begun."""
+        """Mark the due measurement as made or begun."""
         self._last = trainer.steps
 
     def state(self) -> Tree:
@@ -113,9 +113,9 @@ class Schedule:
 
 
 class Evaluation(Schedule):
-    """Evaluations: the ranks share the episodes out, or Ray actors play them during training (``is_async``).
+    """Evaluations: episodes are divided among ranks, or played by Ray actors during training (``is_async``).
 
-    They are the episodes that one rank would play, so the first rank plays all where environments are not independent.
+    The episodes do not depend on the number of ranks; if environments are not independent, rank 0 plays all.
     """
 
     def __init__(self, policy: Policy, is_async: bool) -> None:
@@ -131,7 +131,7 @@ class Evaluation(Schedule):
         if is_async and evaluates_itself(policy.algorithm):
             said = f"is for greedy episodes, but {policy.config.algo.name} has an evaluation of its own; take 0"
             raise ConfigError("hardware.actors.evaluation", said)
-        self.actors: AsyncEval | None = None  # the first rank's, once they are started
+        self.actors: AsyncEval | None = None  # of rank 0, once started
         self.latest_at: int | None = None
 
     def start(self, resolved: ResolvedRun) -> None:
@@ -143,7 +143,7 @@ class Evaluation(Schedule):
         return self.possible and super().due(trainer)
 
     def run(self, trainer: Trainer) -> dict[str, float]:
-        """Play the episodes, and record a video if one is asked for; raise ``Stopped`` if a rank was asked to stop."""
+        """Play the episodes, and record a video if requested; raise ``Stopped`` if a stop is requested."""
         policy, steps = self.policy, trainer.steps
         with trainer.clock.phase("evaluate"):
             metrics, _ = self.evaluator.evaluate(partial(self._play, trainer))
@@ -154,7 +154,7 @@ class Evaluation(Schedule):
         return metrics
 
     def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:
-        """Play a job of an evaluation: the ranks share its columns."""
+        """Play a job of an evaluation, with its columns divided among the ranks."""
         own, shares = self._play_share(trainer, job, weights), list[Batch]()
         for batch, asked in trainer.learner.placement.ranks.exchange((own, trainer.agreement.asked)):
             if batch is None:
@@ -164,7 +164,7 @@ class Evaluation(Schedule):
         return side_by_side(shares)
 
     def _play_share(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch | None:
-        """Play this rank's share of a job; None: it was asked to stop."""
+        """Play this rank's share of a job; return None if a stop is requested."""
         number, stop = trainer.steps, lambda: bool(trainer.agreement.asked)
         with suppress(Stopped):
             if self.actors is None:
@@ -180,7 +180,7 @@ class Evaluation(Schedule):
         return shares_of(episodes, self._parts)[rank] if rank < self._parts else range(0)
 
     def state(self) -> Tree:
-        """Return the latest result; an evaluation that is still being played begins again when the run is resumed."""
+        """Return the last result; an unfinished evaluation restarts when the run is resumed."""
         playing = self.actors is not None and self.actors.playing
         return super().state() | {"latest_at": self.latest_at} | ({"last": 0} if playing else {})
 
@@ -195,7 +195,7 @@ class Evaluation(Schedule):
 
 
 class Estimation(Schedule):
-    """Off-policy estimates, with every evaluation, on the first rank; there are none where it has no estimator."""
+    """Off-policy estimates at every evaluation, on rank 0; none without an estimator."""
 
     def __init__(self, estimator: Estimator | None, every: int) -> None:
         super().__init__(every)
@@ -205,7 +205,7 @@ class Estimation(Schedule):
         return self.estimator is not None and super().due(trainer)
 
     def run(self, trainer: Trainer) -> dict[str, float]:
-        """Estimate with the weights of now."""
+        """Estimate with the current weights."""
         assert self.estimator is not None
         with trainer.clock.phase("estimate"):
             self.latest = self.estimator.estimate(trainer.steps)
@@ -214,10 +214,10 @@ class Estimation(Schedule):
 
 
 def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
-    """Open the episodes that a run is judged by; None: it is not, or on another rank.
+    """Return the estimator on the recorded episodes; None: estimates are off, or this is another rank.
 
     Raises:
-        ConfigError: estimates were asked for, and cannot be made.
+        ConfigError: estimates are requested but impossible.
     """
     config, cfg = resolved.config, resolved.config.estimate
     playable = config.env.cls.traits.playable
@@ -227,7 +227,7 @@ def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
         raise ConfigError("estimate.with_eval", "true needs recorded episodes to judge by: estimate.path=<folder>")
     key = "estimate.path" if cfg.path else "data.path"
     said = partial(print, "rlplug:", file=sys.stderr, flush=True)
-    tell = said if cfg.path else lambda note: None  # of data.path they are told already
+    tell = said if cfg.path else lambda note: None  # notes on data.path are printed elsewhere
     try:
         return Estimator.reading(config, paths, key, policy.algorithm, policy.ctx, policy.normalize, tell)
     except ConfigError as error:

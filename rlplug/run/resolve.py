@@ -1,4 +1,4 @@
-"""Work out what follows from a configuration, once."""
+"""Resolution of a configuration to the values derived from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlplug.types import EnvSpec
 
 
 def resolve(config: RunConfig, plan: Plan | None = None) -> ResolvedRun:
-    """Read the environment's spaces and, unless ``plan`` is another one, the hardware's; check that all goes together.
+    """Read the environment's spaces and, unless ``plan`` is given, the hardware's plan; check compatibility.
 
     Raises:
         ConfigError: the run cannot start as configured.

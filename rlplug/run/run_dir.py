@@ -1,4 +1,4 @@
-"""The run folder: its lock, and what is known when a run starts and ends."""
+"""The run folder: its lock, and the files written when a run starts and ends."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from rlplug.registry.installed import versions
 from rlplug.types import CheckpointError, ConfigError, Progress
 
 CONFIG, SUMMARY, LOCK = "config.yaml", "summary.json", "run.lock"
-GIT_S = 20  # seconds that git may take
+GIT_S = 20  # timeout of git in seconds
 
 
 class _Repeating(yaml.SafeDumper):
-    """Writes the same list twice where it occurs twice."""
+    """Writes repeated lists in full instead of aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 class _NoAliases(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them can stand for more than fits into memory."""
+    """Rejects aliases, because a few lines of them can expand to more than fits into memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -66,10 +66,10 @@ class Summary(BaseModel):
 
 @contextmanager
 def locked(folder: Path, key: str = "") -> Iterator[None]:
-    """Make a folder, which config key ``key`` chose, and lock it against other processes until this one ends.
+    """Create the folder of config key ``key``, and lock it against other processes until this one ends.
 
     Raises:
-        ConfigError: another process holds it, or the folder cannot be written.
+        ConfigError: another process holds the lock, or the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,13 +92,13 @@ def locked(folder: Path, key: str = "") -> Iterator[None]:
 
 
 def require_new(folder: Path) -> None:
-    """Raise ``ConfigError`` if a folder holds a run already."""
+    """Raise ``ConfigError`` if a folder already holds a run."""
     if (folder / MANIFEST).exists():
         raise ConfigError("hydra.run.dir", f"{folder} holds a run already; choose another folder, or resume it")
 
 
 def create(folder: Path, config: RunConfig, plan: Plan, identity: str, command: Sequence[str]) -> None:
-    """Write ``config.yaml`` and then ``manifest.json``: with that a run can be resumed. Raises as ``require_new``."""
+    """Write ``config.yaml``, then ``manifest.json``, which makes a run resumable. Raises as ``require_new``."""
     require_new(folder)
     gpu = torch.cuda.get_device_name() if plan.accelerator == "cuda" else None
     hardware = {"machine": platform.machine(), "cpus": os.cpu_count(), "accelerator": gpu, "plan": asdict(plan)}
@@ -118,7 +118,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ConfigError: the folder holds no run, one of the two files is damaged, or settings cannot be migrated.
     """
-    if not os.path.exists(folder):  # which has no error for a name that is too long
+    if not os.path.exists(folder):  # os.path does not raise for long names
         raise CheckpointError(f"{folder} does not exist")
     if not (folder / MANIFEST).exists() or not (folder / CONFIG).exists():
         what = "holds no run"
@@ -150,11 +150,11 @@ def note_resumed(
     progress: Progress,
     changed: Sequence[tuple[str, Any, Any]],
 ) -> None:
-    """Note in a run's ``manifest`` where it continues and what the command line ``changed``; delete its summary."""
+    """Add the steps and the ``changed`` settings of a resume to a run's ``manifest``; delete its summary."""
     resumed = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
     resumed |= {"env_steps": progress.env_steps, "updates": progress.updates}
     resumed |= {"changed": {key: {"from": old, "to": new} for key, old, new in changed}}
-    # in this order: what config.yaml has is noted, if the run is killed in between
+    # in this order, so that a kill in between leaves all changes of config.yaml noted
     write_json(folder / MANIFEST, manifest | {"plugins": origins(config), "resumed": [*manifest["resumed"], resumed]})
     write_config(folder, config.raw)
     (folder / SUMMARY).unlink(missing_ok=True)
@@ -177,10 +177,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _git() -> dict[str, Any] | None:
-    """Return the commit of the working directory's checkout, and whether it has changes; None outside of one.
+    """Return the commit of the working directory's checkout and whether it has changes; None outside of one.
 
-    The configuration of a repository can name programs, as its monitor, filters and hooks, and it may be a stranger's.
-    So git looks for changes through a folder without configuration, which leads to the same objects and index.
+    The configuration of an untrusted repository can execute programs, as monitor, filters or hooks. Therefore git
+    looks for changes through a folder without configuration that links to the same objects and index.
     """
 
     def ask(*words: str, **variables: str) -> str:

@@ -1,4 +1,4 @@
-"""What all ranks have to do in the same round: stop, and write a checkpoint."""
+"""Agreement of all ranks on the round in which to stop or to write a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ GOES_ON = "the run goes on, and says so once (env.check_bounds=false: never)"
 
 
 class Agreement:
-    """Lets the ranks agree after every round on whether to stop and whether to write a checkpoint.
+    """Agrees with the other ranks after every round on whether to stop and whether to write a checkpoint.
 
     Args:
-        ready_to_save: whether the first rank could write a checkpoint now.
-        beyond: where this rank's observations were out of bounds; afterwards those of all ranks.
+        ready_to_save: returns whether rank 0 could write a checkpoint now.
+        beyond: observations of this rank out of bounds; extended to those of all ranks.
     """
 
     def __init__(self, placement: Placement, ready_to_save: Callable[[], bool], beyond: list[str]) -> None:
         self.placement, self.ready_to_save, self.beyond = placement, ready_to_save, beyond
-        self.asked = 0  # the signal that asked this process to stop; 0: none did
-        self.error: RunError | None = None  # that a logger asked to stop with
-        self.stop = 0  # the signal that ends the run, once all ranks know
-        self.may_save = False  # whether the first rank can write a checkpoint after this round
-        self._told = False  # whether a person was told of observations out of bounds
-        self._holds = False  # whether the ranks agreed since the last report
+        self.asked = 0  # signal that requested a stop of this process; 0: none
+        self.error: RunError | None = None  # error with which a logger requested a stop
+        self.stop = 0  # signal that ends the run, agreed by all ranks
+        self.may_save = False  # whether rank 0 can write a checkpoint after this round
+        self._told = False  # whether observations out of bounds have been reported
+        self._holds = False  # whether the ranks have agreed since the last report
 
     def request_stop(self, signal_number: int, error: RunError | None = None) -> None:
-        """End the run after this round, by the first ``error`` if there is one; 0 takes that back."""
+        """Request to end the run after this round, with the first ``error`` if any; 0 cancels the request."""
         self.asked, self.error = signal_number, self.error or error
         if self.placement.ranks.world_size == 1:
             self.stop_all(signal_number)
 
     def stop_all(self, signal_number: int) -> None:
-        """End the run after this round; called on all ranks, or 0 takes that back."""
+        """End the run after this round; called on all ranks; 0 cancels it."""
         self.stop = signal_number
 
     def reach(self, steps: int = 0) -> int:
-        """Agree, and return the sum of the environment ``steps`` that every rank collected."""
+        """Agree, and return the sum over ranks of collected environment ``steps``."""
         ranks = self.placement.ranks
         own = [steps * self.placement.collects, ranks.rank == 0 and self.ready_to_save(), len(self.beyond)]
         steps, may_save, found, *stops = ranks.sums([*own, *(self.asked == number for number in SIGNALS)])
@@ -56,7 +56,7 @@ class Agreement:
         return steps
 
     def conclude(self) -> None:
-        """Agree, unless the ranks have done so since the last call: where the round collected nothing."""
+        """Agree, unless the ranks have agreed since the last call; needed after rounds that collect nothing."""
         if not self._holds:
             self.reach()
         self._holds = False

@@ -1,4 +1,4 @@
-"""Exchanges between ranks: the only collectives of the project; and which rank holds which of the run's data."""
+"""Collectives, the only ones of the project, and the placement of a run's data on ranks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ T = TypeVar("T")
 
 
 class Collectives:
-    """Collectives over the ranks of ``fabric``, of which one gets back what it gave.
+    """Collectives over the ranks of ``fabric``; with one rank they return their argument.
 
-    Every rank has to make the same calls in the same order.
+    Every rank must make the same calls in the same order.
     """
 
     def __init__(self, fabric: AnyFabric) -> None:
         self.fabric, self.rank, self.world_size = fabric, fabric.global_rank, fabric.world_size
 
     def broadcast(self, x: T) -> T:
-        """Return the first rank's ``x``, which can be pickled, on every rank."""
+        """Return the ``x`` of rank 0 on every rank; it must be picklable."""
         return x if self.world_size == 1 else self.fabric.broadcast(x)
 
     def exchange(self, x: T) -> list[T]:
-        """Return what every rank gave, in the order of ranks; ``x`` can be pickled."""
+        """Return the ``x`` of all ranks, in rank order; it must be picklable."""
         if self.world_size == 1:
             return [x]
         given: list[Any] = [None] * self.world_size
@@ -51,7 +51,7 @@ class Collectives:
         return self.sums([n if rank == self.rank else 0 for rank in range(self.world_size)])
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return ``x [n, ...]`` of all ranks one behind another; ``n`` may differ between them."""
+        """Concatenate ``x [n, ...]`` of all ranks, in rank order; ``n`` may differ."""
         if self.world_size == 1:
             return x
         counts = self.counts(len(x))
@@ -60,13 +60,13 @@ class Collectives:
         return torch.cat([y[:n] for y, n in zip(gathered, counts, strict=True)])
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
-        """Reduce all elements of ``x [...]`` of all ranks to one number, 0-d; see ``api.Learner.reduce``."""
+        """Reduce all elements of ``x [...]`` over all ranks to a 0-d tensor; see ``api.Learner.reduce``."""
         x = x.detach()
         if self.world_size == 1 and (where is None or x.is_cpu):
             x = (x if where is None else x[where]).reshape(-1)
             own = {"mean": x.mean, "sum": x.sum, "max": x.amax, "min": x.amin, "std": partial(x.std, correction=0)}[op]
             return own() if len(x) or op in ("max", "min") else x.new_zeros(())
-        where = torch.ones_like(x, dtype=torch.bool) if where is None else where  # the host does not wait for a count
+        where = torch.ones_like(x, dtype=torch.bool) if where is None else where  # a count would synchronize
         where = where.reshape((*where.shape, *(1 for _ in x.shape[where.ndim :]))).expand_as(x)
         if op in ("max", "min"):
             worst = torch.full((1,), -torch.inf if op == "max" else torch.inf, dtype=x.dtype, device=x.device)
@@ -81,17 +81,17 @@ class Collectives:
         return (self.all_reduce(squares, "sum") / count.clamp(min=1.0)).sqrt().to(x.dtype)
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "max", "min"]) -> Tensor:
-        """Reduce every element of ``x [...]`` over ranks, in place, without the barrier that Fabric's puts first."""
+        """Reduce every element of ``x [...]`` over ranks, in place, without the barrier of Fabric's version."""
         if self.world_size > 1:
             distributed.all_reduce(x, getattr(distributed.ReduceOp, op.upper()))
         return x
 
 
 class Placement:
-    """Data in as many parts as there are ranks, or in one part that all of them hold.
+    """Placement of data: one part per rank, or one part that all ranks hold.
 
     Args:
-        replicated: the first rank collects for all, and every rank holds all data.
+        replicated: rank 0 collects for all, and every rank holds all data.
     """
 
     def __init__(self, ranks: Collectives, replicated: bool = False) -> None:
@@ -104,21 +104,21 @@ class Placement:
         return slice(n * self.part // self.parts, n * (self.part + 1) // self.parts)
 
     def collector(self, make: Callable[[], Collector]) -> Collector:
-        """Return what gives this rank its part: what ``make`` returns, or what brings it from the first rank."""
+        """Return this rank's collector: that of ``make``, or one that receives the data of rank 0."""
         if self.parts == self.ranks.world_size:
             return make()
         return BroadcastCollector(make() if self.collects else None, self.ranks.broadcast)
 
     def exchange(self, x: T) -> list[T]:
-        """Return what was given for every part, in order; ``x`` can be pickled."""
+        """Return the ``x`` of every part, in order; it must be picklable."""
         return self.ranks.exchange(x) if self.parts > 1 else [x]
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return ``x [n, ...]`` of all parts, one after another; ``n`` may differ."""
+        """Concatenate ``x [n, ...]`` of all parts, in order; ``n`` may differ."""
         return self.ranks.gather(x) if self.parts > 1 else x
 
     def merge(self, values: Tree) -> Tree:
-        """Return what was learned of rows of this part, ``[B]`` or ``[T, B, ...]``, on all ranks that hold it."""
+        """Concatenate feedback on rows of this part, ``[B]`` or ``[T, B, ...]``, over the ranks that hold it."""
 
         def side_by_side(x: Tensor) -> Tensor:
             axis = min(1, x.ndim - 1)

@@ -1,7 +1,7 @@
-"""Gradients that are computed where a segment was played, with the weights that played it; see ``api.Needs``.
+"""Gradients computed on the collecting actor, with the weights that played the segment; see ``api.Needs``.
 
-Algorithm S3 of Mnih et al. 2016 (arXiv:1602.01783): each actor takes the newest weights, plays a few steps, and gives
-the gradient of what it played to whoever has the weights, which others have moved meanwhile.
+Algorithm S3 of Mnih et al. 2016 (arXiv:1602.01783): each actor takes the newest weights, plays a few steps, and sends
+the gradient to the learner, whose weights other actors have updated in the meantime.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rlplug.types import Batch, ConfigError
 
 
 class SegmentGradients:
-    """Computes the gradients of a segment, one for every ``train_batch_size`` transitions of the run.
+    """Computes the gradients of a segment, one per ``train_batch_size`` transitions of the run.
 
     Args:
-        width: columns of its segments.
+        width: columns of a segment.
 
     Raises:
-        ConfigError: ``train_batch_size`` transitions are not the rollouts of some of them, or of several segments.
+        ConfigError: ``train_batch_size`` is neither a number of columns' rollouts nor of whole segments.
     """
 
     def __init__(self, algorithm: Algorithm, normalizer: Normalizer, ctx: RunContext, width: int) -> None:
         self.algorithm, self.normalizer, self.device = algorithm, normalizer, ctx.device
         self.parts = tuple(algorithm.optimizers())
-        ranks = 1 if ctx.num_envs % ctx.world_size else ctx.world_size  # one rank may collect for all
+        ranks = 1 if ctx.num_envs % ctx.world_size else ctx.world_size  # otherwise one rank collects for all
         columns, rest = divmod(ctx.batch_size // ranks, ctx.rollout_length)
         if rest or not columns or (width % columns and columns % width):
             fitting = [n * ctx.rollout_length * ranks for n in range(1, width + 1) if width % n == 0]
@@ -45,7 +45,7 @@ class SegmentGradients:
     def __call__(self, segment: Batch) -> Batch:
         """Add ``gradients`` to a segment: sums over the valid rows of each gradient's columns, leaves ``[1, n, ...]``.
 
-        ``parameters`` has the gradients by name, ``terms`` and ``metrics`` the loss.
+        ``parameters`` holds the gradients by name, ``terms`` and ``metrics`` the loss.
         """
         with torch.inference_mode(False), torch.enable_grad():
             sums = [self._sums(part) for part in microbatches(segment, self.count)]
@@ -64,7 +64,7 @@ class SegmentGradients:
 
 
 def parts(batch: Batch) -> list[Batch]:
-    """Cut a segment into its gradients, each with its columns; one without gradients is a single part."""
+    """Split a segment into its gradients and their columns; without gradients, return it as a single part."""
     if "gradients" not in batch:
         return [batch]
     count = next(tree.leaves(batch["gradients"])).shape[1]
@@ -72,7 +72,7 @@ def parts(batch: Batch) -> list[Batch]:
 
 
 def take_over(batch: Batch, who: Trainable, params: Sequence[Tensor], ranks: Collectives) -> Losses:
-    """Leave the mean of gradients that came with the rows in ``.grad`` of ``params``; return losses as global means."""
+    """Set ``.grad`` of ``params`` to the mean of gradients sent with the rows; return losses as global means."""
     sums = tree.map(lambda x: x.sum((0, 1)), batch["gradients"])
     for name, p in who.named_parameters():
         p.grad = sums["parameters"].get(name)

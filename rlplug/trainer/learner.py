@@ -1,4 +1,4 @@
-"""The learner: samples, what is made of them before an update, and what every rank has a share of."""
+"""The learner: preprocessing of samples, updates, and random draws and reductions over ranks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class RankLearner:
     """``api.Learner`` of one rank.
 
     Args:
-        placement: of the run's data; None: every rank's buffer holds what its own environments gave.
-        options: of ``GradientSteps``.
+        placement: placement of the run's data; None: every rank's buffer holds the data of its own environments.
+        options: arguments of ``GradientSteps``.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class RankLearner:
         self.exploration, self.progress, self.normalizer = dict(exploration or {}), progress or Progress(), normalizer
         self.steps = GradientSteps(ctx, self.placement.ranks, self.progress, **options)
         self._whole_update = WholeUpdate(self._learned, self.steps)
-        self._checked = False  # whether what the first update returns was looked at
+        self._checked = False  # whether the first update has been checked
         self._observing = False
-        self._same: bool | None = None  # whether every rank has what a loop gives; see ``hold``
+        self._same: bool | None = None  # whether every rank has the loop's batch; see ``hold``
         observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
         self._observers = (normalizer and normalizer.counts) or any(observing)
 
     def _first_update(self, batch: Batch | None) -> Losses:
-        """Make the first update, and check what the algorithm, the exploration and the buffer return."""
+        """Make the first update, and check the results of algorithm, exploration modules and buffer."""
         self._checked, compiler = True, self.steps.compiler
-        if compiler.recorder:  # checks read numbers
+        if compiler.recorder:  # checks read tensors on the host
             self.steps.use(Compiler(self.ctx.device))
         results.check_given(batch, self.exploration)
         compiled = bool(self.steps.compiler.wanted)
@@ -70,7 +70,7 @@ class RankLearner:
         return losses
 
     def update(self, batch: Batch | None = None) -> Losses:
-        """Sample, add intrinsic rewards, prepare, update the algorithm and the exploration, feed back.
+        """Sample, add intrinsic rewards, prepare, update algorithm and exploration modules, and feed back.
 
         Raises:
             RunError: see ``check_finite``.
@@ -88,7 +88,7 @@ class RankLearner:
                     given = [self.placement.merge(x) for x in given]
                 self.buffer.feedback(*given)
         except Exception:
-            self.check_finite()  # an earlier step of NaN may make a later one fail in another way
+            self.check_finite()  # an earlier NaN may make a later step fail with another error
             raise
         finally:
             self.ctx.shard.whole = self._is_whole(True)
@@ -111,7 +111,7 @@ class RankLearner:
         return losses
 
     def _prepare(self, batch: Batch) -> Batch:
-        """Prepare a batch, compiled where each has the shape of the one before and needs no unrolling."""
+        """Prepare a batch, compiled if shapes are constant and no recurrent model is unrolled."""
         needs, prepare = self.ctx.needs, self.algorithm.prepare
         same = needs.data == "windows" or (needs.data == "rollout" and not needs.window.stride)
         return self.steps.compiler.call(prepare, batch) if same else prepare(batch)
@@ -120,7 +120,7 @@ class RankLearner:
         return self._received(self.buffer.sample())
 
     def _received(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
-        """Move rows to the device, normalize and weight them, and add intrinsic rewards; return the mean bonuses."""
+        """Move rows to the device, normalize them, scale weights, and add intrinsic rewards; return mean bonuses."""
         if self.ctx.device.type != "cpu":
             batch = tree.map(lambda x: x.to(self.ctx.device, non_blocking=True), batch)
         if self.normalizer is not None:
@@ -138,7 +138,7 @@ class RankLearner:
     # ---- gradient steps -------------------------------------------------------------------------------------------
 
     def parts(self, who: Trainable) -> dict[str, OptimizerState]:
-        """Return the optimizers of ``who`` by part; they are set up at the first call."""
+        """Return the optimizers of ``who`` by part, created at the first call."""
         return self.steps.parts(who)
 
     def minimize(
@@ -154,7 +154,7 @@ class RankLearner:
         else:
             losses, norms = self.steps.compute(batch, who, due, True, diagnostics)
         if not self.steps.take(who, due, losses.terms, norms):
-            return Losses(losses.terms, losses.metrics)  # priorities of a skipped step are not numbers
+            return Losses(losses.terms, losses.metrics)  # priorities of a skipped step may be NaN
         who.after_step(due, losses, self)
         return losses
 
@@ -185,7 +185,7 @@ class RankLearner:
         return self._same if given and self._same is not None else sampled
 
     def hold(self, same: bool) -> None:
-        """Take batches of a loop, from now on, for what every rank has; False: each has a part of the whole."""
+        """Set whether later batches of the loop are the same on every rank (True) or parts of the whole (False)."""
         self._same = self.ctx.shard.whole = same
 
     def reduce(self, x: Tensor, op: Reduction, where: Tensor | None = None) -> Tensor:
@@ -195,10 +195,10 @@ class RankLearner:
         return x if self._observing else self.placement.ranks.gather(x)
 
     def observe(self, segment: Segment) -> None:
-        """Let the running statistics of all that learns see a collected segment, or episodes that every rank has."""
+        """Update all running statistics with a collected segment, or with episodes that every rank has."""
         if not self._observers:
             return
-        self._observing = self.placement.parts == 1 or segment.whole  # every rank has it, and nothing is to be gathered
+        self._observing = self.placement.parts == 1 or segment.whole  # every rank has it: no gather
         self.algorithm.observe(segment, self)
         if self.normalizer is not None:
             self.normalizer.observe(segment, self)
@@ -214,7 +214,7 @@ class RankLearner:
         self.steps.load(state, self._trainables())
 
     def _trainables(self) -> list[tuple[str, Trainable]]:
-        """Return everything that may have optimizers, by its place: ``algorithm``, ``exploration.icm.predictor``."""
+        """Return all modules that may have optimizers, by path: ``algorithm``, ``exploration.icm.predictor``."""
         roots = {"algorithm": self.algorithm} | {f"exploration.{name}": x for name, x in self.exploration.items()}
         named = (pair for prefix, root in roots.items() for pair in root.named_modules(prefix=prefix))
         return [(name, module) for name, module in named if isinstance(module, Trainable)]

@@ -1,4 +1,4 @@
-"""What a run measures, kept on the device until it is logged."""
+"""Metrics of a run, kept on the device until they are logged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlplug.types import Tree
 
 
 class Clock:
-    """Wall seconds, in all and by phase; a continued run counts on from ``before``."""
+    """Wall-clock seconds, in total and by phase; a resumed run continues from ``before``."""
 
     def __init__(self) -> None:
         self.started, self.before, self.startup_s = time.perf_counter(), 0.0, 0.0
@@ -25,7 +25,7 @@ class Clock:
         return self.before + time.perf_counter() - self.started
 
     def started_up(self) -> None:
-        """Note that the loop begins now."""
+        """Mark the start of the loop."""
         self.startup_s = self.wall() - self.before
 
     @contextmanager
@@ -42,17 +42,17 @@ class Clock:
 
 
 class Means:
-    """Means of 0-d tensors over an interval. Adding reads nothing back from an accelerator.
+    """Means of 0-d tensors over an interval. Adding does not synchronize with an accelerator.
 
-    On the host they are kept as numbers: many small tensors that outlive the large ones around them keep the allocator
-    from using that memory again, hundreds of megabytes with SAC.
+    On the host, values are kept as numbers: small long-lived tensors between large short-lived ones fragment the
+    allocator's memory, by hundreds of megabytes with SAC.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, list[Any]] = defaultdict(list)
 
     def add(self, values: Mapping[str, Tensor], finite: bool = False) -> None:
-        """Count one value of each. ``finite`` leaves out what is NaN or infinite, for which all are read back."""
+        """Add one value of each. ``finite`` skips values that are NaN or infinite, and synchronizes."""
         for name, value in values.items():
             if not finite or value.isfinite():
                 self._values[name].append(value.item() if value.is_cpu else value)

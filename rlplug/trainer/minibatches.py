@@ -1,4 +1,4 @@
-"""Cutting a batch into minibatches, drawn over all ranks, and into microbatches, whose losses are added up."""
+"""Minibatches, drawn over all ranks, and microbatches, whose losses are accumulated."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlplug.contract import mistake
 from rlplug.trainer.collectives import Collectives
 from rlplug.types import Batch
 
-NO_LOSS = torch.zeros(())  # where gradients are given
+NO_LOSS = torch.zeros(())  # placeholder if gradients are given
 
 
 def minibatches(
     batch: Batch, size: int, unit: Literal["row", "column"], generator: torch.Generator, ranks: Collectives, same: bool
 ) -> Iterator[Batch]:
-    """Cut a segment ``[T+1, B]`` into shuffled parts; see ``api.Learner.minibatches``.
+    """Split a segment ``[T+1, B]`` into shuffled minibatches; see ``api.Learner.minibatches``.
 
     Args:
         generator: draws the same order on every rank.
-        same: every rank holds the whole batch, and takes each ``world_size``-th row of it.
+        same: whether every rank holds the whole batch, and takes every ``world_size``-th row.
     """
     valid = batch["valid"]
     length, columns = valid.shape
@@ -51,7 +51,7 @@ def minibatches(
     if not valid.is_cpu and len(mine):
         mine, cuts, there = _padded(mine, cuts, size)
     rows = {key: leaf for key, leaf in batch.items() if key != "valid"}
-    if unit == "row":  # a third of the time of x[mine]
+    if unit == "row":  # three times as fast as x[mine]
         rows = tree.map(lambda x: x.flatten(0, 1).index_select(0, mine), rows)
     for low, high in pairwise(cuts):
         part = _pick(rows, 0, slice(low, high)) if unit == "row" else _pick(batch, 1, mine[low:high])
@@ -61,15 +61,16 @@ def minibatches(
 
 
 def _padded(mine: Tensor, cuts: Sequence[int], size: int) -> tuple[Tensor, Sequence[int], Tensor]:
-    """Cut into parts of one size on a device, which end with rows or columns that are not valid: one recording serves
-    all. Sizes are multiples of a 32nd of ``size``, so that few recordings serve all rounds.
+    """Pad minibatches on a device to one size with invalid rows or columns, so that one CUDA graph serves all.
+
+    Sizes are multiples of ``size / 32``, so that a few graphs serve all rounds.
 
     Args:
-        mine: rows or columns in the order in which they are cut, ``[n]``.
-        cuts: where, ``[parts + 1]``.
+        mine: rows or columns in order, ``[n]``.
+        cuts: bounds of the minibatches, ``[parts + 1]``.
 
     Returns:
-        Both again, ``mine [parts x length]``, and which of these are valid.
+        New ``mine [parts x length]``, new ``cuts``, and a mask of valid elements of ``mine``.
     """
     step = max(1, size // 32)
     length = -(-max(high - low for low, high in pairwise(cuts)) // step) * step
@@ -80,7 +81,7 @@ def _padded(mine: Tensor, cuts: Sequence[int], size: int) -> tuple[Tensor, Seque
 
 
 def microbatches(batch: Batch, n: int) -> Iterator[Batch]:
-    """Cut a batch into ``n`` parts: flat rows ``[B]`` by rows, segments ``[T+1, B]`` by columns."""
+    """Split a batch into ``n`` parts: flat rows ``[B]`` by rows, segments ``[T+1, B]`` by columns."""
     axis = column_axis(batch)
     size = next(x.shape[axis] for x in tree.leaves(batch) if x.ndim > axis)
     for i in range(n):
@@ -88,7 +89,7 @@ def microbatches(batch: Batch, n: int) -> Iterator[Batch]:
 
 
 def column_axis(batch: Batch) -> int:
-    """Return 1 for a segment ``[T+1, B]``, where leaves ``[B]`` belong to columns too; 0 for flat rows ``[B]``."""
+    """Return 1 for a segment ``[T+1, B]``, whose leaves ``[B]`` also belong to columns; 0 for flat rows ``[B]``."""
     return 0 if "valid" not in batch or batch["valid"].ndim == 1 else 1
 
 
@@ -97,7 +98,7 @@ def _pick(batch: Batch, axis: int, where: Any) -> Batch:
 
 
 class Total(NamedTuple):
-    """The losses of ``count`` valid rows, detached, and the sum of their terms, which is differentiated; all 0-d."""
+    """Detached losses of ``count`` valid rows, and the differentiable sum of their terms; all 0-d."""
 
     losses: Losses
     count: Tensor | float
@@ -105,7 +106,7 @@ class Total(NamedTuple):
 
 
 def forward(who: Trainable, batch: Batch, parts: Sequence[str], diagnostics: bool = True) -> Losses:
-    """Compute the losses of parts, and the diagnostics if they are asked for."""
+    """Compute the losses of parts and, if requested, the diagnostics."""
     losses = who.forward(batch, parts)
     if diagnostics and losses.diagnostics is not None:
         with torch.no_grad():
@@ -117,11 +118,11 @@ def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: 
     """Reduce terms and metrics over valid rows.
 
     Args:
-        losses: of ``who``; terms and metrics are ``[..., B]`` as ``valid``, or ``[..., B, N]`` as ``alive``, or one row
-            less, or 0-d.
-        valid: which rows count; None: all.
-        alive: which agents of a row count, where terms have an agent axis; None: there are no agents.
-        mean: return means. Otherwise sums, to be divided by the global count, where a 0-d value counts once a row.
+        losses: losses of ``who``; terms and metrics are ``[..., B]`` as ``valid``, or ``[..., B, N]`` as ``alive``, or
+            one row less, or 0-d.
+        valid: mask of rows; None: all rows count.
+        alive: mask of agents, for terms with an agent axis; None: there are no agents.
+        mean: return means; otherwise sums, to be divided by the global count, with 0-d values counted once per row.
 
     Raises:
         ConfigError: a term has another shape.
@@ -144,7 +145,7 @@ def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: 
             raise mistake(who, "forward", f"returned a term of shape {[*x.shape]} for rows {[*rows.shape]}")
         if w is None:
             return x.mean() if mean else x.sum()
-        return torch.where(rows[: len(x)], x, 0.0).mul(w).sum()  # NaN, too, does not count where nothing is valid
+        return torch.where(rows[: len(x)], x, 0.0).mul(w).sum()  # masks NaN of invalid rows, too
 
     terms = {name: reduced(term) for name, term in losses.terms.items()}
     metrics = {name: reduced(value.detach()) for name, value in losses.metrics.items()}
@@ -153,7 +154,7 @@ def total_loss(losses: Losses, valid: Tensor | None, alive: Tensor | None, who: 
 
 
 def add_losses(a: Total, b: Total, axis: int) -> Total:
-    """Add the sums of two microbatches; feedback is concatenated along ``axis``, or the last axis it has."""
+    """Add the sums of two microbatches; feedback is concatenated along ``axis``, or along its last axis."""
     x, y = a.losses, b.losses
     terms, metrics = tree.map(torch.add, x.terms, y.terms), tree.map(torch.add, x.metrics, y.metrics)
     feedback = tree.map(lambda p, q: torch.cat([p, q], min(axis, p.ndim - 1)), x.feedback, y.feedback)
@@ -161,13 +162,13 @@ def add_losses(a: Total, b: Total, axis: int) -> Total:
 
 
 def all_reduced(totals: Sequence[Total], axis: int, params: Sequence[Tensor], ranks: Collectives) -> Losses:
-    """Turn sums over this rank's rows, and gradients of them, into means over the valid rows of all ranks.
+    """Turn sums over this rank's rows, and their gradients, into means over the valid rows of all ranks.
 
-    A parameter without a gradient on any rank keeps none: an optimizer that is given zeros would decay it.
+    A parameter without a gradient on any rank keeps none, because an optimizer would decay it on zeros.
 
     Args:
-        totals: one of each microbatch; their gradients are in ``.grad`` of ``params``.
-        axis: of columns in what is fed back.
+        totals: one per microbatch; their gradients are in ``.grad`` of ``params``.
+        axis: column axis of the feedback.
     """
     sums = reduce(partial(add_losses, axis=axis), totals)
     losses, count = sums.losses, torch.as_tensor(sums.count, device=ranks.fabric.device)
@@ -181,6 +182,6 @@ def all_reduced(totals: Sequence[Total], axis: int, params: Sequence[Tensor], ra
     numbers, counts, *grads = flat.split([len(numbers), *map(torch.numel, grads)])
     for p, grad, n in zip(params, grads, given if all(given) else counts.tolist(), strict=True):
         p.grad = grad.view_as(p) if n else None
-    values = iter(numbers[1:].clone().unbind())  # so that a kept metric does not keep the gradients
+    values = iter(numbers[1:].clone().unbind())  # a copy, so a kept metric does not keep the gradients alive
     terms, metrics = ({name: next(values) for name in names} for names in (losses.terms, losses.metrics))
     return Losses(terms, metrics, losses.feedback)

@@ -1,4 +1,4 @@
-"""What the policy and the learner see of raw rows. Buffers, returns and evaluations keep what the environment said."""
+"""Normalization of policy and learner inputs. Buffers, returns and evaluations keep raw values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlplug.types import KEYS, Batch, ConfigError, EnvSpec, Tree
 
 
 class Normalizer(nn.Module):
-    """Normalized observations, and scaled, normalized and clipped rewards, of this process's environments.
+    """Normalizes observations, and scales, normalizes and clips rewards.
 
     Raises:
         ConfigError: there is nothing to normalize.
@@ -33,7 +33,7 @@ class Normalizer(nn.Module):
             said = f"knows one group of agents, and the environment has {', '.join(spec.nested)}; take false"
             raise ConfigError("preprocess.normalize_obs", said)
         (group, *_) = spec.groups.values()
-        self._opaque = {*KEYS, *spec.extras}  # what these hold is no batch
+        self._opaque = {*KEYS, *spec.extras}  # values of these keys are not nested batches
         self.cfg, self.obs = cfg, SpaceMoments(group.obs if cfg.normalize_obs else Space(), cfg.clip_obs)
         if cfg.normalize_obs and not self.obs:
             said = f"there is no vector of numbers in the observations, {group.obs}"
@@ -44,17 +44,17 @@ class Normalizer(nn.Module):
 
     @property
     def counts(self) -> bool:
-        """Whether it has running statistics."""
+        """Return whether it has running statistics."""
         return bool(self.obs) or self.cfg.normalize_reward
 
     def forward(self, obs: Any) -> Any:
-        """Return observations ``[..., *space]`` as policy and learner see them."""
+        """Return normalized observations ``[..., *space]``."""
         return self.obs(obs) if self.obs else obs
 
     def normalized(self, batch: Batch) -> Batch:
-        """Return a sample, leaves ``[T+1, B, ...]``, as the learner sees it.
+        """Return a normalized sample, leaves ``[T+1, B, ...]``.
 
-        So it does with the batches in it, which have rows of their own: of groups, and of a loop that gives several.
+        Nested batches, of groups or of a loop with several batches, are normalized in the same way.
         """
         if not self._changes:
             return {**batch}
@@ -69,7 +69,7 @@ class Normalizer(nn.Module):
         return {key: seen(key, x) for key, x in batch.items()}
 
     def observe(self, segment: Segment, learner: Learner) -> None:
-        """Count every row of a segment that was acted on, once."""
+        """Update the running statistics with every row of a segment that has an action."""
         batch, valid = segment.batch, segment.batch["valid"]
         if self.obs:
             acted = valid.unsqueeze(-1) & batch["alive"] if "alive" in batch else valid
@@ -82,14 +82,14 @@ class Normalizer(nn.Module):
             if not segment.whole:
                 returns.copy_(sums[-1])
             self.reward.add(sums.to(valid.device)[valid[:-1]], learner.gather)
-            self.reward.commit()  # nobody acted by it
+            self.reward.commit()  # acting does not depend on it
 
     def commit(self) -> None:
-        """Let the observations until now count; called before a round is collected."""
+        """Include all observations so far in the statistics; called before a round is collected."""
         self.obs.commit()
 
     def env_state(self) -> Tree:
-        """Return what belongs to this process's environments; the rest is the same on all ranks."""
+        """Return the state of this process's environments; the rest is equal on all ranks."""
         return self.returns
 
     def load_env_state(self, state: Tree) -> None:

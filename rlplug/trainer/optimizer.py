@@ -1,4 +1,4 @@
-"""What a gradient step needs beside gradients: optimizers, and whether its numbers are finite."""
+"""State of optimizers, and checks for finite numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlplug.types import Tree
 
 
 class OptimizerState:
-    """The optimizer of one part of a trainable."""
+    """The optimizer of one part of a trainable, with its schedule and call counter."""
 
     def __init__(self, optim: Optim) -> None:
         self.optim, self.calls = optim, 0
@@ -25,12 +25,12 @@ class OptimizerState:
         self._follow_schedule()
 
     def due(self) -> bool:
-        """Count a call; every ``optim.every``-th is due."""
+        """Count a call, and return whether it is an ``optim.every``-th one."""
         self.calls += 1
         return self.calls % self.optim.every == 0
 
     def clip(self, grads: list[Tensor] | None = None) -> Sequence[Tensor]:
-        """Clip ``grads``, or every ``.grad`` that there is, in place; see ``nn.clip``."""
+        """Clip ``grads``, or all existing ``.grad``, in place; see ``nn.clip``."""
         grads = [p.grad for p in self.params if p.grad is not None] if grads is None else grads
         return clip(grads, self.optim.grad_clip, self.optim.grad_clip_by)
 
@@ -44,32 +44,32 @@ class OptimizerState:
         self._follow_schedule()
 
     def _follow_schedule(self) -> None:
-        """Let the optimizer read its step size from the schedule's tensor."""
+        """Bind the optimizer's step size to the schedule's tensor."""
         if self.optim.lr is not None:
             for group in self.optim.optimizer.param_groups:
                 group["lr"] = self.optim.lr
 
 
 def refuse_nan(learned: Iterable[tuple[object, object]]) -> None:
-    """Raise ``ValueError`` at the first of pairs (name, tensor) that holds NaN, which buffers may: pass none."""
+    """Raise ``ValueError`` at the first of pairs (name, tensor) with NaN. Do not pass buffers, which may have NaN."""
     for name, value in learned:
         if isinstance(value, Tensor) and value.isnan().any():
             raise ValueError(f"{name} holds NaN")
 
 
 class GradientStep(NamedTuple):
-    """A gradient step, and the 0-d numbers that say whether it can be trusted."""
+    """A gradient step with 0-d numbers that show whether it is finite."""
 
     update: int
     env_steps: int
     who: Trainable
     terms: Mapping[str, Tensor]
     norms: Mapping[str, Sequence[Tensor]]
-    """of the gradient, by part; one too large for float32 counts as infinite"""
+    """gradient norms by part; a norm too large for float32 counts as infinite"""
 
 
 def find_nonfinite(steps: Sequence[GradientStep]) -> str | None:
-    """Describe the first number that is not finite; None if there is none. Reads from the device once."""
+    """Describe the first number that is not finite, or return None. Synchronizes with the device once."""
     named: list[tuple[Tensor, str, GradientStep]] = []
     for step in steps:
         named += [(x, f"the loss term {name!r}", step) for name, x in step.terms.items()]

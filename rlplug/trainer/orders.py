@@ -1,4 +1,4 @@
-"""Which rollouts are ordered of a collector, and how old the weights are that play them."""
+"""Requests for rollouts, and the versions of the weights that play them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rlplug.types import Mode, Progress, Tree
 
 
 class Orders:
-    """Orders the rollouts of a rank as ``Loop.tempo`` says, within ``total_steps``."""
+    """Submits the rollouts of a rank according to ``Loop.tempo``, within ``total_steps``."""
 
     def __init__(self, loop: Loop, ctx: RunContext, progress: Progress) -> None:
         self.loop, self.tempo, self.ctx, self.progress = loop, loop.tempo, ctx, progress
-        self._round_envs = self._num_envs = ctx.num_envs  # of all ranks
+        self._round_envs = self._num_envs = ctx.num_envs  # summed over ranks
         self._is_async = False  # whether weights may be older than the learner's
-        self._rounds, self._shard_steps = 0, 0  # that were ordered of the weights' version
-        self._version_steps = 0  # environment steps of the run when it changed
+        self._rounds, self._shard_steps = 0, 0  # submitted with the weights' current version
+        self._version_steps = 0  # environment steps of the run at that version
 
     @property
     def steps_left(self) -> int:
-        """Steps of every environment of a round until ``total_steps``, which is never exceeded if it counts steps."""
+        """Return the steps left per environment of a round; ``total_steps`` in environment steps is never exceeded."""
         if self.loop.unit == "updates":
             return sys.maxsize * (self.progress.updates < self.ctx.total_steps)
         return (self.ctx.total_steps - self.progress.env_steps) // self._round_envs
 
     def submit(self, collector: Collector, mode: Mode) -> int | None:
-        """Order a round, and what the loop wants ahead of it; return the segments of a round, None: one of all shards.
+        """Submit a round and rollouts in advance; return the segments of a round (None: one from all shards).
 
-        What is ordered always comes out as whole rounds, so that ranks never wait for each other in vain.
+        Requests always add up to whole rounds, so that ranks do not deadlock.
         """
         total, length, tempo = len(collector.spec.shards), self.ctx.rollout_length, self.tempo
         per_shard, count = len(self.ctx.env_ids) // total, min(tempo.shards or total, total)
@@ -48,10 +48,10 @@ class Orders:
         return tempo.shards and count
 
     def _version(self, steps: float) -> int:
-        """Return the version of the weights for the next rollouts: the newest, or the last one while it may serve.
+        """Return the version of the weights for the next rollouts: the last while it is recent enough, else the newest.
 
         Args:
-            steps: that these are for an actor, on average.
+            steps: average steps of these rollouts per actor.
         """
         limit = self.tempo.max_weight_sync_delay or math.inf
         due = self._rounds >= self.tempo.broadcast_interval or self._shard_steps >= limit
@@ -62,9 +62,9 @@ class Orders:
         return self.progress.version
 
     def ages(self, segment: Segment) -> dict[str, float]:
-        """Return how old a segment's weights are, in updates and in environment steps, and whether that is too old.
+        """Return the staleness of a segment's weights, in updates and in environment steps, and whether it is too high.
 
-        Empty where the weights of segments are always the newest.
+        Empty if segments always have the newest weights.
         """
         if not self._is_async:
             return {}

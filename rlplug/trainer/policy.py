@@ -1,4 +1,4 @@
-"""What acts: the learner trains it, and every actor has a copy of it."""
+"""The policy, trained by the learner and copied by every actor."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rlplug.trainer.normalize import Normalizer
 from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import Tree
 
-TRAINING, JOBS = 1, 3  # tell the seeds of training's environments and of its jobs from those of evaluation's
+TRAINING, JOBS = 1, 3  # separate the seeds of training, its jobs and evaluation
 
 
 class Policy:
-    """Algorithm, exploration and normalizer of a run, and the environments that they play.
+    """Algorithm, exploration modules and normalizer of a run, which create its environments.
 
     Args:
-        acts_only: leave out exploration modules that only give rewards, which the learner alone needs.
+        acts_only: leave out exploration modules that only reward, which only the learner needs.
     """
 
     def __init__(self, config: RunConfig, ctx: RunContext, acts_only: bool = False) -> None:
@@ -48,7 +48,7 @@ class Policy:
         return self.config.env.build(self.ctx.derive(shard=shard, render=render))
 
     def shard(self, env_ids: Sequence[int], **options: Any) -> ShardCollector:
-        """Make what plays some of the training's environments in this process; see ``ShardCollector`` for options."""
+        """Create a collector of training environments in this process; options: see ``ShardCollector``."""
         total = self.config.num_envs
         seeds = np.random.SeedSequence([self.config.seed, TRAINING]).generate_state(total)[[*env_ids]].tolist()
         shard, keys = EnvShard("actor", total, env_ids), (*self.ctx.needs.keys, *self.ctx.needs.recorded)
@@ -58,17 +58,17 @@ class Policy:
         return make_shard(self.env(shard), self.algorithm, self.ctx, shard, seeds, self.exploration, **options)
 
     def finishing(self, keys: Sequence[str]) -> list[Transform]:
-        """Return what is made of a segment where it is collected, of which ``keys`` are stored."""
+        """Return the transforms of a segment on the collecting process, which store ``keys``."""
         return transforms(self.algorithm, self.ctx, keys, self.normalizer.normalized)
 
     def player(self) -> Player:
-        """Make what plays jobs in this process."""
+        """Create the player of jobs in this process."""
         keys = (*self.ctx.needs.keys, *self.ctx.needs.recorded, *["obs"] * self.config.preprocess.normalize_obs)
         entropy, make = (self.config.seed, JOBS), self.env
         return Player(make, self.algorithm, self.ctx, "actor", entropy, keys, self.normalize, self.exploration)
 
     def state(self) -> Tree:
-        """Return the weights of everything, as checkpoints hold them."""
+        """Return all weights, as stored in checkpoints."""
         return tree.map(lambda module: module.state_dict(), self._modules)
 
     def load(self, state: Tree) -> None:
@@ -77,5 +77,5 @@ class Policy:
 
 
 def changes_actions(extra: type[Exploration]) -> bool:
-    """Return whether such modules change what is done, and not only what is rewarded."""
+    """Return whether modules of this class change actions, and not only rewards."""
     return any(getattr(extra, what) is not getattr(Exploration, what) for what in ("perturb", "perturb_weights"))

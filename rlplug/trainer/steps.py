@@ -1,8 +1,8 @@
-"""Gradient steps: the only backward of the project.
+"""Gradient steps, with the only backward pass of the project.
 
-Nothing is wrapped in DDP. ``compute`` sums per-row terms over valid rows, runs the backward, and adds up gradients,
-valid counts and metrics over ranks in ONE flat all-reduce; dividing by the global count afterwards makes one rank equal
-two equal four microbatches, to rounding.
+Modules are not wrapped in DDP. ``compute`` sums per-row terms over valid rows, runs the backward pass, and sums
+gradients, valid counts and metrics over ranks in ONE flat all-reduce. Dividing by the global count afterwards makes the
+result independent of the number of ranks and microbatches, up to rounding.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ from rlplug.types import Batch, Compile, Progress, RunError, Tree
 
 COMPILE: Mapping[Compile, bool | None] = {"off": False, "auto": None, "max": True}
 DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-MOST_UNREAD = 1000  # gradient steps, after which their numbers are read if nobody asked whether they were finite
+MOST_UNREAD = 1000  # check finiteness at least every so many gradient steps
 
 Norms: TypeAlias = Mapping[str, Sequence[Tensor]]
-"""of the gradients before they were clipped, by part, 0-d; empty where nothing was moved"""
+"""0-d gradient norms before clipping, by part; empty if no step was taken"""
 
 
 class GradientSteps:
-    """Makes the gradient steps of a rank, each compiled where that pays.
+    """Makes the gradient steps of a rank, compiled if that pays off.
 
     Args:
-        progress: says when a step was made.
-        on_nan: what happens to a step with a term or gradient that is NaN or infinite. ``stop``: its numbers are read
-            later, and ``check_finite`` raises. ``skip``: it is left out; numbers are read at every step, for which an
-            accelerator has to wait.
-        precision: of forward and backward, as Fabric names it.
-        scale_losses: scale losses, as ``16-mixed`` needs it; steps that overflow are left out, and numbers are read.
+        progress: counters of the run, for messages.
+        on_nan: handling of a step with a term or gradient that is NaN or infinite. ``stop``: ``check_finite`` finds it
+            later and raises. ``skip``: skip the step, which synchronizes with an accelerator at every step.
+        precision: precision of forward and backward passes, as named by Fabric.
+        scale_losses: scale losses, as ``16-mixed`` needs; skips steps that overflow, and synchronizes.
     """
 
     def __init__(
@@ -65,8 +64,8 @@ class GradientSteps:
         self.on_nan: Literal["stop", "skip"] = on_nan
         self.dtype, self.scale = DTYPES.get(precision), LossScale(ctx.device) if scale_losses else None
         self.moves = self.whole and on_nan == "stop" and self.scale is None
-        """whether a step is taken whatever its numbers are, and all gradients are here"""
-        self.skipped = 0  # since ``drain``
+        """whether steps are unconditional and need no gradients of other ranks or microbatches"""
+        self.skipped = 0  # skipped steps since ``drain``
         self.unread: list[GradientStep] = []
         wanted, roughly = COMPILE[compile], 1e-3 if self.dtype is None else 3e-2
         self.compiler = Compiler(ctx.device, wanted, ctx.generators.values(), roughly)
@@ -74,25 +73,25 @@ class GradientSteps:
         self._parts: dict[Trainable, dict[str, OptimizerState]] = {}
 
     def use(self, compiler: Compiler) -> None:
-        """Compile by ``compiler`` from now on."""
+        """Set the compiler of later steps."""
         self.compiler = compiler
 
     def parts(self, who: Trainable) -> dict[str, OptimizerState]:
-        """Return the optimizers of ``who`` by part; they are set up at the first call."""
+        """Return the optimizers of ``who`` by part, created at the first call."""
         if who not in self._parts:
             self._parts[who] = {name: OptimizerState(optim) for name, optim in results.optimizers(who).items()}
         return self._parts[who]
 
     def optimizers(self) -> list[OptimizerState]:
-        """Return those that there are by now."""
+        """Return all optimizers created so far."""
         return [own for parts in self._parts.values() for own in parts.values()]
 
     def compute(
         self, batch: Batch, who: Trainable, due: Sequence[str], moves: bool = False, diagnostics: bool = False
     ) -> tuple[Losses, Norms]:
-        """Leave global mean gradients of the due parts in ``.grad``; return losses as global means.
+        """Set ``.grad`` of the due parts to global mean gradients; return losses as global means.
 
-        With ``moves`` a compiled step may move the parameters, too; then norms come back, and no gradients.
+        With ``moves``, a compiled step may also update the parameters; it then returns norms instead of gradients.
         """
         own = self.parts(who)
         every = [p for part in own.values() for p in part.params]
@@ -101,7 +100,7 @@ class GradientSteps:
         parts = {name: own[name] for name in due}
         params = [p for part in parts.values() for p in part.params]
         totals, norms = list[Total](), dict[str, Sequence[Tensor]]()
-        diagnostics |= bool(self.compiler.wanted)  # as a compiled step has, maybe on another rank
+        diagnostics |= bool(self.compiler.wanted)  # compiled steps have them, possibly on another rank only
         for micro in (batch,) if self.whole else microbatches(batch, self.microbatches):
             found = self._compiled(micro, who, parts, moves and self.moves)
             if found is None:
@@ -119,7 +118,7 @@ class GradientSteps:
         return losses, norms
 
     def forward(self, batch: Batch, who: Trainable, due: Sequence[str], diagnostics: bool = True) -> Total:
-        """Return the losses of the due parts, as means where the batch is whole, or else as sums."""
+        """Return the losses of the due parts, as means if the batch is whole, else as sums."""
         with nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype):
             losses = forward(who, batch, due, diagnostics)
         total = total_loss(losses, batch.get("valid"), batch.get("alive"), who, mean=self.whole)
@@ -128,7 +127,7 @@ class GradientSteps:
     def _compiled(
         self, batch: Batch, who: Trainable, parts: Mapping[str, OptimizerState], moves: bool
     ) -> dict[str, Any] | None:
-        """Return what ``gradient_step`` does; None: it is not compiled. It moves what Adam moves, and nothing else."""
+        """Return the result of a compiled ``gradient_step``, or None. The only side effect is Adam's step."""
         moves = moves and all(type(part.optim.optimizer) is Adam for part in parts.values())
         for part in parts.values() if moves and self.compiler.active else ():
             part.optim.optimizer.unshare()  # type: ignore[attr-defined]
@@ -136,8 +135,8 @@ class GradientSteps:
         return self.compiler.step((who, tuple(parts), moves), function, batch, self._varies)
 
     def take(self, who: Trainable, due: Sequence[str], terms: Mapping[str, Tensor], norms: Norms) -> bool:
-        """Clip and step, unless ``norms`` say that a compiled step did. False: the step was left out, as a number is
-        NaN or infinite."""
+        """Clip and step, unless ``norms`` show that a compiled step did. Return False if the step was skipped because
+        of a NaN or infinite number."""
         own, moved = self.parts(who), bool(norms)
         norms = norms or {name: own[name].clip() for name in due}
         step = GradientStep(self.progress.updates + 1, self.progress.env_steps, who, dict(terms), norms)
@@ -155,11 +154,11 @@ class GradientSteps:
         return True
 
     def check_finite(self, wait: bool = True) -> None:
-        """Read whether steps since the last call were made of finite numbers; on a device only if ``wait``.
+        """Check that losses and gradients since the last call were finite; on a device only if ``wait``.
 
         Raises:
-            RunError: names the first term or gradient that was not, and when. Every later call raises it again:
-                these weights are lost.
+            RunError: names the first term or gradient that was not, and its step. Later calls raise it again, because
+                the weights are invalid.
         """
         if not wait and self.device.type != "cpu":
             return
@@ -168,14 +167,14 @@ class GradientSteps:
         self.unread.clear()
 
     def drain(self) -> dict[str, float]:
-        """Return what is logged of the steps since the last call."""
+        """Return metrics of the steps since the last call."""
         row: dict[str, float] = {"skipped": self.skipped} if self.on_nan == "skip" else {}
         row |= {} if self.scale is None else {"loss_scale": self.scale.value.item()}
         self.skipped = 0
         return row
 
     def state(self, named: Iterable[tuple[str, Trainable]]) -> Tree:
-        """Return the state of optimizers, by the name of what they optimize, and what decides on later steps."""
+        """Return the state of optimizers, by module name, and the compiler's and loss scale's state."""
         used = {name: self._parts[who] for name, who in named if who in self._parts}
         state = {"optimizers": tree.map(OptimizerState.state, used), "skipped": self.skipped}
         return state | {"loss_scale": self.scale and self.scale.state(), "graphs": self.compiler.state()}
@@ -197,10 +196,10 @@ def gradient_step(
     moves: bool,
     batch: Batch,
 ) -> dict[str, Any]:
-    """Compute losses and gradients, and with ``moves`` clip and take the step of Adam, as a compiler can call it.
+    """Compute losses and gradients, and with ``moves`` clip and take Adam's step; can be compiled.
 
     Returns:
-        ``losses``: terms, metrics and feedback; ``norms``; and, unless it moves, ``grads`` of the parameters of the
+        ``losses``: terms, metrics and feedback; ``norms``; and, without ``moves``, ``grads`` of the parameters of the
         due parts and the ``count`` of valid rows.
     """
     total = forward(batch, who, tuple(parts))
@@ -220,10 +219,10 @@ def gradient_step(
 
 
 class WholeUpdate:
-    """An update as one function of a sample: what is prepared, its gradient steps, and what follows them.
+    """A whole update as one function of a sample: ``prepare``, gradient steps and ``after_step``.
 
-    Python's part of an update (which optimizers are due, what is looked at later) is done here at every call, also
-    where the function is a recording.
+    The bookkeeping of an update (due optimizers, numbers to check later) runs in Python at every call, also if the
+    function is replayed.
 
     Args:
         learn: makes the update.
@@ -247,7 +246,7 @@ class WholeUpdate:
 
     def function(self, batch: Batch) -> dict[str, Any]:
         (start, begin), unread = self._begin, self.steps.unread
-        del unread[start:]  # of an attempt that was not finished
+        del unread[start:]  # those of an unfinished attempt
         for optimizer, calls in begin:
             optimizer.calls = calls
         losses = self.learn(batch)

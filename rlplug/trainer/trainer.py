@@ -1,4 +1,4 @@
-"""What a loop drives: collection, updates, and reports between rounds."""
+"""The trainer: collection, updates, and reports between rounds, driven by a loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlplug.types import Batch, Mode, RunError, Tree, Weights
 
 
 class Trainer(Run):
-    """``api.Run``, and nothing else. It is given everything it works with; ``run.build`` makes that."""
+    """Implementation of ``api.Run`` from components that ``run.build`` creates."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Trainer(Run):
         self._closing.append(resource)
 
     def close(self) -> None:
-        """Close everything that the trainer was given; may be called twice."""
+        """Close all resources of the trainer; may be called twice."""
         while self._closing:
             self._closing.pop(0).close()
 
@@ -81,13 +81,13 @@ class Trainer(Run):
         if self.loop.one_pass and self.progress.env_steps >= (whole := self.collector.spec.steps or sys.maxsize):
             raise RunError(f"the recording is used up: the loop reads it once, and has read all of its {whole} steps")
         self.policy.normalizer.commit()
-        self.ctx.schedules.refresh(self.steps)  # an exploration's, too
+        self.ctx.schedules.refresh(self.steps)  # also of exploration modules
         with self.clock.phase("collect"):
             segments = self.collector.poll(self.orders.submit(self.collector, mode))
             steps = [self._receive(segment) for segment in segments]
             self.progress.env_steps += self.agreement.reach(sum(steps))
         if self.collector.spec.steps is not None:
-            self.policy.normalizer.commit()  # nobody acts by what a recording shows
+            self.policy.normalizer.commit()  # acting does not depend on datasets
         for segment in segments:
             self.hooks.hook.rlplug_collected(run=self, segment=segment)
 
@@ -109,7 +109,7 @@ class Trainer(Run):
             segment = Segment({key: leaf for key, leaf in batch.items() if key not in OF_EPISODE}, whole=True)
             self.learner.observe(segment)
             self.progress.env_steps += int(batch["length"].sum())
-            if own.start <= i < own.stop:  # the others' are gathered when they are logged
+            if own.start <= i < own.stop:  # those of other ranks are gathered for logging
                 self.episodes.add_whole(batch)
                 self.hooks.hook.rlplug_collected(run=self, segment=segment)
         self.learner.hold(shared)
@@ -117,7 +117,7 @@ class Trainer(Run):
         return zip(jobs, played, strict=True) if shared else zip(jobs[own], played[own], strict=True)
 
     def _receive(self, segment: Segment) -> int:
-        """Take a segment in, and return its environment steps."""
+        """Observe, count and store a segment, and return its environment steps."""
         spec, steps = self.collector.spec, self.progress.env_steps
         check_segment(segment.batch, steps, env_ids := self.ctx.env_ids[segment.columns])
         if not self.ctx.beyond:
@@ -127,16 +127,16 @@ class Trainer(Run):
         self.means.add({name: torch.tensor(float(age)) for name, age in ages.items()})
         whole = len(segment.batch["valid"]) > self.ctx.rollout_length
         if not ages.get("too_stale") and (whole or self.ctx.needs.data not in ("rollout", "segments")):
-            # the few rows of a last, short rollout would make a poor gradient
+            # the few rows of a short last rollout would make a poor gradient
             if self.ctx.needs.data != "rollout":
-                segment.batch = on_cpu(segment.batch)  # buffers keep their books on the host
+                segment.batch = on_cpu(segment.batch)  # buffers keep their indices on the host
             for part in parts(segment.batch):
                 self.buffer.add(replace(segment, batch=part))
         return self.episodes.add(segment.batch, segment.columns)
 
     def ready(self) -> bool:
         ready, ranks = self.buffer.ready(), self.learner.placement.ranks
-        # an episode ends on one rank, and not yet on another; a segment is too old for one of them
+        # ranks may differ: an episode ends on one only, a segment is too old on one only
         if self.ctx.needs.data == "episodes" or self.loop.tempo.max_staleness is not None:
             return ranks.sums([ready])[0] == ranks.world_size
         return ready
@@ -152,7 +152,7 @@ class Trainer(Run):
         return losses
 
     def state(self) -> Tree:
-        """Return what all ranks share beside the weights: optimizers, counters, and means that were not logged yet."""
+        """Return the shared state of all ranks except weights: optimizers, counters, means not logged yet."""
         parts = {"learner": self.learner, "orders": self.orders, "means": self.means}
         return {name: part.state() for name, part in parts.items()} | {"progress": vars(self.progress)}
 
@@ -163,7 +163,7 @@ class Trainer(Run):
         self.means.load({name: values.to(self.ctx.device) for name, values in state["means"].items()})
 
     def stream_state(self) -> Tree:
-        """Return where this rank's environments and their episodes stand."""
+        """Return the state of this rank's environments and their episodes."""
         return {"collector": self.collector.state(), "episodes": self.episodes.state()}
 
     def load_stream(self, state: Mapping[str, Any]) -> None:
