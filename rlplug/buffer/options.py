@@ -1,4 +1,4 @@
-"""Options of every buffer that keeps a ring of rows."""
+"""Options of buffers that store rows in a ring, and their checks."""
 
 from __future__ import annotations
 

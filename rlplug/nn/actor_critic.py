@@ -23,7 +23,7 @@ class Policy(Module):
         initial_log_std: log standard deviation of Gaussian actions at the start.
 
     Raises:
-        ConfigError: no policy serves the action space.
+        ConfigError: the action space is not supported.
     """
 
     def __init__(self, torso: Any, action: spaces.Space[Any], initial_log_std: float) -> None:
@@ -40,8 +40,8 @@ class Policy(Module):
         """Return the distribution of every row's action, and the carry after the last row.
 
         Args:
-            rows: ``obs`` and, where there are any, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
-            carry: as ``initial_carry`` has it, before the first row.
+            rows: ``obs`` and, if present, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
+            carry: the state before the first row, shaped like ``initial_carry``.
         """
         features, after = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
         return self.policy(features, rows.get("action_mask")), {"policy": after} if "policy" in carry else {}
@@ -75,7 +75,7 @@ class ActorCritic(Policy):
         initial_log_std: log standard deviation of Gaussian actions at the start.
 
     Raises:
-        ConfigError: no policy serves the action space.
+        ConfigError: the action space is not supported.
     """
 
     def __init__(self, torso: Any, value_torso: Any | None, action: spaces.Space[Any], initial_log_std: float) -> None:
@@ -111,8 +111,8 @@ class ActorCritic(Policy):
         """Return the distribution of every row's action and its value ``[...]``.
 
         Args:
-            rows: ``obs`` and, where there are any, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
-            carry: as ``initial_carry`` has it, before the first row.
+            rows: ``obs`` and, if present, ``action_mask`` and ``is_first``; ``[B, ...]`` or ``[T, B, ...]``.
+            carry: the state before the first row, shaped like ``initial_carry``.
         """
         features, _ = self.torso(rows["obs"], carry.get("policy", {}), rows.get("is_first"))
         return self.policy(features, rows.get("action_mask")), self.values(rows, carry, features)

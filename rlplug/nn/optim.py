@@ -161,7 +161,7 @@ class Adam(torch.optim.Adam):
                 second.lerp_(g * g, 1.0 - beta2)
                 p.sub_(size * first / (second.sqrt() * inverse + group["eps"]))
 
-    step.hooked = True  # type: ignore[attr-defined]  # keeps torch from wrapping it: the profiler hook takes longer than the kernel
+    step.hooked = True  # type: ignore[attr-defined]  # avoids torch's slow profiler hook
 
 
 def _count(steps: list[Tensor]) -> None:

@@ -36,7 +36,7 @@ class Convolutional(Model):
 
 
 class NatureCNN(Convolutional):
-    """Convolutions and fully connected layers, by default those of Mnih et al. 2015 (Nature 518), methods."""
+    """Convolutions and fully connected layers, such as those of Mnih et al. 2015 (Nature 518), methods."""
 
     traceable = True
     batched: ClassVar[bool] = False
