@@ -9,7 +9,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Annotated, Any, Protocol, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 from gymnasium.vector import AutoresetMode
 from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
@@ -197,7 +197,8 @@ def record_misfit(returned: Any, cls: type[Any]) -> str | None:
 @cache
 def _typed(hint: Any) -> TypeAdapter[Any]:
     if is_dataclass(hint):
-        return TypeAdapter(Annotated[hint, InstanceOf()])
+        instance_of: Any = InstanceOf
+        return TypeAdapter(instance_of[hint])
     return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 
