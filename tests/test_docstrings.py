@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import pkgutil
 import re
+import tokenize
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -66,3 +69,29 @@ def test_what_is_a_shape(text: str):
 @pytest.mark.parametrize("text", ["in [-1, 1]", "x[0]", "[0, 1)"])
 def test_what_is_no_shape(text: str):
     assert not SHAPE.search(text)
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+IDIOM = re.compile(r"\b(anew|nobody|beside|is told|are told|wanted (is|are)|last word|in words)\b", re.IGNORECASE)
+QUOTES = {"matrix.md", "mistakes.md", "options.md", "probes.md"}  # messages and texts of the code
+
+
+def prose(path: Path) -> str:
+    """Comments and docstrings of a module; a page as it is."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return text
+    tokens = [*tokenize.generate_tokens(io.StringIO(text).readline)]
+    texts = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    return "\n".join(texts + [token.string for token in tokens if token.string.startswith('"""')])
+
+
+def test_pages_and_docstrings_use_the_words_of_the_field():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "adr").glob("*.md")]
+    files = [*(ROOT / "rlplug").rglob("*.py"), *(page for page in pages if page.name not in QUOTES)]
+    assert len(files) > 300
+    found = {(str(path.relative_to(ROOT)), said[0]) for path in files for said in IDIOM.finditer(prose(path))}
+    assert found == set()
+    assert IDIOM.search("# it is made Anew")
