@@ -53,7 +53,9 @@ class RankLearner:
         self._whole_update = WholeUpdate(self._learned, self.steps)
         self._checked = False  # whether the first update has been checked
         self._observing = False
-        self._same: bool | None = None  # whether every rank has the loop's batch; see ``hold``
+        drawn = ctx.needs.data == "windows" or (ctx.needs.data == "episodes" and ctx.needs.off_policy)
+        self._whole = self.placement.parts == 1 and not drawn  # whether every rank has all rows of a sample
+        self._same = self._whole  # the same of what a loop gives; see ``hold``
         observing = [type(x).observe is not Trainable.observe for x in (algorithm, *self.exploration.values())]
         self._observers = (normalizer and normalizer.counts) or any(observing)
 
@@ -78,7 +80,7 @@ class RankLearner:
         if not self._checked:
             return self._first_update(batch)
         recorded = self.steps.compiler.recorder and self.steps.moves and self.ctx.needs.data == "windows"
-        self.ctx.shard.whole = self._is_whole(batch is not None)
+        self.ctx.shard.whole = self._whole if batch is None else self._same
         try:
             batch = self.buffer.sample() if batch is None else batch
             losses = self._whole_update(batch) if recorded else self._learned(batch)
@@ -91,7 +93,7 @@ class RankLearner:
             self.check_finite()  # an earlier NaN may make a later step fail with another error
             raise
         finally:
-            self.ctx.shard.whole = self._is_whole(True)
+            self.ctx.shard.whole = self._same
         if len(self.steps.unread) >= MOST_UNREAD:
             self.check_finite()
         self.progress.updates += 1
@@ -176,13 +178,6 @@ class RankLearner:
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         ranks, same = self.placement.ranks, self.ctx.shard.whole
         return minibatches(batch, size, unit, self.ctx.generators["learner"], ranks, same)
-
-    def _is_whole(self, given: bool) -> bool:
-        """Return whether every rank has all rows of a batch that a loop gives, or else of a sample."""
-        needs = self.ctx.needs
-        drawn = needs.data == "windows" or (needs.data == "episodes" and needs.off_policy)
-        sampled = self.placement.parts == 1 and not drawn
-        return self._same if given and self._same is not None else sampled
 
     def hold(self, same: bool) -> None:
         """Set whether later batches of the loop are the same on every rank (True) or parts of the whole (False)."""
