@@ -40,8 +40,12 @@ QUICK = {
 
 
 def long(check: conformance.Check) -> bool:
-    """Does it play a module with every algorithm, as the matrix does, trace another one than these, train on another
-    probe than the quick ones, or build one of many presets?"""
+    """Does it play a module with every algorithm or resume a run, as the matrix does, train several times on a further
+    environment, trace another algorithm than these, train on another probe than the quick ones, or build one of many
+    presets?"""
+    what, _, env = check.what.rpartition("-")
+    if check.kind == "algo" and what in ("resumes", "determinism", "schedules", "ranks"):
+        return what == "resumes" or env != conformance.accepted(check.name)[0]
     if check.what.startswith("compiled"):
         return check.name not in ("dqn", "sac")
     if check.what.startswith("probe-"):
