@@ -16,7 +16,7 @@ from pydantic import ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from torch import nn
 
 from rlplug import tree
-from rlplug.api import Algorithm, Buffer, Context, Exploration, Loop, Model, Needs, Trainable, VecEnv, Window
+from rlplug.api import Algorithm, Buffer, Context, Exploration, Loop, Model, Needs, Tempo, Trainable, VecEnv, Window
 from rlplug.contract import explained, mistake, refuse
 from rlplug.envs.rows import spec_misfit
 from rlplug.plan import Hardware, Plan
@@ -150,7 +150,7 @@ def _check_hooks(cls: type[Any]) -> None:
 
 def make(cls: type[Any], cfg: Any, ctx: Any) -> Any:
     """Return ``cls(cfg, ctx)``. Raises ``ConfigError`` for mistakes common to all kinds."""
-    made = None
+    made: Any = None
     try:
         with explained(cls, "__init__"):
             made = cls(cfg, ctx)
@@ -161,6 +161,8 @@ def make(cls: type[Any], cfg: Any, ctx: Any) -> Any:
     finally:
         if isinstance(made, nn.Module) and "_modules" not in vars(made):
             raise mistake(made, "__init__", "has to call super().__init__() first")
+    if Loop in cls.__mro__:
+        refuse(made, "tempo", record_misfit(made.tempo, Tempo))
     return made
 
 

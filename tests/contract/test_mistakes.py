@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 from rlplug import hookimpl, tree
-from rlplug.api import Loop, Needs, Optim, Plan, Window
+from rlplug.api import Loop, Needs, Optim, Plan, Tempo, Window
 from rlplug.context import RunContext
 from rlplug.contract.members import BASES, DERIVED, Made, check_class, check_env, declared, make, record_misfit, written
 from rlplug.envs.rows import actions_misfit
@@ -305,6 +305,15 @@ def test_a_module_without_its_base_is_one_line(kind, body):
     exec(f"def __init__(self, cfg, ctx): {body}", scope)
     cls = type("Wrong", (SOUND_CLASSES[kind],), {"__init__": scope["__init__"]})
     with pytest.raises(ConfigError, match=r":Wrong\.__init__ has to call super\(\)\.__init__\(\) first$"):
+        make(cls, None, None)
+
+
+@pytest.mark.parametrize(
+    ("tempo", "said"), [(3, "an int; return Tempo"), (Tempo(in_flight=1.5), "Tempo with 1.5 for in_flight")]
+)
+def test_a_tempo_of_another_kind_is_refused(tempo, said):
+    cls = type("Wrong", (mistakes.Endless,), {"__init__": lambda self, cfg, ctx: setattr(self, "tempo", tempo)})
+    with pytest.raises(ConfigError, match=rf":Wrong\.tempo returned {said}"):
         make(cls, None, None)
 
 
