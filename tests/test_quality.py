@@ -45,6 +45,11 @@ def test_rooms_keep_within_their_budget(what):
     assert sum(lines(files(room)) for room in BUDGETS[what]["rooms"]) <= BUDGETS[what]["limit"]
 
 
+def test_a_class_of_the_core_has_few_methods():
+    counts = {name: methods for room in BUDGETS["core"]["rooms"] for methods, _, name in ARCHITECTURE["classes"](room)}
+    assert {name: n for name, n in counts.items() if n > BUDGETS["methods"]["limit"]} == {}
+
+
 def test_an_algorithm_is_one_short_file():
     sizes = {path.name: lines([path]) for path in ARCHITECTURE["ALGORITHMS"]}
     assert {name: n for name, n in sizes.items() if n > BUDGETS["algorithm"]["limit"]} == {}
