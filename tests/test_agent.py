@@ -17,7 +17,7 @@ from torch import nn
 import rlplug
 from rlplug import registry
 from rlplug.agent import Agent, evaluate, load
-from rlplug.api import Algorithm, Losses, Needs, Optim
+from rlplug.api import Algorithm, Losses, Needs, Optim, VecEnv
 from rlplug.checkpointing.format import Checkpoint, Snapshot, checkpoints, write
 from rlplug.envs import EnvList
 from rlplug.envs.spaces import batched
@@ -217,7 +217,7 @@ class Rooms(gymnasium.Env):
         return self.observation_space.sample(), float(action), self.steps == 5, False, {}
 
 
-class Home:
+class Home(VecEnv):
     @settings
     class Config:
         pass

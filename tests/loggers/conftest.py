@@ -12,7 +12,7 @@ import pluggy
 import pytest
 import yaml
 
-from rlplug.api import Loop
+from rlplug.api import Loop, VecEnv
 from rlplug.registry import Events, conf_folder, load
 from rlplug.types import Progress
 
@@ -21,7 +21,7 @@ from rlplug.types import Progress
 class Config:
     total_steps: int = 1000
     algo: Any = None
-    env: Any = field(default_factory=lambda: SimpleNamespace(cls=object))
+    env: Any = field(default_factory=lambda: SimpleNamespace(cls=VecEnv))
     data: Any = None
     estimate: Any = None
     raw: dict[str, Any] = field(

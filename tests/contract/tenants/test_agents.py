@@ -184,7 +184,7 @@ REFUSED = {
     "sac": (("algo=sac", "env=signals"), "env", SIGNAL),
     "reinforce": (("algo=reinforce", "env=carts"), "env", CARTS),
     "qmix": (("algo=qmix", "env=signals"), "env", "one group of agents"),
-    "exploration": (("algo=qmix", "env=two_step", "exploration=icm"), "exploration.icm", "of one agent alone"),
+    "exploration": (("algo=qmix", "env=two_step", "exploration=icm"), "exploration.icm", "of one agent only"),
     "reward": (
         ("algo=independent", "env=carts", "preprocess.normalize_reward=true"),
         "preprocess.normalize_reward",
