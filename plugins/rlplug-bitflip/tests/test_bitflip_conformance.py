@@ -1,4 +1,4 @@
-"""Check everything in this package against rlplug's contracts, by real, short runs."""
+"""Check this package against rlplug's contracts, in real, short runs."""
 
 import pytest
 from rlplug.testing import conformance

@@ -1,4 +1,4 @@
-"""Does everything in this package keep to rlplug's contracts? Every check makes real, short runs."""
+"""Check this package against rlplug's contracts, in real, short runs."""
 
 import pytest
 from rlplug.testing import conformance
