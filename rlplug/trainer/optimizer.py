@@ -22,6 +22,7 @@ class OptimizerState:
     def __init__(self, optim: Optim) -> None:
         self.optim, self.calls = optim, 0
         self.params: list[Tensor] = [p for group in optim.optimizer.param_groups for p in group["params"]]
+        self._options = [{k: v for k, v in group.items() if k != "params"} for group in optim.optimizer.param_groups]
         self._follow_schedule()
 
     def due(self) -> bool:
@@ -35,12 +36,15 @@ class OptimizerState:
         return clip(grads, self.optim.grad_clip, self.optim.grad_clip_by)
 
     def state(self) -> Tree:
-        return {"optimizer": self.optim.optimizer.state_dict(), "calls": self.calls}
+        options = [tree.map(repr, group) for group in self._options]
+        return {"optimizer": self.optim.optimizer.state_dict(), "calls": self.calls, "options": options}
 
     def load(self, state: Tree) -> None:
         refuse_nan(("the optimizer", leaf) for _, leaf in tree.items(state["optimizer"]))
         self.calls = state["calls"]
         self.optim.optimizer.load_state_dict(state["optimizer"])
+        for group, own, saved in zip(self.optim.optimizer.param_groups, self._options, state["options"], strict=True):
+            group.update({key: value for key, value in own.items() if repr(value) != saved[key]})  # changed by a fork
         self._follow_schedule()
 
     def _follow_schedule(self) -> None:

@@ -1,0 +1,1 @@
+"""What finished runs are made into. Reads run folders and imports no trainer."""
