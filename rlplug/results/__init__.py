@@ -1,1 +1,0 @@
-"""What finished runs are made into. Reads run folders and imports no trainer."""
