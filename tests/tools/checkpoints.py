@@ -191,7 +191,7 @@ def tensors(rng: random.Random, x: Any) -> Any:
         other += [
             flat.expand(10**12),
             flat.expand(10**6, 10**6),
-            x.to_sparse() if x.numel() else x,
+            x.float().to_sparse() if x.numel() else x,
             torch.empty(2**40, device="meta"),
         ]
         other += [
