@@ -108,5 +108,5 @@ def check_feedback(buffer: object, values: Iterable[str], kept: Iterable[str]) -
     for key in values:
         if key not in kept:
             name = type(buffer).__name__.lower()
-            what = f"it takes {' and '.join(kept)}" if kept else "it takes nothing back"
+            what = f"it takes {' and '.join(kept)}" if kept else "it accepts no feedback"
             raise RunError(f"{key!r} was fed back to the buffer {name}, which does not keep it; {what}")

@@ -334,7 +334,7 @@ def find(path: Path, trees: Sequence[str] | None = None, tell: Callable[[str], N
             return found
         except CheckpointError as error:
             reasons.append(error.message)
-            tell(f"{error.message}; trying the one before")
+            tell(f"{error.message}; trying the previous one")
     what = "no good checkpoint:" if reasons else "no checkpoint yet"
     raise CheckpointError("\n".join([f"{path} holds {what}", *reasons]))
 

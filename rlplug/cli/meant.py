@@ -23,13 +23,13 @@ VERBS = {
     "version": "see --version",
     "sweep": "-m sweeps over values: -m algo=ppo,sac seed=1,2,3",
     "tune": "-m sweeps over values: -m algo.lr=1e-3,3e-4",
-    "run": "train is what happens without a verb: algo=ppo env=cartpole",
+    "run": "training needs no verb: algo=ppo env=cartpole",
 }
 """verbs of other programs, and their equivalents"""
 
 FLAGS = {
-    "dry_run": "check shows what would run, and trains nothing: check algo=ppo env=cartpole",
-    "n": "check shows what would run, and trains nothing: check algo=ppo env=cartpole",
+    "dry_run": "check shows what would run, without training: check algo=ppo env=cartpole",
+    "n": "check shows what would run, without training: check algo=ppo env=cartpole",
     "list": VERBS["list"],
     "l": VERBS["list"],
     "v": "--version prints the version; a run prints more lines with logger.progress.every=1",

@@ -89,7 +89,7 @@ def _show(kind: Kind, name: str) -> None:
     say("\n".join(table(("OPTION", "TYPE", "DEFAULT", "RANGE", ""), rows) if rows else ["It has no options."]))
     if file is None:
         wanted = f"conf/{kind}/{name}.yaml, with `name: {name}` and every option"
-        raise ConfigError("", f"{plugin} has no YAML file that chooses its {kind} {name!r}: it wants {wanted}")
+        raise ConfigError("", f"{plugin} has no YAML file that selects its {kind} {name!r}; add {wanted}")
     _check(kind, file, node)
 
 

@@ -165,15 +165,15 @@ def named_weights(job: Job, weights: Mapping[str, Weights], algorithm: Algorithm
         ValueError: the weights are missing, or the algorithm does not act with them.
     """
     if job.task is not None and "tasks" not in spec.offers:
-        raise ConfigError("env", f"job {job.number} has a task, and this environment offers none; take another")
+        raise ConfigError("env", f"job {job.number} has a task, but this environment has none; use another")
     chosen: Weights = {}
     for who, name in job.policies.items():
         if name not in weights:
             given = ", ".join(map(repr, weights)) or "none"
-            raise ValueError(f"job {job.number} plays with the weights {name!r}; given were {given}")
+            raise ValueError(f"job {job.number} plays with the weights {name!r}; available: {given}")
         chosen |= {f"{who}.{key}".removeprefix("."): x for key, x in weights[name].items()}
     if unknown := chosen.keys() - {*algorithm.actor_keys()}:
-        said = f"which {type(algorithm).__name__} does not act with"
+        said = f"which {type(algorithm).__name__}.actor_keys() does not name"
         raise ValueError(f"job {job.number} plays with {min(unknown)!r}, {said}")
     return chosen
 

@@ -123,7 +123,7 @@ class Compiler:
         known = self._known.setdefault(of, [])
         try:
             if len(known) == (most := MOST_ARTIFACTS if self.recorder is None else MOST_RECORDINGS):
-                raise RuntimeError(f"it would need more than {most} graphs: shapes are ever new")
+                raise RuntimeError(f"it would need more than {most} graphs: its shapes keep changing")
             compiled: Compiled
             if self.recorder is None:
                 compiled = Artifact(function, batch, varies)

@@ -38,7 +38,7 @@ from rlplug.types import STEP, CheckpointError, ConfigError, RunError
 
 Tell: TypeAlias = Callable[[str], None]  # called with each line for the user
 _driven = itertools.count()  # counts the runs of this process
-STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; Ctrl-C again: at once, without one\n"
+STOPPING = b"\nrlplug: stopping after this round, with a checkpoint; press Ctrl-C again to stop at once, without one\n"
 
 
 def train(

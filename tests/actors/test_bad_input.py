@@ -91,7 +91,7 @@ def test_an_address_where_nothing_answers(tmp_path: Path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     message = refused(tmp_path, f"127.0.0.1:{port}")
-    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (Connection refused)" in message
+    assert f"hardware.ray.address: no Ray cluster answers at 127.0.0.1:{port} (Connection refused)" in message
 
 
 def test_an_address_where_another_program_answers(tmp_path: Path):
@@ -100,7 +100,9 @@ def test_an_address_where_another_program_answers(tmp_path: Path):
         other.listen()
         port = other.getsockname()[1]
         message = refused(tmp_path, f"127.0.0.1:{port}")
-    assert f"hardware.ray.address: no Ray answers at 127.0.0.1:{port} (another program listens there)" in message
+    assert (
+        f"hardware.ray.address: no Ray cluster answers at 127.0.0.1:{port} (another program listens there)" in message
+    )
 
 
 def test_a_cluster_that_asks_for_its_token(tmp_path: Path):
@@ -139,7 +141,7 @@ RAY = (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0")
 def test_an_actor_that_starts_too_slowly(tmp_path: Path, cluster: None):
     slow = ("num_envs=2", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.to_make=3")
     words = (*RAY, *slow, "hardware.actors.start_timeout_s=0.5", "hardware.actors.max_restarts=0")
-    message = r"^actor \d .*: no step for 0.5 s; last seen starting; hardware.actors.start_timeout_s gives it more"
+    message = r"^actor \d .*: no step for 0.5 s; last seen starting; raise hardware.actors.start_timeout_s"
     with pytest.raises(RunError, match=message):
         launch.train(compose(words), tmp_path / "run")
 

@@ -114,7 +114,7 @@ def test_the_newest_is_damaged_so_the_one_before_is_used(how: str, sac: Path, ca
     lines = goes_on(capsys, sac, LONGER)
     assert lines[0].startswith(str(newest))
     assert why in lines[0]
-    assert lines[0].endswith("; trying the one before")
+    assert lines[0].endswith("; trying the previous one")
     assert f"continuing from step {int(before.name[5:])}" in lines
     assert newest.with_name(newest.name + ".damaged").is_dir()
     rows = (sac / "metrics.csv").read_text().splitlines()[1:]
@@ -145,7 +145,7 @@ def test_all_are_damaged(sac: Path, capsys: Capture):
     *tried, head = lines[:5]
     assert [line.partition(" ")[0] for line in tried] == [str(path) for path in damaged]
     assert head == f"{sac} holds no good checkpoint:"
-    assert lines[5:] == [line.removesuffix("; trying the one before") for line in tried]
+    assert lines[5:] == [line.removesuffix("; trying the previous one") for line in tried]
     assert fingerprint(sac) == before
 
 
@@ -169,7 +169,7 @@ def test_code_in_a_file_is_not_run(sac: Path, tmp_path: Path, capsys: Capture):
     Scene(sac, sac, sac, None).plant(newest / "weights.pt", (tmp_path / "evil.pt").read_bytes())  # type: ignore[arg-type]
     why = f"{newest} is damaged or was altered: weights.pt: it is not a tree of plain values and tensors"
     assert refused(capsys, sac, "evaluate", newest) == why
-    assert goes_on(capsys, sac, LONGER)[0] == f"{why}; trying the one before"
+    assert goes_on(capsys, sac, LONGER)[0] == f"{why}; trying the previous one"
     assert not (tmp_path / "marker").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_run(algorithm: str, sac: Path, ppo: Path, tmp_p
 def test_a_checkpoint_under_another_name(sac: Path, capsys: Capture):
     steps(sac)[0].rename(folder_of(sac, 900))
     lines = goes_on(capsys, sac, LONGER)
-    assert lines[0] == f"{folder_of(sac, 900)} was renamed: it is of step 200; trying the one before"
+    assert lines[0] == f"{folder_of(sac, 900)} was renamed: it is of step 200; trying the previous one"
     assert "continuing from step 150" in lines
     assert folder_of(sac, 900).with_name("step_000000000900.damaged").is_dir()
 

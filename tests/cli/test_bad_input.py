@@ -113,7 +113,7 @@ BAD = {
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, estimate, evaluate, "
     "new, plugins, profile, resume, train",
     "--bogus": "there is no flag --bogus; see --help",
-    "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags, as -m, stand before the settings; see --help",
+    "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags such as -m come before the settings; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",
     "--config-dir /no/such/folder": "Additional config directory '/no/such/folder' not found",
     "data data.path=runs/x": "data takes paths and no settings: runs/x, not data.path=runs/x",
@@ -167,7 +167,7 @@ BAD = {
     "hydra.run.dir=/proc/nope": "hydra.run.dir: /proc/nope cannot be made: ",
     "-m seed=1,2 hydra.sweep.dir=/proc/nope": "hydra.sweep.dir: /proc/nope cannot be made: ",
     f"--config-name {'x' * 300}": f"{files('hydra.conf') / ('x' * 300)}.yaml cannot be read: File name too long",
-    "hardware=1gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
+    "hardware=1gpu": "hardware: needs a CUDA device, but none was found; hardware=cpu works",
     "'logger=[wandb]' logger.wandb.mode=online": "logger.wandb.mode: ",
     # environments
     "env=gymnasium env.id=Cartpole-v1": "env.id: ",
@@ -184,7 +184,7 @@ BAD = {
 }
 
 
-CHECK = "check shows what would run, and trains nothing: check algo=ppo env=cartpole"
+CHECK = "check shows what would run, without training: check algo=ppo env=cartpole"
 PLAYS = "evaluate plays a run: evaluate <run folder>"
 WANDB = "logger=[progress,tensorboard,wandb]"
 BAD |= {  # what is right in another program, or said in another way
@@ -199,8 +199,8 @@ BAD |= {  # what is right in another program, or said in another way
     "--total-timesteps 9": "there is no flag --total-timesteps: settings are written total_steps=<value>",
     "--learning-rate=1e-3": "there is no flag --learning-rate: settings are written algo.lr=1e-3",
     "--track": f"there is no flag --track: settings are written {WANDB}",
-    "--experimental-rerun job.pickle": "--experimental-rerun is not for runs; resume continues one",
-    "-sc query=bash": "--shell-completion query= is for the shell, which says what was typed; see install=",
+    "--experimental-rerun job.pickle": "--experimental-rerun is not supported; use resume",
+    "-sc query=bash": "--shell-completion query= is for the shell only; see install=",
     # verbs
     "play": f"unknown verb 'play'; {PLAYS}",
     "test runs/x": f"unknown verb 'test'; {PLAYS}",
@@ -237,20 +237,20 @@ BAD |= {  # what is right in another program, or said in another way
     "new one is written with +: +env.kwargs.is_slippery=<value>",
     "--hydra-help seed=3": "seed: cannot be set here",
     # folders
-    "hydra.run.dir=": "hydra.run.dir: '' is no folder; name one, or leave it out",
+    "hydra.run.dir=": "hydra.run.dir: '' is not a folder; name one, or leave it out",
     "hydra.run.dir=null": "hydra.run.dir: field 'hydra.run.dir' is not Optional",
-    "check hydra.run.dir=": "hydra.run.dir: '' is no folder; name one, or leave it out",
-    "-m seed=1,2 hydra.sweep.dir=": "hydra.sweep.dir: '' is no folder; name one, or leave it out",
-    "-m seed=1,2 hydra.sweep.subdir=": "hydra.sweep.subdir: '' is no folder; name one, or leave it out",
+    "check hydra.run.dir=": "hydra.run.dir: '' is not a folder; name one, or leave it out",
+    "-m seed=1,2 hydra.sweep.dir=": "hydra.sweep.dir: '' is not a folder; name one, or leave it out",
+    "-m seed=1,2 hydra.sweep.subdir=": "hydra.sweep.subdir: '' is not a folder; name one, or leave it out",
     "hydra.searchpath=[file:///nowhere]": "hydra.searchpath: /nowhere does not exist",
     "-m seed=1,2 hydra.searchpath=[/nowhere]": "hydra.searchpath: /nowhere does not exist",
     "resume nowhere": "nowhere does not exist",
     # sweeps without an end
-    "-m seed=range(1e9)": "seed: range(1e9) holds more values than a sweep can have, at most 100,000; range(1,4) is ",
-    "-m seed=shuffle(range(1000000000))": "seed: shuffle(range(1000000000)) holds more values than a sweep can have",
-    "-m algo.gamma=range(0,1,1e-30)": "algo.gamma: range(0,1,1e-30) holds more values than a sweep can have",
-    "-m seed=range(1,9,0)": "seed: range(1,9,0) holds more values than a sweep can have",
-    "-m seed=range(0,9000) num_envs=range(1,99)": "seed: the sweep would have 882,000 jobs; at most 100,000",
+    "-m seed=range(1e9)": "seed: range(1e9) has more values than a sweep supports, 100,000; range(1,4) is ",
+    "-m seed=shuffle(range(1000000000))": "seed: shuffle(range(1000000000)) has more values than a sweep supports",
+    "-m algo.gamma=range(0,1,1e-30)": "algo.gamma: range(0,1,1e-30) has more values than a sweep supports",
+    "-m seed=range(1,9,0)": "seed: range(1,9,0) has more values than a sweep supports",
+    "-m seed=range(0,9000) num_envs=range(1,99)": "seed: the sweep would have 882,000 jobs; the maximum is 100,000",
 }
 
 

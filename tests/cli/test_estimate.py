@@ -78,7 +78,7 @@ BAD = {
     "estimate": "estimate takes a run folder or a checkpoint first; see rlplug estimate --help",
     "estimate data.path=data": "estimate takes a run folder or a checkpoint first; see rlplug estimate --help",
     "estimate run --greedy data.path=data": "estimate takes no flag --greedy; see rlplug estimate --help",
-    "estimate run": "data.path: is missing: an estimate is made from recorded episodes, data.path=<folder>",
+    "estimate run": "data.path: is missing: estimates need recorded episodes, data.path=<folder>",
     "estimate run data.path=nowhere": "data.path: nowhere does not exist",
     "estimate run data.path=empty": "data.path: empty holds no file of episodes",
     "estimate run data.path=data estimate.gamma=2": "estimate.gamma: 2 is out of range",

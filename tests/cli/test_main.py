@@ -51,9 +51,9 @@ def test_what_was_composed_is_trained():
     score = rlplug.train(config)
     (summary,) = Path("runs/ppo-CartPole-v1").glob("*-s3/summary.json")
     assert json.loads(summary.read_text())["eval/return_mean"] == score == rlplug.train([*SHORT, "seed=3"])
-    with pytest.raises(rlplug.ConfigError, match=r"^seed: was changed after compose\(\); compose it so: "):
+    with pytest.raises(rlplug.ConfigError, match=r"^seed: was changed after compose\(\); pass it to compose\(\): "):
         rlplug.train(dataclasses.replace(config, seed=4))
-    with pytest.raises(rlplug.ConfigError, match=r"^hydra\.run\.dir: '' is no folder"):
+    with pytest.raises(rlplug.ConfigError, match=r"^hydra\.run\.dir: '' is not a folder"):
         rlplug.train([*SHORT, "hydra.run.dir="])
 
 

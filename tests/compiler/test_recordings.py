@@ -134,7 +134,7 @@ def test_too_many_numbers_of_rows_run_eagerly(monkeypatch):
     monkeypatch.setattr(compilers, "MOST_RECORDINGS", 2)
     function, plain = Function(), Function()
     compiler, every = Compiler(CPU, True, recorder=Tape()), [b for rows in (1, 2, 3) for b in batches(4, rows)]
-    with pytest.warns(UserWarning, match="more than 2 graphs: shapes are ever new"):
+    with pytest.warns(UserWarning, match="more than 2 graphs: its shapes keep changing"):
         found = [x if (x := called(function, compiler, [b])[0]) is not None else function(b) for b in every]
     for one, batch in zip(found, every, strict=True):
         assert torch.equal(one["row"], plain(batch)["row"])

@@ -102,7 +102,7 @@ def test_the_ways_out_are_ways_out():
         ("algo more", SAID["algo=more",]),
         ("algo headless", SAID["algo=headless",]),
         ("exploration wild", SAID["exploration=[wild]",]),
-        ("algo bare", f"{OF[3:]} has no YAML file that chooses its algo 'bare': it wants conf/algo/bare.yaml, "
+        ("algo bare", f"{OF[3:]} has no YAML file that selects its algo 'bare'; add conf/algo/bare.yaml, "
          "with `name: bare` and every option"),
     ],
 )  # fmt: skip

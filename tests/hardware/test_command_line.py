@@ -174,7 +174,7 @@ MISTAKES = {
     "hardware=2cpu train_batch_size=33": "train_batch_size: 33 cannot be shared equally among 2 ",
     "hardware=cpu hardware.microbatches=7": "train_batch_size: 128 cannot be shared equally among 7 ",
     "hardware=cpu hardware.num_nodes=2": "hardware.num_nodes: 2 machines: start rlplug by torchrun or srun on each",
-    "hardware=4gpu": "hardware: needs a CUDA device, and none is found here; hardware=cpu works",
+    "hardware=4gpu": "hardware: needs a CUDA device, but none was found; hardware=cpu works",
     "hardware=cpu hardware.max_restarts=-1": "hardware.max_restarts: -1 is out of range",
     "hardware=ray hardware.devices=2 hardware.ray.num_gpus=0.5": "hardware.ray.num_gpus: 0.5 lets ranks share CUDA ",
 }

@@ -145,7 +145,7 @@ def test_feedback_that_a_buffer_does_not_keep_is_refused(name, key):
 
 
 def test_nothing_is_fed_back_to_a_rollout():
-    with pytest.raises(RunError, match=r"'priority' was fed back to the buffer rollout.*it takes nothing back"):
+    with pytest.raises(RunError, match=r"'priority' was fed back to the buffer rollout.*it accepts no feedback"):
         make("rollout").feedback(torch.tensor([0]), {"priority": torch.ones(1)})
 
 
@@ -516,7 +516,7 @@ def test_observations_that_are_no_stacks_are_refused(where):
     first = torch.tensor([[True], [False], [False]])
     if where == "middle":
         noise[0] = noise[0, :, :1]
-    with pytest.raises(RunError, match=r"no stacks of 4 frames.*buffer\.deduplicate=false"):
+    with pytest.raises(RunError, match=r"not stacks of 4 frames.*buffer\.deduplicate=false"):
         buffer.add(segment(0, 2, 1, obs=noise, is_first=first))
     plain = make("replay", columns=1, of=images(), deduplicate=False)
     plain.add(segment(0, 2, 1, obs=noise, is_first=first))

@@ -266,6 +266,6 @@ def test_replayed_segments_stand_beside_the_new_ones():
 
 def test_something_fed_back_is_refused():
     trainer = Case("impala", "cartpole", tuple(RUN[6:])).build()
-    with pytest.raises(RunError, match="takes nothing back"):
+    with pytest.raises(RunError, match="accepts no feedback"):
         trainer.buffer.feedback(torch.zeros(1), {"priority": torch.ones(1)})
     trainer.close()

@@ -55,7 +55,7 @@ class GPU(Auto):
 
     def plan(self) -> Plan:
         if not torch.cuda.is_available():
-            raise ConfigError("hardware", "needs a CUDA device, and none is found here; hardware=cpu works")
+            raise ConfigError("hardware", "needs a CUDA device, but none was found; hardware=cpu works")
         return cuda_devices(self.cfg)
 
 
