@@ -219,10 +219,10 @@ class RunContext(Context):
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:
-        return self._offered("simulator", "offers no simulator, which the algorithm plans with")
+        return self._offered("simulator", "has no simulator, which the algorithm needs for planning")
 
     def goals(self) -> Goals:
-        said = "has no compute_reward, by which transitions are rewarded for other goals; take buffer=replay"
+        said = "has no compute_reward, which relabeling goals needs; use buffer=replay"
         return self._offered("goals", said)
 
     def _offered(self, name: str, lacks: str) -> Any:
@@ -258,7 +258,7 @@ class RunContext(Context):
             return everybody[self.rank * mine : (self.rank + 1) * mine]
         if mine != len(self.env_ids):
             said = f"a draw of {mine} rows where {len(self.env_ids)} environments act"
-            raise MisuseError(f"{said}; draw one for each, or what all share with rows=False")
+            raise MisuseError(f"{said}; draw one per environment, or shared numbers with rows=False")
         everybody = draw((self.num_envs, *rest), generator=source, device=self.device)
         return everybody if len(self.env_ids) == self.num_envs else everybody[list(self.env_ids)]
 

@@ -501,7 +501,7 @@ def test_no_gpu_is_needed_after_one_was_used(sac: Path, tmp_path: Path):
     assert evaluate(path, (), notes.append)["eval/return_mean"] == summary(sac)["eval/return_mean"]
     assert notes == [
         "an evaluation runs on the CPU because the run's hardware is not available:"
-        " hardware: needs a CUDA device, but none was found; hardware=cpu works"
+        " hardware: needs a CUDA device, but none was found; use hardware=cpu"
     ]
     assert evaluate(path, ["hardware=cpu"], notes.append)["episodes"] == 3
     assert len(notes) == 1

@@ -213,7 +213,7 @@ class Algorithm(Trainable):
         Raises:
             ConfigError: it does not support recurrent models, which is the default.
         """
-        raise ConfigError("model", f"{cls.__name__} cannot learn with a recurrent model; take another model")
+        raise ConfigError("model", f"{cls.__name__} cannot learn with a recurrent model; use another model")
 
     def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]:
         """Act on one row of every column.

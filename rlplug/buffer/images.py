@@ -260,7 +260,7 @@ class Images:
                     f"observations are not stacks of {self.stack} frames, oldest first: column {column} has frames"
                     + (" before its first one that are neither zeros nor repetitions" if first else "")
                     + (" that the previous row lacks" if not first else "")
-                    + "; take buffer.deduplicate=false"
+                    + "; use buffer.deduplicate=false"
                 )
         return codes
 

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     paths = [argument for argument in arguments if argument != "--json"]
     if flags := [path for path in paths if path.startswith("-")]:
-        raise ConfigError("", f"data takes no flag {flags[0]}; see rlplug data --help")
+        raise ConfigError("", f"data has no flag {flags[0]}; see rlplug data --help")
     if settings := [path for path in paths if "=" in path and not Path(path).exists()]:
         raise ConfigError("", f"data takes paths and no settings: {settings[0].partition('=')[2]}, not {settings[0]}")
     if not paths:

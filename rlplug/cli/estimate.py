@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     path, *overrides = [argument for argument in arguments if argument != "--json"] or [""]
     if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
-        raise ConfigError("", f"estimate takes no flag {flags[0]}; see rlplug estimate --help")
+        raise ConfigError("", f"estimate has no flag {flags[0]}; see rlplug estimate --help")
     if not path or ("=" in path and not os.path.exists(path)):
         raise ConfigError("", "estimate takes a run folder or a checkpoint first; see rlplug estimate --help")
     require_run(path)

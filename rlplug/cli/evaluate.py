@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     known = ("--json", *(f"--{mode}" for mode in modes))
     path, *overrides = [argument for argument in arguments if argument not in known] or [""]
     if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
-        raise ConfigError("", f"evaluate takes no flag {flags[0]}; see rlplug evaluate --help")
+        raise ConfigError("", f"evaluate has no flag {flags[0]}; see rlplug evaluate --help")
     if not path or ("=" in path and not os.path.exists(path)):
         raise ConfigError("", "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help")
     require_run(path)

@@ -271,8 +271,8 @@ def bottleneck(profile: Profile, trainer: Trainer) -> str:
     if learning >= collecting:
         part = max(learn, key=lambda part: learn[part])
         compiled = "compile=max may help; " if config.compile != "max" else ""
-        fewer = "a smaller replay_ratio means fewer updates, but another experiment;  " if config.replay_ratio else ""
-        halves = "hardware.precision=bf16-mixed halves matrix-product time;  " if _multiplies_bf16(trainer) else ""
+        fewer = "a smaller replay_ratio means fewer updates, but another experiment; " if config.replay_ratio else ""
+        halves = "hardware.precision=bf16-mixed halves matrix-product time; " if _multiplies_bf16(trainer) else ""
         gpu = "hardware=1gpu helps with large networks" if trainer.ctx.device.type == "cpu" else ""
         most = f"learning takes {learning:.0%} of the time, most of it {part} ({learn[part]:.0%})"
         return f"bottleneck: {most}: {compiled}{halves}{fewer}{gpu}".removesuffix("; ").removesuffix(": ")

@@ -158,11 +158,11 @@ def _array(file: zipfile.ZipFile, info: zipfile.ZipInfo | None) -> Any:
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, columns_first, dtype = read(stream)
         if dtype.kind not in "biuf":
-            raise ValueError(f"{info.filename!r} holds no numbers, but {dtype}")
+            raise ValueError(f"{info.filename!r} contains {dtype} instead of numbers")
         data = stream.read()
     count = int(np.prod([float(size) for size in shape]))
     if min(shape, default=0) < 0 or count * dtype.itemsize != len(data):
-        raise ValueError(f"{info.filename!r} holds {len(data)} bytes, and its header says {[*shape]} of {dtype}")
+        raise ValueError(f"{info.filename!r} has {len(data)} bytes, but its header says {[*shape]} of {dtype}")
     return np.ndarray(shape, dtype, data, order="F" if columns_first else "C")
 
 
@@ -180,7 +180,7 @@ def table_source(path: Path, reading: Reading, file: Any) -> FlatSource:
         while str(kind).startswith(("list<", "large_list<", "fixed_size_list<")):
             kind = kind.value_type
         if not str(kind).startswith(KINDS):
-            raise ValueError(f"{name!r} holds no numbers, but {kind}")
+            raise ValueError(f"{name!r} contains {kind} instead of numbers")
     of, groups = file.metadata, range(file.metadata.num_row_groups)
     chunks = [of.row_group(i).column(j) for i in groups for j in range(of.num_columns)]
     values = sum(

@@ -119,7 +119,7 @@ class RecordingCollector:
         self.recording, self.algorithm, self.ctx, self.shard = recording, algorithm, ctx, shard
         self.finishing = transforms(algorithm, ctx, ctx.needs.keys) if finishing is None else finishing
         if (n := len(recording.order(0))) < shard.num_envs:
-            raise ConfigError("num_envs", f"{shard.num_envs} columns, but the recording has {n} episodes; take 1")
+            raise ConfigError("num_envs", f"{shard.num_envs} environments, but the dataset has {n} episodes; use 1")
         if not ctx.spec.nested:
             self._missing(key for key in (*CORE, "obs", "action") if key not in recording.keys)
         changes = type(algorithm).postprocess is not Algorithm.postprocess
@@ -134,7 +134,7 @@ class RecordingCollector:
         if missing := [key for key in keys if key not in given]:
             sources = self.recording.sources
             lacking = next((source for source in sources if missing[0] not in source.keys), sources[0])
-            said = f"{lacking.path} has no column {missing[0]!r}, which the algorithm learns from"
+            said = f"{lacking.path} has no column {missing[0]!r}, which the algorithm needs"
             raise ConfigError("data.path", f"{said}; it has {', '.join(sorted(lacking.keys))}")
 
     def _spec(self) -> SegmentSpec:
@@ -176,7 +176,7 @@ class RecordingCollector:
         """
         if state["data"] != (now := self.recording.identity()):
             changed = next((old[0] for old in state["data"] if old not in now), "there are more files")
-            raise ConfigError("data.path", f"is other data than the run began with: {changed}")
+            raise ConfigError("data.path", f"differs from the data that the run began with: {changed}")
         for column, at in zip(self.columns, state["columns"], strict=True):
             column.at = tuple(at)
 

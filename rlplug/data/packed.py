@@ -185,7 +185,7 @@ class _Machine:
         if not self.stack or not isinstance(target := self.stack[-1], dict) or len(values) % 2:
             raise ValueError("a compressed column is damaged")
         if not all(isinstance(key, str) for key in keys):
-            raise _refusal("keys that are no text")
+            raise _refusal("keys that are not text")
         target.update(zip(keys, values[1::2], strict=True))
 
     # ---- functions of NumPy ------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def _check_meta(pa: Any, path: Path, file: Any, meta: Any) -> None:
             raise ValueError("its footer is damaged")
     rows = [of.row_group(i).num_rows for i in range(of.num_row_groups)]
     if [sum(group) + len(group) for group in steps] != rows or min(map(min, filter(None, steps)), default=1) < 1:
-        raise ValueError("its footer says another number of rows than it has")
+        raise ValueError("its footer gives a wrong number of rows")
     if [*map(len, steps)] != [*map(len, returns)]:
         raise ValueError("its footer is damaged")
 

@@ -50,7 +50,7 @@ class Recording:
         self, paths: Sequence[str], reading: Reading, weights: Sequence[float] | None = None, seed: int | None = None
     ) -> None:
         if weights is not None and len(weights) != len(paths):
-            said = f"{len(weights)} weights for {len(paths)} paths; give each path of data.path one"
+            said = f"{len(weights)} weights for {len(paths)} paths; give one per path of data.path"
             raise ConfigError("data.weights", said)
         self.weights, self.seed, self.reading = weights, seed, reading
         self.sources: list[Source] = []
@@ -63,12 +63,12 @@ class Recording:
         self.returns = np.concatenate([source.returns for source in self.sources])
         for i, path in enumerate(paths):
             if not sum(len(s.lengths) for s, of in zip(self.sources, self._share, strict=True) if of == i):
-                raise ConfigError(reading.key, f"{path} holds no episode")
+                raise ConfigError(reading.key, f"{path} contains no episodes")
         for i, path in enumerate(paths):
             own = [source for source, of in zip(self.sources, self._share, strict=True) if of == i]
             if any(source.normalized for source in own) and all(one.normalized for one in own if len(one.lengths)):
-                said = f"{path} has actions in [-1, 1], and is scaled as if they were of env's own, wider bounds"
-                reading.note(f"{said}; if they are normalized, as RLlib writes them, take data.normalized_actions=true")
+                said = f"{path} has actions in [-1, 1], scaled as if they were within env's own, wider bounds"
+                reading.note(f"{said}; if they are normalized, as RLlib writes them, use data.normalized_actions=true")
         self.keys = frozenset.intersection(*(source.keys for source in self.sources))
         self._begin = np.cumsum([0, *(len(source.lengths) for source in self.sources)])
         self._starts = [np.array([part.start for part in source.chunks]) for source in self.sources]
@@ -166,7 +166,7 @@ def open_file(path: Path, reading: Reading) -> Source:
     """
     with reading.named():
         if path.suffix not in FORMATS:
-            raise refused(path, f"is of no known format: {', '.join(FORMATS)}")
+            raise refused(path, f"has an unknown format: {', '.join(FORMATS)}")
         try:
             source: Source = FORMATS[path.suffix](path, reading)
         except (ConfigError, RunError):
@@ -189,4 +189,4 @@ def check_spaces(path: Path, own: EnvSpec, spec: EnvSpec) -> None:
     bare = [replace(one, max_episode_steps=None, offers=frozenset[str]()) for one in (own, spec)]
     if difference := mismatch(*bare):
         there, here = difference.split(", and is ", 1)
-        raise refused(path, f"is of another environment: {there} when it was recorded, and is {here} here")
+        raise refused(path, f"was recorded in another environment: {there} there, and is {here} in env")

@@ -66,21 +66,21 @@ class Estimator:
     # fmt: off
     def _refusals(self) -> Refusals:
         cfg, sources, key, n = self.cfg, self.recording.sources, self.recording.reading.key, len(self.lengths)
-        yield self.ctx.spec.has_agents, "env", "has several agents, and estimates are of one"
-        yield (type(self.algorithm).logp is Algorithm.logp, "algo", f"{type(self.algorithm).__name__} does not say how "
-               "likely its actions are (Algorithm.logp), which estimates need")
+        yield self.ctx.spec.has_agents, "env", "has several agents, but estimates support one"
+        yield (type(self.algorithm).logp is Algorithm.logp, "algo", f"{type(self.algorithm).__name__} does not "
+               "implement logp(), which estimates need")
         for column, source in ((column, source) for column in self.keys for source in sources):
             what, way = ("which the estimates read", "") if column != "logp" else (
                 f"the behavior's log-probabilities, which {', '.join(self.weighted)} need",
-                "; estimate.methods=[dm] does without")
+                "; estimate.methods=[dm] does not need it")
             yield (column not in source.keys, key, f"{source.path} has no column {column!r}, {what}; "
                    f"it has {', '.join(sorted(source.keys))}{way}")
-        yield n < 2, key, f"holds {n} episode; an interval needs 2 or more"
-        yield (self.modeled and self.ctx.slots[self.slot].cls.recurrent, self.slot, "has a recurrent state, and the "
-               "action values of dm, dr and wdr have none; take another network for them: "
+        yield n < 2, key, f"has {n} episode; an interval needs 2 or more"
+        yield (self.modeled and self.ctx.slots[self.slot].cls.recurrent, self.slot, "has a recurrent state, but the "
+               "action values of dm, dr and wdr have none; use another network for them: "
                "+model@estimate_model=mlp256, or estimate.methods of importance sampling only")
         yield (self.modeled and cfg.folds > n, "estimate.folds",
-               f"{cfg.folds} folds, but there are {n} episodes; take fewer")
+               f"{cfg.folds} folds, but there are {n} episodes; use fewer")
     # fmt: on
 
     @classmethod

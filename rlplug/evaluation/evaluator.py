@@ -92,7 +92,7 @@ class Evaluator:
         """Return all episodes of a job; report once if some were cut before the environment's own limit."""
         most, first = self.cfg.max_episode_steps, self.player.ctx.rank == 0
         if first and (batch["length"] >= most).any() and (self.begin().spec.max_episode_steps or most + 1) > most:
-            tell_once(f"eval.max_episode_steps={most} cuts episodes of an evaluation; their returns lack what is left")
+            tell_once(f"eval.max_episode_steps={most} truncates episodes of an evaluation; their returns are partial")
         return batch
 
     def close(self) -> None:

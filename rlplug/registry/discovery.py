@@ -141,7 +141,7 @@ def load(kind: Kind, name: str, key: str | None = None) -> type[Any]:
     try:
         if isinstance(cls := pkgutil.resolve_name(target), type):
             return cls
-        raise TypeError("it is no class")
+        raise TypeError("it is not a class")
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise

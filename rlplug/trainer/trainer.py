@@ -79,7 +79,7 @@ class Trainer(Run):
 
     def collect(self, mode: Mode = "explore") -> None:
         if self.loop.one_pass and self.progress.env_steps >= (whole := self.collector.spec.steps or sys.maxsize):
-            raise RunError(f"the recording is used up: the loop reads it once, and has read all of its {whole} steps")
+            raise RunError(f"the dataset is used up: the loop reads it once and has read all of its {whole} steps")
         self.policy.normalizer.commit()
         self.ctx.schedules.refresh(self.steps)  # also of exploration modules
         with self.clock.phase("collect"):
@@ -95,13 +95,13 @@ class Trainer(Run):
         self, jobs: Sequence[Job], weights: Mapping[str, Weights] | None = None, *, mine: bool = False
     ) -> Iterator[tuple[Job, Batch]]:
         if n := sum(n or 0 for n in self.collector.in_flight):
-            raise RunError(f"{n} rollouts are in flight; a loop that plays jobs has none then: in_flight=1, all shards")
+            raise RunError(f"{n} rollouts are in flight; a loop that runs jobs must have none: in_flight=1, all shards")
         self.policy.normalizer.commit()
         placement = self.learner.placement
         own, shared = placement.share(len(jobs)), placement.parts == 1 or not mine
         if not shared and len(jobs) < placement.parts:
-            said = f"{len(jobs)} jobs for {placement.parts} ranks, and mine=True: each has to keep one"
-            raise RunError(f"{said}; play more jobs")
+            said = f"{len(jobs)} jobs for {placement.parts} ranks, and mine=True: each must keep one"
+            raise RunError(f"{said}; add jobs")
         with self.clock.phase("collect"):
             given = [batch for _, batch in self.collector.play(jobs[own], weights or {})]
             played = [batch for share in placement.exchange(given) for batch in share]

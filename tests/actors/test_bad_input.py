@@ -43,11 +43,11 @@ CASES = {
     ),
     "older weights for an algorithm that cannot learn from them": (
         (*PPO, "hardware.actors.count=2", "loop.in_flight=2"),
-        "loop.in_flight: lets older weights play, which ppo cannot learn from",
+        "loop.in_flight: collects with older weights, which ppo does not support",
     ),
     "older weights, by the interval": (
         (*PPO, "hardware.actors.count=2", "loop.broadcast_interval=4"),
-        "loop.broadcast_interval: lets older weights play",
+        "loop.broadcast_interval: collects with older weights",
     ),
     "evaluation actors without actors": (
         (*PPO, "hardware.actors.evaluation=1"),
@@ -60,13 +60,13 @@ CASES = {
     ),
     "a precision that the processors of a cluster lack": (
         (*PPO, "hardware=ray", "hardware.precision=16-mixed"),
-        "hardware.precision: processors do not",
+        "hardware.precision: CPUs do not",
     ),
     "an unknown option": ((*PPO, "+hardware.actors.counts=2"), "hardware.actors.counts"),
     "an unknown choice": ((*PPO, "hardware.actors.on_failure=retry"), "hardware.actors.on_failure: 'retry'"),
     "a precision that processors lack": (
         (*PPO, "hardware.precision=16-mixed"),
-        "hardware.precision: processors do not",
+        "hardware.precision: CPUs do not",
     ),
 }
 
@@ -121,7 +121,7 @@ def test_a_cluster_that_asks_for_its_token(tmp_path: Path):
             head.terminate()
             psutil.wait_procs(started, 60.0)
     assert said == (
-        f"hardware.ray.address: Ray at 127.0.0.1:{port} asks for its token: copy ~/.ray/auth_token of the cluster's"
+        f"hardware.ray.address: Ray at 127.0.0.1:{port} requires a token: copy ~/.ray/auth_token from the cluster's"
         " first machine to this one"
     )
 

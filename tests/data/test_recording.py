@@ -162,7 +162,7 @@ def test_it_goes_on_where_its_state_was_taken(folder, after):
 def test_other_data_than_before_is_refused(folder):
     state = collector(folder).state()
     write_parquet(folder / "c.parquet", [plain(2, 9)], SPEC)
-    with pytest.raises(ConfigError, match=r"data.path: is other data than the run began with"):
+    with pytest.raises(ConfigError, match=r"data.path: differs from the data that the run began with"):
         collector(folder).load(state)
 
 
@@ -180,11 +180,9 @@ def test_what_an_actor_would_have_remembered(folder):
 def test_a_missing_column(folder):
     with pytest.raises(ConfigError) as refused:
         collector(folder, keys=("obs", "action", "logp"))
-    assert "a.parquet has no column 'logp', which the algorithm learns from; it has action, is_first" in str(
-        refused.value
-    )
+    assert "a.parquet has no column 'logp', which the algorithm needs; it has action, is_first" in str(refused.value)
 
 
 def test_more_columns_than_episodes(folder):
-    with pytest.raises(ConfigError, match=r"num_envs: 7 columns, but the recording has 6 episodes"):
+    with pytest.raises(ConfigError, match=r"num_envs: 7 environments, but the dataset has 6 episodes"):
         collector(folder, num_envs=7)

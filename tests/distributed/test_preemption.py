@@ -211,11 +211,11 @@ def test_ranks_that_share_one_collection_preempt_nobody():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["algo=dqn", "loop=preemptive"], "needs an algorithm that learns from whole rollouts; take null"),
-        (["algo=ppo", "loop=preemptive", "loop.in_flight=2"], "needs loop.in_flight=1; take null"),
+        (["algo=dqn", "loop=preemptive"], "needs an algorithm that learns from whole rollouts; use null"),
+        (["algo=ppo", "loop=preemptive", "loop.in_flight=2"], "needs loop.in_flight=1; use null"),
         (
             ["algo=ddppo", "hardware=2cpu", "hardware.actors.count=2"],
-            "ends rollouts that ranks play, and here actors play them; take hardware.actors.count=0 or null",
+            "ends rollouts of ranks, but actors collect here; use hardware.actors.count=0 or null",
         ),
     ],
 )

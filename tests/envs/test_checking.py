@@ -48,7 +48,7 @@ def leave(env):
 FAULTS = {
     "shape": (obs(np.zeros(3, np.float32)), r"observation\[0\] has shape \[3\]; its space says \[2\]"),
     "scalar": (obs(0.0), r"observation\[0\] has shape \[\]; its space says \[2\]"),
-    "ragged": (obs([[1.0], [1.0, 2.0]]), r"observation\[0\] is no array"),
+    "ragged": (obs([[1.0], [1.0, 2.0]]), r"observation\[0\] is not an array"),
     "type": (obs(np.array(["a", "b"])), r"observation\[0\] is of type <U1; its space says float32"),
     "float index": (obs(ZERO, 5.5), r"observation\[1\] is of type float64; its space says int64"),
     "index too large": (obs(ZERO, 8), r"observation\[1\] is 8; its space is Discrete\(3, start=5\)"),

@@ -30,7 +30,7 @@ BROKEN = {
     "words that are no tuple": (
         "from rlplug import Component, hookimpl\nimport itertools\n@hookimpl\n"
         "def rlplug_components(): return [Component('algo', 'x', 'a:B', itertools.repeat('x'))]",
-        "TypeError: component 'x': kind, name, target and the tuple tried_with are of texts",
+        "TypeError: component 'x': kind, name, target and the tuple tried_with must be strings",
     ),
     "a component that was never made": (
         "from rlplug import Component, hookimpl\n@hookimpl\n"

@@ -45,7 +45,7 @@ class Bandit(VecEnv):
         self, ctx: Context, obs: Space[Any], num_actions: int, extra: dict[str, Space[Any]], max_episode_steps: int
     ) -> None:
         if ctx.render:
-            raise ConfigError("eval.record", "a bandit shows no pictures of itself; 0 records none")
+            raise ConfigError("eval.record", "a bandit cannot render; use 0")
         self.num_envs, self.limit = len(ctx.env_ids), max_episode_steps
         plain = single_agent(obs, Discrete(num_actions), max_episode_steps)
         self.spec = replace(plain, extras=extra, offers=frozenset({"bandit"}))
@@ -180,15 +180,15 @@ class LoggedBandit(Bandit):
         extra |= {"action_mask": MultiBinary(arms)} if "action_mask" in record else {}
         super().__init__(ctx, Box(-np.inf, np.inf, shape, np.float32), arms, extra, cfg.max_episode_steps)
         if ctx.needs.keys and "logged_action" not in ctx.needs.keys:
-            said = "learns from every row, and of recorded rounds only those count in which it chose as the record did"
-            raise ConfigError("algo", f"{said}; take algo=linucb, lints or lingreedy")
+            said = "learns from every row, but only recorded rounds count in which it chooses the recorded action"
+            raise ConfigError("algo", f"{said}; use algo=linucb, lints or lingreedy")
         self.rounds = many // ctx.num_envs  # per column
         whole = self.rounds * ctx.num_envs
         if not whole:
             raise ConfigError("num_envs", f"{ctx.num_envs} are more than the {many} rounds of env.path")
         if ctx.role == "actor" and ctx.total_steps > whole:
-            said = f"{ctx.total_steps} are more than the {many} rounds of env.path, of which each counts once"
-            raise ConfigError("total_steps", f"{said}; take {whole}")
+            said = f"{ctx.total_steps} are more than the {many} rounds of env.path, each of which counts once"
+            raise ConfigError("total_steps", f"{said}; use {whole}")
         columns = {key: x[:whole].reshape(self.rounds, ctx.num_envs, *x.shape[1:]) for key, x in record.items()}
         self._record = {key: x[:, [*ctx.env_ids]] for key, x in columns.items()}
 
@@ -234,11 +234,11 @@ def read(path: Path, num_actions: int | None = None) -> dict[str, np.ndarray]:
             raise refuse(f"has a {key} that is not a finite number")
     arms = context.shape[1] if context.ndim == 3 else num_actions or np.inf
     if num_actions not in (None, arms):
-        raise ConfigError("env.num_actions", f"is {num_actions}, and {path} has features of {arms} arms; take null")
+        raise ConfigError("env.num_actions", f"is {num_actions}, but {path} has features of {arms} arms; use null")
     if (action != np.round(action)).any() or action.min() < 0 or action.max() >= arms:
         raise refuse(f"has actions that are not whole numbers from 0 to {arms - 1:g}")
     if propensity.min() <= 0 or propensity.max() > 1:
-        raise refuse("has a propensity that is not above 0 and at most 1")
+        raise refuse("has a propensity that is not in (0, 1]")
     kept = {"context": np.float32, "action": np.int64, "reward": np.float32, "action_mask": np.bool_}
     record = {key: found[key].astype(dtype) for key, dtype in kept.items() if key in found}
     if (mask := record.get("action_mask")) is not None:
