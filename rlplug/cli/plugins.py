@@ -130,7 +130,7 @@ def _settings(group: str, name: str) -> list[str]:
     try:
         content = yaml.safe_load(file.path.read_bytes()) or {}
         if not isinstance(content, dict):
-            raise ValueError("it holds no settings")
+            raise ValueError("it contains no settings")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError("", f"{file} cannot be read: {one_line(str(error))}") from None
     defaults = content.pop("defaults", ())

@@ -192,7 +192,7 @@ def record_misfit(returned: Any, cls: type[Any]) -> str | None:
         except ValidationError as error:
             got = repr(x) if isinstance(x, str | int | float) else tree.what(x)
             right = re.sub("^Input should be (an instance of )?", "", error.errors()[0]["msg"])
-            return f"returned {cls.__name__} with {got} for {name}; give {right}"
+            return f"returned {cls.__name__} with {got} for {name}; expected {right}"
     return None
 
 

@@ -158,13 +158,13 @@ def check_step_sizes(key: str, cfg: Any, who: Trainable, parts: Parts, following
     sizes = {name: x for name, x in vars(cfg).items() if re.search("(^|_)lr$", name)}
     schedules = {name: following(x) for name, x in sizes.items() if isinstance(x, list) and len(x) > 1}
     for name in (name for name, tensors in schedules.items() if not tensors):
-        raise mistake(who, "", f"never calls ctx.schedule(cfg.{name}), and {key}.{name} is a schedule")
+        raise mistake(who, "", f"never calls ctx.schedule(cfg.{name}), but {key}.{name} is a schedule")
     followed = {part: state.optim.lr for part, state in parts().items()}
     for name, tensors in schedules.items() if followed else ():
         if not any(lr is tensor for lr in followed.values() for tensor in tensors):
             deaf = " and ".join(repr(part) for part, lr in followed.items() if lr is None)
             way = f"write Optim(..., lr=ctx.schedule(cfg.{name}))"
-            raise mistake(who, "optimizers", f"gives {deaf} no lr, and {key}.{name} is a schedule; {way}")
+            raise mistake(who, "optimizers", f"gives {deaf} no lr, but {key}.{name} is a schedule; {way}")
 
 
 # ---- watching --------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def _columns(group: Any, path: Path) -> dict[str, Any]:
             found["logp"] = _held(infos, name)
     for name, item in found.items():
         if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS:
-            raise ValueError(f"holds no numbers in {name!r}")
+            raise ValueError(f"has no numbers in {name!r}")
         if item.external or item.is_virtual:
             raise ValueError(f"keeps {name!r} in another file, but only its own contents are read")
         piece = np.prod([float(side) for side in item.chunks or ()]) * item.dtype.itemsize

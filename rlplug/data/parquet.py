@@ -154,7 +154,7 @@ def _check_meta(pa: Any, path: Path, file: Any, meta: Any) -> None:
     for leaf in leaves:
         if (kind := schema.field(".".join(leaf["path"])).type) != _type(pa, leaf):
             raise ValueError(
-                f"its footer says {leaf['dtype']} {leaf['shape']} of {'.'.join(leaf['path'])!r}, which is {kind}"
+                f"its footer declares {leaf['dtype']} {leaf['shape']} of {'.'.join(leaf['path'])!r}, which is {kind}"
             )
     width = sum(int(np.prod(leaf["shape"])) * np.dtype(leaf["dtype"]).itemsize for leaf in leaves)
     check_size(path, width * of.num_rows, whole=False)

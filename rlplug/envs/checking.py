@@ -131,12 +131,12 @@ def leaf_reader(name: str, space: Space[Any], n: int | None = None) -> Callable[
         except ValueError:
             raise MisfitError(f"{name} is not an array; its space is {in_words(space)}") from None
         if x.shape != shape:
-            raise MisfitError(f"{name} has shape {[*x.shape]}; its space says {[*shape]}")
+            raise MisfitError(f"{name} has shape {[*x.shape]}; its space declares {[*shape]}")
         if x.dtype.kind not in kinds:
-            raise MisfitError(f"{name} is of type {x.dtype}; its space says {space.dtype}")
+            raise MisfitError(f"{name} is of type {x.dtype}; its space declares {space.dtype}")
         if x.dtype != dtype:
             if limits and x.size and (x.min() < limits.min or x.max() > limits.max):
-                raise MisfitError(f"{name} holds {x.min()} to {x.max()}; its space says {space.dtype}")
+                raise MisfitError(f"{name} holds {x.min()} to {x.max()}; its space declares {space.dtype}")
             x = x.astype(dtype)
         if shifted:
             x = x - start

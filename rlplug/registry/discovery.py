@@ -113,7 +113,7 @@ def owner(kind: Kind, name: str, key: str | None = None) -> Plugin:
         ways = " or ".join(f"{key}={plugin.distribution}/{name}" for plugin in found)
         message = f"{kind} {name!r} is claimed by {' and '.join(map(str, found))}; choose with {ways}"
     elif every:
-        message = f"{distribution} has no {kind} {name!r}; there is that of {' and '.join(map(str, every))}"
+        message = f"{distribution} has no {kind} {name!r}; it exists in {' and '.join(map(str, every))}"
     else:
         message = f"unknown {kind} {name!r}; {unknown(name, names(kind), or_broken=True)}"
     raise ConfigError(key, message)

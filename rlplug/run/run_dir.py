@@ -121,7 +121,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not os.path.exists(folder):  # os.path does not raise for long names
         raise CheckpointError(f"{folder} does not exist")
     if not (folder / MANIFEST).exists() or not (folder / CONFIG).exists():
-        what = "holds no run"
+        what = "contains no run"
         if (folder / "weights.pt").exists():
             what = "is a checkpoint; resume needs the run folder and continues its newest checkpoint"
         raise CheckpointError(f"{folder} {what}")
@@ -129,7 +129,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         raw = yaml.load(atomic.read(folder / CONFIG), _NoAliases)
         if not isinstance(raw, dict):
-            raise ValueError("it holds no settings")
+            raise ValueError("it contains no settings")
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise damaged(folder / CONFIG, reason) from None

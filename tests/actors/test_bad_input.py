@@ -26,16 +26,16 @@ CORES = os.cpu_count()
 CASES = {
     "more actors than environments": (
         (*SAC, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
-        "hardware.actors.count: num_envs=2 cannot be shared equally among 3 actors; 1 or 2 can",
+        "hardware.actors.count: num_envs=2 cannot be shared equally among 3 actors; use 1 or 2",
     ),
     "a share that is not whole": (
         (*PPO, "hardware.actors.count=3", "hardware.actors.num_cpus=0"),
-        "hardware.actors.count: num_envs=4 cannot be shared equally among 3 actors; 1 or 2 or 4 can",
+        "hardware.actors.count: num_envs=4 cannot be shared equally among 3 actors; use 1 or 2 or 4",
     ),
     "more cores than there are": (
         (*PPO, "hardware.actors.count=4", "hardware.actors.num_cpus=1000"),
         r"hardware.actors.count: 4 actors with 1000 cores each need more than the \d+ of this machine; "
-        r"hardware.actors.num_cpus=[\d.]+ shares them",
+        r"use hardware.actors.num_cpus=[\d.]+ to share them",
     ),
     "a device that is not there": (
         (*PPO, "hardware.actors.count=2", "hardware.actors.num_cpus=0", "hardware.actors.num_gpus=0.5"),
@@ -56,7 +56,7 @@ CASES = {
     "actors and ranks that already have all cores": (
         (*PPO, "hardware=ray", "hardware.devices=1", f"hardware.ray.num_cpus={CORES}", "hardware.actors.count=1"),
         "hardware.actors.count: 1 actors with 1 cores each need more than the 0 of this machine that 1 ranks leave;"
-        " hardware.actors.num_cpus=0 needs none",
+        " use hardware.actors.num_cpus=0",
     ),
     "a precision that the processors of a cluster lack": (
         (*PPO, "hardware=ray", "hardware.precision=16-mixed"),

@@ -123,7 +123,7 @@ BAD = {
     "evaluate --json": "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help",
     "evaluate eval.episodes=3": "evaluate takes a run folder or a checkpoint first; see rlplug evaluate --help",
     "evaluate nowhere": "nowhere does not exist",
-    "evaluate .": ". holds no run; the newest run in it is run",
+    "evaluate .": ". contains no run; the newest run in it is run",
     "evaluate run/config.yaml": "run/config.yaml is not a run or checkpoint of rlplug: ",
     "evaluate empty": "empty holds no checkpoint yet",
     "evaluate run -m": "evaluate has no flag -m; see rlplug evaluate --help",

@@ -78,22 +78,22 @@ BUILT = {  # found before anything is collected
     "ActsBare": f".act returned (a tensor of shape [2], a dict); {PAIR}",
     "ActsWide": ".act returned actions of shape [2, 1]; return [2]",
     "Actless": ".act is missing; write def act(self, step: Batch, carry: Batch, mode: Mode) -> tuple[Batch, Batch]",
-    "PlainNeeds": ".needs is no classmethod; write @classmethod above it",
+    "PlainNeeds": ".needs is not a classmethod; add @classmethod",
     "NeedsNothing": ".needs returned None; return Needs",
     "Demanding": ".needs names weather, provided neither by the environment nor by rlplug_x:Demanding.act",
     "ListOfOptims": ".optimizers returned a list; return a dict of Optim by part name",
     "BareOptims": ".optimizers returned 'policy' as SGD; wrap it in Optim(...)",
     "BareConfig": ".Config is an ordinary class; add @settings of rlplug.settings",
-    "Unscheduled": ".optimizers gives 'all' no lr, and algo.lr is a schedule; "
+    "Unscheduled": ".optimizers gives 'all' no lr, but algo.lr is a schedule; "
     "write Optim(..., lr=ctx.schedule(cfg.lr))",
-    "Listed": " never calls ctx.schedule(cfg.lr), and algo.lr is a schedule",
+    "Listed": " never calls ctx.schedule(cfg.lr), but algo.lr is a schedule",
     "NoAlgorithm": " is not a subclass of Algorithm; write class NoAlgorithm(Algorithm)",
     "Stateless": ".forward returned a tensor of shape [2, 8]; return (features, a dict with the carry)",
     "NoModel": " is not a subclass of Model; write class NoModel(Model)",
     "Sizeless": ".out_dim is missing; set it in __init__ to the size of the features",
     "Narrow": ".forward returned features of shape [2, 8] for 2 rows; with out_dim=16 they have [2, 16]",
-    "Forgotten": ".initial_carry returned nothing; the class says recurrent = True",
-    "DoubleObs": ".reset returned obs of float64; its space says float32",
+    "Forgotten": ".initial_carry returned nothing; the class declares recurrent =  True",
+    "DoubleObs": ".reset returned obs of float64; its space declares float32",
     "HiddenMask": ".reset returned action_mask; name its space in the extras of the spec's EnvSpec",
     "ResetsAsGymnasium": ".reset returned a tuple of 2; return a dict of obs",
     "NoAutoreset": ".autoreset is missing; declare autoreset: AutoresetMode",
@@ -120,7 +120,7 @@ RUNNING = {  # found by the first step, or the first update
     "NoTruncated": ".step returned no truncated; return it for every environment, [2]",
     "StepsAsGymnasium": ".step returned a tuple of 5; return a dict of obs, reward, terminated, truncated",
     "WideReward": ".step returned reward of shape [2, 1]; return [2]",
-    "DoubleLater": ".step returned obs of float64; its space says float32",
+    "DoubleLater": ".step returned obs of float64; its space declares float32",
     "ShortReward": ".intrinsic_reward returned rewards of shape [8, 2]; "
     "return a reward for every row of the sample, [9, 2]",
     "TellsNothing": ".update returned None; return Losses",
@@ -234,9 +234,7 @@ def test_a_signature_is_looked_at(kind, member, way):
     with pytest.raises(ConfigError) as error:
         look_at(kind, cls)
     taken = f"takes ({', '.join(filter(None, ('self', names)))}); write {written(base)}"
-    said = {"a method": "is no property; write @property above it", "no class method": "is no classmethod"}.get(
-        way, taken
-    )
+    said = {"a method": "is not a property; add @property", "no class method": "is not a classmethod"}.get(way, taken)
     assert f":Wrong.{member} {said}" in str(error.value)
 
 
@@ -488,8 +486,8 @@ def test_dicts_and_groups_of_observations_are_compared():
     assert check_rows(env, "reset", good, 2) is good
     for wrong, text in (
         ({"a": good["obs"]["a"]}, r"obs with the keys 'a'; its space has 'a', 'b'"),
-        (tree.map(torch.Tensor.float, good["obs"]), r"obs\['a'\] of float32; its space says uint8"),
-        (good["obs"] | {"b": 3}, r"obs\['b'\] as an int; its space says \[2\]"),
+        (tree.map(torch.Tensor.float, good["obs"]), r"obs\['a'\] of float32; its space declares uint8"),
+        (good["obs"] | {"b": 3}, r"obs\['b'\] as an int; its space declares \[2\]"),
         (3, r"obs with an int; its space has 'a', 'b'"),
     ):
         with pytest.raises(ConfigError, match=text):

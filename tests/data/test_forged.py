@@ -200,10 +200,10 @@ def links(group: h5py.Group, folder: Path) -> dict[str, Any]:
 LINKS = {
     "external link": "has an external link at 'rewards'",
     "soft link": "has an external link at 'rewards'",
-    "a circle": "has groups in groups|holds no numbers",
+    "a circle": "has groups in groups|has no numbers",
     "external storage": "keeps 'rewards' in another file",
     "a bomb": "it declares 4,194,304.0 MiB in",
-    "texts": "holds no numbers in 'rewards'",
+    "texts": "has no numbers in 'rewards'",
 }
 
 
@@ -261,7 +261,7 @@ def test_lines_without_an_end(damaged, tmp_path, monkeypatch):
     whole = path.read_bytes()
     with path.open("r+b") as file:
         file.truncate(2**40)
-    assert refusal(path, damaged=damaged) == f"{path} cannot be read: line 2 is no text"
+    assert refusal(path, damaged=damaged) == f"{path} cannot be read: line 2 is not text"
     monkeypatch.setattr("rlplug.data.json_lines.LINE", 2**12)
     path.write_bytes(whole + b"1" * 2**13)
     assert refusal(path, damaged=damaged) == f"{path} cannot be read: line 2 is longer than 0 MiB"

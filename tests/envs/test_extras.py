@@ -104,8 +104,8 @@ def test_what_cannot_be_kept_is_refused_before_anything_starts(how, make, keys, 
     [
         ({"lacks": 2}, r"info lacks 'wind', which env\.info_keys names and the first reset had"),
         ({"lacks": 4}, r"info lacks 'wind', which env\.info_keys names and the first reset had"),  # the final row
-        ({"says": {2: {"wind": [1.0]}}}, r"info\['wind'\] has shape \[1\]; its space says \[1, 3\]"),
-        ({"says": {2: {"steps": 0.5}}}, r"info\['steps'\] is of type float64; its space says int64"),
+        ({"says": {2: {"wind": [1.0]}}}, r"info\['wind'\] has shape \[1\]; its space declares \[1, 3\]"),
+        ({"says": {2: {"steps": 0.5}}}, r"info\['steps'\] is of type float64; its space declares int64"),
     ],
 )
 def test_what_changes_later_stops_the_run(how, options, said):

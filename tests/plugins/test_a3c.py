@@ -222,11 +222,11 @@ def test_it_resumes_bit_for_bit(words):
         ),
         (
             ["train_batch_size=20"],
-            "train_batch_size: 20 transitions are no whole rollouts of 8",
+            "train_batch_size: 20 transitions are not whole rollouts of 8",
         ),
         (
             ["train_batch_size=24"],
-            "train_batch_size: 24 transitions are no whole rollouts of 8",
+            "train_batch_size: 24 transitions are not whole rollouts of 8",
         ),
     ],
 )

@@ -269,10 +269,10 @@ def test_a_part_without_rows_gives_none_and_parts_are_kept():
     ("envs", "ranks", "parts", "said"),
     [
         (4, 2, 1, "1 is less than the 2 ranks, which need at least one each; use 2 or more"),
-        (4, 2, 3, "3 parts cannot be shared equally among num_envs=4, and among 2 rank(s); 2 or 4 can"),
-        (6, 1, 4, "4 parts cannot be shared equally among num_envs=6, and among 1 rank(s); 1 or 2 or 3 or 6 can"),
-        (3, 2, 2, "2 parts cannot be shared equally among num_envs=3, and among 2 rank(s); 3 can"),
-        (1, 2, 2, "2 parts cannot be shared equally among num_envs=1, and among 2 rank(s); null can"),
+        (4, 2, 3, "3 parts cannot be shared equally among num_envs=4, and among 2 rank(s); use 2 or 4"),
+        (6, 1, 4, "4 parts cannot be shared equally among num_envs=6, and among 1 rank(s); use 1 or 2 or 3 or 6"),
+        (3, 2, 2, "2 parts cannot be shared equally among num_envs=3, and among 2 rank(s); use 3"),
+        (1, 2, 2, "2 parts cannot be shared equally among num_envs=1, and among 2 rank(s); use null"),
     ],
 )
 def test_parts_that_cannot_be_shared_are_refused(envs, ranks, parts, said):

@@ -198,7 +198,7 @@ def test_joint_layers():
 
 def test_recurrence_inside_multi_input_is_refused():
     with pytest.raises(
-        ConfigError, match=r"LSTM inside it has: put it around, model=lstm model@model.torso=multi_input"
+        ConfigError, match=r"LSTM inside it has: use it as the torso, model=lstm model@model.torso=multi_input"
     ):
         build("multi_input", PARTS, vector=node_of("lstm"))
 

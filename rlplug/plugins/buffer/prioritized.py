@@ -71,7 +71,7 @@ class Prioritized(Windows[Ring]):
         if envs % parts or (parts % ranks and not everything):
             fit = [str(n) for n in range(ranks, envs + 1) if envs % n == 0 and (everything or n % ranks == 0)]
             said = f"{parts} parts cannot be shared equally among num_envs={envs}, and among {ranks} rank(s)"
-            raise ConfigError("buffer.num_shards", f"{said}; {' or '.join(fit) or 'null'} can")
+            raise ConfigError("buffer.num_shards", f"{said}; use {' or '.join(fit) or 'null'}")
         return parts if everything else parts // ranks
 
     def _stride(self, ctx: Context) -> int:

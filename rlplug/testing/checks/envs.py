@@ -195,7 +195,7 @@ def _inside(key: str, leaf: Any, space: Any, columns: tuple[int, ...] = (COLUMNS
             inner = inner[word]
         shape = (*columns, *inner.shape)
         require(part.shape == shape, f"{name} has shape {part.shape}; expected {shape}")
-        require(part.dtype == inner.dtype, f"{name} is {part.dtype}; its space says {inner.dtype}")
+        require(part.dtype == inner.dtype, f"{name} is {part.dtype}; its space declares {inner.dtype}")
         out = [row.tolist() for row in part.reshape(-1, *inner.shape) if not inner.contains(row)]
         require(not out, f"{name} is outside of {inner}, such as {out[:1]}")
 

@@ -40,9 +40,7 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
     """Check a model on every kind of input that it accepts, at least one."""
     node = node_of("model", option or option_of("model", name), **changes)
     chosen = choose("model", "model", node)
-    require(
-        hasattr(chosen.cls, "batched"), "the class says batched = True (it computes ctx.ensemble_size itself) or False"
-    )
+    require(hasattr(chosen.cls, "batched"), "set batched = True (it computes ctx.ensemble_size itself) or False")
     served = []
     for what, space in SPACES.items():
         torch.manual_seed(0)
@@ -58,7 +56,7 @@ def check_model(name: str, option: str | None = None, **changes: Any) -> None:
         _check_members(several, space, what)
         _check_state(ctx, alone, space, what)
         recurrent = getattr(chosen.cls, "recurrent", None)
-        require(recurrent == bool(alone.initial_carry(B)), "the class says recurrent = True (it has a carry) or False")
+        require(recurrent == bool(alone.initial_carry(B)), "set recurrent = True (it has a carry) or False")
     require(served, f"{name} accepts none of {', '.join(SPACES)}: pass a space to check_model")
 
 
