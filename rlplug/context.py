@@ -133,7 +133,7 @@ class EnvShard:
     role: Role
     num_envs: int
     env_ids: Sequence[int]
-    whole: bool = False  # every rank has all rows of the learner's batches
+    replicated: bool = False  # every rank has all rows of the learner's batches
 
 
 class RunContext(Context):
@@ -250,7 +250,7 @@ class RunContext(Context):
 
     def _draw(self, draw: Callable[..., Tensor], shape: Sequence[int], rows: bool, host: bool = False) -> Tensor:
         source = self.generators["host" if host and "host" in self.generators else self.role]
-        if not rows or not shape or (self.role == "learner" and (self.world_size == 1 or self.shard.whole)):
+        if not rows or not shape or (self.role == "learner" and (self.world_size == 1 or self.shard.replicated)):
             return draw(shape, generator=source, device=source.device)
         mine, *rest = shape
         if self.role == "learner":

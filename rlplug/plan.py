@@ -16,27 +16,19 @@ Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 class Actors:
     """Ray actors that step the environments."""
 
-    count: NonNegativeInt = option(
-        "Number of actors in the whole run; 0: ranks step the environments in their own processes."
-    )
+    count: NonNegativeInt = option("Number of actors in the run; 0: ranks step the environments themselves.")
     num_cpus: NonNegativeFloat = option("CPU cores per actor; fractions are allowed.")
     num_gpus: NonNegativeFloat = option("CUDA devices per actor; fractions are allowed.")
-    start_timeout_s: PositiveFloat = option(
-        "Timeout in seconds for an actor to start, including its placement on a node."
-    )
-    timeout_s: PositiveFloat = option("Timeout in seconds without a step or a segment, after which an actor is killed.")
+    start_timeout_s: PositiveFloat = option("Timeout in seconds for an actor's start and placement.")
+    timeout_s: PositiveFloat = option("Timeout in seconds without a step or a segment.")
     on_failure: Literal["recreate", "ignore", "stop"] = option(
         "When an actor dies, hangs or raises: recreate restarts it from its last state, ignore continues without"
         " its environments, stop ends the run."
     )
     max_restarts: NonNegativeInt = option("Maximum consecutive restarts of an actor before the run stops.")
-    max_total_restarts: NonNegativeInt = option(
-        "Maximum restarts of an actor since the run started or resumed, before the run stops."
-    )
+    max_total_restarts: NonNegativeInt = option("Maximum restarts of an actor before the run stops.")
     backoff_s: NonNegativeFloat = option("Seconds before a restart; doubled for each consecutive restart.")
-    num_aggregation_workers: NonNegativeInt = option(
-        "Number of Ray actors that concatenate segments before a rank fetches them."
-    )
+    num_aggregation_workers: NonNegativeInt = option("Actors that concatenate segments before a rank fetches them.")
     evaluation: NonNegativeInt = option("Number of Ray actors that evaluate during training; 0: rank 0 evaluates.")
 
 
@@ -44,14 +36,10 @@ class Actors:
 class RayCluster:
     """Ray cluster of the actors and of the ranks of ``hardware=ray``."""
 
-    address: str | None = option("Address host:port of a Ray cluster to join; null: start and stop a local one.")
-    object_store_memory: PositiveInt | None = option(
-        "Bytes of the object store of a local cluster; null: Ray's default."
-    )
+    address: str | None = option("host:port of a cluster to join; null: start and stop a local one.")
+    object_store_memory: PositiveInt | None = option("Bytes of a local cluster's object store; null: Ray's default.")
     num_cpus: NonNegativeFloat = option("CPU cores per rank of hardware=ray; fractions are allowed.")
-    num_gpus: NonNegativeFloat = option(
-        "CUDA devices per rank of hardware=ray; fractions are allowed; 0: train on CPU."
-    )
+    num_gpus: NonNegativeFloat = option("CUDA devices per rank; fractions are allowed; 0: CPU.")
     placement_strategy: Placement = option("Placement of the ranks of hardware=ray on the nodes of the cluster.")
 
 

@@ -145,7 +145,7 @@ def npz_source(path: Path, reading: Reading) -> FlatSource:
     with zipfile.ZipFile(path) as file:
         names = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
         read = {name: info for name, info in names.items() if name.replace("/", ".").split(".")[0] in CALLED}
-        check_size(path, sum(info.file_size for info in read.values()), whole=True)
+        check_size(path, sum(info.file_size for info in read.values()), in_memory=True)
         return FlatSource(path, reading, {name: _array(file, read.get(name)) for name in names})
 
 
@@ -186,7 +186,7 @@ def table_source(path: Path, reading: Reading, file: Any) -> FlatSource:
     values = sum(
         one.num_values for one in chunks if one.path_in_schema.split(".")[0] in {n.split(".")[0] for n in read}
     )
-    check_size(path, max(8 * values, of.num_rows), whole=True)
+    check_size(path, max(8 * values, of.num_rows), in_memory=True)
     table = file.read(columns=read)
     columns = {
         name: _column(name, column.combine_chunks())

@@ -132,7 +132,7 @@ class RecordingCollector:
         """Raise ``ConfigError`` for needed keys that neither the dataset nor the algorithm provides."""
         given = {*DERIVED} if self.ctx.spec.has_masks else {*DERIVED, "action_mask"}
         if missing := [key for key in keys if key not in given]:
-            sources = self.recording.sources
+            sources = self.recording.files
             lacking = next((source for source in sources if missing[0] not in source.keys), sources[0])
             said = f"{lacking.path} has no column {missing[0]!r}, which the algorithm needs"
             raise ConfigError("data.path", f"{said}; it has {', '.join(sorted(lacking.keys))}")

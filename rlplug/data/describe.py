@@ -26,7 +26,7 @@ def describe(recording: Recording) -> dict[str, Any]:
         rows.append(recording.episode(number, None, 1))
         if sum(len(one["valid"]) for one in rows) >= LOOKED_AT:
             break
-    spec = next((source.spec for source in recording.sources if source.spec is not None), None)
+    spec = next((source.spec for source in recording.files if source.spec is not None), None)
     columns, coverage = dict[str, str](), dict[str, str]()
     for group, first in groups_of(rows[0]).items():
         parts = [groups_of(one)[group] for one in rows]
@@ -37,7 +37,7 @@ def describe(recording: Recording) -> dict[str, Any]:
                 acted = [_at(part, path)[one["valid"]] for part, one in zip(parts, rows, strict=True)]
                 coverage[name] = _cover(np.concatenate(acted), path[0] == "action")
     return {
-        "files": len(recording.sources),
+        "files": len(recording.files),
         "episodes": len(lengths),
         "steps": int(lengths.sum()),
         "return": _spread(returns),

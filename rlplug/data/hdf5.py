@@ -114,7 +114,7 @@ def _columns(group: Any, path: Path) -> dict[str, Any]:
             raise ValueError(f"keeps {name!r} in another file, but only its own contents are read")
         piece = np.prod([float(side) for side in item.chunks or ()]) * item.dtype.itemsize
         size += max(item.size * item.dtype.itemsize if item.shape else 0, int(piece))
-    check_size(path, size, whole=False)
+    check_size(path, size, in_memory=False)
     return {name: item for name, item in found.items() if item.shape}
 
 

@@ -157,7 +157,7 @@ def _check_meta(pa: Any, path: Path, file: Any, meta: Any) -> None:
                 f"its footer declares {leaf['dtype']} {leaf['shape']} of {'.'.join(leaf['path'])!r}, which is {kind}"
             )
     width = sum(int(np.prod(leaf["shape"])) * np.dtype(leaf["dtype"]).itemsize for leaf in leaves)
-    check_size(path, width * of.num_rows, whole=False)
+    check_size(path, width * of.num_rows, in_memory=False)
     steps, returns = meta["steps"], meta["returns"]
     for groups, kind in ((steps, int), (returns, int | float)):
         if not isinstance(groups, list) or not all(

@@ -90,7 +90,7 @@ class Reading:
             self.notes.append(line)
 
 
-class Source(Protocol):
+class DatasetFile(Protocol):
     """A file of episodes, read in chunks."""
 
     path: Path
@@ -134,19 +134,19 @@ def why(error: BaseException) -> str:
     return shown(error) or type(error).__name__
 
 
-def check_size(path: Path, size: int, whole: bool) -> None:
+def check_size(path: Path, size: int, in_memory: bool) -> None:
     """Check the unpacked size of a file before unpacking it.
 
     Args:
         size: declared bytes.
-        whole: whether all of it is loaded into memory.
+        in_memory: whether all of it is loaded into memory.
 
     Raises:
         ValueError: it is far more than the file can plausibly hold, or more than the free memory.
     """
     if size > max(ALWAYS, FOLDS * path.stat().st_size):
         raise ValueError(f"it declares {size / 2**20:,.1f} MiB in a file of {path.stat().st_size / 2**20:,.1f} MiB")
-    if whole and size > (free := psutil.virtual_memory().available):
+    if in_memory and size > (free := psutil.virtual_memory().available):
         raise ValueError(f"it needs {size / 2**30:,.1f} GiB of memory, of which {free / 2**30:,.1f} GiB are free")
 
 

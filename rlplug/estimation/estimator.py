@@ -65,7 +65,7 @@ class Estimator:
 
     # fmt: off
     def _refusals(self) -> Refusals:
-        cfg, sources, key, n = self.cfg, self.recording.sources, self.recording.reading.key, len(self.lengths)
+        cfg, sources, key, n = self.cfg, self.recording.files, self.recording.reading.key, len(self.lengths)
         yield self.ctx.spec.has_agents, "env", "has several agents, but estimates support one"
         yield (type(self.algorithm).logp is Algorithm.logp, "algo", f"{type(self.algorithm).__name__} does not "
                "implement logp(), which estimates need")
@@ -244,7 +244,7 @@ class Estimator:
 
     @property
     def _name(self) -> str:
-        return ", ".join(str(source.path) for source in self.recording.sources[:3])
+        return ", ".join(str(source.path) for source in self.recording.files[:3])
 
     @contextmanager
     def _drawing(self, number: int) -> Iterator[None]:

@@ -242,12 +242,12 @@ def _parts(trainer: Trainer) -> Refusals:
 def _time(trainer: Trainer) -> Refusals:
     """Check that the run has steps for a round of collection, and for an update if it trains."""
     config, total, length = trainer.config, trainer.config.total_steps, trainer.ctx.rollout_length
-    whole = trainer.collector.spec.steps or total
+    recorded = trainer.collector.spec.steps or total
     each = f"{(steps := length * config.num_envs)} steps (num_envs={config.num_envs} x {length} steps of each)"
     yield total < steps, "total_steps", f"{total} is less than one round of collection, {each}; raise it"
-    yield (trainer.loop.one_pass and whole < total, "total_steps",
-           f"{total} is more than the {whole} steps of the dataset, which loop={config.loop.name} reads once; "
-           f"use {whole} or less")
+    yield (trainer.loop.one_pass and recorded < total, "total_steps",
+           f"{total} is more than the {recorded} steps of the dataset, which loop={config.loop.name} reads once; "
+           f"use {recorded} or less")
     if any(p.requires_grad for p in trainer.algorithm.parameters()):
         tempo = ["num_steps_sampled_before_learning_starts", "replay_ratio"]
         tempo += ["train_batch_size"] if trainer.resolved.needs.data == "segments" else []

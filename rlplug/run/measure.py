@@ -17,9 +17,9 @@ from rlplug.collection.play import Stopped
 from rlplug.context import ResolvedRun
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
-from rlplug.evaluation.video import ALONE, record
+from rlplug.evaluation.video import ALONE, record_video
 from rlplug.functional.schedule import due
-from rlplug.trainer.policy import Policy
+from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
 from rlplug.types import Batch, ConfigError, Progress, Tree, Weights
 
@@ -118,7 +118,7 @@ class Evaluation(Schedule):
     The episodes do not depend on the number of ranks; if environments are not independent, rank 0 plays all.
     """
 
-    def __init__(self, policy: Policy, is_async: bool) -> None:
+    def __init__(self, policy: BehaviorPolicy, is_async: bool) -> None:
         super().__init__(policy.config.eval.every)
         self.policy, self.cfg, self.is_async = policy, policy.config.eval, is_async
         self.possible = policy.config.env.cls.traits.playable
@@ -147,10 +147,10 @@ class Evaluation(Schedule):
         policy, steps = self.policy, trainer.steps
         with trainer.clock.phase("evaluate"):
             metrics, _ = self.evaluator.evaluate(partial(self._play, trainer))
-            if self.cfg.record and trainer.ctx.rank == 0:
+            if self.cfg.videos and trainer.ctx.rank == 0:
                 path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
                 stop, normalize = lambda: bool(trainer.agreement.asked), policy.normalize
-                record(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
+                record_video(env, path, policy.algorithm, policy.ctx, self.cfg.videos, normalize, stop)
         return metrics
 
     def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:
@@ -213,7 +213,7 @@ class Estimation(Schedule):
         return self.latest
 
 
-def estimator_of(resolved: ResolvedRun, policy: Policy) -> Estimator | None:
+def estimator_of(resolved: ResolvedRun, policy: BehaviorPolicy) -> Estimator | None:
     """Return the estimator on the recorded episodes; None: estimates are off, or this is another rank.
 
     Raises:

@@ -79,8 +79,8 @@ BAD = {
     "algo=td3 env=pendulum exploration=[parameter_noise] exploration.parameter_noise.adaptation=0.5": "exploration."
     "parameter_noise.adaptation: 0.5 is out of range: should be greater than or equal to 1",
     f"algo=impala tuned=none num_envs=1 {ACTORS}": "hardware.actors.count: num_envs=1 cannot be shared equally among ",
-    f"algo=a3c tuned=none train_batch_size=30 {ACTORS}": "train_batch_size: 30 transitions are not whole rollouts of 10 "
-    "steps that divide the 4 environments of a process; use 10 or 20 or 40",
+    f"algo=a3c tuned=none train_batch_size=30 {ACTORS}": "train_batch_size: 30 transitions are not whole rollouts of "
+    "10 steps that divide the 4 environments of a process; use 10 or 20 or 40",
     "total_steps=0": "total_steps: 0 is out of range: should be greater than 0",
     "num_envs=true": "num_envs: true has the wrong type: should be a number",
     "compile=maybe": "compile: 'maybe' is none of the options: should be 'off', 'auto' or 'max'",

@@ -14,7 +14,7 @@ import torch
 from rlplug import tree
 from rlplug.api import Job
 from rlplug.checkpointing.serialize import encode
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.stepping import make_shard
 from rlplug.config import compose, parse
 from rlplug.evaluation.evaluator import EVALUATION
@@ -237,7 +237,7 @@ def test_an_evaluation_is_what_segments_of_its_columns_sum_up_to(words, episodes
             keys=(),
             normalize=trainer.policy.normalize,
         )
-        left, counted, found = np.bincount(np.arange(episodes) % columns), Episodes(columns), []
+        left, counted, found = np.bincount(np.arange(episodes) % columns), EpisodeStats(columns), []
         while left.any():
             counted.add(collector.collect(32, "greedy"))
             for total, length, column in counted.drain():

@@ -51,7 +51,7 @@ def test_a_round_trip_changes_nothing(form, tmp_path, monkeypatch):
     np.testing.assert_allclose(found.returns, [one["reward"].sum(dtype=np.float64) for one in EPISODES])
     for number, written in enumerate(EPISODES):
         same(found.episode(number, None, 2), written)
-    assert len(found.sources[0].chunks) > 1
+    assert len(found.files[0].chunks) > 1
     assert sorted(file.name for file in tmp_path.glob("*.partial")) == []
 
 

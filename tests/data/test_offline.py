@@ -145,7 +145,7 @@ def test_what_is_larger_than_memory_is_streamed(tmp_path, monkeypatch):
     words += [f"data.path={path}", "loop.stream=true", "replay_ratio=0.1", "buffer.capacity=50"]
     trainer = run([*words, "rollout_fragment_length=5"], 20)
     recording = trainer.collector.player.recording
-    assert len(recording.sources[0].chunks) >= 20
+    assert len(recording.files[0].chunks) >= 20
     assert trainer.progress.env_steps > 190
     assert len(recording._kept) == 2
 

@@ -10,7 +10,7 @@ import torch
 
 from rlplug import testing, tree
 from rlplug.api import Algorithm, Needs
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.context import EnvShard
 from rlplug.data import parquet
 from rlplug.data.collector import Column, RecordingCollector
@@ -72,14 +72,14 @@ def test_every_pass_has_each_episode_once_and_in_its_own_order(folder):
 def test_a_chunk_is_read_once_in_a_pass(folder, monkeypatch):
     """So that what is larger than memory is streamed: at most so many chunks as are kept are in memory."""
     recording, read = Recording([str(folder)], Reading(), seed=0), []
-    for source in recording.sources:
+    for source in recording.files:
         monkeypatch.setattr(
             source, "read", lambda chunk, keys, s=source: read.append((s, chunk)) or type(s).read(s, chunk)
         )
     for number in recording.order(0):
         recording.episode(int(number), None, 1)
         assert len(recording._kept) == 1
-    assert len(read) == len({*read}) == sum(len(source.chunks) for source in recording.sources) == 4
+    assert len(read) == len({*read}) == sum(len(source.chunks) for source in recording.files) == 4
 
 
 def test_weights_are_shares_of_steps(tmp_path):
@@ -134,7 +134,7 @@ def test_segments_are_the_stream(folder, steps):
 
 
 def test_returns_are_those_of_the_episodes(folder):
-    of, counted = collector(folder, num_envs=2), Episodes(2)
+    of, counted = collector(folder, num_envs=2), EpisodeStats(2)
     steps = sum(counted.add(segment(of, 4)) for _ in range(8))
     assert steps == of.spec.steps == sum(LENGTHS)
     assert sorted(counted.drain()) == sorted((sum(range(1, n + 1)), n, i % 2) for i, n in enumerate(LENGTHS))

@@ -21,7 +21,7 @@ from rlplug.distributed.preemption import FINISHED, Preemptor
 from rlplug.run.build import build
 from rlplug.run.callbacks import capture, restore
 from rlplug.testing.checks.ranks import ask, distances, one_update
-from rlplug.testing.checks.resume import whole
+from rlplug.testing.checks.resume import full_state
 from rlplug.testing.checks.runs import Case, differences, flat, play
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.trainer import Trainer
@@ -167,7 +167,7 @@ def test_a_run_that_is_preempted_resumes_where_it_was(tmp_path):
     rounds(resumed, 2)
     rounds(undisturbed, 4)
     assert undisturbed.progress.env_steps <= 4 * 4 * 4  # a quarter of 16 rows, of 4 environments
-    assert differences(whole(undisturbed), whole(resumed)) == []
+    assert differences(full_state(undisturbed), full_state(resumed)) == []
     for trainer in (first, resumed, undisturbed):
         trainer.close()
 

@@ -39,19 +39,19 @@ class Offline(Loop):
             return f"learns from other policies, but {algorithm.__name__} does not correct for that"
         return None
 
-    def steps(self, updates: int, whole: int) -> float:
+    def steps(self, updates: int, recorded: int) -> float:
         """Return the steps to read before update ``updates + 1``, of a dataset of ``whole`` steps."""
-        return self.learning_starts + updates * self.per_update if self.stream else whole
+        return self.learning_starts + updates * self.per_update if self.stream else recorded
 
     def run(self, run: Run) -> None:
-        whole = run.collector.spec.steps or 0
+        recorded = run.collector.spec.steps or 0
         while not run.done:
             run.report()
-            if run.progress.env_steps < self.steps(run.progress.updates, whole):
+            if run.progress.env_steps < self.steps(run.progress.updates, recorded):
                 run.collect()
             elif run.ready():
                 run.update()
             elif self.stream:
                 run.collect()
             else:
-                raise RunError(f"the {whole} steps of the recording are too few for one sample")
+                raise RunError(f"the {recorded} steps of the recording are too few for one sample")

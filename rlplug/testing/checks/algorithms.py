@@ -56,11 +56,11 @@ def check_learns(case: Case) -> None:
     before = {name: [p.detach().clone() for p in part.params] for name, part in parts.items()}
     updates = max([UPDATES + 1, *(part.optim.every for part in parts.values())])
     lent = Lent()
-    record = play(trainer, updates, also=lent)
+    history = play(trainer, updates, also=lent)
     held = lent.held(trainer)
     require(not held, f"{some(held)} shares the memory of a segment, which the collector overwrites: keep a .clone()")
     learns = any(True for _ in trainer.algorithm.parameters())  # a planner has none
-    for number, losses in enumerate(record.losses, 1):
+    for number, losses in enumerate(history.losses, 1):
         require(losses or not learns, f"update {number} returns no terms and no metrics: nothing would be logged")
         for name, value in losses.items():
             require(value.ndim == 0, f"update() returns {name!r} with shape {list(value.shape)}; logged values are 0-d")
@@ -169,9 +169,9 @@ def check_determinism(case: Case) -> None:
         trainer = case.build(seed=seed)
         if disturb is not None:
             disturb.reseed()
-        record = play(trainer, also=disturb)
+        history = play(trainer, also=disturb)
         trainer.close()
-        return trainer.algorithm.state_dict() or record.segment, record.losses
+        return trainer.algorithm.state_dict() or history.segment, history.losses
 
     (weights, losses), (disturbed, losses_disturbed), (other, _) = run(0), run(0, Disturb()), run(1)
     if differences(weights, disturbed) or differences(losses, losses_disturbed):
@@ -196,10 +196,10 @@ def check_compiled(case: Case) -> None:
         trainer = case.build(f"compile={compile}")
         with interpreted(), warnings.catch_warnings(record=True) as said:  # it may run eagerly
             warnings.simplefilter("always")
-            record = play(trainer, COMPILED)
+            history = play(trainer, COMPILED)
         trainer.close()
         differ.extend(str(one.message) for one in said if "compared with the eager function" in str(one.message))
-        return record.losses[:COMPILED]
+        return history.losses[:COMPILED]
 
     for number, (eager, traced) in enumerate(zip(run("off"), run("max"), strict=True), 1):
         both = [key for key in eager if key in traced]

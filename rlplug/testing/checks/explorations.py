@@ -110,16 +110,16 @@ def check_exploration(case: Case, name: str) -> None:
         trainer = case.build(word)
         watch(trainer)
         lent = Lent()
-        record = play(trainer, also=lent)
+        history = play(trainer, also=lent)
         held = lent.held(trainer)
         require(not held, f"{some(held)} shares memory of a segment, which the collector overwrites: keep a .clone()")
-        for losses in record.losses:
+        for losses in history.losses:
             wrong = [key for key, value in losses.items() if not torch.isfinite(value).all()]
             require(not wrong, f"{some(wrong)} is not finite with {name} on top of {case.name}")
         weights = tree.map(torch.clone, trainer.algorithm.state_dict())
         for _ in range(ROUNDS):
             trainer.collect()
-        runs.append(({"weights": weights, "obs": trainer.collector.state()["open"]["obs"]}, record.losses))
+        runs.append(({"weights": weights, "obs": trainer.collector.state()["open"]["obs"]}, history.losses))
         if word != "exploration=[]":
             _check_module(trainer, _module(trainer, name))
             shown = _acts_otherwise(trainer, _module(trainer, name))

@@ -247,8 +247,8 @@ def _check_run(trainer: Trainer) -> None:
             for part, of in learner.parts(who).items():
                 label = f"{type(root).__name__} {name} {part}"
                 before[label] = of.params, [p.detach().clone() for p in of.params]
-    record = play(trainer)
-    for losses in record.losses:
+    history = play(trainer)
+    for losses in history.losses:
         wrong = [key for key, value in losses.items() if not torch.isfinite(value).all()]
         require(not wrong, f"{', '.join(wrong)} is not finite")
     for part, (now, then) in before.items():

@@ -40,7 +40,7 @@ def check_resumes(case: Case, *overrides: str, updates: int = 2) -> None:
         restore(resumed, Checkpoint(path))
         play(resumed, updates)
         play(undisturbed, resumed.progress.updates)
-        names = differences(whole(undisturbed), whole(resumed))
+        names = differences(full_state(undisturbed), full_state(resumed))
         if words := lost(undisturbed, resumed):
             more = f"; after {resumed.progress.updates} updates the runs differ in {some(names)}" if names else ""
             raise AssertionError(f"a resumed run differs from the undisturbed one: {words}{more}. {ADVICE}")
@@ -60,7 +60,7 @@ def _dropped(case: Case, overrides: Sequence[str], checkpoint: Checkpoint) -> li
         return [name for key, now in trees.items() for name in differences(checkpoint.tree(key), now)]
 
 
-def whole(trainer: Trainer) -> Tree:
+def full_state(trainer: Trainer) -> Tree:
     """Return the content of a checkpoint of this moment, with the buffer's current rows by number."""
     trees, log = capture(trainer).trees, FileRowLog()
     trainer.buffer.save(log)
