@@ -280,13 +280,7 @@ class Exploration(Trainable):
 
     @classmethod
     def reads(cls, cfg: Any, spec: EnvSpec) -> tuple[str, ...]:
-        """Return the keys of a row that it reads, which are stored in addition to the algorithm's ``Needs.keys``.
-
-        Called before any component is built.
-
-        Raises:
-            ConfigError: it cannot serve these spaces.
-        """
+        """Return the keys of a row that it reads, as ``Buffer.reads`` does."""
         return ()
 
     def perturb(self, out: Batch, step: Batch, carry: Batch) -> tuple[Batch, Batch]:

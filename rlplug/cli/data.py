@@ -11,7 +11,7 @@ from rlplug.types import ConfigError
 
 USAGE = """rlplug data <files, folders or patterns ...> [--json]
 
-Summarizes recorded episodes: their number, returns, lengths, spaces, columns, the range of actions, and what is
+Summarizes recorded episodes: their number, returns, lengths, spaces, keys, their coverage, and what is
 missing. Reads the same files as data.path. Skips and names parts that cannot be read or contain numbers that are not
 finite, and exits with code 1; counts an episode without an end as truncated. --json prints one JSON object."""
 

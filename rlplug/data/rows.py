@@ -33,7 +33,7 @@ def check_leaves(leaves: Any) -> None:
     if not paths or len(paths) != len(leaves):
         raise ValueError("its description of its columns is damaged")
     if missing := {("valid",), ("is_first",)} - paths:
-        raise ValueError(f"it has no column {min(missing)[0]!r}")
+        raise ValueError(f"it has no key {min(missing)[0]!r}")
     if any(path[:i] in paths for path in paths for i in range(1, len(path))):
         raise ValueError("its description of its columns is damaged")
 
@@ -71,7 +71,7 @@ def check_stream(rows: Batch, steps: np.ndarray, spec: EnvSpec | None) -> None:
             raise ValueError(f"it has no rows of {name!r}")
         for key in ("terminated", "truncated", "reward", "obs", "action"):
             if key not in part:
-                raise ValueError(f"it has no column {key!r}")
+                raise ValueError(f"it has no key {key!r}")
         if not spec.has_agents:
             over = (part["terminated"] | part["truncated"]).reshape(-1)
             if over.shape != valid.shape or (over != np.roll(~valid, -1)).any():

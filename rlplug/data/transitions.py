@@ -59,7 +59,7 @@ def named(columns: Mapping[str, Any], path: Path) -> Batch:
     have = ", ".join(columns)
     for key in NEEDED:
         if key not in found:
-            raise refused(path, f"has no column for {key!r} ({', '.join(NAMES[key])}); it has {have}")
+            raise refused(path, f"has no key for {key!r} ({', '.join(NAMES[key])}); it has {have}")
     done, truncated = found.pop("done", None), found.get("truncated")
     if done is not None and "terminated" not in found:
         found["terminated"] = done

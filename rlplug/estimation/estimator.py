@@ -69,11 +69,11 @@ class Estimator:
         yield self.ctx.spec.has_agents, "env", "has several agents, but estimates support one"
         yield (type(self.algorithm).logp is Algorithm.logp, "algo", f"{type(self.algorithm).__name__} does not "
                "implement logp(), which estimates need")
-        for column, source in ((column, source) for column in self.keys for source in sources):
-            what, way = ("which the estimates read", "") if column != "logp" else (
+        for name, source in ((name, source) for name in self.keys for source in sources):
+            what, way = ("which the estimates read", "") if name != "logp" else (
                 f"the behavior's log-probabilities, which {', '.join(self.weighted)} need",
                 "; estimate.methods=[dm] does not need it")
-            yield (column not in source.keys, key, f"{source.path} has no column {column!r}, {what}; "
+            yield (name not in source.keys, key, f"{source.path} has no key {name!r}, {what}; "
                    f"it has {', '.join(sorted(source.keys))}{way}")
         yield n < 2, key, f"has {n} episode; an interval needs 2 or more"
         yield (self.modeled and self.ctx.slots[self.slot].cls.recurrent, self.slot, "has a recurrent state, but the "

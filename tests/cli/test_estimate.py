@@ -86,12 +86,12 @@ BAD = {
     "estimate run data.path=data estimate.methods=[ips]": "estimate.methods",
     "estimate run estimate.methods=[]": "estimate.methods: [] is out of range: should have at least 1 item",
     "estimate run estimate.path=nowhere": "estimate.path: nowhere does not exist",
-    f"estimate run estimate.path={SMALL}": f"estimate.path: {SMALL} has no column 'logp'",
+    f"estimate run estimate.path={SMALL}": f"estimate.path: {SMALL} has no key 'logp'",
     "estimate run estimate.path=[run/config.yaml]": "estimate.path: run/config.yaml has an unknown format",
     "estimate run estimate.path=nowhere data.path=empty": "data.path: empty contains no file of episodes",
     "algo=bc env=recorded env.path=empty data.path=data": "env.path: empty contains no file of episodes",
     "algo=bc env=recorded env.path=run/config.yaml data.path=data": "env.path: run/config.yaml has an unknown format",
-    f"estimate run data.path={SMALL}": f"data.path: {SMALL} has no column 'logp', the behavior's log-probabilities",
+    f"estimate run data.path={SMALL}": f"data.path: {SMALL} has no key 'logp', the behavior's log-probabilities",
     "estimate run data.path=data estimate.folds=21": "estimate.folds: 21 folds, but there are 20 episodes; use fewer",
 }
 
@@ -179,9 +179,9 @@ def test_a_run_that_was_stopped_goes_on_in_step(here: Path, monkeypatch: pytest.
 
 def test_a_recording_without_log_probabilities_is_told_or_refused(capsys: pytest.CaptureFixture[str]):
     words = ["env=cartpole", f"data.path={SMALL}", "estimate.with_eval=true"]
-    with pytest.raises(ConfigError, match="has no column 'logp'"):
+    with pytest.raises(ConfigError, match="has no key 'logp'"):
         build(compose([*BC, *words]), Path())
-    for path, said in {"nowhere": "does not exist", SMALL: "has no column 'logp'"}.items():
+    for path, said in {"nowhere": "does not exist", SMALL: "has no key 'logp'"}.items():
         with pytest.raises(ConfigError, match=f"^estimate.path: {path} {said}"):
             build(compose([*BC, *words, f"estimate.path={path}"]), Path())
     with pytest.raises(ConfigError, match=r"estimate.with_eval: true needs recorded episodes"):

@@ -339,7 +339,7 @@ def test_an_episode_without_an_end(write, choice, tmp_path):
 
 
 WRONG = {
-    "a column": (lambda c: c.pop("rewards"), "has no column for 'reward' (reward, rewards); it has observations"),
+    "a column": (lambda c: c.pop("rewards"), "has no key for 'reward' (reward, rewards); it has observations"),
     "the ends": (lambda c: (c.pop("terminals"), c.pop("timeouts")), "does not say where episodes end"),
     "other observations": (lambda c: c.update(observations=np.zeros((5, 3))), "has observations of shape [3]"),
     "other actions": (lambda c: c.update(actions=np.zeros(5)), "has actions of shape [], but env has Box"),

@@ -332,7 +332,7 @@ REFUSED = {
     "another environment": ((*DQN, "env=acrobot"), "has observations of shape [4], but env has"),
     "no log-probabilities": (
         ("algo=appo", *QUIET, "loop=offline", "loop.stream=true", f"data.path={SMALL}"),
-        "has no column 'logp', which the algorithm needs; it has action, is_first, obs",
+        "has no key 'logp', which the algorithm needs; it has action, is_first, obs",
     ),
     "segments in one pass": (
         ("algo=appo", *QUIET, "loop=offline", f"data.path={SMALL}"),

@@ -13,7 +13,7 @@ from rlplug.api import Algorithm, Needs
 from rlplug.collection.episodes import EpisodeStats
 from rlplug.context import EnvShard
 from rlplug.data import parquet
-from rlplug.data.collector import Column, RecordingCollector
+from rlplug.data.collector import Cursor, RecordingCollector
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.types import ConfigError
@@ -110,7 +110,7 @@ def test_a_column_waits_for_a_pass_that_has_an_episode_for_it(tmp_path):
     counts = [len(recording.order(number)) for number in range(40)]
     most = max(counts)
     assert min(counts) < most
-    column = Column(recording, most - 1, most, once=False)
+    column = Cursor(recording, most - 1, most, once=False)
     column.at = (counts.index(most), most - 1, 0)
     taken = column.take(200, ["obs", "reward", "valid", "is_first"], ())
     assert len(taken["valid"]) == 200
@@ -180,7 +180,7 @@ def test_what_an_actor_would_have_remembered(folder):
 def test_a_missing_column(folder):
     with pytest.raises(ConfigError) as refused:
         collector(folder, keys=("obs", "action", "logp"))
-    assert "a.parquet has no column 'logp', which the algorithm needs; it has action, is_first" in str(refused.value)
+    assert "a.parquet has no key 'logp', which the algorithm needs; it has action, is_first" in str(refused.value)
 
 
 def test_more_columns_than_episodes(folder):

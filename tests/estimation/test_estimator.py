@@ -156,7 +156,7 @@ def without(key: str) -> list[Batch]:
 def test_log_probabilities_are_missing(tmp_path):
     with pytest.raises(ConfigError) as refused:
         estimator(tmp_path, without("logp"))
-    said = "no column 'logp', the behavior's log-probabilities, which episode_is, step_is"
+    said = "no key 'logp', the behavior's log-probabilities, which episode_is, step_is"
     assert str(refused.value).startswith(f"data.path: {tmp_path / 'a.parquet'} has ")
     assert said in str(refused.value)
     assert str(refused.value).endswith("estimate.methods=[dm] does not need it")
