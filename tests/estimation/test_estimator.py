@@ -165,7 +165,7 @@ def test_log_probabilities_are_missing(tmp_path):
 
 
 REFUSED = {
-    "one episode": (CHAIN[:1], {}, "data.path: holds 1 episode; an interval needs 2 or more"),
+    "one episode": (CHAIN[:1], {}, "data.path: has 1 episode; an interval needs 2 or more"),
     "folds": (CHAIN, {"folds": 5}, "estimate.folds: 5 folds, but there are 4 episodes; use fewer"),
 }
 
