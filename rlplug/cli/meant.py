@@ -12,7 +12,7 @@ from rlplug.registry.discovery import unknown
 from rlplug.types import CheckpointError, ConfigError
 
 VERBS = {
-    "play": "evaluate runs episodes: evaluate <run folder>, with eval.videos=1 in training for videos",
+    "play": "evaluate runs episodes: evaluate <run folder>, with eval.record=1 in training for videos",
     "test": "evaluate runs episodes: evaluate <run folder>",
     "eval": "evaluate runs episodes: evaluate <run folder>",
     "enjoy": "evaluate runs episodes: evaluate <run folder>",

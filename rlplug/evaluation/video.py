@@ -69,5 +69,5 @@ def _picture(env: Any) -> np.ndarray:
     except NotImplementedError:  # it supports only other modes, such as human
         shown = None
     if shown is None:
-        raise ConfigError("eval.videos", "this environment cannot render rgb_array images; use 0")
+        raise ConfigError("eval.record", "this environment cannot render rgb_array images; use 0")
     return np.asarray(shown, np.uint8)

@@ -95,7 +95,7 @@ def build(
     if config.record.path is not None and placement.collects:
         callbacks_of(trainer).record(trainer)
     try:
-        if config.eval.videos:
+        if config.eval.record:
             check_pictures(policy.env(ALONE, render=True))
         checks.check_fit(trainer, elsewhere)
     except BaseException:

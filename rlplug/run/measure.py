@@ -147,10 +147,10 @@ class Evaluation(Schedule):
         policy, steps = self.policy, trainer.steps
         with trainer.clock.phase("evaluate"):
             metrics, _ = self.evaluator.evaluate(partial(self._play, trainer))
-            if self.cfg.videos and trainer.ctx.rank == 0:
+            if self.cfg.record and trainer.ctx.rank == 0:
                 path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
                 stop, normalize = lambda: bool(trainer.agreement.asked), policy.normalize
-                record_video(env, path, policy.algorithm, policy.ctx, self.cfg.videos, normalize, stop)
+                record_video(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
         return metrics
 
     def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:

@@ -25,7 +25,7 @@ SHORT = ("algo=ppo", "env=cartpole", "total_steps=512", "num_envs=2", "rollout_f
 
 
 def test_every_evaluation_is_recorded_and_the_run_stays_the_same(tmp_path: Path):
-    scores = [launch.train(compose([*SHORT, f"eval.videos={n}"]), tmp_path / f"run{n}", ["rlplug"]) for n in (0, 1)]
+    scores = [launch.train(compose([*SHORT, f"eval.record={n}"]), tmp_path / f"run{n}", ["rlplug"]) for n in (0, 1)]
     assert scores[0] == scores[1]
     assert not (tmp_path / "run0" / "videos").exists()
     metrics = [list(csv.DictReader((tmp_path / f"run{n}" / "metrics.csv").open())) for n in (0, 1)]
@@ -45,8 +45,8 @@ def test_every_evaluation_is_recorded_and_the_run_stays_the_same(tmp_path: Path)
 
 
 def test_an_environment_without_pictures_is_refused_before_the_run(tmp_path: Path):
-    words = [*SHORT[:2], "env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "eval.videos=1"]
-    with pytest.raises(ConfigError, match=r"^eval.videos: .*World-v0 shows no pictures of itself; use 0"):
+    words = [*SHORT[:2], "env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "eval.record=1"]
+    with pytest.raises(ConfigError, match=r"^eval.record: .*World-v0 shows no pictures of itself; use 0"):
         rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
@@ -91,15 +91,15 @@ for made in (Shown, Undeclared, Asked):
 )
 @pytest.mark.filterwarnings("ignore:.*render_mode='rgb_array' that is not in the possible")
 def test_an_environment_that_renders_for_humans_is_refused(name, says, tmp_path: Path):
-    words = [*SHORT[:2], "env=gymnasium", f"env.id={name}-v0", "eval.videos=1"]
+    words = [*SHORT[:2], "env=gymnasium", f"env.id={name}-v0", "eval.record=1"]
     with pytest.raises(ConfigError) as error:
         rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
-    assert str(error.value) == f"eval.videos: {says}"
+    assert str(error.value) == f"eval.record: {says}"
     assert not (tmp_path / "run").exists()
 
 
 def test_ctrl_c_is_seen_while_a_video_is_recorded(tmp_path: Path):
-    words = [*SHORT[:1], "env=gymnasium", "env.id=Asked-v0", *SHORT[2:], "eval.videos=500"]
+    words = [*SHORT[:1], "env=gymnasium", "env.id=Asked-v0", *SHORT[2:], "eval.record=500"]
     with pytest.raises(KeyboardInterrupt):
         launch.train(compose(words), tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -114,7 +114,7 @@ class Fuzzer:
             self.total = newest + 2 * trainer.ctx.rollout_length * trainer.config.num_envs
         # short, and without anything that depends on time
         raw |= {"total_steps": self.total, "logger": {"csv": {"name": "csv"}}}
-        raw |= {"eval": raw["eval"] | {"every": 0, "episodes": 1, "videos": 0}}
+        raw |= {"eval": raw["eval"] | {"every": 0, "episodes": 1, "record": 0}}
         raw |= {"checkpoint": raw["checkpoint"] | {"every": 0}}
         self.config = raw
         run_folder.write_config(self.good, raw)

@@ -45,7 +45,7 @@ class Bandit(VecEnv):
         self, ctx: Context, obs: Space[Any], num_actions: int, extra: dict[str, Space[Any]], max_episode_steps: int
     ) -> None:
         if ctx.render:
-            raise ConfigError("eval.videos", "a bandit cannot render; use 0")
+            raise ConfigError("eval.record", "a bandit cannot render; use 0")
         self.num_envs, self.limit = len(ctx.env_ids), max_episode_steps
         plain = single_agent(obs, Discrete(num_actions), max_episode_steps)
         self.spec = replace(plain, extras=extra, offers=frozenset({"bandit"}))

@@ -122,12 +122,12 @@ def _shown(cfg: Config, wrapping: Wrapping, own: dict[str, Any]) -> VecEnv:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # headless rendering
     if (modes := render_modes(spec := find(cfg.id))) and "rgb_array" not in modes:
         said = f"{cfg.id} shows no pictures of itself: it renders {', '.join(modes)}, and no rgb_array"
-        raise ConfigError("eval.videos", f"{said}; use 0")
+        raise ConfigError("eval.record", f"{said}; use 0")
     try:
         make = Maker(spec, {**cfg.kwargs, "render_mode": "rgb_array"}, wrapping, cfg.id.rpartition(":")[0])
         return EnvList([make() for _ in own["env_ids"]], **make.offers, **own)
     except ConfigError as error:
-        raise ConfigError("eval.videos", f"{cfg.id} cannot render; use 0 ({error})") from error
+        raise ConfigError("eval.record", f"{cfg.id} cannot render; use 0 ({error})") from error
 
 
 def _from_envpool(cfg: Config, options: dict[str, Any]) -> VecEnv:

@@ -197,7 +197,7 @@ REFUSED = {
         "blind does not support action masks; use an algorithm that does",
     ),
     "recurrent": (("algo=independent", "env=carts", "model=lstm"), "model", "Independent"),
-    "video": (("algo=independent", "env=carts", "eval.videos=1"), "eval.videos", ""),
+    "video": (("algo=independent", "env=carts", "eval.record=1"), "eval.record", ""),
     "nested value": (("algo=independent", "env=carts", "algo.algo.gamma=2"), "algo.algo.gamma", "out of range"),
     "nested key": (("algo=independent", "env=carts", "+algo.algo.gama=1"), "algo.algo.gama", "did you mean"),
     "nested name": (("algo=independent", "env=carts", "algo.algo.name=pop"), "algo.algo.name", "ppo"),
