@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from rlplug.results.record import EVALUATION, TRAINING, RunRecord, read_metrics,
 from rlplug.results.statistics import mean_band
 from rlplug.types import ConfigError
 
-POINTS = 200  # of a curve whose runs have logged at different steps
+POINTS = 400  # of a curve whose runs have logged at different steps, at most
 NAMES = {
     EVALUATION: "evaluation return",
     TRAINING: "training return",
@@ -57,10 +59,10 @@ def common_metrics(runs: Sequence[RunRecord]) -> list[str]:
         ConfigError: there are none, or some runs count environment steps and others updates.
     """
     first, *others = runs
+    refuse((not run.metrics, "", f"{run.path} has no metrics in its metrics.csv yet") for run in runs)
     if odd := [run for run in others if run.unit != first.unit]:
         said = f"{first.path} counts {step_label(first.unit)}, and {odd[0].path} counts {step_label(odd[0].unit)}"
         raise ConfigError("", f"{said}: there is no common axis")
-    refuse((not run.metrics, "", f"{run.path} has no metrics in its metrics.csv yet") for run in runs)
     common = [name for name in first.metrics if all(name in run.metrics for run in others)]
     if not common:
         other = next(run for run in others if not first.metrics.keys() & run.metrics.keys())
@@ -105,7 +107,9 @@ def curve(group: Group, metric: str, smooth: int, tell: Callable[[str], None], l
     if last < 0.9 * max(run[0, -1] for run in runs):
         short = min(zip(runs, group.runs, strict=True), key=lambda pair: pair[0][0, -1])[1]
         tell(f"{group.label}: {short.path} ({short.state}) ends at {last:,.0f}, and so does the mean of its group")
-    steps = np.linspace(min(first, last), last, POINTS)
+    steps = np.unique(np.concatenate([run[0] for run in runs]).clip(min(first, last), last))
+    if len(steps) > POINTS:
+        steps = np.linspace(steps[0], last, POINTS)
     return Curve(label or group.label, steps, np.stack([np.interp(steps, *run) for run in runs]))
 
 
@@ -149,16 +153,27 @@ def compared(words: Sequence[str]) -> tuple[dict[str, float], list[Curve]]:
     others: list[Curve] = []
     for word in words:
         label, _, value = word.rpartition("=")
-        try:
-            levels[label] = float(value)
-        except ValueError:
+        level = math.nan
+        with suppress(ValueError):
+            level = float(value)
+        if label and math.isfinite(level):
+            levels[label] = level
+        else:
             columns, _ = read_metrics(Path(value))
             if not label or "return" not in columns:
                 said = f"{word!r} is not LABEL=VALUE, or LABEL=FILE with a CSV file of the columns step and return"
-                raise ConfigError("--compare", said) from None
+                raise ConfigError("--compare", said)
             steps, returns = columns["return"]
             others.append(Curve(label, steps, returns[None]))
     return levels, others
+
+
+def thinned(curve: Curve, points: int) -> Curve:
+    """Return a curve on at most ``points`` steps."""
+    if len(curve.steps) <= points:
+        return curve
+    steps = np.linspace(curve.steps[0], curve.steps[-1], points)
+    return Curve(curve.label, steps, np.stack([np.interp(steps, curve.steps, run) for run in curve.values]))
 
 
 def smoothed(values: np.ndarray, over: int) -> np.ndarray:

@@ -97,8 +97,8 @@ def located(place: str) -> Path:
         if path.is_dir():
             return path
         exists = path.exists()
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        raise CheckpointError(f"{place} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{place} cannot be read: {error.strerror}") from None
     if exists:
         raise CheckpointError(f"{place} is a file, not a run folder")
     parts = path.parts

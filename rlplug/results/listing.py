@@ -63,4 +63,6 @@ def number(value: float | None) -> str:
     """Format a figure compactly; an empty string if there is none."""
     if value is None:
         return ""
-    return f"{value:,.1f}" if 0.1 <= abs(value) < 1e6 or value == 0 else f"{value:.3g}"
+    if value == 0 or 0.01 <= abs(value) < 10:
+        return f"{value:.2f}"
+    return f"{value:,.1f}" if 10 <= abs(value) < 1e6 else f"{value:.3g}"

@@ -32,10 +32,11 @@ function ticks(low, high, most) {
   return found;
 }
 
-/* A chart of series {group, x, mean, low, high, runs}; `source` returns those of the chosen metric. */
+/* A chart of series {group, x, mean, low, high, runs}; `source` returns those of the chosen metric, and its axes. */
 class Chart {
-  constructor(box, source) {
+  constructor(box, source, fromZero) {
     this.box = box;
+    this.fromZero = fromZero;
     this.source = source;
     this.svg = element("svg", { role: "img", tabindex: "0" }, box);
     this.tip = element("div", { class: "tip", hidden: "", role: "status" }, box);
@@ -69,6 +70,7 @@ class Chart {
     for (const value of ys) { y0 = Math.min(y0, value); y1 = Math.max(y1, value); }
     const pad = 0.05 * (y1 - y0) || Math.abs(y1) * 0.05 || 1;
     [y0, y1] = [y0 - pad, y1 + pad];
+    if (x0 > 0 && x0 < 0.25 * x1 && this.fromZero) x0 = 0;
     if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
     const marks = ticks(y0, y1, 5);
     const left = 14 + 7.2 * Math.max(...marks.map((mark) => short(mark).length)) + 14;
@@ -178,9 +180,9 @@ for (const box of document.querySelectorAll("[data-curves]"))
   new Chart(box, () => {
     const { label, series } = DATA.metrics[metric.value];
     return { x: DATA.x, y: label, series: series.filter((one) => DATA.envs[one.group] === box.dataset.curves) };
-  });
+  }, true);
 for (const box of document.querySelectorAll("[data-profile]"))
-  new Chart(box, () => DATA.profiles[+box.dataset.profile]);
+  new Chart(box, () => DATA.profiles[+box.dataset.profile], false);
 
 for (const button of document.querySelectorAll("[data-copy]"))
   button.addEventListener("click", async () => {

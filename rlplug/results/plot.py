@@ -20,7 +20,7 @@ FORMATS = ("png", "svg", "pdf")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#8c4a87", "#5c4a00", "#56b4e9", "#000000")  # told apart by the color-blind
 LINES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2, 2, 2, 2, 2)))
 WIDTH, HEIGHT = 3.3, 2.3  # inches: one of two columns
-STYLE = {
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 7,
     "axes.titlesize": 7,
