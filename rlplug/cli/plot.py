@@ -19,7 +19,7 @@ filters choose among them as for rlplug runs. Runs that differ by their seed onl
   --out FILE               .png, .svg or .pdf; without a suffix, FILE.png and FILE.svg. If not given: curves
   --width INCHES           3.3, one of two columns, if not given; the size of the text stays the same
   --title TEXT             if not given, the environment, if there is only one
-  --smooth N               average every value with those before it, N in all
+  --smooth N               average every value with those before it, N in all; evaluations are left as they are
   --compare LABEL=VALUE    add a horizontal line, such as a published result: --compare 'CleanRL, 10M steps=20.4'; or a
                            curve from a CSV file with the columns step and return: --compare SB3=pong_sb3.csv"""
 

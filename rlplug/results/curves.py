@@ -93,24 +93,24 @@ def chosen_metrics(runs: Sequence[RunRecord], metrics: Sequence[str]) -> list[st
     return (often or some)[:1]
 
 
-def curve(group: Group, metric: str, smooth: int, tell: Callable[[str], None], label: str = "") -> Curve:
-    """Return a metric of a group: on the steps that its runs logged, or on the common part of different steps.
+def curve(label: str, of: Sequence[RunRecord], metric: str, smooth: int, tell: Callable[[str], None]) -> Curve:
+    """Return a metric of runs: on the steps that they logged, or on the common part of different steps.
 
     Args:
         smooth: average each value with so many values before it, itself included.
         tell: called with a line if a run ends early, because the mean ends there, too.
     """
-    runs = [np.stack([run.metrics[metric][0], smoothed(run.metrics[metric][1], smooth)]) for run in group.runs]
+    runs = [np.stack([run.metrics[metric][0], smoothed(run.metrics[metric][1], smooth)]) for run in of]
     if all(np.array_equal(run[0], runs[0][0]) for run in runs):
-        return Curve(label or group.label, runs[0][0], np.stack([run[1] for run in runs]))
+        return Curve(label, runs[0][0], np.stack([run[1] for run in runs]))
     first, last = max(run[0, 0] for run in runs), min(run[0, -1] for run in runs)
     if last < 0.9 * max(run[0, -1] for run in runs):
-        short = min(zip(runs, group.runs, strict=True), key=lambda pair: pair[0][0, -1])[1]
-        tell(f"{group.label}: {short.path} ({short.state}) ends at {last:,.0f}, and so does the mean of its group")
+        short = min(zip(runs, of, strict=True), key=lambda pair: pair[0][0, -1])[1]
+        tell(f"{label}: {short.path} ({short.state}) ends at {last:,.0f}, and so does the mean of its group")
     steps = np.unique(np.concatenate([run[0] for run in runs]).clip(min(first, last), last))
     if len(steps) > POINTS:
         steps = np.linspace(steps[0], last, POINTS)
-    return Curve(label or group.label, steps, np.stack([np.interp(steps, *run) for run in runs]))
+    return Curve(label, steps, np.stack([np.interp(steps, *run) for run in runs]))
 
 
 def drawn(groups: Sequence[Group], metrics: Sequence[str], smooth: int, tell: Callable[[str], None]) -> list[Curve]:
@@ -120,7 +120,8 @@ def drawn(groups: Sequence[Group], metrics: Sequence[str], smooth: int, tell: Ca
         for metric in metrics:
             names = [group.label] if len(groups) > 1 or len(metrics) == 1 else []
             names += [NAMES.get(metric, metric)] if len(metrics) > 1 else []
-            curves.append(curve(group, metric, smooth, tell, ", ".join(names)))
+            over = 1 if metric.startswith("eval/") else smooth  # an evaluation is a mean over episodes already
+            curves.append(curve(", ".join(names), group.runs, metric, over, tell))
     return curves
 
 

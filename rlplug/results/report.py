@@ -100,7 +100,7 @@ def _series(groups: Sequence[Group], metric: str, tell: Callable[[str], None]) -
     """Yield the curves of the groups of which all runs have a metric."""
     for i, group in enumerate(groups):
         if all(metric in run.metrics for run in group.runs):
-            curve = curves.thinned(curves.curve(group, metric, 1, tell), POINTS)
+            curve = curves.thinned(curves.curve(group.label, group.runs, metric, 1, tell), POINTS)
             runs = curve.values if metric.startswith(WITH_RUNS) and len(group.runs) > 1 else None
             yield _line(i, curve.steps, curve.mean, curve.band, runs)
 

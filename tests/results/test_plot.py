@@ -36,7 +36,7 @@ def test_runs_with_the_same_steps_keep_them(make: Make):
     for i in range(2):
         make(f"runs/r{i}", {"a": [1, 2, 6 + 2 * i]}, seed=i)
     (group,) = grouped(find([], [], pytest.fail))
-    found = curve(group, "a", 1, pytest.fail)
+    found = curve("x", group.runs, "a", 1, pytest.fail)
     assert found.steps.tolist() == [10, 20, 30]
     assert found.mean.tolist() == [1, 2, 7]
     assert found.band is not None
@@ -48,7 +48,7 @@ def test_runs_with_other_steps_are_interpolated_where_all_of_them_are(make: Make
     (make("runs/r1", {"a": [0]}, seed=1) / "metrics.csv").write_text("step,a\n15,5\n40,30\n")
     (group,) = grouped(find([], [], pytest.fail))
     lines: list[str] = []
-    found = curve(group, "a", 1, lines.append)
+    found = curve("a2c", group.runs, "a", 1, lines.append)
     assert (found.steps[0], found.steps[-1]) == (15, 30)
     assert found.values == pytest.approx(np.stack([found.steps - 10] * 2))
     assert lines == ["a2c: runs/r0 (finished) ends at 30, and so does the mean of its group"]
