@@ -23,7 +23,8 @@ from rlplug.types import CheckpointError, ConfigError
 Filter = tuple[str, tuple[str, ...]]
 
 RUNS, JOB = Path("runs"), "job.json"
-DEEPEST = 8  # folders below a given one
+DEEPEST = 6  # folders from a given one down to a run
+MOST = 20_000  # folders that are searched, runs not counted
 OWN = ("state", "env", "algo")
 MISSING = object()
 
@@ -113,16 +114,26 @@ def located(place: str) -> Path:
     return named[0]
 
 
-def folders(place: Path, depth: int = DEEPEST) -> Iterator[Path]:
-    """Yield the run folders at and below a folder, sorted by name; links are not followed."""
-    if is_run(place):
-        yield place
-        return
-    below: list[str] = []
-    with suppress(OSError), os.scandir(place) as entries:
-        below = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    for name in below if depth else ():
-        yield from folders(place / name, depth - 1)
+def folders(place: Path) -> Iterator[Path]:
+    """Yield the run folders at and below a folder, sorted by name; links and hidden folders are not followed.
+
+    Raises:
+        ConfigError: there are more than ``MOST`` folders.
+    """
+    left, seen = [(place, 0)], 0
+    while left:
+        folder, depth = left.pop()
+        if is_run(folder):
+            yield folder
+            continue
+        if (seen := seen + 1) > MOST:
+            raise ConfigError("", f"{place} holds more than {MOST:,} folders; name one that is nearer to the runs")
+        if depth == DEEPEST:
+            continue
+        below: list[str] = []
+        with suppress(OSError), os.scandir(folder) as entries:
+            below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        left += [(folder / name, depth + 1) for name in sorted(below, reverse=True) if not name.startswith(".")]
 
 
 def matching(runs: Sequence[RunRecord], filters: Sequence[Filter]) -> list[RunRecord]:
@@ -179,7 +190,7 @@ def _status(job: Path) -> str:
 
 
 def _below(folder: Path, tell: Callable[[str], None]) -> Iterator[RunRecord]:
-    for path in folders(folder):
+    for path in [*folders(folder)]:
         try:
             yield read(path)
         except CheckpointError as error:

@@ -107,7 +107,7 @@ class RunRecord:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a run, possibly a damaged one; a checkpoint is none."""
-    return (folder / MANIFEST).is_file() and (folder / CONFIG).is_file()
+    return all(os.path.isfile(folder / name) for name in (MANIFEST, CONFIG))  # False where it may not be read
 
 
 def read(folder: Path) -> RunRecord:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,31 @@ def test_runs_are_found_below_folders_by_path_and_by_name(here: Path):
     assert single(every[3]).path == SWEEP / every[3]
 
 
-def test_links_are_not_followed(here: Path):
+def test_links_and_hidden_folders_are_not_followed(here: Path):
     (here / "runs/loop").symlink_to(here / "runs")
+    shutil.copytree(SWEEP, "runs/.hidden")
+    assert len(names(["runs"])) == 4
+
+
+def test_a_folder_with_too_many_folders_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rlplug.results.find.MOST", 20)
+    assert len(names(["runs"])) == 4
+    for i in range(20):
+        (here / f"runs/x{i}").mkdir()
+    with pytest.raises(ConfigError, match=r"^runs holds more than 20 folders; name one that is nearer to the runs"):
+        names(["runs"])
+
+
+def test_folders_that_may_not_be_read_are_passed_over(here: Path, monkeypatch: pytest.MonkeyPatch):
+    scan = os.scandir
+
+    def refused(path: str) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "secret":
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    (here / "runs/secret").mkdir()
+    monkeypatch.setattr(os, "scandir", refused)
     assert len(names(["runs"])) == 4
 
 
