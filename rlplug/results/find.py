@@ -17,7 +17,7 @@ import yaml
 from rlplug.checkpointing import atomic
 from rlplug.config.errors import value_at
 from rlplug.registry.discovery import unknown
-from rlplug.results.record import CONFIG, MANIFEST, RunRecord, is_run, read
+from rlplug.results.record import CONFIG, MANIFEST, STATES, RunRecord, is_run, read
 from rlplug.types import CheckpointError, ConfigError
 
 Filter = tuple[str, tuple[str, ...]]
@@ -140,9 +140,11 @@ def matching(runs: Sequence[RunRecord], filters: Sequence[Filter]) -> list[RunRe
     """Return the runs that match all filters.
 
     Raises:
-        ConfigError: a key is no setting of any run, or no run matches.
+        ConfigError: a key is no setting of any run, a state does not exist, or no run matches.
     """
-    for key, _ in filters:
+    for key, values in filters:
+        if key == "state" and not {*values[1:]} <= {*STATES}:
+            raise ConfigError("state", f"{values[0]!r} is no state; there are: {', '.join(STATES)}")
         if key not in OWN and all(value_at(run.config, key, MISSING) is MISSING for run in runs):
             keys = [*OWN, *dict.fromkeys(name for run in runs for name in run.config)]
             raise ConfigError(key, f"no run has such a setting; {unknown(key, keys)}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
-from rlplug.results.listing import number as number
-
 
 def section(title: str, body: str, about: str = "") -> str:
     """Return a section. ``body`` is HTML, ``about`` text."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import yaml
@@ -31,6 +31,7 @@ MANIFEST, CONFIG, SUMMARY, LOCK, METRICS = "manifest.json", "config.yaml", "summ
 EVALUATION, TRAINING = "eval/return_mean", "episode/return"
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 ENDED = ("finished", "interrupted", "failed")
+STATES = get_args(State)
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,9 @@ class RunRecord:
 
     @property
     def unit(self) -> Unit:
-        """Return what the run's steps count."""
-        if "eval/updates" in self.summary:
-            return "updates"
-        return "env_steps" if "time/env_steps_per_s" in self.metrics or not self.metrics else "updates"
+        """Return what the run's steps count; manifests of older runs do not say it."""
+        is_updates = "eval/updates" in self.summary or self.manifest.get("unit") == "updates"
+        return "updates" if is_updates else "env_steps"
 
     @property
     def steps(self) -> int:

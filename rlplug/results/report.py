@@ -18,7 +18,8 @@ import numpy as np
 from rlplug.results import curves
 from rlplug.results.details import commands, differences, machines, videos
 from rlplug.results.groups import Group
-from rlplug.results.html import cell, number, section, table
+from rlplug.results.html import cell, section, table
+from rlplug.results.listing import number
 from rlplug.results.record import RunRecord
 from rlplug.results.scores import Contest, contests, final_scores
 from rlplug.results.statistics import improvement, improvement_interval, iqm, iqm_interval

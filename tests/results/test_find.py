@@ -146,7 +146,7 @@ def test_a_damaged_run_is_left_out_with_a_line_unless_it_is_meant(here: Path):
         ("algoo=dqn", "algoo: no run has such a setting; did you mean algo"),
         ("algo.nope=1", "algo.nope: no run has such a setting"),
         ("seed=9", "none of 4 runs matches seed=9"),
-        ("state=stopped", "none of 4 runs matches state=stopped"),
+        ("state=stopped", "state: 'stopped' is no state; there are: running, finished, interrupted, failed, killed"),
     ],
 )
 def test_filters_that_match_nothing(word: str, said: str, here: Path):

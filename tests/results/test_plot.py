@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -103,9 +104,17 @@ def test_runs_without_a_common_metric_are_refused(make: Make):
 
 
 def test_steps_of_two_kinds_are_refused(make: Make):
-    a = read(make("a", {"episode/return": [1, 2], "time/env_steps_per_s": [1, 1]}))
-    b = read(make("b", {"episode/return": [1, 2]}, status=None))
+    a, b = read(make("a", {"episode/return": [1, 2]})), make("b", {"episode/return": [1, 2]}, status=None)
+    manifest = json.loads((b / "manifest.json").read_text())
+    assert manifest["unit"] == "env_steps"
+    (b / "manifest.json").write_text(json.dumps(manifest | {"unit": "updates"}))
+    b = read(b)
     assert (a.unit, b.unit) == ("env_steps", "updates")
+    del manifest["unit"]  # a run of an earlier version
+    (b.path / "manifest.json").write_text(json.dumps(manifest))
+    assert read(b.path).unit == "env_steps"
+    (b.path / "summary.json").write_text('{"status": "finished", "eval/updates": 20, "updates": 20}')
+    assert (read(b.path).unit, read(b.path).steps) == ("updates", 20)
     said = "^a counts environment steps, and b counts updates: there is no common axis$"
     with pytest.raises(ConfigError, match=said):
         chosen_metrics([a, b], [])
