@@ -79,7 +79,7 @@ def test_the_report_has_a_row_for_each_pair_of_groups(runs: list[Path], tmp_path
     assert main(["report", *map(str, runs), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "<h2>Forks</h2>" in page
-    assert "-2.0 to -1.0" in page
+    assert "-2.00 to -1.00" in page
 
 
 def test_without_forks_there_is_no_such_section(make: Make, tmp_path: Path):
