@@ -109,8 +109,8 @@ BAD = {
     "seed=range(3)": "seed: range(3) is several values: add -m to sweep over them",
     "algo=[ppo,sac]": "algo: should be exactly one option of ",
     # verbs and flags
-    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, estimate, evaluate, "
-    "new, plugins, profile, resume, train",
+    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, diff, estimate, "
+    "evaluate, new, plot, plugins, profile, report, resume, runs, train",
     "--bogus": "there is no flag --bogus; see --help",
     "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags such as -m come before the settings; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",
@@ -203,8 +203,8 @@ BAD |= {  # what is right in another program, or said in another way
     # verbs
     "play": f"unknown verb 'play'; {PLAYS}",
     "test runs/x": f"unknown verb 'test'; {PLAYS}",
-    "plot": "unknown verb 'plot'; the numbers of a run are in its metrics.csv, and "
-    "tensorboard --logdir runs draws them",
+    "ls": "unknown verb 'ls'; runs lists runs: runs [filters]",
+    "compare runs/a runs/b": "unknown verb 'compare'; diff compares two runs, and report any number of them",
     "list": "unknown verb 'list'; plugins lists what is installed",
     # a member of another group
     "algo=rainbow": "algo: unknown option 'rainbow'; did you mean experiment=rainbow_cartpole or ",
