@@ -51,7 +51,10 @@ def main(arguments: Sequence[str]) -> int:
     groups = grouped(runs)
     for line in [*filter(None, (run.damage for run in runs)), *repeated(groups)]:
         tell(line)
-    title = given.get("title", f"{', '.join(dict.fromkeys(group.label for group in groups))}: {curves.title(groups)}")
+    algos, envs = (
+        ", ".join(dict.fromkeys(names)) for names in zip(*((run.algo, run.env) for run in runs), strict=True)
+    )
+    title = given.get("title", f"{algos} on {envs}")
     write(out, page(Report(groups, metric, out), title, tell))
     say(out)
     return 0

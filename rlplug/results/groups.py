@@ -49,8 +49,7 @@ def grouped(runs: Sequence[RunRecord]) -> list[Group]:
     for settings, members in found.values():
         run = members[0]
         like = [other for other, first in firsts if (first.algo, first.env) == (run.algo, run.env)]
-        varied = [key for key in differing(like) if not key.startswith("env.") or not several_envs]
-        method = " ".join([run.algo, *_short(settings, varied)])
+        method = " ".join([run.algo, *_short(settings, distinguishing(like))])
         same = sum((group.method, group.env) == (method, run.env) for group in groups)
         method += f" #{same + 1}" if same else ""
         groups.append(Group(f"{method}, {run.env}" if several_envs else method, method, run.env, settings, members))
@@ -75,6 +74,16 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         for key, value in first.items()
         if all(key in other for other in others) and any(repr(other[key]) != repr(value) for other in others)
     ]
+
+
+def distinguishing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return few keys by whose values ``settings`` can be told apart, those of the algorithm first."""
+    chosen: list[str] = []
+    told = 1
+    for key in sorted(differing(settings), key=lambda key: not key.startswith("algo.")):
+        if (apart := len({repr([one[name] for name in (*chosen, key)]) for one in settings})) > told:
+            chosen, told = [*chosen, key], apart
+    return chosen
 
 
 def partial(settings: Sequence[Mapping[str, Any]]) -> list[str]:

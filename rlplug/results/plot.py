@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ FORMATS = ("png", "svg", "pdf")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#8c4a87", "#5c4a00", "#56b4e9", "#000000")  # told apart by the color-blind
 LINES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2, 2, 2, 2, 2)))
 WIDTH, HEIGHT = 3.3, 2.3  # inches: one of two columns
+CHARACTER = 0.06  # inches of a letter, about
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 7,
@@ -64,26 +67,28 @@ def draw(
     from matplotlib.ticker import EngFormatter
 
     with matplotlib.rc_context(STYLE):
-        rows = -(-(len(curves) + len(levels or {})) // _columns(curves, width))
-        figure = Figure((width, HEIGHT * (1 + 0.3 * (width > 1.5 * WIDTH)) + 0.13 * rows), layout="constrained")
+        labels = [_wrapped(label, width) for label in (*(curve.label for curve in curves), *(levels or {}))]
+        columns = _columns(labels, width)
+        lines = -(-sum(1 + label.count("\n") for label in labels) // columns)
+        figure = Figure((width, HEIGHT * (1 + 0.3 * (width > 1.5 * WIDTH)) + 0.14 * lines), layout="constrained")
         axes = figure.add_subplot()
         for i, curve in enumerate(curves):
             color, line = COLORS[i % len(COLORS)], LINES[i % len(LINES)]
             marker = "o" if len(curve.steps) == 1 else ""
-            axes.plot(curve.steps, curve.mean, color=color, linestyle=line, marker=marker, ms=3, label=curve.label)
+            axes.plot(curve.steps, curve.mean, color=color, linestyle=line, marker=marker, ms=3, label=labels[i])
             if (band := curve.band) is not None:
                 axes.fill_between(curve.steps, *band, color=color, alpha=0.14, linewidth=0)
                 for edge in band:  # which band is whose shows in grey, too
                     axes.plot(curve.steps, edge, color=color, linestyle=line, linewidth=0.4, alpha=0.7)
-        for i, (label, level) in enumerate((levels or {}).items()):
-            axes.axhline(level, color="0.35", linewidth=0.8, linestyle=LINES[1 + i % (len(LINES) - 1)], label=label)
-        axes.set(xlabel=x, ylabel=y, title=title)
+        for label, level, i in zip(labels[len(curves) :], (levels or {}).values(), count(1), strict=False):
+            axes.axhline(level, color="0.35", linewidth=0.8, linestyle=LINES[i % len(LINES)], label=label)
+        axes.set(xlabel=x, ylabel=y, title=_wrapped(title, width))
         axes.grid(axis="y", color="0.9", linewidth=0.5)
         axes.set_axisbelow(True)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.locator_params(axis="x", nbins=6)
         axes.locator_params(axis="y", nbins=6)
-        figure.legend(loc="outside lower center", ncols=_columns(curves, width))
+        figure.legend(loc="outside lower center", ncols=columns)
     return figure
 
 
@@ -121,7 +126,12 @@ def save(figure: Figure, paths: Sequence[Path]) -> None:
         write(path, data)
 
 
-def _columns(curves: Sequence[Curve], width: float) -> int:
-    """Return in how many columns a legend stands, by the length of its labels."""
-    longest = max((len(curve.label) for curve in curves), default=1)
-    return int(np.clip(width / (0.055 * longest + 0.5), 1, 4))
+def _wrapped(text: str, width: float) -> str:
+    """Break a text into lines that fit into a picture of so many inches."""
+    return textwrap.fill(text, max(10, int((width - 0.5) / CHARACTER)))
+
+
+def _columns(labels: Sequence[str], width: float) -> int:
+    """Return in how many columns a legend stands, by the longest line of its labels."""
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
+    return int(np.clip(width / (CHARACTER * longest + 0.5), 1, 4))

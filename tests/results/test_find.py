@@ -197,12 +197,27 @@ def test_environments_are_named_if_there_are_several(make: Make):
 
 
 def test_labels_are_short_and_unique(make: Make):
-    for i in range(3):
+    for i in range(3):  # the algorithm's settings come first
         settings = {"algo__gamma": 0.9 + i / 100, "total_steps": 100 + i, "num_envs": 1 + i, "log__every": 1 + i}
         make(f"runs/r{i}", {"a": [1]}, algo__lr=[[0, 0.1], [1_000_000 * 10 ** (9 * i), 0.0]], **settings)
     labels = [group.label for group in grouped(find([], [], pytest.fail))]
-    assert labels[0] == "a2c total_steps=100 num_envs=1 every=1 +2"
-    assert len({*labels}) == 3
+    assert labels == ["a2c gamma=0.9", "a2c gamma=0.91", "a2c gamma=0.92"]
+
+
+def test_as_many_settings_are_in_a_label_as_are_needed(make: Make):
+    values = [(gamma, steps, every) for gamma in (0.9, 0.8) for steps in (1, 2) for every in (1, 2)]
+    for i, (gamma, steps, every) in enumerate(values):
+        make(f"runs/r{i}", {"a": [1]}, algo__gamma=gamma, total_steps=steps, log__every=every, eval__every=every + 5)
+    labels = [group.label for group in grouped(find([], [], pytest.fail))]
+    assert labels[:2] == ["a2c gamma=0.9 total_steps=1 every=6", "a2c gamma=0.9 total_steps=1 every=7"]
+    assert len({*labels}) == 8
+
+
+def test_long_values_are_cut_in_labels(make: Make):
+    for i in range(2):
+        make(f"runs/r{i}", {"a": [1]}, algo__lr=[[0, 0.1], [1_000_000_000_000_000 + i, 0.0]])
+    labels = [group.label for group in grouped(find([], [], pytest.fail))]
+    assert labels == ["a2c lr=[[0, 0.1], [10000000000…", "a2c lr=[[0, 0.1], [10000000000… #2"]
 
 
 def test_runs_of_one_seed_are_told(make: Make):

@@ -171,7 +171,7 @@ def test_what_others_have_reached_is_drawn_with_its_label(here: Path):
 
 def test_a_picture_is_as_wide_as_it_should_be_and_nothing_is_cut(here: Path):
     """With long labels, too: whatever is drawn lies inside."""
-    curves = [Curve(f"{'a long label ' * 2}{i}", np.arange(3.0), np.ones((1, 3)) * i) for i in range(9)]
+    curves = [Curve(f"{'a long label ' * 2 * (i + 1)}{i}", np.arange(3.0), np.ones((1, 3)) * i) for i in range(9)]
     figure = plot.draw(curves, "environment steps", "evaluation return", "a title", levels={"a level": 3.0})
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)

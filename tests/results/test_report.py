@@ -1,4 +1,4 @@
-"""The page about runs: it needs nothing else, holds what it should, and its script works where there is a browser."""
+"""The page about runs: it needs nothing else, and holds the figures of the runs."""
 
 from __future__ import annotations
 
