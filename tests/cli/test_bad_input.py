@@ -35,7 +35,7 @@ BAD = {
     "model@critic_model=mlp critic_model.name=lstm": "critic_model.name: is chosen together with its settings: "
     "model@critic_model=lstm",
     "experiment=ppo_pong algo=sac": "algo: sac cannot replace ppo, whose settings "
-    "experiment=ppo_pong holds; leave one of the two out",
+    "experiment=ppo_pong sets; leave one of the two out",
     "algo=dqn experiment=ppo_doorkey env=cartpole": "algo: dqn cannot replace ppo, ",
     # groups and keys
     "algoo=sac": "algoo: unknown key; did you mean algo? There are: ",
