@@ -34,7 +34,6 @@ class Context(Protocol):
     rank: int
     world_size: int
     seed: int
-    deterministic: bool
     space: Space[Any] | None  # input space of a component inside another one
     ensemble_size: int  # independent members to hold, as a leading axis; see ``nn.Ensemble``
     render: bool  # whether environments should offer ``render() -> [H, W, 3] uint8`` of the first column
