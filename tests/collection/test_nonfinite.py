@@ -16,12 +16,12 @@ from gymnasium import spaces
 
 from rlplug.api import Losses, Optim, Trainable
 from rlplug.collection.nonfinite import check_segment
-from rlplug.compiler.artifact import interpreted
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
 from rlplug.run.build import build
 from rlplug.run.launch import train
 from rlplug.settings import NonNegativeInt, PositiveFloat, option, settings
+from rlplug.testing.checks.algorithms import interpreted
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
