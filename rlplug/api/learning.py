@@ -117,12 +117,8 @@ class Learner(Protocol):
         """
         ...
 
-    def gradients(self, batch: Batch, who: Trainable, parts: Sequence[str] | None = None) -> Weights:
-        """Return the averaged gradients that ``minimize`` would apply, keyed by parameter name."""
-        ...
-
     def apply(self, grads: Weights, who: Trainable, parts: Sequence[str] | None = None) -> None:
-        """Clip the given gradients and step the optimizers."""
+        """Clip the given gradients, keyed by parameter name, and step the optimizers."""
 
     def minibatches(self, batch: Batch, size: int, unit: Literal["row", "column"]) -> Iterator[Batch]:
         """Split a segment ``[T+1, B]`` into shuffled minibatches, equally many on every rank.

@@ -29,6 +29,7 @@ from rlplug.trainer.metrics import Means
 from rlplug.trainer.steps import MOST_UNREAD
 from rlplug.types import RunError
 from tests.contract import toys
+from tests.contract.worlds import gradients
 from tests.installing import install, site  # noqa: F401  fixtures
 from tests.trainer.test_learner import NoisyActor, flat_batch
 
@@ -290,7 +291,7 @@ def test_gradients_are_looked_at_before_they_are_clipped(by, how):
         if how == "minimize":
             learner.minimize({}, who)
         else:
-            learner.apply(learner.gradients({}, who), who)
+            learner.apply(gradients(learner, {}, who), who)
         return learner, who
 
     learner, _ = step("stop")
