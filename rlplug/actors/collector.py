@@ -86,7 +86,7 @@ class RayCollector:
                 handle, request, part = self.pool.first()
                 shard = self.pool.handles.index(handle)
                 columns, versions = self.spec.shards[shard], (request.version, request.version_steps)
-                segments.append(Segment(_owned(part), columns, shard, *versions))
+                segments.append(Segment(owned(part), columns, shard, *versions))
                 handles.append(handle)
         self._waited += time.monotonic() - began
         copies.merge_exploration(self.policy, [handle.state for handle in handles])
@@ -104,7 +104,7 @@ class RayCollector:
         for n, job in enumerate(jobs):
             while n not in ended:
                 number, batch = next(played)
-                ended[number] = _owned(batch)
+                ended[number] = owned(batch)
             yield job, ended.pop(n)
 
     def metrics(self) -> dict[str, float]:
@@ -155,7 +155,7 @@ class RayCollector:
             self.pool.close()
 
 
-def _owned(batch: Batch) -> Batch:
+def owned(batch: Batch) -> Batch:
     """Return arrays as tensors of their own, because Ray uses the memory of the arrays again."""
     return tree.map(lambda x: torch.from_numpy(x.copy()), batch)
 
