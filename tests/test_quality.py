@@ -52,9 +52,7 @@ def test_a_class_of_the_core_has_few(place, what):
 
 
 def test_attributes_are_assigned_or_declared_as_fields(tmp_path, monkeypatch):
-    (tmp_path / "room.py").write_text(
-        "@dataclass\nclass A:\n    x: int\n    def f(self):\n        self.y = 0\n"
-    )
+    (tmp_path / "room.py").write_text("@dataclass\nclass A:\n    x: int\n    def f(self):\n        self.y = 0\n")
     monkeypatch.setitem(ARCHITECTURE["classes"].__globals__, "CODE", tmp_path)
     assert [*ARCHITECTURE["classes"]("room")] == [(1, 2, "A")]
 

@@ -215,7 +215,7 @@ RESUMABLE = (
     "on_nan",
 )
 """settings that may change when a run is resumed"""
-WHY = "it alters what is learned; a run continues as it was started"
+WHY = "it changes what is learned; a resumed run keeps its settings"
 
 
 def parse(raw: dict[str, Any]) -> RunConfig:
