@@ -33,7 +33,7 @@ def test_padded_rows_end_no_episode():
     first = torch.tensor([[True], [False], [False], [False]])
     stream = {"valid": valid, "is_first": first, "reward": torch.ones(4, 1)}
     stream |= {"terminated": torch.tensor([[False], [False], [True], [True]]), "truncated": torch.zeros_like(valid)}
-    episodes = Episodes(1)
+    episodes = EpisodeStats(1)
     assert episodes.add(stream) == 2
     assert episodes.drain() == []
     assert episodes.add(stream | {"is_first": torch.zeros_like(valid), "terminated": valid}) == 2
