@@ -465,6 +465,8 @@ def goes_on_from_a_kill(run: Path) -> list[str]:
 
 def test_two_processes_that_resume(sac: Path, capsys: Capture):
     with writing(sac, "resume", sac, ENDLESS) as process:
+        while "total_steps: 100000000" not in (sac / "config.yaml").read_text():  # written after the manifest
+            time.sleep(0.05)
         before = (sac / "manifest.json").read_bytes(), (sac / "config.yaml").read_bytes()
         (message,) = said(capsys, "resume", sac, LONGER, code=2)
         assert message.startswith(f"{sac} is being written by process {process.pid} on ")

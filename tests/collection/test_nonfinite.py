@@ -16,12 +16,12 @@ from gymnasium import spaces
 
 from rlplug.api import Losses, Optim, Trainable
 from rlplug.collection.nonfinite import check_segment
-from rlplug.compiler.artifact import interpreted
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
 from rlplug.run.build import build
 from rlplug.run.launch import train
 from rlplug.settings import NonNegativeInt, PositiveFloat, option, settings
+from rlplug.testing.checks.algorithms import interpreted
 from rlplug.testing.context import context
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
@@ -29,6 +29,7 @@ from rlplug.trainer.metrics import Means
 from rlplug.trainer.steps import MOST_UNREAD
 from rlplug.types import RunError
 from tests.contract import toys
+from tests.contract.worlds import gradients
 from tests.installing import install, site  # noqa: F401  fixtures
 from tests.trainer.test_learner import NoisyActor, flat_batch
 
@@ -290,7 +291,7 @@ def test_gradients_are_looked_at_before_they_are_clipped(by, how):
         if how == "minimize":
             learner.minimize({}, who)
         else:
-            learner.apply(learner.gradients({}, who), who)
+            learner.apply(gradients(learner, {}, who), who)
         return learner, who
 
     learner, _ = step("stop")

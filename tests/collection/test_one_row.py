@@ -25,3 +25,16 @@ def test_segments_of_one_row_count_what_a_long_one_does():
     assert len(one) > 5
     assert [(n, env) for _, n, env in one] == [(n, env) for _, n, env in other]
     torch.testing.assert_close(torch.tensor([r for r, *_ in one]), torch.tensor([r for r, *_ in other]))
+
+
+def test_padded_rows_end_no_episode():
+    """Their memory may hold the ends of an earlier rollout."""
+    valid = torch.tensor([[True], [True], [False], [False]])
+    first = torch.tensor([[True], [False], [False], [False]])
+    stream = {"valid": valid, "is_first": first, "reward": torch.ones(4, 1)}
+    stream |= {"terminated": torch.tensor([[False], [False], [True], [True]]), "truncated": torch.zeros_like(valid)}
+    episodes = EpisodeStats(1)
+    assert episodes.add(stream) == 2
+    assert episodes.drain() == []
+    assert episodes.add(stream | {"is_first": torch.zeros_like(valid), "terminated": valid}) == 2
+    assert episodes.drain() == [(3.0, 3, 0), (1.0, 1, 0)]

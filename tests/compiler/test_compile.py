@@ -11,13 +11,14 @@ import torch
 
 from rlplug import tree
 from rlplug.compiler import compiler as graphs
-from rlplug.compiler.artifact import Artifact, interpreted
+from rlplug.compiler.artifact import Artifact
 from rlplug.config import compose
 from rlplug.distributed.fabric import one_rank
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.model.mlp import MLP
 from rlplug.run.build import build
+from rlplug.testing.checks.algorithms import interpreted
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
 from tests.plugins import test_sac

@@ -106,8 +106,8 @@ def test_microbatches_change_no_gradient(name):
         batch = algorithm.prepare(batch)
     if name == "r2d2":
         batch["weight"] = torch.rand(4)
-    whole = worlds.learner(ctx, algorithm).gradients(batch, algorithm)
-    parts = worlds.learner(ctx, algorithm, microbatches=2).gradients(batch, algorithm)
+    whole = worlds.gradients(worlds.learner(ctx, algorithm), batch, algorithm)
+    parts = worlds.gradients(worlds.learner(ctx, algorithm, microbatches=2), batch, algorithm)
     assert whole.keys() == parts.keys()
     assert sum(float(g.abs().sum()) for g in whole.values()) > 0
     for key, gradient in whole.items():

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from rlplug.api import Algorithm, Context, Losses, Model
+from rlplug.api import Algorithm, Context, Losses, Model, Trainable
 from rlplug.config import Chosen
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import one_rank
@@ -26,6 +26,12 @@ def chosen(cls: type[Any], cfg: Any = None, kind: Any = "model") -> Chosen:
 def context(spec: EnvSpec, model: type[Model], **options: Any) -> RunContext:
     torch.manual_seed(0)
     return RunContext(spec=spec, slots={"model": chosen(model)}, **options)
+
+
+def gradients(learner: RankLearner, batch: Batch, who: Trainable) -> dict[str, Tensor]:
+    """The gradients with which ``minimize`` would step, by parameter."""
+    learner.steps.compute(batch, who, tuple(learner.parts(who)))
+    return {name: p.grad.clone() for name, p in who.named_parameters() if p.grad is not None}
 
 
 def flat(space: spaces.Space[Any], x: Any) -> Tensor:

@@ -18,6 +18,7 @@ from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.collectives import Collectives, Placement
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import Compile, ConfigError
+from tests.contract.worlds import gradients
 
 B, T = 8, 5
 
@@ -150,11 +151,11 @@ def three_steps(fabric: AnyFabric, case: str, microbatches: int = 1, scaled: boo
         fabric=fabric, ctx=ctx, algorithm=who, buffer=None, microbatches=microbatches, scale_losses=scaled,
         compile=compile,
     )  # type: ignore[arg-type]  # fmt: skip
-    gradients = learner.gradients(share, who)
+    grads = gradients(learner, share, who)
     for _ in range(3):
         losses = learner.minimize(share, who)
     assert learner.steps.compiler.active == (compile == "max")
-    return who.state_dict(), gradients, losses.terms, losses.metrics
+    return who.state_dict(), grads, losses.terms, losses.metrics
 
 
 def close(a, b, atol=1e-6):

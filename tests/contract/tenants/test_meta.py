@@ -73,8 +73,8 @@ def a_maml():
 def test_microbatches_change_no_gradient():
     ctx, algorithm, batch = a_maml()
     batch = algorithm.prepare(batch)
-    whole = worlds.learner(ctx, algorithm).gradients(batch, algorithm)
-    parts = worlds.learner(ctx, algorithm, microbatches=2).gradients(batch, algorithm)
+    whole = worlds.gradients(worlds.learner(ctx, algorithm), batch, algorithm)
+    parts = worlds.gradients(worlds.learner(ctx, algorithm, microbatches=2), batch, algorithm)
     assert sum(float(g.abs().sum()) for g in whole.values()) > 0
     for key, gradient in whole.items():
         torch.testing.assert_close(parts[key], gradient, atol=1e-6, rtol=1e-4, msg=key)
