@@ -325,13 +325,7 @@ def rows(agent: Agent) -> list:
 
 def test_every_kind_of_space_arrives_inside_and_leaves_outside(counting: Path):
     agent = load(counting)
-    obs = {
-        "image": np.full((2, 2), 255, np.uint8),
-        "place": -2,
-        "speed": 0.5,
-        "tools": [2, 2],
-        "lights": [True, False],
-    }
+    obs = {"image": np.full((2, 2), 255, np.uint8), "place": -2, "speed": 0.5, "tools": [2, 2], "lights": [True, False]}
     action = agent.act(obs)
     assert action == 3  # the first one of the environment, which is 0 inside
     assert agent.spec.native_spaces["agent"].action.contains(action)

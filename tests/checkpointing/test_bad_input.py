@@ -91,10 +91,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "altered": (lambda path: flip(path / "rank0.pt"), "altered: rank0.pt: its checksum does not match"),
     "without a file": (lambda path: (path / "learner.pt").unlink(), "altered: learner.pt: No such file or directory"),
     "with an altered manifest": (lambda path: flip(path / "manifest.json"), "altered: manifest.json: it"),
-    "newer": (
-        newer,
-        f"was written by a newer rlplug, in format 99; this one reads format {FORMAT}: upgrade rlplug",
-    ),
+    "newer": (newer, f"was written by a newer rlplug, in format 99; this one reads format {FORMAT}: upgrade rlplug"),
     "foreign": (
         lambda path: (path / "manifest.json").write_text('{"name": "a web app"}'),
         "is not a run or checkpoint of rlplug: manifest.json: it has no format number",

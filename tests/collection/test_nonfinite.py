@@ -92,10 +92,7 @@ def flawed(install):  # noqa: F811
     install(
         "rlplug-flawed",
         "rlplug_flawed",
-        {
-            "rlplug_flawed/__init__.py": MANIFEST,
-            "rlplug_flawed/conf/algo/flawed.yaml": YAML,
-        },
+        {"rlplug_flawed/__init__.py": MANIFEST, "rlplug_flawed/conf/algo/flawed.yaml": YAML},
     )
     return ["algo=flawed", "total_steps=160", "eval.every=0", "eval.episodes=1", "log.every=40", "logger=[]"]
 
@@ -213,13 +210,7 @@ def poisoned(fabric, on_nan, microbatches=1, compile="off"):
     who = Feeding()
     ctx = context(rank=fabric.global_rank, world_size=fabric.world_size)
     learner = RankLearner(
-        fabric=fabric,
-        ctx=ctx,
-        algorithm=who,
-        buffer=None,
-        microbatches=microbatches,
-        compile=compile,
-        on_nan=on_nan,
+        fabric=fabric, ctx=ctx, algorithm=who, buffer=None, microbatches=microbatches, compile=compile, on_nan=on_nan
     )  # type: ignore[arg-type]
     returned = []
     for x in (batch, bad, batch):

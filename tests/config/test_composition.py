@@ -98,13 +98,7 @@ def test_every_mistake_is_told_at_once():
     with pytest.raises(ConfigError) as error:
         compose(["seed=-1", "algo.gamma=2", "+algo.foo=1", "loop.name=altrnate", "+model@critik_modl=mlp"])
     lines = str(error.value).splitlines()
-    assert [line.partition(":")[0] for line in lines] == [
-        "seed",
-        "critik_modl",
-        "algo.gamma",
-        "algo.foo",
-        "loop.name",
-    ]
+    assert [line.partition(":")[0] for line in lines] == ["seed", "critik_modl", "algo.gamma", "algo.foo", "loop.name"]
     assert "did you mean critic_model?" in lines[1]
     assert "did you mean alternate?" in lines[4]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import h5py
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from gymnasium import spaces
@@ -21,8 +17,8 @@ from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
 from rlplug.run.build import build
 from rlplug.types import ConfigError
+from tests.data.episodes import Columns, as_hdf5, as_lines, as_npz, as_table
 
-Columns = dict[str, np.ndarray]
 SPEC = testing.spec(spaces.Box(-np.inf, np.inf, (2,)), 3)
 LENGTHS = [4, 7, 1, 12, 3, 9]  # of episodes; the odd ones are truncated
 
@@ -43,35 +39,6 @@ def recorded(obs: Any = None) -> Columns:
         "terminals": over & ~odd,
         "timeouts": over & odd,
     }
-
-
-def as_npz(path: Path, columns: Columns) -> Path:
-    np.savez(path / "a.npz", **columns)  # type: ignore[arg-type]
-    return path / "a.npz"
-
-
-def as_hdf5(path: Path, columns: Columns) -> Path:
-    with h5py.File(path / "a.hdf5", "w") as file:
-        for name, leaf in columns.items():
-            file[name] = leaf
-    return path / "a.hdf5"
-
-
-def as_table(path: Path, columns: Columns) -> Path:
-    pq.write_table(pa.table({name: leaf.tolist() for name, leaf in columns.items()}), path / "a.parquet")
-    return path / "a.parquet"
-
-
-def as_lines(path: Path, columns: Columns) -> Path:
-    """Lines of up to 10 transitions, as RLlib writes them."""
-    names = {"observations": "obs", "next_observations": "new_obs", "terminals": "terminateds"}
-    names |= {"timeouts": "truncateds", "episode": "eps_id"}
-    lines = []
-    for low in range(0, len(columns["rewards"]), 10):
-        part = {names.get(name, name): leaf[low : low + 10].tolist() for name, leaf in columns.items()}
-        lines.append(json.dumps({"type": "SampleBatch", **part}) + "\n")
-    (path / "a.json").write_text("".join(lines))
-    return path / "a.json"
 
 
 FORMATS = [as_npz, as_hdf5, as_table, as_lines]

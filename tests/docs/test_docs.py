@@ -75,10 +75,7 @@ def test_every_component_stands_in_a_table():
     ("algo", "overrides"),
     [
         ("a2c", ["env=cartpole", "total_steps=2048"]),
-        (
-            "apex_dqn",
-            ["env=cartpole", "total_steps=4096", "num_steps_sampled_before_learning_starts=2048"],
-        ),
+        ("apex_dqn", ["env=cartpole", "total_steps=4096", "num_steps_sampled_before_learning_starts=2048"]),
         ("appo", ["env=cartpole", "total_steps=4096", "algo.kl_coeff=0.2", "loop.max_staleness=9"]),
         ("bc", ["env=cartpole", f"data.path={SMALL}", "total_steps=256", "train_batch_size=1"]),
         ("cql", ["env=pendulum", *PLAYED, "algo.num_actions=1"]),
@@ -171,11 +168,7 @@ def files(text: str) -> dict[str, str]:
 
 def test_the_callback_in_the_docs_works(install: Install, tmp_path: Path):
     package = files(TEXT[DOCS / "hooks.md"])
-    assert set(package) == {
-        "rlplug_best/__init__.py",
-        "rlplug_best/callback.py",
-        "rlplug_best/conf/logger/best.yaml",
-    }
+    assert set(package) == {"rlplug_best/__init__.py", "rlplug_best/callback.py", "rlplug_best/conf/logger/best.yaml"}
     install("rlplug-best", "rlplug_best", package)
     short = ["algo=ppo", "total_steps=1024", "eval.episodes=1", "model.hidden=[8]", "logger=[best]"]
     rlplug.train([*short, "logger.best.file=policy.pt", f"hydra.run.dir={tmp_path / 'run'}"])

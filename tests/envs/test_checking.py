@@ -58,10 +58,7 @@ FAULTS = {
     "raises": (fall, r"Traceback.*in fall\n.*ZeroDivisionError: the pole is gone"),
     "leaves": (leave, r"Traceback.*in leave\n.*SystemExit: 3"),
     "nothing allowed": (mask([1, 0], [0, 0, 0]), "action_mask forbids every action"),
-    "mask too long": (
-        mask(np.ones(2), np.ones(4)),
-        "action_mask has 6 elements of type float64; .* need 5",
-    ),
+    "mask too long": (mask(np.ones(2), np.ones(4)), "action_mask has 6 elements of type float64; .* need 5"),
     "float mask": (mask(np.ones(2), np.ones(3)), "action_mask has 5 elements of type float64; .* need 5 of type bool"),
     "no mask": (lambda env: (env.fine()[0], {}), "info lacks 'action_mask'"),
 }

@@ -105,10 +105,7 @@ def test_what_cannot_be_kept_is_refused_before_anything_starts(how, make, keys, 
     ],
 )
 def test_what_changes_later_stops_the_run(how, options, said):
-    with (
-        closing(how(partial(Windy, **options))) as env,
-        pytest.raises(RunError, match=rf"^environment \d .*: {said}"),
-    ):
+    with closing(how(partial(Windy, **options))) as env, pytest.raises(RunError, match=rf"^environment \d .*: {said}"):
         rows(env, 12, SEEDS)
 
 

@@ -48,10 +48,7 @@ def multi_discretes(draw):
 LEAVES = st.one_of(
     boxes(),
     st.builds(
-        Discrete,
-        st.integers(1, 99),
-        start=st.integers(-9, 9),
-        dtype=st.sampled_from((np.int64, np.int32, np.int16)),
+        Discrete, st.integers(1, 99), start=st.integers(-9, 9), dtype=st.sampled_from((np.int64, np.int32, np.int16))
     ),
     multi_discretes(),
     st.builds(MultiBinary, st.one_of(st.integers(1, 9), st.lists(st.integers(1, 4), min_size=1, max_size=3))),

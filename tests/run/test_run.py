@@ -167,8 +167,7 @@ def tempo(overrides: list[str], tmp_path: Path) -> list[tuple[str, Any]]:
 def test_replay_ratio_is_exact_and_counted_from_the_learning_start(tmp_path):
     small = ["algo=sac", "env=pendulum", "model@critic_model=mlp", "model.hidden=[8]", "critic_model.hidden=[8]"]
     seen = tempo(
-        [*small, "total_steps=60", "num_steps_sampled_before_learning_starts=20", "replay_ratio=0.3"],
-        tmp_path,
+        [*small, "total_steps=60", "num_steps_sampled_before_learning_starts=20", "replay_ratio=0.3"], tmp_path
     )
     assert sum(kind == "updated" for kind, _ in seen) == 12
     position = [

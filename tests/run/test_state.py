@@ -46,9 +46,7 @@ def test_another_kind_of_device_draws_anew_and_says_so(saved, tmp_path):
     }
     with closing(build(compose(SMALL), tmp_path)) as trainer:
         fresh = {role: generator.get_state() for role, generator in trainer.ctx.generators.items()}
-        assert restore(trainer, written()) == [
-            "random numbers: cuda drew them before, and cpu draws others",
-        ]
+        assert restore(trainer, written()) == ["random numbers: cuda drew them before, and cpu draws others"]
         assert not any(torch.equal(fresh[role], g.get_state()) for role, g in trainer.ctx.generators.items())
         trainer.collect()
         assert trainer.progress.env_steps > before.progress.env_steps
