@@ -123,8 +123,7 @@ SETTINGS = {  # words of single values are in tests/config/test_messages.py, nam
 
 
 @pytest.mark.parametrize("line", SETTINGS)
-def test_one_message(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+def test_one_message(line: str, tmp_path: Path):
     with pytest.raises(ConfigError) as refused:
         build(compose(shlex.split(line)), tmp_path)
     assert str(refused.value).startswith(SETTINGS[line])
@@ -198,10 +197,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_one_message_and_nothing_else(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
+def test_one_message_and_nothing_else(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(shlex.split(line)) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -210,8 +206,7 @@ def test_one_message_and_nothing_else(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_mistakes_are_told_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_several_mistakes_are_told_together(tmp_path: Path, capsys):
     assert main(["seed=x", "algo.gamma=2"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "rlplug: seed: 'x' has the wrong type: should be a valid integer",
@@ -219,8 +214,7 @@ def test_several_mistakes_are_told_together(monkeypatch: pytest.MonkeyPatch, tmp
     ]
 
 
-def test_a_chosen_run_folder_is_not_left_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_chosen_run_folder_is_not_left_either(tmp_path: Path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
     assert main(["seed=x", "hydra.run.dir=mine/deep/run"]) == 2
@@ -246,9 +240,8 @@ gymnasium.register("Broken-v0", Broken)
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
-def test_an_environment_that_fails(where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+def test_an_environment_that_fails(where: str, tmp_path: Path, capsys):
     """At its first reset there is nothing yet to keep; later the way back stands on a line of its own."""
-    monkeypatch.chdir(tmp_path)
     assert main(["env=gymnasium", "env.id=Broken-v0", f"+env.kwargs.where={where}", "logger=[]"]) == 1
     *_, error, last = capsys.readouterr().err.splitlines()
     if where == "reset":

@@ -1,5 +1,6 @@
 """``rlplug estimate``: what a person reads, and what is refused; and estimates while a run trains."""
 
+import csv
 import json
 import shlex
 import shutil
@@ -38,10 +39,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(made, tmp_path, symlinks=True, dirs_exist_ok=True)
-    return tmp_path
+def made_here(made: Path, here: Path) -> None:
+    shutil.copytree(made, here, symlinks=True, dirs_exist_ok=True)
 
 
 def test_the_policy_that_played_is_worth_what_it_played(capsys: pytest.CaptureFixture[str]):
@@ -59,14 +58,8 @@ def test_the_policy_that_played_is_worth_what_it_played(capsys: pytest.CaptureFi
 
 
 def test_a_table(capsys: pytest.CaptureFixture[str]):
-    line = [
-        "estimate",
-        "run/checkpoints/best",
-        "data.path=[data]",
-        "estimate.methods=[dm,step_wis]",
-        "estimate.confidence=0.9",
-    ]
-    assert main(line) == 0
+    words = ["data.path=[data]", "estimate.methods=[dm,step_wis]", "estimate.confidence=0.9"]
+    assert main(["estimate", "run/checkpoints/best", *words]) == 0
     head, *_, size, empty, names, dm, wis = capsys.readouterr().out.splitlines()
     assert head.startswith("checkpoint  run/checkpoints/")
     assert size.startswith("effective   20.0 episodes")
@@ -75,22 +68,16 @@ def test_a_table(capsys: pytest.CaptureFixture[str]):
 
 
 BAD = {
-    "estimate": "estimate takes a run folder or a checkpoint first; see rlplug estimate --help",
     "estimate data.path=data": "estimate takes a run folder or a checkpoint first; see rlplug estimate --help",
     "estimate run --greedy data.path=data": "estimate takes no flag --greedy; see rlplug estimate --help",
     "estimate run": "data.path: is missing: an estimate is made from recorded episodes, data.path=<folder>",
-    "estimate run data.path=nowhere": "data.path: nowhere does not exist",
     "estimate run data.path=empty": "data.path: empty holds no file of episodes",
-    "estimate run data.path=data estimate.gamma=2": "estimate.gamma: 2 is out of range",
     "estimate run data.path=data eval.episodes=2": "eval.episodes: cannot be changed: an estimate may change ",
     "estimate run data.path=data estimate.methods=[ips]": "estimate.methods",
-    "estimate run estimate.methods=[]": "estimate.methods: [] is out of range: should have at least 1 item",
     "estimate run estimate.path=nowhere": "estimate.path: nowhere does not exist",
     f"estimate run estimate.path={SMALL}": f"estimate.path: {SMALL} has no column 'logp'",
-    "estimate run estimate.path=[run/config.yaml]": "estimate.path: run/config.yaml is of no known format",
     "estimate run estimate.path=nowhere data.path=empty": "data.path: empty holds no file of episodes",
     "algo=bc env=recorded env.path=empty data.path=data": "env.path: empty holds no file of episodes",
-    "algo=bc env=recorded env.path=run/config.yaml data.path=data": "env.path: run/config.yaml is of no known format",
     f"estimate run data.path={SMALL}": f"data.path: {SMALL} has no column 'logp', the behavior's log-probabilities",
     "estimate run data.path=data estimate.folds=21": "estimate.folds: 21 folds, but there are 20 episodes; take fewer",
 }
@@ -128,8 +115,6 @@ def test_other_spaces_are_refused(here: Path, capsys: pytest.CaptureFixture[str]
 
 
 def rows(run: Path) -> list[dict[str, str]]:
-    import csv
-
     return [row for row in csv.DictReader((run / "metrics.csv").open()) if row.get("estimate/dr")]
 
 
