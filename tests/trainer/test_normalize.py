@@ -24,14 +24,8 @@ from rlplug.testing.context import spec
 from rlplug.trainer.normalize import Normalizer
 from rlplug.types import ConfigError
 
-OFF = {
-    "normalize_obs": False,
-    "clip_obs": 10.0,
-    "scale_reward": 1.0,
-    "normalize_reward": False,
-    "reward_gamma": 0.9,
-    "clip_reward": None,
-}
+OFF = {"normalize_obs": False, "clip_obs": 10.0, "scale_reward": 1.0, "normalize_reward": False}
+OFF |= {"reward_gamma": 0.9, "clip_reward": None}
 
 
 class Alone:
