@@ -6,7 +6,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import rlplug
@@ -90,25 +89,6 @@ def test_bad_input(line: str, here: Path, capsys: pytest.CaptureFixture[str]):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith(f"rlplug: {BAD[line]}")
-
-
-def test_episodes_without_an_end_are_refused_unless_they_may_be_cut(capsys: pytest.CaptureFixture[str]):
-    ends = np.zeros(30, np.bool_)
-    rows = {"observations": np.zeros((30, 4), np.float32), "actions": np.zeros(30, np.int64), "rewards": np.ones(30)}
-    np.savez("open.npz", **rows, terminals=ends, timeouts=np.arange(30) == 9, logp=np.zeros(30, np.float32))
-    assert main(["estimate", "run", "data.path=open.npz"]) == 2
-    assert "data.unfinished=" in capsys.readouterr().err
-    assert main(["estimate", "run", "data.path=open.npz", "data.unfinished=truncate", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["episodes"] == 2
-
-
-def test_other_spaces_are_refused(here: Path, capsys: pytest.CaptureFixture[str]):
-    words = ["algo=ppo", "env=acrobot", *QUIET, "rollout_fragment_length=8", "total_steps=64", "eval.every=0"]
-    words += ["algo.sgd_minibatch_size=64"]
-    with punctual():
-        rlplug.train([*words, "eval.episodes=1", "env.max_episode_steps=20", "hydra.run.dir=other"])
-    assert main(["estimate", "other", "data.path=data"]) == 2
-    assert "is of another environment: the observation space was" in capsys.readouterr().err
 
 
 # ---- while a run trains ---------------------------------------------------------------------------------------------

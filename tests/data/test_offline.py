@@ -66,13 +66,6 @@ def test_it_reads_on_while_it_learns():
     assert len(trainer.buffer) <= 120
 
 
-def test_alternate_takes_a_recording_for_environments():
-    words = [word for word in DQN if word != "loop=offline"]
-    trainer = run([*words, "rollout_fragment_length=4", "num_steps_sampled_before_learning_starts=20"], 100)
-    assert trainer.progress.env_steps == 100
-    assert trainer.progress.updates == 20
-
-
 @pytest.mark.parametrize(
     "words",
     [("algo=impala",), ("algo=appo",), ("algo=appo", "loop=async", "loop.in_flight=1", "loop.broadcast_interval=1")],
@@ -285,16 +278,6 @@ def test_what_does_not_go_together_is_refused(words, said):
     with pytest.raises(ConfigError) as refused:
         build(compose(words), Path()).close()
     assert said in str(refused.value)
-
-
-def test_other_files_than_before_are_refused(tmp_path, capsys):
-    some = [plain(10, i) | {"obs": np.zeros((11, 4), np.float32)} for i in range(5)]
-    path, folder = write_parquet(tmp_path / "a.parquet", some[:4], SPEC), tmp_path / "run"
-    words = [word for word in BC if not word.startswith("data.")]
-    assert main([*words, f"data.path={path}", f"hydra.run.dir={folder}"]) == 0
-    write_parquet(path, some, SPEC)
-    assert main(["resume", str(folder), "total_steps=9"]) == 2
-    assert "data.path: is other data than the run began with: a.parquet" in capsys.readouterr().err
 
 
 # ---- what is in it --------------------------------------------------------------------------------------------------

@@ -53,10 +53,6 @@ def collector(folder, num_envs=1, env_ids=None, once=True, seed=None, keys=("obs
     return RecordingCollector(recording, Idle(), ctx, EnvShard("actor", num_envs, ctx.env_ids), once)
 
 
-def segment(of, steps):
-    return of.collect(steps)
-
-
 # ---- order ----------------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +116,7 @@ def test_a_column_waits_for_a_pass_that_has_an_episode_for_it(tmp_path):
 def test_segments_are_the_stream(folder, steps):
     """Row T reopens the next segment, and is not valid; behind the last episode, its final row is repeated."""
     of = collector(folder)
-    found = [segment(of, steps) for _ in range(-(-27 // steps) + 1)]
+    found = [of.collect(steps) for _ in range(-(-27 // steps) + 1)]
     for before, after in pairwise(found):
         torch.testing.assert_close(before["obs"][-1], after["obs"][0])
         assert not before["valid"][-1].any()
@@ -135,7 +131,7 @@ def test_segments_are_the_stream(folder, steps):
 
 def test_returns_are_those_of_the_episodes(folder):
     of, counted = collector(folder, num_envs=2), Episodes(2)
-    steps = sum(counted.add(segment(of, 4)) for _ in range(8))
+    steps = sum(counted.add(of.collect(4)) for _ in range(8))
     assert steps == of.spec.steps == sum(LENGTHS)
     assert sorted(counted.drain()) == sorted((sum(range(1, n + 1)), n, i % 2) for i, n in enumerate(LENGTHS))
     assert of.spec.rows == max(sum(LENGTHS[b::2]) + 3 for b in (0, 1))
@@ -144,8 +140,8 @@ def test_returns_are_those_of_the_episodes(folder):
 def test_columns_of_ranks_are_those_of_one_process(folder):
     whole, parts = collector(folder, 2, seed=5), [collector(folder, 2, [rank], seed=5) for rank in (0, 1)]
     for _ in range(5):
-        both = tree.cat([segment(part, 3) for part in parts], 1)
-        tree.map(torch.testing.assert_close, segment(whole, 3), both)
+        both = tree.cat([part.collect(3) for part in parts], 1)
+        tree.map(torch.testing.assert_close, whole.collect(3), both)
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
@@ -153,10 +149,10 @@ def test_it_goes_on_where_its_state_was_taken(folder, after):
     of, again = collector(folder, 2, once=False, seed=1), collector(folder, 2, once=False, seed=1)
     _ = of.spec  # reads rows, and gives them all the same
     for _ in range(after):
-        segment(of, 5)
+        of.collect(5)
     again.load(of.state())
     for _ in range(6):
-        tree.map(torch.testing.assert_close, segment(of, 5), segment(again, 5))
+        tree.map(torch.testing.assert_close, of.collect(5), again.collect(5))
 
 
 def test_other_data_than_before_is_refused(folder):
@@ -169,20 +165,12 @@ def test_other_data_than_before_is_refused(folder):
 def test_what_an_actor_would_have_remembered(folder):
     """Actions and rewards of the row before, none at first rows; the state that an episode begins with."""
     of = collector(folder, keys=("obs", "action", "prev_action", "prev_reward", "carry"))
-    rows = tree.cat([tree.take(segment(of, 3), slice(0, 3)) for _ in range(9)])
+    rows = tree.cat([tree.take(of.collect(3), slice(0, 3)) for _ in range(9)])
     first, before = rows["is_first"][1:], rows["valid"][:-1]
     expected = torch.where(before & ~first, rows["reward"][:-1], 0)
     torch.testing.assert_close(rows["prev_reward"][1:], expected)
     torch.testing.assert_close(rows["prev_action"][1:], torch.where(before & ~first, rows["action"][:-1], 0))
     torch.testing.assert_close(rows["carry"]["h"], torch.ones(27, 1, 3))
-
-
-def test_a_missing_column(folder):
-    with pytest.raises(ConfigError) as refused:
-        collector(folder, keys=("obs", "action", "logp"))
-    assert "a.parquet has no column 'logp', which the algorithm learns from; it has action, is_first" in str(
-        refused.value
-    )
 
 
 def test_more_columns_than_episodes(folder):
