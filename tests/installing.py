@@ -1,7 +1,5 @@
 """Real distributions, installed into a folder on the path the way an installer leaves them."""
 
-from __future__ import annotations
-
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping

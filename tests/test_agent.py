@@ -1,7 +1,5 @@
 """The policy of a run, used without the run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Functions of tensors name the shapes of their tensors, and their docstrings begin with a verb."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import io

@@ -1,7 +1,5 @@
 """What the tests of checkpoints run: as small as it can be, and real."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Bad checkpoints and run folders on the command line: one clear error, and the last good checkpoint stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

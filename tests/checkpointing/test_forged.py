@@ -1,7 +1,5 @@
 """Checkpoints that somebody forged with right checksums: an answer or one message; nothing is executed or awaited."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

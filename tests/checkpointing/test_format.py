@@ -1,7 +1,5 @@
 """The folder of a checkpoint: trees without code, rows written once, there whole or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

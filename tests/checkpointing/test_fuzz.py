@@ -1,7 +1,5 @@
 """Damaged run folders by the dozen: nothing wrong is loaded, and nobody sees a traceback."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What is read after an upgrade: other formats are refused, and a component migrates its own settings."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``rlplug new``: packages of new components are written, installed, checked by the kit, and trained."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

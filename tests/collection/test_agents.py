@@ -1,7 +1,5 @@
 """Rows of agents: an axis, groups, and who is alive; segments join without a seam."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Streams: every way of resetting gives the same rows, and segments join without a seam."""
 
-from __future__ import annotations
-
 import copy
 from collections import defaultdict
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """States of a stream that do not fit the environments and the policy: refused before anything is collected."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers that are NaN or infinite end a run, or cost it one gradient step; never more, and never silently."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Rounds of one row count what one long segment does."""
 
-from __future__ import annotations
-
 import torch
 
 from rlplug import tree

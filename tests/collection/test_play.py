@@ -1,7 +1,5 @@
 """Jobs: whole episodes that depend on the run's seed and the job's number alone, and leave nothing behind."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path

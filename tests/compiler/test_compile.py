@@ -1,7 +1,5 @@
 """A compiled gradient step is the eager one, is made once, and is left where it cannot be made."""
 
-from __future__ import annotations
-
 import warnings
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of a pair, conf/tuned/<algo>_<env>.yaml: what takes them, and what they leave alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Episodes as a run would record them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

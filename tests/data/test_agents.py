@@ -1,7 +1,5 @@
 """Episodes of agents, and of groups of agents: written, read, and given as segments."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recordings that were damaged or forged: one line that names the file, and nothing is executed."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

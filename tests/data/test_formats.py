@@ -1,7 +1,5 @@
 """What is written is read again, bit for bit, and what others wrote is read as they meant it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

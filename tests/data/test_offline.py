@@ -1,7 +1,5 @@
 """Runs that learn from recorded episodes: what they read, how they go on, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

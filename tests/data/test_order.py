@@ -1,7 +1,5 @@
 """Transitions in any order, in every format: no two of them are joined that did not follow each other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

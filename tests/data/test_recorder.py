@@ -1,7 +1,5 @@
 """What a run writes down: every episode that ended, once, whatever happens to the run."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

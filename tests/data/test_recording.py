@@ -1,7 +1,5 @@
 """In which order episodes come, and how they become segments."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the pages say is so: options, hooks, metrics, links, and every command line."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import importlib

@@ -1,7 +1,5 @@
 """Environments on a device: Gymnasium's dynamics, and rows that never pass through the host."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 import pytest

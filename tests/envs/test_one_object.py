@@ -1,7 +1,5 @@
 """An environment is one column of one vector: an object that is handed out twice is refused, whatever wraps it."""
 
-from __future__ import annotations
-
 from itertools import repeat
 from pathlib import Path
 

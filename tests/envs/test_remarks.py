@@ -1,7 +1,5 @@
 """What models do with an observation, and is not plain from its space, is told once when a run starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gymnasium

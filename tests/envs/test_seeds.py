@@ -1,7 +1,5 @@
 """Seeds of episodes: those of 32 bits suit NumPy, and ``env.seed_bits=31`` suits what takes signed numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gymnasium

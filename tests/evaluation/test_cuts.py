@@ -1,7 +1,5 @@
 """Episodes of an evaluation are cut after ``eval.max_episode_steps``, and a line says so."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

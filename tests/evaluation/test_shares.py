@@ -1,7 +1,5 @@
 """Ranks share an evaluation out, and play the episodes that one rank would play."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

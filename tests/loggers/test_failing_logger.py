@@ -1,7 +1,5 @@
 """A logger or callback that fails is left out, and the run goes on; what is meant to end the run ends it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -1,7 +1,5 @@
 """Runs of W&B's own client, offline; what it wrote is read back from its transaction log."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

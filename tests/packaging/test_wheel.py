@@ -1,7 +1,5 @@
 """What a user gets: the wheels, built, installed in an empty environment, and run in an empty folder."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Packages that are broken or hostile: one line for each, in bounded time, and every command goes on."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import random

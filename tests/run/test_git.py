@@ -1,7 +1,5 @@
 """The commit of a checkout that somebody else configured: real repositories, whose programs would leave a mark."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

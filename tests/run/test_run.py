@@ -1,7 +1,5 @@
 """A whole run, and what it leaves behind."""
 
-from __future__ import annotations
-
 import csv
 import json
 from contextlib import closing

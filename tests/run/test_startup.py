@@ -1,7 +1,5 @@
 """What a run brings along before it learns."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A trainer's state, into a trainer that is not quite the same."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ask rlplug something in a copy of this process, with limits of time and memory, and judge the answer."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

@@ -8,8 +8,6 @@ its manifests and of the configuration, trees, tensors, archives, and instructio
 in a traceback, a signal, or after a minute, nothing may be executed, and no control character may be printed.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

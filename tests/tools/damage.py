@@ -1,7 +1,5 @@
 """Ways to damage a run folder, by accident or on purpose: its bytes, its names and its values."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -6,8 +6,6 @@ line that names the file. Anything else is a fault: a traceback, a process that 
 than a minute or more memory than it may, or code in the file that was executed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

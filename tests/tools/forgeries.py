@@ -1,7 +1,5 @@
 """Ways to damage or forge recordings: of any format, and JSON lines."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Ways to forge recordings: parquet, HDF5 and npz."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -6,8 +6,6 @@ it has to be the newest undamaged checkpoint. Anything else is a violation: anot
 a file that was executed. The run folder itself is only read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sys

@@ -6,8 +6,6 @@ Without a seed, there is a new one, which is printed. What would train is checke
 given few steps. Every line is answered by a copy of one process that has imported everything.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import sys

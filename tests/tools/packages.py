@@ -10,8 +10,6 @@ package whose YAML file is wrong only when somebody chooses it is chosen, too, a
 Left out is what no reader of a manifest survives, since a manifest is code: one that ends the process or its threads.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Honest recordings of every format, which are forged, and what they are forged with."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

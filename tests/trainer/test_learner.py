@@ -1,7 +1,5 @@
 """The learner without a wrapper: one rank equals two ranks equals four microbatches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import chain
 

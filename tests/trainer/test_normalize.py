@@ -1,7 +1,5 @@
 """What policy and learner see: normalised observations and rewards, while rows and returns stay as they were."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ranks hold of a run's data, and what they agree on after a round."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks that stay alive answer many calls, and report a failure."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """``16-mixed``: losses are scaled, gradients are what they were, and steps that overflow are left out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
