@@ -24,27 +24,22 @@ GOOD = manifest(("env", "moon", "rlplug_moon.env:Moon"))
 CONF = GOOD + "\n@hookimpl\ndef rlplug_conf(): return 'rlplug_moon.conf'\n"
 
 
-def test_a_sample_of_packages(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("count", "among"), [(tool.TOGETHER, tool.LIGHT), pytest.param(150, tool.KINDS, marks=pytest.mark.slow)]
+)
+def test_a_sample_of_packages(count: int, among: dict[str, tool.Kind], tmp_path: Path):
     """More of them: ``python -m tests.tools.packages 150``."""
     seed = random.SystemRandom().randrange(10**6)
-    quick = [kind for kind in tool.KINDS if kind not in (*tool.WAITING, tool.yaml_content, tool.conf_of_many)]
-    faults, kinds, _ = tool.run(tool.TOGETHER, seed, tmp_path, quick)
+    faults, kinds, longest = tool.run(count, seed, tmp_path, among)
     assert not faults, f"seed {seed}: {faults}"
-    assert sum(kinds.values()) == tool.TOGETHER
-
-
-@pytest.mark.slow
-def test_150_packages(tmp_path: Path):
-    seed = random.SystemRandom().randrange(10**6)
-    faults, kinds, longest = tool.run(150, seed, tmp_path)
-    assert not faults, f"seed {seed}: {faults}"
-    assert set(kinds) == {kind.__name__ for kind in tool.KINDS}
+    assert sum(kinds.values()) == count
+    assert count < 150 or set(kinds) == set(among)
     assert longest < tool.LIMIT_S
 
 
 def test_the_tool_sees_what_is_wrong(tmp_path: Path):
     """What it sees in any answer is proved in ``tests/cli/test_lines.py``."""
-    (scenes,) = tool.made(tmp_path, 1, 0, [tool.raises_escapes])
+    (scenes,) = tool.made(tmp_path, 1, 0, {"raises escapes": tool.raises_escapes})
     right = "rlplug: skipping the broken plugin hostile-0 1.0: ValueError: x\n"
     listed = "env  good  good-package  1.0\nbroken: hostile-0 1.0, skipped: x\n"
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,8 +74,9 @@ class Scene:
     def manifest(self, content: str | bytes) -> None:
         self.write("__init__.py", content)
 
-    def components(self, code: str) -> None:
-        self.manifest(f"{HEAD}import itertools, time\n@hookimpl\ndef rlplug_components():\n    return {code}\n")
+    def components(self, code: str, before: str = "") -> None:
+        body = f"{before}\nreturn {code}\n".replace("\n", "\n    ")
+        self.manifest(f"{HEAD}import itertools, time\n@hookimpl\ndef rlplug_components():{body}\n")
 
     def write(self, name: str, content: str | bytes) -> Path:
         return put(self.site / self.module / name, content)
@@ -149,14 +150,6 @@ class Long(Exception):
 """
 
 
-def raises(scene: Scene) -> None:
-    scene.manifest(f"{CLASSES}\nraise {scene.rng.choice(RAISED)}\n")
-
-
-def raises_in_a_hook(scene: Scene) -> None:
-    scene.manifest(f"{HEAD}{CLASSES}\n@hookimpl\ndef rlplug_components(): raise {scene.rng.choice(RAISED)}\n")
-
-
 def raises_escapes(scene: Scene) -> None:
     kind = scene.rng.choice(("ValueError", "SystemExit", "ImportError", "KeyboardInterrupt"))
     scene.manifest(f"raise {kind}({scene.escape() + chr(10) + scene.escape()!r})\n")
@@ -176,14 +169,6 @@ def waits(scene: Scene, wait: str = "") -> None:
     scene.manifest(f"{modules}\nPIPE = {str(pipe)!r}\n{wait or scene.rng.choice(WAITS)}\n")
 
 
-def waits_once_more(scene: Scene) -> None:
-    waits(scene, "try:\n    time.sleep(10**9)\nexcept BaseException:\n    time.sleep(10**9)")
-
-
-def waits_in_a_hook(scene: Scene) -> None:
-    scene.components(scene.rng.choice(("time.sleep(10**9)", "[x for x in itertools.repeat(1) if not x]")))
-
-
 WRONG_COMPONENTS = (
     *("'env', 5, 'a:B'", "'env', None, 'a:B'", "'env', b'x', 'a:B'", "'env', '', 'a:B'", "'env', 'a b', 'a:B'"),
     *("'env', '\\x1b[31mx', 'a:B'", "'env', '../../x', 'a:B'", "'env', 'x' * 10**6, 'a:B'", "'env', [], 'a:B'"),
@@ -197,10 +182,6 @@ COMPONENTS = (
     *("(Component('env', f'x{i}', 'a:B') for i in itertools.count())", "[['env']]", "iter(int, 1)", "[Component]"),
     *("type('L', (list,), {'__iter__': 5})([1])", "[Component('env', 'x', 'a:B')] * 2", "(1 / 0 for _ in 'x')"),
 )
-
-
-def components(scene: Scene) -> None:
-    scene.components(scene.rng.choice(COMPONENTS))
 
 
 HOOK = "from rlplug import hookimpl\n@hookimpl"
@@ -221,14 +202,6 @@ MANIFESTS = (
     *(HOOK + "(hookwrapper=True)\ndef rlplug_components(): return []", "x = " + "-" * 100_000 + "1"),
     "def __dir__(): return [5]\n__getattr__ = None\n__path__ = 5",
 )
-
-
-def manifests(scene: Scene) -> None:
-    scene.manifest(scene.rng.choice(MANIFESTS))
-
-
-def manifest_no_file(scene: Scene) -> None:
-    no_file(scene.site / scene.module / "__init__.py", scene.rng)
 
 
 POINTS = (
@@ -253,24 +226,12 @@ def points(scene: Scene) -> None:
     scene.points((begin + scene.rng.choice(POINTS)).format(scene.module))
 
 
-def points_no_file(scene: Scene) -> None:
-    no_file(scene.info / "entry_points.txt", scene.rng)
-
-
 METADATA = (
     *("Name: {1}\nVersion: 1.0\n", "Name: rlplug\nVersion: 9\n", "Name: {0}{1}\nVersion: 1\n", "Name:\nVersion:\n"),
     *("Name: {0}\nVersion: {1}\n", "Name: {0}\nVersion: 1 2 3\n", "Name: {0}; rm -rf x\nVersion: 1\n"),
     *("Name: torch\nVersion: 1\n", "Name: {0}\nVersion: " + "1" * 10**5 + "\n", "Name: {0}\n {1}\nVersion: 1\n"),
     "Name: =?utf-8?q?=1B[31m?=\nVersion: 1\n",
 )
-
-
-def metadata(scene: Scene) -> None:
-    scene.metadata(scene.rng.choice(METADATA).format(scene.name, scene.escape()))
-
-
-def metadata_no_file(scene: Scene) -> None:
-    no_file(scene.info / "METADATA", scene.rng)
 
 
 NAMES = (
@@ -286,14 +247,6 @@ NAMES = (
     "['conf']",
     "b''",
 )
-
-
-def conf_name(scene: Scene) -> None:
-    scene.manifest(f"{HEAD}@hookimpl\ndef rlplug_conf(): return {scene.rng.choice(NAMES)}\n")
-
-
-def yaml_no_file(scene: Scene) -> None:
-    no_file(scene.conf(), scene.rng)
 
 
 def conf_elsewhere(scene: Scene) -> None:
@@ -351,12 +304,47 @@ def yaml_of_hydra(scene: Scene) -> None:
     scene.broken = name in names
 
 
-WAITING: tuple[Kind, ...] = (waits, waits_once_more, waits_in_a_hook)
-KINDS: tuple[Kind, ...] = (
-    *(raises, raises_in_a_hook, raises_escapes, *WAITING, components, components, manifests, manifests),
-    *(manifest_no_file, points, points, points_no_file, metadata, metadata_no_file, conf_name, yaml_no_file),
-    *(yaml_no_file, conf_elsewhere, conf_of_many, yaml_named, bomb, yaml_content, yaml_content, yaml_of_hydra),
-)
+ONCE_MORE = "try:\n    time.sleep(10**9)\nexcept BaseException:\n    time.sleep(10**9)"
+ENDLESS = ("time.sleep(10**9)", "[x for x in itertools.repeat(1) if not x]")
+
+
+WAITING: dict[str, Kind] = {
+    "waits": waits,
+    "waits once more": lambda scene: waits(scene, ONCE_MORE),
+    "waits in a hook": lambda scene: scene.components(scene.rng.choice(ENDLESS)),
+}
+LIGHT: dict[str, Kind] = {
+    "raises": lambda scene: scene.manifest(f"{CLASSES}\nraise {scene.rng.choice(RAISED)}\n"),
+    "raises in a hook": lambda scene: scene.components("[]", f"{CLASSES}\nraise {scene.rng.choice(RAISED)}"),
+    "raises escapes": raises_escapes,
+    "components": lambda scene: scene.components(scene.rng.choice(COMPONENTS)),
+    "more components": lambda scene: scene.components(scene.rng.choice(COMPONENTS)),
+    "manifests": lambda scene: scene.manifest(scene.rng.choice(MANIFESTS)),
+    "more manifests": lambda scene: scene.manifest(scene.rng.choice(MANIFESTS)),
+    "manifest no file": lambda scene: no_file(scene.site / scene.module / "__init__.py", scene.rng),
+    "points": points,
+    "more points": points,
+    "points no file": lambda scene: no_file(scene.info / "entry_points.txt", scene.rng),
+    "metadata": lambda scene: scene.metadata(scene.rng.choice(METADATA).format(scene.name, scene.escape())),
+    "metadata no file": lambda scene: no_file(scene.info / "METADATA", scene.rng),
+    "conf name": lambda scene: scene.manifest(
+        f"{HEAD}@hookimpl\ndef rlplug_conf(): return {scene.rng.choice(NAMES)}\n"
+    ),
+    "yaml no file": lambda scene: no_file(scene.conf(), scene.rng),
+    "more yaml no file": lambda scene: no_file(scene.conf(), scene.rng),
+    "conf elsewhere": conf_elsewhere,
+    "yaml named": yaml_named,
+    "bomb": bomb,
+    "yaml of hydra": yaml_of_hydra,
+}
+"""what takes no second, and is refused when packages are read"""
+KINDS = {
+    **LIGHT,
+    **WAITING,
+    "conf of many": conf_of_many,
+    "yaml content": yaml_content,
+    "more yaml content": yaml_content,
+}
 
 
 # ---- what is said of it ----------------------------------------------------------------------------------------------
@@ -424,23 +412,23 @@ def good(site: Path) -> None:
     put(site / "good_package-1.0.dist-info" / "entry_points.txt", "[rlplug]\ngood = good_package\n")
 
 
-def made(work: Path, count: int, seed: int, among: Sequence[Kind] = KINDS) -> list[list[Scene]]:
+def made(work: Path, count: int, seed: int, among: dict[str, Kind] = KINDS) -> list[list[Scene]]:
     """Make ``count`` packages, in folders of a few; each kind of package once before any comes again."""
     rng = random.Random(seed)
-    kinds = [kind for _ in range(0, count, len(among)) for kind in rng.sample(among, len(among))][:count]
+    kinds = [kind for _ in range(0, count, len(among)) for kind in rng.sample(sorted(among), len(among))][:count]
     sites: list[list[Scene]] = []
     for number, kind in enumerate(kinds):
         if number % TOGETHER == 0:
             sites.append([])
             good(work / f"site{len(sites)}")
         own, marker = random.Random(f"{seed} {number}"), work / f"marker{number}"
-        scene = Scene(work / f"site{len(sites)}", number, own, marker, kind.__name__)
-        kind(scene)
+        scene = Scene(work / f"site{len(sites)}", number, own, marker, kind)
+        among[kind](scene)
         sites[-1].append(scene)
     return sites
 
 
-def run(count: int, seed: int, work: Path, among: Sequence[Kind] = KINDS) -> tuple[list[str], Counter[str], float]:
+def run(count: int, seed: int, work: Path, among: dict[str, Kind] = KINDS) -> tuple[list[str], Counter[str], float]:
     """Return what is wrong with answers, how many packages there were of each kind, and the longest time."""
     faults: list[str] = []
     kinds: Counter[str] = Counter()
