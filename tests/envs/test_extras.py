@@ -15,7 +15,8 @@ from rlplug.functional.returns import episode_metrics
 from rlplug.plugins.algo.ppo import PPO
 from rlplug.run.build import build
 from rlplug.types import ConfigError, RunError
-from tests.envs.walking import Windy, gym, rows
+from tests.envs.making import gym
+from tests.envs.walking import Windy, rows
 
 KEYS = ["wind", "steps", "odd"]
 SEEDS = [3, 1, 4]

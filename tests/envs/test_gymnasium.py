@@ -7,7 +7,7 @@ from gymnasium.spaces import Box
 
 from rlplug.envs import EnvList, NativeVector
 from rlplug.types import ConfigError
-from tests.envs.walking import gym
+from tests.envs.making import gym
 
 
 def test_what_an_environment_brings_is_preferred():

@@ -12,7 +12,7 @@ from gymnasium.wrappers import TimeLimit
 from rlplug.envs import EnvList, NativeVector, env_list
 from rlplug.envs.checking import MisfitError
 from rlplug.types import ConfigError, RunError
-from tests.envs.walking import gym
+from tests.envs.making import gym
 
 OBS = np.zeros(2, np.float32)
 

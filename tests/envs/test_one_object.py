@@ -13,7 +13,7 @@ from gymnasium.wrappers import TimeLimit
 from rlplug.cli import main
 from rlplug.envs import EnvList, NativeVector
 from rlplug.types import ConfigError
-from tests.envs.walking import gym
+from tests.envs.making import gym
 
 SAID = "one object of Ten was made once and handed out twice"
 

@@ -11,7 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 from rlplug.cli import main
 from rlplug.envs import EnvList, NativeVector
 from rlplug.types import RunError
-from tests.envs.walking import gym
+from tests.envs.making import gym
 
 
 class Short(gymnasium.Env):

@@ -17,7 +17,8 @@ from rlplug import tree
 from rlplug.envs import EnvList, Subprocess
 from rlplug.envs.spaces import equal
 from rlplug.types import ConfigError, RunError
-from tests.envs.walking import Bare, Everything, Walk, gym, rows
+from tests.envs.making import gym
+from tests.envs.walking import Bare, Everything, Walk, rows
 
 SEEDS = [3, 1, 4, 1, 5]
 PONG = {"id": "ALE/Pong-v5", "atari": True, "frame_skip": 4, "frame_stack": 4}

@@ -13,7 +13,8 @@ from rlplug.envs.checking import MisfitError
 from rlplug.envs.spaces import equal
 from rlplug.envs.wrapping import Wrapping
 from rlplug.types import ConfigError
-from tests.envs.walking import Counting, Everything, Walk, gym, rows
+from tests.envs.making import gym
+from tests.envs.walking import Counting, Everything, Walk, rows
 
 atari = pytest.mark.skipif(not (find_spec("ale_py") and find_spec("cv2")), reason="needs ale_py and cv2")
 

@@ -2,26 +2,13 @@
 
 import sys
 import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
-import yaml
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
 
 from rlplug import tree
-from rlplug.plugins.env.gymnasium import Gymnasium
-
-CONF = Path(__file__).parents[2] / "conf" / "env" / "gymnasium.yaml"
-
-
-def gym(env_id, n=2, **options):
-    """Make ``n`` environments by rlplug's own plugin of Gymnasium's."""
-    node = yaml.safe_load(CONF.read_text()) | {"id": env_id} | options
-    del node["name"]
-    return Gymnasium(Gymnasium.Config(**node), SimpleNamespace(env_ids=range(n), num_envs=n, render=False))
 
 
 class Walk(gymnasium.Env):
