@@ -74,11 +74,11 @@ def test_a_random_model_is_the_same_in_every_environment():
 
 
 def test_subprocesses_play_the_same_episodes():
-    one, other = make(n=3), make(n=3, vectorization="subprocess", workers=2)
+    one, other = make(n=2), make(n=2, vectorization="subprocess", workers=1)
     assert isinstance(one, EnvList)
     assert isinstance(other, Subprocess)
     try:
-        for row, same in zip(walk(one, 7, 50), walk(other, 7, 50), strict=True):
+        for row, same in zip(walk(one, 7, 10), walk(other, 7, 10), strict=True):
             for a, b in zip(tree.leaves(row), tree.leaves(same), strict=True):
                 assert np.array_equal(a, b)
     finally:
