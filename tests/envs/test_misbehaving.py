@@ -34,7 +34,7 @@ class Rude(gymnasium.Env):
 
     def close(self):
         if "close" in self.answers:
-            raise self.answers["close"]
+            raise ValueError(self.answers["close"])
 
 
 class RudeVector(VectorEnv):
@@ -177,7 +177,7 @@ def test_a_number_is_one():
 @pytest.mark.parametrize("kind", ["list", "native", "subprocess"])
 def test_a_close_that_raises_is_told_and_keeps_nobody(kind, capfd):
     env_list.tell_once.cache_clear()
-    broken, workers = {"close": ValueError("no")}, {"vectorization": "subprocess", "workers": 1}
+    broken, workers = {"close": "no"}, {"vectorization": "subprocess", "workers": 1}
     envs = {
         "list": lambda: EnvList([Rude(**broken) for _ in range(2)]),
         "native": lambda: NativeVector(RudeVector(**broken)),
