@@ -108,7 +108,7 @@ def test_the_newest_is_damaged_so_the_one_before_is_used(how: str, sac: Path, ca
     lines = goes_on(capsys, sac, LONGER)
     assert lines[0].startswith(str(newest))
     assert why in lines[0]
-    assert lines[0].endswith("; trying the one before")
+    assert lines[0].endswith("; trying the previous one")
     assert f"continuing from step {int(before.name[5:])}" in lines
     assert newest.with_name(newest.name + ".damaged").is_dir()
     rows = (sac / "metrics.csv").read_text().splitlines()[1:]
@@ -134,7 +134,7 @@ def test_all_are_damaged(sac: Path, capsys: Capture):
     *tried, head = lines[:5]
     assert [line.partition(" ")[0] for line in tried] == [str(path) for path in damaged]
     assert head == f"{sac} holds no good checkpoint:"
-    assert lines[5:] == [line.removesuffix("; trying the one before") for line in tried]
+    assert lines[5:] == [line.removesuffix("; trying the previous one") for line in tried]
     assert fingerprint(sac) == before
 
 
@@ -148,7 +148,7 @@ def test_code_in_a_file_is_not_run(sac: Path, tmp_path: Path, capsys: Capture):
     Scene(sac, sac, sac, None).plant(newest / "weights.pt", (tmp_path / "evil.pt").read_bytes())  # type: ignore[arg-type]
     why = f"{newest} is damaged or was altered: weights.pt: it is not a tree of plain values and tensors"
     assert refused(capsys, sac, "evaluate", newest) == why
-    assert goes_on(capsys, sac, LONGER)[0] == f"{why}; trying the one before"
+    assert goes_on(capsys, sac, LONGER)[0] == f"{why}; trying the previous one"
     assert not (tmp_path / "marker").exists()
 
 
@@ -170,13 +170,13 @@ def test_a_checkpoint_of_another_run(algorithm: str, sac: Path, ppo: Path, tmp_p
 def test_a_checkpoint_under_another_name(sac: Path, capsys: Capture):
     steps(sac)[0].rename(folder_of(sac, 900))
     lines = goes_on(capsys, sac, LONGER)
-    assert lines[0] == f"{folder_of(sac, 900)} was renamed: it is of step 200; trying the one before"
+    assert lines[0] == f"{folder_of(sac, 900)} was renamed: it is of step 200; trying the previous one"
     assert "continuing from step 150" in lines
     assert folder_of(sac, 900).with_name("step_000000000900.damaged").is_dir()
 
 
 OTHERS = {  # another run, by overrides; whether its configuration is forged, too; and what is said
-    "an algorithm": (None, False, "it alters what is learned"),
+    "an algorithm": (None, False, "it changes what is learned"),
     "spaces": (None, True, "{} is of another environment: the observation space was Box("),
     "a network": (
         ["model.hidden=[9]", "total_steps=60"],
@@ -232,7 +232,7 @@ def test_a_path_that_leads_to_something_else(verb: str, name: str, foreign: Path
 
 
 def test_resume_of_a_checkpoint_folder(sac: Path, capsys: Capture):
-    assert "is a checkpoint; resume takes the run folder" in refused(capsys, sac, "resume", steps(sac)[0])
+    assert "is a checkpoint; resume needs the run folder" in refused(capsys, sac, "resume", steps(sac)[0])
 
 
 # ---- what resume is asked for ----------------------------------------------------------------------------------------
@@ -244,12 +244,12 @@ def test_resume_without_a_folder(capsys: Capture):
 
 
 FORBIDDEN = {  # the other words are in tests/config/test_overrides.py
-    "algo.gamma=0.5": "algo.gamma: cannot be changed: it alters what is learned; a run continues as it was started",
+    "algo.gamma=0.5": "algo.gamma: cannot be changed: it changes what is learned; a resumed run keeps its settings",
     "total_steps=150": "total_steps: 150 is less than the 200 steps that the run has made already",
     "total_steps=-1": "total_steps: -1 is ",
     "checkpoint.every=soon": "checkpoint.every: 'soon' has the wrong type: should be steps, or minutes",
     "hardware=1gpu": "hardware: needs a CUDA device",
-    "--multirun": "no flag --multirun is known here",
+    "--multirun": "unknown flag --multirun",
     "300": "cannot read '300': should be key=value",
 }
 
@@ -264,7 +264,7 @@ def test_a_run_that_has_finished(sac: Path, capsys: Capture):
     before = fingerprint(sac)
     (line,) = said(capsys, "resume", sac, code=0)
     assert line.startswith(f"{sac} has finished: 200 steps, evaluation -")
-    assert line.endswith(". To go on, give it more than total_steps=200")
+    assert line.endswith(". To continue, raise total_steps above 200")
     assert fingerprint(sac) == before
 
 
@@ -272,7 +272,7 @@ def test_a_configuration_that_was_edited(sac: Path, capsys: Capture):
     text = (sac / "config.yaml").read_text()
     (sac / "config.yaml").write_text(text.replace("  gamma: 0.99", "  gamma: 0.5"))
     message = refused(capsys, sac, "resume", sac, LONGER)
-    assert message.startswith("algo.gamma: was 0.99, and is 0.5 in config.yaml now, but it alters what is learned")
+    assert message.startswith("algo.gamma: was 0.99, and is 0.5 in config.yaml now, but it changes what is learned")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_two_processes_that_train(tmp_path: Path, capsys: Capture, monkeypatch: 
     line = [*OVERRIDES["ppo"], "total_steps=100000000", f"hydra.run.dir={run}"]
     with writing(run, *line):
         (message,) = said(capsys, *line, code=2)
-        assert message == f"hydra.run.dir: {run} holds a run already; choose another folder, or resume it"
+        assert message == f"hydra.run.dir: {run} already contains a run; choose another folder, or resume it"
         (message,) = said(capsys, "resume", run, code=2)
         assert message.startswith(f"{run} is being written by process ")
     told: list[str] = []

@@ -129,8 +129,8 @@ ROWS = {"a": torch.zeros(2, 3)}
         (ROWS, {"a": np.zeros((2, 3))}, True, "a should be float32 of shape [2, 3], and is float64 of shape [2, 3]"),
         (ROWS, {"a": None}, True, "a should be float32 of shape [2, 3], and is of type NoneType"),
         (ROWS, {"a": 0.0}, True, "a should be float32 of shape [2, 3], and is float of shape []"),
-        (ROWS, {}, True, " should have the keys a, and has others"),
-        (ROWS, {**ROWS, "b": 1}, True, " should have the keys a, and has others"),
+        (ROWS, {}, True, " should have the keys a, but has others"),
+        (ROWS, {**ROWS, "b": 1}, True, " should have the keys a, but has others"),
     ],
 )
 def test_a_state_of_another_kind(own: Any, loaded: Any, exact: bool, wrong: str | None):
@@ -167,9 +167,9 @@ def test_a_state_of_an_environment_replaces_no_method_and_calls_nothing():
     good = snapshot.snapshot(vector)
     assert good is not None
     snapshot.restore(vector, good)
-    with pytest.raises(ValueError, match="'step' is no state of an environment"):
+    with pytest.raises(ValueError, match="'step' is not the state of an environment"):
         snapshot.restore(vector, [*good[:-1], good[-1] | {"step": 5}])
-    with pytest.raises(ValueError, match="'test' is no generator"):
+    with pytest.raises(ValueError, match="'test' is not a generator"):
         snapshot.restore(vector, [*good[:-1], good[-1] | {"_np_random": {"bit_generator": "test"}}])
 
 

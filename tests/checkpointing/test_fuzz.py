@@ -93,7 +93,7 @@ def test_a_violation_is_seen(what: str, fuzzer: fuzz.Fuzzer, monkeypatch: pytest
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert fuzz.main([str(tmp_path), "3"]) == 2
-    assert capsys.readouterr().err == f"fuzz: {tmp_path} holds no run\n"
+    assert capsys.readouterr().err == f"fuzz: {tmp_path} contains no run\n"
 
 
 def test_a_case_is_the_same_each_time(ppo_run: Path, tmp_path: Path):

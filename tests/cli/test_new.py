@@ -81,7 +81,7 @@ USAGE = "new takes a kind and a name, as in `rlplug new algo mine`; see rlplug n
         ("algo my-algo", f"'my-algo' is {NO_NAME}, as in my_algo"),
         *((f"algo {word}", f"'{word}' means something else in Python or YAML") for word in ("lambda", "off", "none")),
         *((f"{kind} {name}", f"{kind} '{name}' is taken by rlplug 0.1.0") for kind, name in TAKEN),
-        ("env box", "the class of 'box' would be Box, which it imports; take another name"),
+        ("env box", "'box' needs a class Box, which it imports; choose another name"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(arguments: str, message: str, capsys: pytest.CaptureFixture[str]):
@@ -97,8 +97,8 @@ def test_the_name_of_another_package_is_refused(install: Install, capsys: pytest
     assert main(["new", "env", "moon"]) == 2
     assert main(["new", "algo", "moon"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "rlplug: env 'moon' is taken by rlplug-moon 1.2; take another name",
-        "rlplug: a package rlplug_moon is installed already (rlplug-moon 1.2); take another name",
+        "rlplug: env 'moon' is taken by rlplug-moon 1.2; choose another name",
+        "rlplug: a package rlplug_moon is installed already (rlplug-moon 1.2); choose another name",
     ]
     assert list(Path().iterdir()) == []
 
@@ -106,7 +106,7 @@ def test_the_name_of_another_package_is_refused(install: Install, capsys: pytest
 def test_a_folder_that_is_there_stays_as_it_is(capsys: pytest.CaptureFixture[str]):
     Path("rlplug-mine").mkdir()
     assert main(["new", "algo", "mine"]) == 2
-    assert capsys.readouterr().err.startswith(f"rlplug: {Path('rlplug-mine').absolute()} exists; take another name")
+    assert capsys.readouterr().err.startswith(f"rlplug: {Path('rlplug-mine').absolute()} exists; choose another name")
     assert list(Path().rglob("*")) == [Path("rlplug-mine")]
 
 

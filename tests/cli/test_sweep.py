@@ -47,7 +47,7 @@ def test_a_bad_job_does_not_keep_the_others_from_running(capsys: pytest.CaptureF
     assert second.split()[:2] == ["1e+30", "failed"]
     assert last == "as a table: sweep/sweep.csv"
     assert err.splitlines()[-1].endswith(
-        " 1 of 2 jobs did not finish; the same command with hydra.sweep.dir=sweep tries them again"
+        " 1 of 2 jobs did not finish; the same command with hydra.sweep.dir=sweep retries them"
     )
 
 
@@ -85,7 +85,7 @@ def test_the_same_command_runs_only_what_has_not_finished(
     assert {row["job"]: row["score"] for row in rows() if row["job"] != "seed=3"} == scores
     assert sorted(statuses()) == ["seed=1", "seed=2", "seed=3"]
     printed = capsys.readouterr()
-    assert f"rlplug: seed=1: has finished already, with {float(scores['seed=1']):,.1f}" in printed.err
+    assert f"rlplug: seed=1: has already finished, with {float(scores['seed=1']):,.1f}" in printed.err
 
     assert report(Path("sweep")) == 0  # of ranks that torchrun started, the first prints the table
     assert capsys.readouterr().out.splitlines() == printed.out.splitlines()[-6:]

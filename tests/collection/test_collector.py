@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlplug import tree
 from rlplug.api import Algorithm, Exploration, Needs, Window
 from rlplug.checkpointing.serialize import copy_to_host, decode, encode
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.shard import ShardCollector
 from rlplug.collection.stepping import make_shard
 from rlplug.config import compose
@@ -89,7 +89,7 @@ def test_every_autoreset_mode_gives_the_same_transitions(mode, rows):
 
 @pytest.mark.parametrize("length", [1, 7])
 def test_an_episode_of_l_steps_has_l_plus_one_rows_and_is_counted_once(length):
-    counted = Episodes(COLUMNS)
+    counted = EpisodeStats(COLUMNS)
     steps, lengths, rows = 0, [], 0
     for segment in segments(AutoresetMode.NEXT_STEP, length, 140 // length):
         steps += counted.add(segment)
@@ -103,7 +103,7 @@ def test_an_episode_of_l_steps_has_l_plus_one_rows_and_is_counted_once(length):
 
 def test_an_episode_that_broke_off_is_not_counted():
     """Column 0 breaks off at row 2, and its next episode ends at row 4; column 1 goes on from segment to segment."""
-    counted = Episodes(2)
+    counted = EpisodeStats(2)
     valid = torch.tensor([[1, 1], [1, 1], [0, 1], [1, 1], [1, 1], [0, 1]]).bool()
     first = torch.tensor([[1, 1], [0, 0], [0, 0], [1, 0], [0, 0], [0, 0]]).bool()
     ended = torch.zeros_like(valid)
@@ -331,7 +331,7 @@ def test_segments_of_one_row_count_what_a_long_one_does():
     first[1:] = ~valid[:-1]
     reward = torch.rand(rows + 1, columns, generator=generator)
     stream = {"valid": valid, "is_first": first, "reward": reward, "terminated": ends[0], "truncated": ends[1]}
-    whole, single = Episodes(columns), Episodes(columns)
+    whole, single = EpisodeStats(columns), EpisodeStats(columns)
     steps = whole.add(stream)
     assert sum(single.add(tree.take(stream, slice(t, t + 2))) for t in range(rows)) == steps
     one, other = whole.drain(), single.drain()

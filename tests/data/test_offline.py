@@ -83,11 +83,11 @@ def test_a_recording_that_is_used_up_ends_no_run_without_a_word(monkeypatch):
     words = [*(word for word in DQN if word != "loop=offline"), "rollout_fragment_length=4"]
     words += ["num_steps_sampled_before_learning_starts=20"]
     monkeypatch.setattr("rlplug.plugins.loop.alternate.Alternate.one_pass", True)
-    with pytest.raises(ConfigError, match=r"^total_steps: 208 is more than the 206 steps .* take 206 or less$"):
+    with pytest.raises(ConfigError, match=r"^total_steps: 208 is more than the 206 steps .* use 206 or less$"):
         run(words, 208)
     trainer = run(words, 206)
     assert trainer.progress.env_steps == 206
-    with pytest.raises(RunError, match=r"^the recording is used up: .* read all of its 206 steps$"):
+    with pytest.raises(RunError, match=r"^the dataset is used up: .* read all of its 206 steps$"):
         trainer.collect()
 
 
@@ -116,7 +116,7 @@ def test_what_is_larger_than_memory_is_streamed(tmp_path, monkeypatch):
     words += [f"data.path={path}", "loop.stream=true", "replay_ratio=0.1", "buffer.capacity=50"]
     trainer = run([*words, "rollout_fragment_length=5"], 20)
     recording = trainer.collector.player.recording
-    assert len(recording.sources[0].chunks) >= 20
+    assert len(recording.files[0].chunks) >= 20
     assert trainer.progress.env_steps > 190
     assert len(recording._kept) == 2
 
@@ -223,7 +223,7 @@ def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
     assert (summary["status"], summary["updates"], "eval/return_mean" in summary) == ("finished", 6, False)
     assert main(["resume", str(run)]) == 0
     assert "has finished: 6 updates, no evaluation" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"env: recorded cannot be played: it is for data.path=<files>"):
+    with pytest.raises(ConfigError, match=r"env: recorded has only a dataset: set data.path=<files>"):
         build(compose(["algo=ppo", "env=recorded", f"env.path={path}", "hardware=cpu", "logger=[]"]), Path())
 
 
@@ -231,40 +231,40 @@ def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
 
 PPO, APPO = (("algo=" + name, *QUIET, f"data.path={SMALL}") for name in ("ppo", "appo"))
 REFUSED = [
-    ((*ALL, "exploration=[]", "data.envs=1"), "data.envs: 1 of num_envs=1 leave none to be played"),
-    ((*DQN, "num_envs=2", "data.envs=1"), "data.envs: loop=offline only reads recordings; take null"),
-    (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: name files"),
-    (PPO, "data.path: ppo learns only from what it collects itself, and not from a recording"),
+    ((*ALL, "exploration=[]", "data.envs=1"), "data.envs: 1 of num_envs=1 leave no real environment"),
+    ((*DQN, "num_envs=2", "data.envs=1"), "data.envs: loop=offline only reads datasets; use null"),
+    (("algo=bc", *QUIET), "data.path: loop=offline learns from recorded episodes: set data.path"),
+    (PPO, "data.path: ppo learns only from data that it collects itself, not from a dataset"),
     (
         ("algo=td3_bc", *QUIET, f"data.path={SMALL}"),
-        "Discrete(2); of those that learn from recordings, algo=bc or discrete_cql or iql or marwil serves them",
+        "Discrete(2); use algo=bc or discrete_cql or iql or marwil, which learn from datasets",
     ),
     (
         ("algo=dqn", *QUIET, "env=pendulum", f"data.path={SMALL}"),
-        "of those that learn from recordings, algo=bc or cql or iql or marwil or td3_bc serves them",
+        "use algo=bc or cql or iql or marwil or td3_bc, which learn from datasets",
     ),
-    ((*PPO, "loop=offline"), "loop: offline learns from what others"),
-    ((*DQN, "exploration=epsilon_greedy"), "exploration.epsilon_greedy: changes what is played, and data.path"),
+    ((*PPO, "loop=offline"), "loop: offline learns from other policies"),
+    ((*DQN, "exploration=epsilon_greedy"), "exploration.epsilon_greedy: changes actions, but data.path"),
     (
         ("algo=marwil", *BC[1:], "algo.beta=0", "exploration=[rnd]"),
-        "exploration.rnd: rewards what the learner samples, and marwil learns from no rewards; leave it out",
+        "exploration.rnd: rewards rows that the learner samples, but marwil uses no rewards; leave it out",
     ),
-    ((*DQN, "hardware.actors.count=1"), "hardware.actors.count: actors play, and data.path plays nothing; take 0"),
-    ((*DQN, "record.path=here"), "record.path: writes down what is played, and data.path plays nothing"),
-    ((*DQN, "loop=async"), "loop.in_flight: is for who plays, and data.path plays nothing; take loop=offline"),
+    ((*DQN, "hardware.actors.count=1"), "hardware.actors.count: actors collect, but data.path collects nothing; use 0"),
+    ((*DQN, "record.path=here"), "record.path: records collected episodes, but data.path collects nothing"),
+    ((*DQN, "loop=async"), "loop.in_flight: applies to collection, but data.path collects nothing; use loop=offline"),
     (
         (*DQN, "loop=async", "num_envs=2", "data.envs=1"),
-        "loop.in_flight: is for who plays, and data.path is recorded; take loop=alternate",
+        "loop.in_flight: applies to collection, but data.path is recorded; use loop=alternate",
     ),
-    ((*DQN, "buffer.capacity=100"), "buffer.capacity: 100 rows do not hold the recording, which has 218"),
-    ((*DQN, "env=acrobot"), "has observations of shape [4], and those of env are"),
+    ((*DQN, "buffer.capacity=100"), "buffer.capacity: 100 rows do not hold the 218 rows of the dataset"),
+    ((*DQN, "env=acrobot"), "has observations of shape [4], but env has"),
     (
         (*APPO, "loop=offline", "loop.stream=true"),
-        "has no column 'logp', which the algorithm learns from; it has action, is_first, obs",
+        "has no key 'logp', which the algorithm needs; it has action, is_first, obs",
     ),
     (
         (*APPO, "loop=offline"),
-        "loop.stream: false reads once and then learns, and segments are learned from in order, as they come; ",
+        "loop.stream: false reads the dataset before training, but segments are used in the order they arrive; ",
     ),
     ((*DQN, "data.weights=[1,2]"), "data.weights: 2 weights for 1 paths"),
     ((*DQN, "data.weights=[0]"), "data.weights[0]: 0 is out of range"),

@@ -9,12 +9,12 @@ import torch
 
 from rlplug import testing, tree
 from rlplug.api import Algorithm, Needs, Segment
-from rlplug.collection.episodes import Episodes
+from rlplug.collection.episodes import EpisodeStats
 from rlplug.collection.segment import PREVIOUS, only
 from rlplug.collection.stepping import make_shard
 from rlplug.context import EnvShard
 from rlplug.data import parquet
-from rlplug.data.collector import Column, RecordingCollector
+from rlplug.data.collector import Cursor, RecordingCollector
 from rlplug.data.recorder import EpisodeFiles, RunRecorder
 from rlplug.data.recording import Recording
 from rlplug.data.source import Reading
@@ -79,7 +79,7 @@ def test_a_chunk_is_read_once_in_a_pass(folder, monkeypatch):
     for number in recording.order(0):
         recording.episode(int(number), None, 1)
         assert len(recording._kept) == 1
-    assert len(read) == len({*read}) == sum(len(source.chunks) for source in recording.sources) == 4
+    assert len(read) == len({*read}) == sum(len(source.chunks) for source in recording.files) == 4
 
 
 def test_weights_are_shares_of_steps(tmp_path):
@@ -110,7 +110,7 @@ def test_a_column_waits_for_a_pass_that_has_an_episode_for_it(tmp_path):
     counts = [len(recording.order(number)) for number in range(40)]
     most = max(counts)
     assert min(counts) < most
-    column = Column(recording, most - 1, most, once=False)
+    column = Cursor(recording, most - 1, most, once=False)
     column.at = (counts.index(most), most - 1, 0)
     taken = column.take(200, ["obs", "reward", "valid", "is_first"], ())
     assert len(taken["valid"]) == 200
@@ -134,7 +134,7 @@ def test_segments_are_the_stream(folder, steps):
 
 
 def test_returns_are_those_of_the_episodes(folder):
-    of, counted = collector(folder, num_envs=2), Episodes(2)
+    of, counted = collector(folder, num_envs=2), EpisodeStats(2)
     steps = sum(counted.add(of.collect(4)) for _ in range(8))
     assert steps == of.spec.steps == sum(LENGTHS)
     assert sorted(counted.drain()) == sorted((sum(range(1, n + 1)), n, i % 2) for i, n in enumerate(LENGTHS))
@@ -162,7 +162,7 @@ def test_it_goes_on_where_its_state_was_taken(folder, after):
 def test_other_data_than_before_is_refused(folder):
     state = collector(folder).state()
     write_parquet(folder / "c.parquet", [plain(2, 9)], SPEC)
-    with pytest.raises(ConfigError, match=r"data.path: is other data than the run began with"):
+    with pytest.raises(ConfigError, match=r"data.path: differs from the data that the run began with"):
         collector(folder).load(state)
 
 
@@ -178,7 +178,7 @@ def test_what_an_actor_would_have_remembered(folder):
 
 
 def test_more_columns_than_episodes(folder):
-    with pytest.raises(ConfigError, match=r"num_envs: 7 columns, but the recording has 6 episodes"):
+    with pytest.raises(ConfigError, match=r"num_envs: 7 environments, but the dataset has 6 episodes"):
         collector(folder, num_envs=7)
 
 

@@ -136,7 +136,7 @@ def test_pixels_where_nothing_renders(monkeypatch):
         raise RuntimeError("no EGL")
 
     monkeypatch.setattr("dm_control.mujoco.engine.Physics.render", nothing)
-    with pytest.raises(ConfigError, match=r"^env.pixels: nothing renders here \(no EGL\)"):
+    with pytest.raises(ConfigError, match=r"^env.pixels: rendering failed \(no EGL\)"):
         make(pixels=32)
 
 

@@ -120,12 +120,12 @@ class Clumsy(Rude):
 
 STEPS = "write Gymnasium's (observation, reward, terminated, truncated, info) = step(action)"
 RESETS = "write Gymnasium's (observation, info) = reset(seed=None, options=None)"
-OLD = ", and what there is looks like Gym before 0.26"
+OLD = ", and the environment looks like Gym before 0.26"
 BROKEN = {
     "four values": (lambda: Step(step=(OBS, 0.0, False, {})), f"step() returns 4 values; {STEPS}{OLD}"),
     "three values": (lambda: Step(step=(OBS, 0.0, False)), f"step() returns 3 values; {STEPS}"),
     "six values": (lambda: Step(step=(OBS, 0.0, False, False, {}, 1)), f"step() returns too many values; {STEPS}"),
-    "nothing": (lambda: Step(step=None), f"step() returns something else; {STEPS}"),
+    "nothing": (lambda: Step(step=None), f"step() returns a different type; {STEPS}"),
     "no seed": (Seedless, f"reset() takes no 'seed'; {RESETS}{OLD}"),
     "the observation alone": (lambda: Rude(reset=OBS), f"reset() returns one value of type ndarray; {RESETS}"),
 }

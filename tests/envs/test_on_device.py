@@ -266,7 +266,7 @@ REFUSED = {"env.vectorization": "subprocess", "env.frame_stack": 4, "env.atari":
     ("word", "message"),
     [
         *((f"{key}={value}", key) for key, value in REFUSED.items()),
-        ("eval.record=1", "eval.record: environments on a device show no pictures of themselves; 0 records none"),
+        ("eval.record=1", "eval.record: environments on a device cannot render; use 0"),
     ],
 )
 def test_what_it_cannot_do_is_said_in_one_message(trainer, word, message):

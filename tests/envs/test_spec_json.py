@@ -120,7 +120,7 @@ def test_both_zeros_come_back_and_images_are_small():
     ],
 )
 def test_other_spaces_are_refused(space):
-    with pytest.raises(ConfigError, match="cannot be written into a checkpoint; served are Box"):
+    with pytest.raises(ConfigError, match="cannot be written into a checkpoint; supported are Box"):
         space_to_json(space)
 
 
@@ -194,8 +194,8 @@ PENDULUM = single_agent(OBS, TORQUES, 200)
         (single_agent(OBS, Discrete(3), 200), f"the action space was {TORQUES}, and is Discrete(3)"),
         (single_agent(OBS, NEARLY, 200), f"the action space was {TORQUES}, and is Box(-2.000001, 2.0, (1,), float32)"),
         (single_agent(PART, TORQUES, 200), f"the observation space was {OBS}, and is {PART}"),
-        (replace(PENDULUM, max_episode_steps=None), "the longest episode was 200 steps, and is without a limit"),
-        (replace(PENDULUM, offers=frozenset({"tasks"})), "what the environment offers was nothing, and is tasks"),
+        (replace(PENDULUM, max_episode_steps=None), "the step limit of episodes was 200 steps, and is none"),
+        (replace(PENDULUM, offers=frozenset({"tasks"})), "the list of optional features was nothing, and is tasks"),
         (
             replace(PENDULUM, extras={"action_mask": MultiBinary(3)}),
             "the space of 'action_mask' was nothing, and is MultiBinary(3)",
@@ -221,5 +221,5 @@ def test_differences_that_the_words_hide():
     a, b = (single_agent(Box(bound, np.ones(2000, np.float32)), Discrete(2), None) for bound in (low, other))
     text = mismatch(a, b)
     assert text is not None
-    assert text.endswith("and is another one that looks the same")
+    assert text.endswith("and is a different one that prints the same")
     assert "\n" not in text

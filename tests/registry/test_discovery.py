@@ -29,7 +29,7 @@ BROKEN = {
     "a name that cannot be typed": (manifest(("algo", "a b", "a:B")), "algo 'a b': a name has letters, digits and _"),
     "words that are no tuple": (
         COMPONENTS + "[Component('algo', 'x', 'a:B', itertools.repeat('x'))]",
-        "TypeError: component 'x': kind, name, target and the tuple tried_with are of texts",
+        "TypeError: component 'x': kind, name, target and the tuple tried_with must be strings",
     ),
     "a component that was never made": (COMPONENTS + "[object.__new__(Component)]", "AttributeError"),
     "components without an end": (

@@ -186,7 +186,7 @@ def test_deterministic_runs_use_deterministic_kernels(tmp_path):
 
 
 def test_shares_that_do_not_divide_are_refused_with_what_would():
-    with pytest.raises(ConfigError, match=r"^train_batch_size: 10 cannot be shared .* 8 or 16 can$"):
+    with pytest.raises(ConfigError, match=r"^train_batch_size: 10 cannot be shared .* use 8 or 16$"):
         checks.refuse(checks.shares(10, Plan(devices=2, microbatches=4)))
     checks.refuse(checks.shares(256, Plan(devices=2, microbatches=4)))
 
