@@ -74,7 +74,7 @@ def test_every_pass_has_each_episode_once_and_in_its_own_order(folder):
 def test_a_chunk_is_read_once_in_a_pass(folder, monkeypatch):
     """So that what is larger than memory is streamed: at most so many chunks as are kept are in memory."""
     recording, read = Recording([str(folder)], Reading(), seed=0), []
-    for one in recording.sources:
+    for one in recording.files:
         monkeypatch.setattr(one, "read", lambda chunk, keys, s=one: read.append((s, chunk)) or type(s).read(s, chunk))
     for number in recording.order(0):
         recording.episode(int(number), None, 1)

@@ -125,7 +125,7 @@ def test_a_clash_is_an_error_only_for_the_name_that_clashes_until_a_distribution
     assert registry.tried_with("env", "luna/moon") == ()
     with pytest.raises(ConfigError) as error:
         registry.load("env", "terra/moon")
-    assert str(error.value) == "env.name: terra has no env 'moon'; there is that of luna 2 and rlplug-moon 1.2"
+    assert str(error.value) == "env.name: terra has no env 'moon'; it exists in luna 2 and rlplug-moon 1.2"
 
 
 def test_a_file_that_another_package_has_before_is_a_warning(install: Install, capsys: pytest.CaptureFixture[str]):
