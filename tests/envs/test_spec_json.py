@@ -221,5 +221,5 @@ def test_differences_that_the_words_hide():
     a, b = (single_agent(Box(bound, np.ones(2000, np.float32)), Discrete(2), None) for bound in (low, other))
     text = mismatch(a, b)
     assert text is not None
-    assert text.endswith("and is a different one that prints the same")
+    assert text.endswith("and is another that prints the same")
     assert "\n" not in text
