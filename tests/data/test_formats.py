@@ -343,7 +343,7 @@ def test_choices_out_of_range(tmp_path):
 
 def test_other_spaces(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", EPISODES)
-    with pytest.raises(ConfigError, match=r"a.parquet was recorded in another environment: the observation space.* was Dict"):
+    with pytest.raises(ConfigError, match=r"a.parquet was recorded in another environment: the obs.* was Dict"):
         read(path, spec=testing.spec(4, 2))
 
 
