@@ -1,7 +1,5 @@
 """Style, spelling, types and the dependency rule: every hook of .pre-commit-config.yaml passes on the whole tree."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shlex
