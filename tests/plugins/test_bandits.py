@@ -20,8 +20,7 @@ from rlplug.plugins.env.bandit import LinearBandit, LoggedBandit, read
 from rlplug.run.build import build
 from rlplug.run.resolve import resolve
 from rlplug.testing.checks.ranks import distances
-from rlplug.testing.checks.resume import check_resumes
-from rlplug.testing.checks.runs import Case, differences
+from rlplug.testing.checks.runs import differences
 from rlplug.testing.rank_pool import ranks
 from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError, EnvSpec, Group
@@ -445,9 +444,3 @@ def test_algorithms_that_learn_from_every_row_are_refused(tmp_path: Path):
     words = ["algo=dqn", "env=logged_bandit", f"env.path={path}", *RUN[1:]]
     with pytest.raises(ConfigError, match="take algo=linucb, lints or lingreedy"):
         build(compose([*words, "total_steps=500"]), tmp_path)
-
-
-@pytest.mark.parametrize("algo", ["linucb", "lints"])
-def test_a_run_on_a_record_resumes(tmp_path: Path, algo: str):
-    recorded(path := tmp_path / "log.npz", 900, propensity=None)
-    check_resumes(Case(algo, "logged_bandit", (f"env.path={path}", "total_steps=800", "env.max_episode_steps=3")))
