@@ -180,7 +180,7 @@ SOUND_CLASSES = {
     "model": mistakes.Narrow,
     "loop": Alternate,
     "buffer": Replay,
-    "hardware": mistakes.OnGPU,
+    "hardware": mistakes.Computer,
     "env": mistakes.Walk,
     "logger": mistakes.Logger,
 }

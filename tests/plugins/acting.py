@@ -31,10 +31,9 @@ def make(cls: type[Kind], option: str, spec: EnvSpec | None = None, overrides=()
     return cls(cfg, testing.context(spec, overrides=[f"algo={option}", *overrides], needs=needs, **run or {}))
 
 
-def learner_of(algorithm: Algorithm, microbatches: int = 1, fabric: Any = None, cls: Any = RankLearner) -> Any:
+def learner_of(algorithm: Any, fabric: Any = None, buffer: Any = None, cls: Any = RankLearner) -> Any:
     ctx = getattr(algorithm, "ctx", None) or testing.context()
-    parts = {"ctx": ctx, "algorithm": algorithm, "buffer": None, "microbatches": microbatches}
-    return cls(fabric=fabric or one_rank(), **parts)
+    return cls(fabric=fabric or one_rank(), ctx=ctx, algorithm=algorithm, buffer=buffer)
 
 
 def weights(module: torch.nn.Module) -> torch.Tensor:

@@ -22,9 +22,9 @@ from rlplug.run.resolve import resolve
 from rlplug.testing.checks.ranks import distances
 from rlplug.testing.checks.runs import differences
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError, EnvSpec, Group
 from tests.hardware.test_ranks import play
+from tests.plugins.acting import learner_of
 
 RUN = ("env=linear_bandit", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "checkpoint.every=0")
 
@@ -51,8 +51,7 @@ def rollout(obs, action, reward, valid=None, **more):
 
 
 def learn(algorithm, *batches):
-    learner = RankLearner(fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None)
-    return [algorithm.update(batch, learner).metrics for batch in batches][-1]
+    return [algorithm.update(batch, learner_of(algorithm)).metrics for batch in batches][-1]
 
 
 def act(algorithm, obs, mode="explore", **more):

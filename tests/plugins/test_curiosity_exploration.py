@@ -18,8 +18,8 @@ from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.exploration.rnd import RND
 from rlplug.testing.checks.runs import Watching
 from rlplug.testing.rank_pool import ranks
-from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError
+from tests.plugins.acting import learner_of
 
 T, B = 5, 6
 ACTIONS: dict[str, Any] = {
@@ -47,11 +47,6 @@ def sample(extra: Any, seed: int = 1) -> dict[str, Any]:
     batch["valid"] = torch.ones(T + 1, B, dtype=torch.bool)
     batch["valid"][2, 0] = batch["valid"][4, 1] = False
     return batch
-
-
-def learner_of(extra: Any, cls: Any = RankLearner) -> Any:
-    ctx = getattr(extra, "ctx", None) or testing.context(num_envs=B)
-    return cls(fabric=one_rank(), ctx=ctx, algorithm=extra, buffer=None)
 
 
 def by_hand(eta: float = 0.05, beta: float = 0.2) -> tuple[ICM, dict[str, torch.Tensor]]:
@@ -160,7 +155,7 @@ def test_minibatches_take_every_transition_once_an_epoch(cls):
     changes = {"num_sgd_iter": 2, "sgd_minibatch_size": 7} | ({"update_proportion": 1.0} if cls is RND else {})
     extra = make(cls, **changes)
     batch, seen = sample(extra) | {"weight": torch.arange(B) + 1.0}, []
-    learner = learner_of(extra, Watching)
+    learner = learner_of(extra, cls=Watching)
     learner.look = lambda learner, who, part, parts: seen.append(part)
     extra.update(batch, learner)
     assert len(seen) == 2 * 4
@@ -283,7 +278,7 @@ def test_rnd_trains_the_predictor_alone_on_a_share_of_the_rows():
 
 def merged(fabric: Any, columns: slice | None) -> dict[str, torch.Tensor]:
     rnd = make(RND)
-    learner = RankLearner(fabric=fabric, ctx=rnd.ctx, algorithm=rnd, buffer=None)  # type: ignore[arg-type]
+    learner = learner_of(rnd, fabric)
     for seed in (1, 2):
         mine = slice(None)
         if fabric.world_size == 2:

@@ -11,6 +11,7 @@ from rlplug.context import RunContext
 from rlplug.functional.distributional import project
 from rlplug.functional.td import inverse_rescale, rescale
 from rlplug.plugins.algo.dqn import DQN
+from rlplug.testing.checks.runs import again
 from tests.plugins.acting import learner_of
 
 ACTIONS = 3
@@ -257,7 +258,7 @@ def test_the_recurrent_state_goes_on_in_every_mode(mode):
 def test_values_of_a_chain_are_learned(changes):
     """Three states in a row, reward 1 at the end whatever is done: Q is gamma^2, gamma, 1 for all actions."""
     algorithm = make(gamma=0.5, target_network_update_freq=8, lr=1e-2, **changes)
-    learner, states, n = learner_of(algorithm), torch.eye(5)[:3], algorithm.cfg.n_step
+    learner, states, n = learner_of(algorithm, buffer=again({})), torch.eye(5)[:3], algorithm.cfg.n_step
     g = torch.Generator().manual_seed(0)
     for _ in range(250):
         at = torch.randint(3, (32,), generator=g) + torch.arange(n + 1)[:, None]

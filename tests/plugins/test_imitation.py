@@ -9,36 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from rlplug import testing
 from rlplug.config import compose
-from rlplug.distributed.fabric import one_rank
 from rlplug.functional.imitation import advantage_weight, log_likelihood
 from rlplug.nn import Categorical, DiagGaussian
 from rlplug.plugins.algo.marwil import BC, MARWIL
 from rlplug.run.build import build
 from rlplug.run.launch import train
-from rlplug.trainer.learner import RankLearner
+from tests.plugins import acting
+from tests.plugins.acting import learner_of
 
 SMALL = Path(testing.__file__).parent / "cartpole.npz"
 ALGORITHMS = {"bc": BC, "marwil": MARWIL}
 
 
-def make(name, action=2, overrides=(), **changes):
-    torch.manual_seed(0)
-    cls, spec, cfg = ALGORITHMS[name], testing.spec(3, action), testing.config(f"algo/{name}", **changes)
-    needs = cls.needs(cfg, spec)
-    if overrides:
-        needs = cls.recurrent(cfg, needs)
-    words = [f"algo={name}", "model.hidden=[8]"] if not overrides else [f"algo={name}", *overrides]
-    return cls(cfg, testing.context(spec, overrides=words, needs=needs))
-
-
-def learner_of(algorithm, microbatches=1):
-    return RankLearner(
-        fabric=one_rank(), ctx=algorithm.ctx, algorithm=algorithm, buffer=None, microbatches=microbatches
-    )
+def make(name, overrides=(), **changes):
+    return acting.make(ALGORITHMS[name], name, None, overrides or ["model.hidden=[8]"], **changes)
 
 
 def episodes(lengths=(3, 2), terminated=(True, False)):
@@ -145,21 +132,9 @@ def test_a_rate_of_nothing_leaves_it():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_microbatches_give_the_step_of_the_whole(name):
-    found = []
-    for parts in (1, 2):
-        algorithm, batch = make(name), episodes((3, 2, 1, 3), (True, False) * 2)
-        with torch.no_grad():
-            prepared = algorithm.prepare(batch)
-        learner_of(algorithm, parts).minimize(prepared, algorithm)
-        found.append(nn.utils.parameters_to_vector(algorithm.parameters()).detach())
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_recurrent_model_is_unrolled_from_the_beginning(name):
     """As it acts: row by row, from its initial state."""
-    algorithm, batch = make(name, overrides=["model=lstm", "model.hidden=8"]), episodes()
+    algorithm, batch = make(name, overrides=["model.hidden=8", "model=lstm"]), episodes()
     losses, carry = algorithm.forward(algorithm.prepare(batch), ("policy",)), algorithm.initial_carry(2)
     for t in range(3):
         step = {"obs": batch["obs"][t], "is_first": batch["is_first"][t]}

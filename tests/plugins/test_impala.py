@@ -15,7 +15,7 @@ from rlplug.plugins.algo.impala import IMPALA
 from rlplug.run.build import build
 from rlplug.run.launch import train
 from rlplug.testing.checks.runs import Case, play
-from rlplug.types import ConfigError, RunError
+from rlplug.types import ConfigError
 from tests.plugins.acting import make, move, segment
 
 RUN = ["algo=impala", "env=cartpole", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1"]
@@ -122,11 +122,4 @@ def test_replayed_segments_stand_beside_the_new_ones():
     assert [batch["valid"].shape[1] for batch in seen] == [8, 16, 16, 16]
     old = {tuple(row.tolist()) for batch in seen[:-1] for row in batch["obs"][0, :8]}
     assert all(tuple(row.tolist()) in old for row in seen[-1]["obs"][0, 8:])
-    trainer.close()
-
-
-def test_something_fed_back_is_refused():
-    trainer = Case("impala", "cartpole", tuple(RUN[6:])).build()
-    with pytest.raises(RunError, match="takes nothing back"):
-        trainer.buffer.feedback(torch.zeros(1), {"priority": torch.ones(1)})
     trainer.close()
