@@ -96,13 +96,7 @@ def learner(
     ctx: RunContext, algorithm: Algorithm, batch: Batch | None = None, rollout: bool = False, microbatches: int = 1
 ) -> RankLearner:
     buffer: Any = Given(batch, rollout) if batch else None
-    return RankLearner(
-        fabric=one_rank(),
-        ctx=ctx,
-        algorithm=algorithm,
-        buffer=buffer,
-        microbatches=microbatches,
-    )
+    return RankLearner(fabric=one_rank(), ctx=ctx, algorithm=algorithm, buffer=buffer, microbatches=microbatches)
 
 
 def box(*shape: int) -> spaces.Box:

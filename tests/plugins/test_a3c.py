@@ -187,23 +187,11 @@ def test_a_step_for_every_gradient():
         (["buffer=circular"], "buffer: circular gives segments several times, but a3c does not correct for older"),
         (["buffer.replay_proportion=1.0"], "buffer.replay_proportion: replays what older policies did, which the"),
         (["loop=alternate"], "loop: alternate waits for all actors, and A3C takes the gradients of each; take loop=a"),
-        (
-            ["hardware.microbatches=2"],
-            "hardware.microbatches: is for gradients that the learner computes",
-        ),
-        (
-            ["hardware.precision=bf16-mixed"],
-            "hardware.precision: is for gradients that the learner computes",
-        ),
+        (["hardware.microbatches=2"], "hardware.microbatches: is for gradients that the learner computes"),
+        (["hardware.precision=bf16-mixed"], "hardware.precision: is for gradients that the learner computes"),
         (["exploration=[icm]"], "exploration.icm: rewards what the learner samples, and a3c computes its gradients wh"),
-        (
-            ["train_batch_size=20"],
-            "train_batch_size: 20 transitions are no whole rollouts of 8",
-        ),
-        (
-            ["train_batch_size=24"],
-            "train_batch_size: 24 transitions are no whole rollouts of 8",
-        ),
+        (["train_batch_size=20"], "train_batch_size: 20 transitions are no whole rollouts of 8"),
+        (["train_batch_size=24"], "train_batch_size: 24 transitions are no whole rollouts of 8"),
     ],
 )
 def test_refusals(words, message):

@@ -34,10 +34,7 @@ GRAPHS = {
     "td3": (DDPG, "td3", BOX, (), WINDOWS, TD3_PARTS),
     "td3, images": (DDPG, "td3", IMAGE, SMALL, WINDOWS, TD3_PARTS),
     "td3, memory": (DDPG, "td3", BOX, LSTM, WINDOWS, TD3_PARTS),
-    "td3, memory of the policy": (
-        *(DDPG, "td3", BOX, ("model@critic_model=mlp", "model=gru")),
-        *(WINDOWS, TD3_PARTS),
-    ),
+    "td3, memory of the policy": (*(DDPG, "td3", BOX, ("model@critic_model=mlp", "model=gru")), *(WINDOWS, TD3_PARTS)),
     "td3_bc": (DDPG, "td3_bc", BOX, (), {}, TD3_PARTS),
     "cql": (CQL, "cql", BOX, (), {"lagrangian_thresh": 5.0, "bc_iters": 0}, CQL_PARTS),
     "iql": (IQL, "iql", BOX, (), {}, IQL_PARTS),

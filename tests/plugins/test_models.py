@@ -215,7 +215,7 @@ def test_nested_models_on_the_command_line():
     ]
     model = context(overrides=words).build("model", PARTS)
     assert [type(m).__name__ for m in (model, model.torso, model.torso.image_models[0], model.torso.vector)] == [
-        *["LSTM", "MultiInput", "ImpalaCNN", "MLP"],
+        *["LSTM", "MultiInput", "ImpalaCNN", "MLP"]
     ]
     assert model.torso.image_models[0].out_dim == 8
 

@@ -82,10 +82,7 @@ BUGS = [
     algo(values.PpoNeverLearnsValues, "ppo", "terms", "returned the term 'value' without a gradient"),
     algo(values.DdpgFollowsTheWrongSign, "ddpg", "probe-target", "in state 0 it does [-1.0], and 0.5 is best"),
     algo(
-        values.DdpgTrainsTheCriticByThePolicy,
-        "ddpg",
-        "parts",
-        "the terms of part 'actor' give a gradient to critic.",
+        values.DdpgTrainsTheCriticByThePolicy, "ddpg", "parts", "the terms of part 'actor' give a gradient to critic."
     ),
     algo(values.SacForgetsThePolicy, "sac", "learns", "part 'actor' has moved no parameter"),
     algo(values.BcImitatesTheNextAction, "bc", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
