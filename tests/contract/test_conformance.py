@@ -29,7 +29,7 @@ PLUGINS = Path(__file__).parent.parent.parent / "plugins"
 
 QUICK = {
     "bc": "probe-cue",
-    "dqn": "probe-ends probe-masked probe-rare probe-cue",
+    "dqn": "probe-ends probe-masked probe-rare",
     "impala": "probe-stale",
     "iql": "probe-ends",
     "linucb": "probe-bandit",
