@@ -250,24 +250,6 @@ class ResetsItself(Walk):
         return super().reset(None)
 
 
-class BareGroup(Walk):
-    def __init__(self, cfg, ctx):
-        super().__init__(cfg, ctx)
-        self.spec = EnvSpec(Group(spaces.Box(-1, 1, (4,)), spaces.Discrete(2)))
-
-
-class BareSpaces(Walk):
-    def __init__(self, cfg, ctx):
-        super().__init__(cfg, ctx)
-        self.spec = EnvSpec({"agent": spaces.Box(-1, 1, (4,))})
-
-
-class Sizes(Walk):
-    def __init__(self, cfg, ctx):
-        super().__init__(cfg, ctx)
-        self.spec = EnvSpec({"agent": Group(spaces.Box(-1, 1, (4,)), 2)})
-
-
 # ---- exploration -----------------------------------------------------------------------------------------------------
 
 
@@ -439,6 +421,12 @@ RESULTS: dict[str, tuple[type[Any], str, Any]] = {
     "DictPlan": (Computer, "plan", lambda plan: {"accelerator": "cpu"}),
 }
 """classes whose member returns another result than their base's"""
+FOUR = spaces.Box(-1, 1, (4,))
+SPECS: dict[str, Any] = {
+    "BareGroup": EnvSpec(Group(FOUR, spaces.Discrete(2))),  # type: ignore[arg-type]
+    "BareSpaces": EnvSpec({"agent": FOUR}),  # type: ignore[dict-item]
+    "Sizes": EnvSpec({"agent": Group(FOUR, 2)}),  # type: ignore[arg-type]
+}
 MISSING = {"Actless": (Sound, "act"), "NoAutoreset": (Walk, "autoreset"), "NoClose": (Walk, "close")}
 MISSING |= {"Unsized": (Replay, "nbytes")}
 

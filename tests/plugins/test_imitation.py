@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +14,6 @@ from rlplug.functional.imitation import advantage_weight, log_likelihood
 from rlplug.nn import Categorical, DiagGaussian
 from rlplug.plugins.algo.marwil import BC, MARWIL
 from rlplug.run.build import build
-from rlplug.run.launch import train
 from tests.plugins import acting
 from tests.plugins.acting import learner_of
 
@@ -165,15 +162,3 @@ def test_without_advantages_it_is_cloning_bit_for_bit(tmp_path):
     start = build(compose(["algo=bc", *WORDS]), Path())
     assert not torch.equal(found["bc"]["policy.linear.weight"], start.algorithm.net.policy.linear.weight)
     start.close()
-
-
-def test_a_simple_rule_is_learned(tmp_path):
-    """Push to where the pole leans and falls: 200 steps of an expert suffice to balance it for a while."""
-    rng, rows = np.random.default_rng(0), 400
-    obs = rng.uniform(-0.2, 0.2, (rows, 4)).astype(np.float32)
-    action = (obs @ np.array([0.1, 0.3, 3.0, 1.0]) > 0).astype(np.int64)
-    np.savez(tmp_path / "a.npz", obs=obs, action=action, reward=np.ones(rows), truncated=np.arange(rows) % 20 == 19)
-    words = [word for word in WORDS if not word.startswith(("data.", "total_steps", "train_batch"))]
-    more = [f"data.path={tmp_path / 'a.npz'}", "total_steps=40", "train_batch_size=10", "algo.lr=0.01"]
-    train(compose(["algo=bc", *words, *more]), tmp_path / "run", tell=lambda line: None)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval/return_mean"] > 100

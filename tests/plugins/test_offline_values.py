@@ -96,22 +96,6 @@ def test_the_policy_imitates_at_the_start():
         assert torch.equal(before, actor()) != moved
 
 
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_actions_that_nobody_took_are_worth_less(weight):
-    """One state, one action, return 1: the critics learn it, and with the term that others have less."""
-    algorithm = make("cql", testing.box(1), hidden="[32]", min_q_weight=weight, critic_lr=3e-3, num_actions=4)
-    learner, obs = learner_of(algorithm), torch.zeros(2, 16, 3)
-    batch = sample(algorithm, 16) | {"obs": obs, "action": torch.full((2, 16, 1), 0.8), "reward": torch.ones(2, 16)}
-    batch["terminated"][:] = True
-    for _ in range(150):
-        learner.minimize(algorithm.prepare(batch), algorithm, ("critic",))
-    with torch.no_grad():
-        taken, other = (algorithm.critic(obs[0, :1], torch.tensor([[a]])).mean() for a in (0.8, -0.8))
-    assert (taken - other > 1.0) == bool(weight)
-    if not weight:
-        assert taken == pytest.approx(1.0, abs=0.1)
-
-
 def test_densities_of_explored_and_of_random_actions():
     algorithm = make("cql")
     object.__setattr__(algorithm.ctx.needs, "recorded", ("logp",))
@@ -196,21 +180,6 @@ def test_iql_by_its_equations():
     assert (found.metrics["weight"] < 0.4).any()
     for key, term in expected.items():
         assert_close(found.terms[key], term)
-
-
-def test_iql_finds_the_better_of_two_recorded_actions():
-    """Action 0 earns 0 and action 1 earns 1, each half of the time: V goes to the expectile, and the policy to 1."""
-    fast = dict.fromkeys(("actor_lr", "critic_lr", "value_lr"), 0.02)
-    algorithm = make("iql", CHOICES, expectile=0.9, tau=0.1, **fast)
-    learner, action = learner_of(algorithm), torch.arange(16) % 2
-    batch = sample(algorithm, 16) | {"obs": torch.zeros(2, 16, 3), "action": action.expand(2, 16)}
-    batch |= {"reward": action.float().expand(2, 16), "terminated": torch.ones(2, 16, dtype=torch.bool)}
-    batch = algorithm.prepare(batch)
-    for _ in range(200):
-        learner.minimize(batch, algorithm)
-    assert algorithm.value(torch.zeros(1, 3)).item() == pytest.approx(0.9, abs=0.05)
-    p = algorithm.net.dist({"obs": torch.zeros(1, 3)}, {})[0].params.exp()[0]
-    assert p[1] > 0.9
 
 
 # ---- TD3+BC ---------------------------------------------------------------------------------------------------------

@@ -79,12 +79,7 @@ BUGS = [
     algo(values.DqnCopiesTheWrongWay, "dqn", "probe-absorbing", "and 10 is exact"),
     algo(values.PpoAscends, "ppo", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
     algo(values.PpoInvertsTheRatio, "ppo", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
-    algo(values.PpoNeverLearnsValues, "ppo", "terms", "returned the term 'value' without a gradient"),
     algo(values.DdpgFollowsTheWrongSign, "ddpg", "probe-target", "in state 0 it does [-1.0], and 0.5 is best"),
-    algo(
-        values.DdpgTrainsTheCriticByThePolicy, "ddpg", "parts", "the terms of part 'actor' give a gradient to critic."
-    ),
-    algo(values.SacForgetsThePolicy, "sac", "learns", "part 'actor' has moved no parameter"),
     algo(values.BcImitatesTheNextAction, "bc", "probe-bandit", "in state 1 it does [0.0], and 2 is best"),
     algo(values.DqnJudgesTheWrongAction, "dqn", "probe-bandit", "the mean over all arms"),
     algo(values.LinUcbKeepsRewards, "linucb", "probe-bandit", "in state 0 it does [2.0], and 0 is best"),
@@ -107,11 +102,7 @@ BUGS = [
     algo(manners.PpoDropsItsWeights, "ppo", "pickles", "a pickled copy acts otherwise"),
     algo(manners.SacDrawsFromTorch, "sac", "determinism", "when the global generators are drawn from"),
     algo(manners.DqnSharesOneDraw, "dqn", "act", "another action when other rows stand beside it"),
-    algo(manners.A2cCentersRewards, "a2c", "resumes", "A2cCentersRewards.mean differs"),
-    algo(manners.PpoMeansOverItsOwnRows, "ppo", "ranks", "on rank 0 of two than on one rank"),
     algo(manners.DqnReturnsAMean, "dqn", "ranks", "on four microbatches than on one rank"),
-    algo(manners.DqnCountsSteps, "dqn", "resumes", "DqnCountsSteps.counted differs"),
-    algo(manners.PpoNormsTheBatch, "ppo", "pure", "gives the term 'policy' of a row another value"),
     Bug(
         manners.EpsilonOutsideTheMask,
         "exploration",
