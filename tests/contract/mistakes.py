@@ -443,11 +443,20 @@ def returning(name: str, base: type[Any], member: str, change: Any) -> type[Any]
     return type(name, (base,), {member: function, "__module__": __name__})
 
 
+def of_spec(spec: EnvSpec) -> Any:
+    def init(self, cfg, ctx):
+        Walk.__init__(self, cfg, ctx)
+        self.spec = spec
+
+    return init
+
+
 for name, how in RESULTS.items():
     globals()[name] = returning(name, *how)
-globals().update(
-    {name: type(name, (base,), {key: None, "__module__": __name__}) for name, (base, key) in MISSING.items()}
-)
+for name, spec in SPECS.items():
+    globals()[name] = type(name, (Walk,), {"__init__": of_spec(spec), "__module__": __name__})
+for name, (base, key) in MISSING.items():
+    globals()[name] = type(name, (base,), {key: None, "__module__": __name__})
 
 
 OF_KIND = {
