@@ -192,15 +192,11 @@ def test_a_step_for_every_gradient():
         (["exploration=[icm]"], "exploration.icm: rewards what the learner samples, and a3c computes its gradients wh"),
         (["train_batch_size=20"], "train_batch_size: 20 transitions are no whole rollouts of 8"),
         (["train_batch_size=24"], "train_batch_size: 24 transitions are no whole rollouts of 8"),
+        (["train_batch_size=12"], "4 environments of a process; take 8 or 16 or 32"),
     ],
 )
 def test_refusals(words, message):
     with pytest.raises(ConfigError) as error:
         build(compose([*RUN, *words]), Path())
-    assert str(error.value).startswith(message)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_what_would_be_a_right_batch_is_said():
-    with pytest.raises(ConfigError, match=r"4 environments of a process; take 8 or 16 or 32$"):
-        build(compose([*RUN, "train_batch_size=12"]), Path())

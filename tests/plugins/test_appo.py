@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from rlplug import testing
 from rlplug.config import compose
-from rlplug.functional import clipped_surrogate, gae, vtrace
+from rlplug.functional import clipped_surrogate, vtrace
 from rlplug.plugins.algo.appo import APPO
 from rlplug.run.build import build
 from rlplug.types import ConfigError
@@ -68,16 +68,6 @@ def test_the_terms_are_those_of_the_paper(overrides, shared):
     assert_close(losses.terms["entropy"], -0.1 * losses.metrics["mean_entropy"])
     assert_close(losses.terms["kl_penalty"], 0.2 * losses.metrics["kl"])
     assert losses.metrics["kl"].max() > 1e-4
-
-
-def test_gae_takes_the_segment_as_the_targets():
-    algorithm = make(vtrace=False, lambda_=0.8, gamma=0.9)
-    batch = segment(algorithm)
-    move(algorithm)
-    rows = batch["reward"], algorithm.values(batch), batch["terminated"], batch["valid"]
-    advantage, returns = gae(*rows, 0.9, 0.8)
-    assert_close(prepared(algorithm, batch)["advantage"], advantage)
-    assert_close(prepared(algorithm, batch)["returns"], returns)
 
 
 # ---- the target ------------------------------------------------------------------------------------------------------

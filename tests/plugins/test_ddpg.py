@@ -188,28 +188,6 @@ def test_the_policy_follows_the_first_critic_alone():
 # ---- switches -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "loss"),
-    [({"td_error_loss_fn": "mse"}, 2.0), ({"td_error_loss_fn": "huber"}, 1.5), ({"huber_threshold": 0.5}, 2.0)],
-)
-def test_losses_of_an_error_of_2(changes, loss):
-    """1/2 2^2; 1 (2 - 1/2); the threshold alone changes nothing."""
-    algorithm = by_hand(twin_q=False, **changes)
-    with torch.no_grad():
-        algorithm.critic.head.weight.zero_()
-        algorithm.critic.head.bias.fill_(1.0)
-    batch = algorithm.prepare(sample(algorithm)) | {"returns": torch.full((6,), 3.0), "discount": torch.zeros(6)}
-    torch.testing.assert_close(algorithm.forward(batch, ("critic",)).terms["critic"], torch.full((6,), loss))
-
-
-def test_the_huber_loss_is_linear_beyond_its_threshold():
-    algorithm = by_hand(twin_q=False, td_error_loss_fn="huber", huber_threshold=0.5)
-    batch = algorithm.prepare(sample(algorithm)) | {"returns": torch.full((6,), 2.0), "discount": torch.zeros(6)}
-    target_of(algorithm, batch)  # the critic says 0
-    loss = algorithm.forward(batch, ("critic",)).terms["critic"]
-    torch.testing.assert_close(loss, torch.full((6,), 0.5 * (2.0 - 0.25)))
-
-
 def test_errors_of_both_critics_become_priorities():
     algorithm = make()
     batch = algorithm.prepare(sample(algorithm))

@@ -182,13 +182,6 @@ def test_burn_in_has_no_gradient_and_matters():
         assert algorithm.forward(algorithm.prepare(batch), ("critic",)).terms["critic"].sum() != loss
 
 
-def test_the_target_network_learns_nothing():
-    algorithm = make(**RAINBOW)
-    algorithm.forward(algorithm.prepare(sample(algorithm)), ("critic",)).terms["critic"].sum().backward()
-    assert all(p.grad is None for p in algorithm.target.parameters())
-    assert all(p.grad is not None for p in algorithm.online.parameters())
-
-
 def test_a_forbidden_action_cannot_be_bootstrapped_from_even_where_it_would_be_the_best():
     algorithm = make(gamma=0.9)
     batch = sample(algorithm)

@@ -33,14 +33,6 @@ def test_every_valid_row_is_used_once_an_epoch():
     assert update(make())[1] == 2 * 4  # 62 valid rows in minibatches of 16
 
 
-def test_first_pass_has_ratio_one():
-    algorithm = make(num_sgd_iter=1, sgd_minibatch_size=T * B)
-    losses, _ = update(algorithm)
-    assert float(losses.metrics["kl"]) == pytest.approx(0.0, abs=1e-6)
-    assert float(losses.metrics["clip_fraction"]) == 0.0
-    assert float(losses.terms["policy"]) == pytest.approx(0.0, abs=1e-5)  # normalised advantages
-
-
 def test_kl_stop_ends_the_epochs():
     assert update(make(kl_stop=1e-9, lr=1e-2, num_sgd_iter=50))[1] < 10
 
@@ -111,22 +103,6 @@ def test_chunks_unroll_to_what_acted(length, overrides):
     assert int(valid.sum()) == T * B - 2
     torch.testing.assert_close(losses.diagnostics()["kl"][valid], torch.zeros(T * B - 2), rtol=0, atol=1e-6)
     torch.testing.assert_close(features[valid], prepared["value"][valid])
-
-
-def test_the_policy_forgets_where_an_episode_begins():
-    algorithm = make(overrides=["model=lstm"])
-    batch = segment(algorithm)
-    with torch.no_grad():
-        dist, _ = algorithm.net.dist(batch, tree.map(lambda x: x[0], batch["carry"]))
-        for start, end, column in ((6, T + 1, 2), (10, T + 1, 3), (0, 6, 2)):
-            carry = algorithm.net.torso.initial_carry(1)
-            for t in range(start, end):
-                features, carry = algorithm.net.torso(
-                    batch["obs"][t, column][None], carry, torch.zeros(1, dtype=torch.bool)
-                )
-                torch.testing.assert_close(dist.params[t, column], algorithm.net.policy(features).params[0])
-                if t < T:
-                    torch.testing.assert_close(batch["dist"][t, column], algorithm.net.policy(features).params[0])
 
 
 def test_advantages_are_normalised_over_valid_rows():
