@@ -81,7 +81,7 @@ def test_conformance(kind, name, longer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distribution", ELSEWHERE)
+@pytest.mark.parametrize("distribution", sorted(ELSEWHERE))
 def test_presets_compose(distribution):
     hold(check for check in conformance.checks(distribution) if check.what == "composes")
 
