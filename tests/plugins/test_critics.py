@@ -110,17 +110,23 @@ def test_values_are_of_what_was_executed(cls, name):
 
 ENDLESS = spaces.Box(-np.inf, np.inf, (2,))
 REFUSED = [
-    (CQL, "cql", spaces.Discrete(2), {}, "^algo: cql needs continuous actions .* algo=discrete_cql serves"),
+    (CQL, "cql", spaces.Discrete(2), {}, "^algo: cql needs continuous actions .* algo=discrete_cql supports"),
     (CQL, "cql", ENDLESS, {}, "^algo: cql needs continuous actions within bounds"),
     (CQL, "cql", testing.box(1), {"min_q_weight": 0, "lagrangian_thresh": 1.0}, r"^algo\.min_q_weight: 0 cannot grow"),
     (DQN, "discrete_cql", testing.box(1), {}, "^algo: dqn needs one Discrete action"),
     (DDPG, "td3_bc", spaces.Discrete(2), {}, "^algo: needs continuous actions"),
     (DDPG, "td3", ENDLESS, {}, r"^algo: needs continuous actions within bounds, .*algo=ppo"),
-    (IQL, "iql", spaces.Discrete(2), {"expectile": 1.0}, r"^algo\.expectile: 1\.0 should be between 0 and 1"),
+    (
+        IQL,
+        "iql",
+        spaces.Discrete(2),
+        {"expectile": 1.0},
+        r"^algo\.expectile: 1\.0 should be greater than 0 and less than 1",
+    ),
     (SAC, "sac", ENDLESS, {}, r"^algo: sac"),
     (SAC, "sac", spaces.Text(3), {}, r"^algo: sac"),
-    (DQN, "dqn", spaces.MultiDiscrete([2, 3]), {}, r"dqn needs one Discrete action, but .*ppo serves them"),
-    (DQN, "dqn", spaces.MultiBinary(2), {}, r"dqn needs one Discrete action, but .*ppo serves them"),
+    (DQN, "dqn", spaces.MultiDiscrete([2, 3]), {}, r"dqn needs one Discrete action, but .*use algo=ppo"),
+    (DQN, "dqn", spaces.MultiBinary(2), {}, r"dqn needs one Discrete action, but .*use algo=ppo"),
     (DQN, "dqn", spaces.Discrete(3), {"num_atoms": 51, "v_min": 1.0, "v_max": 1.0}, r"algo\.v_max: 1\.0 should be abo"),
 ]
 

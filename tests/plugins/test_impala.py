@@ -90,7 +90,7 @@ def test_noise_that_changes_actions_is_refused():
 
 @pytest.mark.parametrize("buffer", ["replay", "rollout", "episodes", "sequence"])
 def test_another_buffer_is_refused_with_those_that_fit(buffer):
-    words = "learns from segments in order; take buffer=circular or queue"
+    words = "learns from segments in order; use buffer=circular or queue"
     with pytest.raises(ConfigError, match=f"buffer: {buffer} gives .*impala {words}"):
         build(compose([*RUN, f"buffer={buffer}"]), Path())
 

@@ -232,7 +232,7 @@ class CountsAfterTheEnd(Changed):
 
 
 class WritesIntoActions(Changed):
-    """``step`` changes the array of actions that it is given."""
+    """``step`` changes the array of actions that it receives."""
 
     @staticmethod
     def changed(row, action):

@@ -58,7 +58,7 @@ def test_the_simulator_is_the_environment():
 
 def test_an_environment_without_a_simulator_is_refused():
     for words in ((*WORDS, "env.model=false"), (*WORDS[:1], "env=cartpole", *WORDS[2:])):
-        with pytest.raises(ConfigError, match=r"^env: this environment offers no simulator, which the algorithm plans"):
+        with pytest.raises(ConfigError, match=r"^env: this environment has no simulator, which the algorithm needs"):
             build(compose([*words]), Path())
 
 
@@ -111,28 +111,28 @@ def overwritten(row, state, action):
     return {}
 
 
-SAYS = "does not step as the environment does: it gives "
+SAYS = "differs from a step of the environment: it gives "
 WRONG = {
     "backwards": ({"step": lambda self, state, action: CartPoleModel.step(self, state, 1 - action)}, f"{SAYS}obs "),
     "late": (step(late), f"{SAYS}terminated "),
     "paid": ({"reward": lambda self, batch: (~batch["terminated"]).float()}, f"{SAYS}reward "),
     "generous": (  # pays more when it is asked for the reward only
         ONES | {"reward": lambda self, batch: torch.full((len(batch["obs"]),), 2.0)},
-        "simulator().reward() gives another reward than step(): [(2.0, 1.0)], which should be equal",
+        "simulator().reward() differs from the reward of step(): [(2.0, 1.0)], which should be equal",
     ),
     "wide": (
         ONES | {"reward": lambda self, batch: torch.ones(len(batch["obs"]), 1)},
         "simulator().reward() gives shape [",
     ),
-    "clearing": ({"reward": cleared}, "simulator().reward() changes what it is given"),
-    "overwriting": (step(overwritten), "changes what it is given"),
+    "clearing": ({"reward": cleared}, "simulator().reward() changes its argument"),
+    "overwriting": (step(overwritten), "changes its argument"),
     "noisy": (
         step(lambda row, state, action: {"reward": row["reward"] + torch.rand(())}),
-        "gives something else when it is called again",
+        "gives different results in two calls",
     ),
     "mixing": (
         step(lambda row, state, action: {"obs": row["obs"] + (0.01 if len(action) == 1 else 0)}),
-        "for one column alone gives obs ",
+        "for a single column gives obs ",
     ),
     "short": (step(lambda row, state, action: {"env_state": None}), "gives no env_state"),
     "truncating": (
