@@ -12,10 +12,12 @@ from torch.testing import assert_close
 
 from rlplug import compose, testing
 from rlplug.api import Segment
+from rlplug.distributed.fabric import one_rank
 from rlplug.nn import Linear
 from rlplug.plugins.exploration.icm import ICM
 from rlplug.plugins.exploration.rnd import RND
 from rlplug.testing.checks.runs import Watching
+from rlplug.testing.rank_pool import ranks
 from rlplug.types import ConfigError
 from tests.plugins.acting import learner_of
 
@@ -226,3 +228,20 @@ def test_rnd_trains_the_predictor_alone_on_a_share_of_the_rows():
     target = {name: p.clone() for name, p in rnd.target.named_parameters()}
     rnd.update(sample(rnd), learner_of(rnd))
     assert_close(dict(rnd.target.named_parameters()), target, rtol=0.0, atol=0.0)
+
+
+def merged(fabric: Any, columns: slice | None) -> dict[str, torch.Tensor]:
+    rnd = make(RND)
+    learner = learner_of(rnd, fabric)
+    for seed in (1, 2):
+        mine = slice(None)
+        if fabric.world_size == 2:
+            mine = slice(0, 4) if fabric.global_rank == 0 else slice(4, None)
+        rnd.observe(Segment({key: x[:, mine] for key, x in sample(rnd, seed).items()}, mine), learner)
+    return dict(rnd.named_buffers())
+
+
+def test_rnd_merges_statistics_over_ranks():
+    alone = merged(one_rank(), None)
+    for rank in ranks(2)(merged, None):
+        assert_close(rank, alone, rtol=1e-5, atol=1e-6)
