@@ -104,7 +104,7 @@ BROKEN = {
     "algo forgetful state": r"loaded state_dict\(\) acts differently in mode 'greedy' \(action\); on self, and "
     r"not in state_dict\(\), is shift: keep what act\(\) reads in parameters and registered buffers",
     "algo deaf state": r"^load_state_dict\(\) does not restore steps, policy.weight, .* of state_dict\(\)\n",
-    "algo hoarding learns": r"^Hoarding\.last shares memory of a segment, which the collector overwrites: keep a "
+    "algo hoarding learns": r"^Hoarding\.last shares the memory of a segment, which the collector overwrites: keep a "
     r"\.clone\(\)\n",
     "algo dropping pure": r"^forward\(\) draws from the generator torch: policy\.0 \(Dropout\) drops random "
     r"values, so ranks, repeats and resumed runs differ: remove it\n",
