@@ -208,12 +208,10 @@ class RunContext(Context):
             raise MisuseError(f"ctx.build({slot!r}): there is no such slot; {unknown(slot, self.slots)}")
         chosen = self.slots[slot] if isinstance(slot, str) else slot
         self.built.add((slot if isinstance(slot, str) else "", chosen.cls))
-        members = ensemble_size if chosen.cls.batched else 1
-        models = [
-            chosen.build(self.derive(space=space, ensemble_size=members)) for _ in range(ensemble_size // members)
-        ]
+        size = ensemble_size if chosen.cls.batched else 1
+        models = [chosen.build(self.derive(space=space, ensemble_size=size)) for _ in range(ensemble_size // size)]
         if chosen.kind == "model":
-            check_model(models[0], space, members, self.generators)
+            check_model(models[0], space, size, self.generators)
         return models[0] if len(models) == 1 else Ensemble(models)
 
     def simulator(self) -> Simulator:

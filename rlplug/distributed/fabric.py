@@ -66,20 +66,17 @@ def require_started(plan: Plan) -> None:
     """
     if not launched_elsewhere():
         return
-    launcher, variable = (
-        ("torchrun", "WORLD_SIZE") if distributed.is_torchelastic_launched() else ("srun", "SLURM_NTASKS")
-    )
-    if (started := int(os.environ[variable])) != plan.world_size:
+    torchrun = distributed.is_torchelastic_launched()
+    launcher, size = ("torchrun", "WORLD_SIZE") if torchrun else ("srun", "SLURM_NTASKS")
+    if (started := int(os.environ[size])) != plan.world_size:
         raise ConfigError(
             "hardware",
             f"{launcher} started {started} processes, but the run has {plan.world_size} ranks:"
             f" hardware.devices={plan.devices} on each of hardware.num_nodes={plan.num_nodes} machines",
         )
     if plan.max_restarts:
-        raise ConfigError(
-            "hardware.max_restarts",
-            f"works only for processes that rlplug starts; {launcher} started these: set it to 0",
-        )
+        said = f"works only for processes that rlplug starts; {launcher} started these: set it to 0"
+        raise ConfigError("hardware.max_restarts", said)
 
 
 def fabric_of(plan: Plan) -> AnyFabric:

@@ -163,12 +163,12 @@ BAD = {
     "-m seed=range(0,9000) num_envs=range(1,99)": "seed: the sweep would have 882,000 jobs; the maximum is 100,000",
     # verbs and flags
     "algo=sac train": "cannot read 'train': should be key=value",
-    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, estimate, evaluate, "
+    "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, diff, estimate, ",
     "new, plugins, profile, resume, train",
     "play": f"unknown verb 'play'; {PLAYS}",
     "test runs/x": f"unknown verb 'test'; {PLAYS}",
-    "plot": "unknown verb 'plot'; the numbers of a run are in its metrics.csv, and "
-    "tensorboard --logdir runs draws them",
+    "ls": "unknown verb 'ls'; runs lists runs: runs [filters]",
+    "compare runs/a runs/b": "unknown verb 'compare'; diff compares two runs, and report any number of them",
     "list": "unknown verb 'list'; plugins lists what is installed",
     "--bogus": "there is no flag --bogus; see --help",
     "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags such as -m come before the settings; see --help",
