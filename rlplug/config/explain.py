@@ -22,6 +22,7 @@ from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
 GROUPS = (*KINDS, "tuned", "experiment")
+NOTHING = {"exploration": "exploration=[]", "logger": "logger.only=[]", "logger.only": "logger.only=[]"}
 EXISTS = "exists already: write {}=<value>, without +"
 SAID = {
     r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'": r"\2 is several values: add -m to sweep over "
@@ -104,13 +105,13 @@ def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
         group, name = "/".join(parts[:end]), "/".join(parts[end:])
         if options := option_names(group, overrides):
             meant = next(
-                (to for word, to in peers("options").get(group, {}).items() if word.lower() == name.lower()), None
+                (to for word, to in peers("options").get(group.removesuffix(".only"), {}).items() if word.lower() == name.lower()), None
             )
             said = f"unknown option {name!r}"
             if (declares := owners().get((group, name), ())) and not origins.is_selected(group, name):  # type: ignore[call-overload]
                 said = f"{declares[0]} has no conf/{group}/{name}.yaml, by which its {group} {name!r} would be chosen"
-            nothing = group in SEVERAL and name.lower() in ("none", "null", "false")
-            if words := [f"{group}=[]"] if nothing else [] if meant else chosen_as(name, {}, without=group):
+            nothing = group in NOTHING and name.lower() in ("none", "null", "false")
+            if words := [NOTHING[group]] if nothing else [] if meant else chosen_as(name, {}, without=group):
                 return ConfigError(group, f"{said}; did you mean {' or '.join(words)}?")
             return ConfigError(group, f"{said}; {unknown(name, options, '', True, meant)}")
     return ConfigError("", f"there is no configuration {path!r} in the search path; see --info searchpath")
@@ -132,7 +133,7 @@ def not_chosen(kind: str, name: str, nodes: Iterable[str]) -> ConfigError:
 
 
 def _together(kind: str, name: str, nodes: Iterable[str]) -> str:
-    """Return ``logger=[progress,wandb]``: the current choices, except permanent ones, and one more."""
+    """Return ``exploration=[gaussian,icm]``: the current choices, except those of every run, and one more."""
     always = loaded([f"{kind}=[]"])[kind]
     return f"{kind}=[{','.join([*(other for other in nodes if other not in always), name])}]"
 

@@ -291,7 +291,7 @@ FORBIDDEN = {
     "checkpoint.every=soon": "checkpoint.every: 'soon' has the wrong type: should be steps, or minutes",
     "checkpoint.keep_last=0": "checkpoint.keep_last: 0 is out of range: should be greater than 0",
     "hardware=1gpu": "hardware: needs a CUDA device",
-    "logger=[wanb]": "logger: unknown option 'wanb'",
+    "logger.only=[wanb]": "logger: unknown option 'wanb'",
     "total_steps=300,400": "total_steps: 300,400 is several values",
     "~algo": "algo: cannot be taken out of a run",
     "--multirun": "no flag --multirun is known here",
@@ -550,11 +550,11 @@ def test_a_logger_that_is_no_longer_installed_can_be_left_out(
 ):
     settings = yaml.safe_dump({**default_node("model", "mlp"), "name": "gone"})
     install("rlplug-gone", "rlplug_gone", {**PLUGIN, "rlplug_gone/conf/model/gone.yaml": settings}, version="3.1")
-    run = trained("ppo", tmp_path / "run", ["logger=[gone]", "total_steps=128"])
+    run = trained("ppo", tmp_path / "run", ["logger.only=[gone]", "total_steps=128"])
     shutil.rmtree(site)
     site.mkdir()
     rlplug.registry.refresh()
     message = refused(capsys, run, "resume", run, "total_steps=192")
     assert message.startswith("logger.gone: the run used logger 'gone' of rlplug-gone 3.1, which is not installed")
-    lines = goes_on(capsys, run, "logger=[]", "total_steps=192")
+    lines = goes_on(capsys, run, "logger.only=[]", "total_steps=192")
     assert lines[:2] == ["total_steps: 128 -> 192", "- logger.gone"]

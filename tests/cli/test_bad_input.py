@@ -61,7 +61,7 @@ BAD = {
     "exploration={icm:{eta:1}}": "exploration.icm: is not among what is chosen; add it: exploration=[icm]",
     "env.kwargs.size=5": "env.kwargs.size: unknown key; there are none yet, and a new one is written with +: ",
     "algo.n_steps=5": "algo.n_steps: unknown key; did you mean rollout_fragment_length?",
-    "logger.wandb.project=x": "logger.wandb: is not among what is chosen; add it: logger=[progress,tensorboard,wandb]",
+    "logger.wandb.project=x": "logger.wandb: is not among what is chosen; add it: logger=[wandb]",
     "exploration.icm.eta=1": "exploration.icm: is not among what is chosen; add it: exploration=[icm]",
     "algo=dqn +exploration.icm.eta=1": "exploration.icm: is not among what is chosen; add it: "
     "exploration=[epsilon_greedy,icm]",
@@ -186,7 +186,7 @@ BAD = {
 
 CHECK = "check shows what would run, and trains nothing: check algo=ppo env=cartpole"
 PLAYS = "evaluate plays a run: evaluate <run folder>"
-WANDB = "logger=[progress,tensorboard,wandb]"
+WANDB = "logger=[wandb]"
 BAD |= {  # what is right in another program, or said in another way
     # flags
     "--dry-run": f"there is no flag --dry-run: {CHECK}",
@@ -230,7 +230,7 @@ BAD |= {  # what is right in another program, or said in another way
     f"algo=impala loop.broadcast_interval={10**20}": f"loop.broadcast_interval: {10**20} is out of range: should be ",
     "eval=false": "eval: false has the wrong type: should be a mapping; did you mean eval.every=0?",
     "checkpoint=false": "checkpoint: false has the wrong type: should be a mapping; did you mean checkpoint.every=0?",
-    "logger=none": "logger: unknown option 'none'; did you mean logger=[]?",
+    "logger=none": "logger: unknown option 'none'; did you mean logger.only=[]?",
     "exploration=false": "exploration: unknown option 'false'; did you mean exploration=[]?",
     "tuned=false": "tuned: unknown option 'false'; did you mean none? There are: ",
     "env=frozenlake env.kwargs={is_slippery:false}": "env.kwargs.is_slippery: unknown key; there are none yet, and a "
@@ -309,7 +309,7 @@ gymnasium.register("Broken-v0", Broken)
 def test_an_environment_that_fails(where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
     """At its first reset there is nothing yet to keep; later the way back stands on a line of its own."""
     monkeypatch.chdir(tmp_path)
-    assert main(["env=gymnasium", "env.id=Broken-v0", f"+env.kwargs.where={where}", "logger=[]"]) == 1
+    assert main(["env=gymnasium", "env.id=Broken-v0", f"+env.kwargs.where={where}", "logger.only=[]"]) == 1
     *_, error, last = capsys.readouterr().err.splitlines()
     if where == "reset":
         assert last == "rlplug: OSError: no field to play on"

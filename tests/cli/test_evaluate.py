@@ -22,7 +22,7 @@ SETTINGS = ["algo=sac", "env=pendulum", "total_steps=600", "eval.every=0", "eval
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     with punctual():
-        rlplug.train([*SETTINGS, "model.hidden=[8]", "logger=[]", f"hydra.run.dir={folder}"])
+        rlplug.train([*SETTINGS, "model.hidden=[8]", "logger.only=[]", f"hydra.run.dir={folder}"])
     return folder
 
 

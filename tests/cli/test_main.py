@@ -13,7 +13,7 @@ from rlplug.cli import main
 from tests.cli.scores import Scores
 from tests.installing import Install
 
-SHORT = ["env=cartpole", "total_steps=1024", "eval.episodes=1", "eval.every=0", "logger=[]", "model.hidden=[8]"]
+SHORT = ["env=cartpole", "total_steps=1024", "eval.episodes=1", "eval.every=0", "logger.only=[]", "model.hidden=[8]"]
 
 
 @pytest.fixture(autouse=True)

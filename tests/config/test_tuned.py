@@ -103,7 +103,7 @@ def test_a_folder_of_ones_own_brings_them_too(tmp_path):
 
 
 def test_every_job_of_a_sweep_has_those_of_its_pair(tmp_path):
-    quick = ["total_steps=512", "num_envs=2", "rollout_fragment_length=128", "logger=[]", "eval.every=0"]
+    quick = ["total_steps=512", "num_envs=2", "rollout_fragment_length=128", "logger.only=[]", "eval.every=0"]
     quick = [*quick, "num_steps_sampled_before_learning_starts=100"]
     words = ["-m", "algo=dqn,ppo", "env=cartpole", *quick, "eval.episodes=1", f"hydra.sweep.dir={tmp_path}"]
     done = subprocess.run([sys.executable, "-m", "rlplug", *words], capture_output=True, text=True)

@@ -32,7 +32,7 @@ SPEC = single_agent(ENV.observation_space, ENV.action_space, 500)
 QUIET = (
     "env=cartpole",
     "hardware=cpu",
-    "logger=[]",
+    "logger.only=[]",
     "tuned=none",
     "model.hidden=[8]",
     "eval.every=0",
@@ -265,7 +265,7 @@ def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
     assert main(["resume", str(run)]) == 0
     assert "has finished: 6 updates, no evaluation" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"env: recorded cannot be played: it is for data.path=<files>"):
-        build(compose(["algo=ppo", "env=recorded", f"env.path={path}", "hardware=cpu", "logger=[]"]), Path())
+        build(compose(["algo=ppo", "env=recorded", f"env.path={path}", "hardware=cpu", "logger.only=[]"]), Path())
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ gymnasium.register("Absorbing-v0", "tests.data.test_order:Absorbing", max_episod
 WORDS = ("algo=dqn", "env=gymnasium", "env.id=tests.data.test_order:Absorbing-v0", "loop=offline", "exploration=[]")
 WORDS += (
     "hardware=cpu",
-    "logger=[]",
+    "logger.only=[]",
     "tuned=none",
     "eval.every=0",
     "eval.episodes=1",

@@ -204,7 +204,7 @@ def test_a_close_that_raises_is_told_and_keeps_nobody(kind, capfd):
 @pytest.mark.parametrize("vectorization", ["list", "subprocess"])
 def test_an_environment_that_exits_when_it_is_made(vectorization, capsys, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["env=gymnasium", "env.id=tests.envs.test_misbehaving:Rude-v0", "+env.kwargs.init=3", "logger=[]"]
+    words = ["env=gymnasium", "env.id=tests.envs.test_misbehaving:Rude-v0", "+env.kwargs.init=3", "logger.only=[]"]
     assert main([*words, f"env.vectorization={vectorization}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "rlplug: env.id: Rude-v0 cannot be made: SystemExit: 3"
@@ -223,7 +223,7 @@ class Rude(CartPoleEnv):
     def close(self): raise ValueError("no")
 gymnasium.register("Mine-v0", Rude, max_episode_steps=50)
 from rlplug.cli import main
-words = ["env=gymnasium", "env.id=Mine-v0", "total_steps=1024", "logger=[]", "eval.episodes=1"]
+words = ["env=gymnasium", "env.id=Mine-v0", "total_steps=1024", "logger.only=[]", "eval.episodes=1"]
 sys.exit(main([*words, "hydra.run.dir=run"]))
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ, capture_output=True, text=True)

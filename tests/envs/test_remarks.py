@@ -54,7 +54,7 @@ def test_a_run_tells_it_once(what, algo, tmp_path: Path, capsys):
         "num_envs=1",
         "rollout_fragment_length=256",
         "model.hidden=[4]",
-        "logger=[]",
+        "logger.only=[]",
         "hardware=cpu",
         "compile=off",
     ]

@@ -108,7 +108,7 @@ def test_columns_of_a_vector_that_are_seeded_one_by_one():
 @pytest.mark.parametrize("bits", [31, 32])
 def test_a_run(bits, tmp_path: Path, capsys):
     words = ["env=gymnasium", "env.id=Signed-v0", f"env.seed_bits={bits}", "total_steps=2048", "algo.num_sgd_iter=1"]
-    code = main([*words, "model.hidden=[4]", "hardware=cpu", "logger=[]", f"hydra.run.dir={tmp_path / 'run'}"])
+    code = main([*words, "model.hidden=[4]", "hardware=cpu", "logger.only=[]", f"hydra.run.dir={tmp_path / 'run'}"])
     assert code == (0 if bits == 31 else 1)
     if bits == 32:
         assert capsys.readouterr().err.splitlines()[-1].endswith("set env.seed_bits=31")

@@ -15,7 +15,7 @@ from rlplug.run.launch import train
 @pytest.mark.parametrize("vectorization", ["list", "native"])  # columns that are independent, and columns that are not
 def test_two_ranks_play_the_episodes_of_one(tmp_path, vectorization):
     words = ["algo=ppo", "env=cartpole", f"env.vectorization={vectorization}", "total_steps=1100", "model.hidden=[8]"]
-    train(compose([*words, "eval.episodes=5", "eval.every=0", "hardware=2cpu", "logger=[]"]), tmp_path)
+    train(compose([*words, "eval.episodes=5", "eval.every=0", "hardware=2cpu", "logger.only=[]"]), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     alone = evaluate(tmp_path, ["hardware=cpu"])
     for name in ("eval/return_mean", "eval/return_std", "eval/length_mean"):

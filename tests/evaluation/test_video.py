@@ -21,7 +21,7 @@ from rlplug.run import launch
 from rlplug.types import ConfigError
 
 SHORT = ("algo=ppo", "env=cartpole", "total_steps=512", "num_envs=2", "rollout_fragment_length=64", "hardware=cpu",
-         "algo.sgd_minibatch_size=64", "eval.every=256", "eval.episodes=2", "logger=[]")  # fmt: skip
+         "algo.sgd_minibatch_size=64", "eval.every=256", "eval.episodes=2", "logger.only=[]")  # fmt: skip
 
 
 def test_every_evaluation_is_recorded_and_the_run_stays_the_same(tmp_path: Path):

@@ -45,7 +45,7 @@ RUN += [
     "eval.every=0",
     "eval.episodes=1",
     "checkpoint.every=256",
-    "logger=[bad,csv]",
+    "logger.only=[bad,csv]",
 ]
 
 
@@ -114,7 +114,7 @@ SAVED = ("checkpoint.every=512", "eval.every=512")
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert main([*RUN, *SAVED, "logger=[csv]", f"hydra.run.dir={folder}"]) == 0
+    assert main([*RUN, *SAVED, "logger.only=[csv]", f"hydra.run.dir={folder}"]) == 0
     return folder
 
 

@@ -25,7 +25,7 @@ from rlplug.types import ConfigError
 from tests.plugins.acting import B, T, move, segment
 
 SMALL = ("num_envs=4", "rollout_fragment_length=8", "model.hidden=[8]", "algo.lr=0.01", "tuned=none")
-RUN = ("algo=a3c", "env=cartpole", *SMALL, "train_batch_size=16", "hardware=cpu", "logger=[]", "eval.every=0")
+RUN = ("algo=a3c", "env=cartpole", *SMALL, "train_batch_size=16", "hardware=cpu", "logger.only=[]", "eval.every=0")
 
 
 def make(*words: str, size: int = T * B, ranks: int = 1) -> A3C:

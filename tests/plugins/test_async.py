@@ -24,7 +24,7 @@ from rlplug.testing.checks.runs import Case, differences, play
 from rlplug.types import ConfigError
 
 SMALL = ("rollout_fragment_length=8", "train_batch_size=64", "tuned=none")
-RUN = ["algo=impala", "env=cartpole", *SMALL, "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1"]
+RUN = ["algo=impala", "env=cartpole", *SMALL, "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=1"]
 
 
 def column(run: Path, name: str) -> list[float]:

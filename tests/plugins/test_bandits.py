@@ -27,7 +27,7 @@ from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError, EnvSpec, Group
 from tests.hardware.test_ranks import play
 
-RUN = ("env=linear_bandit", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "checkpoint.every=0")
+RUN = ("env=linear_bandit", "tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0", "checkpoint.every=0")
 
 
 def spec(*obs: int, arms: int = 2, extras=None, **more) -> EnvSpec:

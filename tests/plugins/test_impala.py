@@ -23,7 +23,7 @@ from rlplug.trainer.learner import RankLearner
 from rlplug.types import ConfigError, RunError
 from tests.plugins.acting import B, T, move, segment
 
-RUN = ["algo=impala", "env=cartpole", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1"]
+RUN = ["algo=impala", "env=cartpole", "tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=1"]
 RUN += ["rollout_fragment_length=8", "train_batch_size=64", "log.every=512"]
 TORSOS = [([], False), ([], True), (["model=lstm"], False), (["model=lstm"], True), (["model@critic_model=gru"], False)]
 NAMES = ["mlp", "mlp shared", "lstm", "lstm shared", "memory of the critic"]

@@ -33,7 +33,7 @@ COMMON = [
         "eval.every=90",
         "eval.episodes=1",
     ),
-    *("hardware=cpu", "logger=[]"),
+    *("hardware=cpu", "logger.only=[]"),
 ]
 SAC = [
     *("algo=sac", "env=pendulum", "buffer.capacity=200", "train_batch_size=8", "checkpoint.every=110"),

@@ -27,7 +27,7 @@ print(json.dumps([name for name in {heavy} if name in sys.modules]))
 def test_a_run_of_one_process_imports_nothing_that_it_does_not_use(algo: str, tmp_path: Path):
     """Checkpoints and a resumed run included."""
     words = [f"algo={algo}", "env=cartpole", "tuned=none", "hardware=cpu", "total_steps=512", "eval.episodes=1"]
-    words += ["logger=csv", "rollout_fragment_length=8"] + (
+    words += ["logger.only=csv", "rollout_fragment_length=8"] + (
         ["algo.sgd_minibatch_size=32"] if algo == "ppo" else ["num_steps_sampled_before_learning_starts=256"]
     )
     command = [sys.executable, "-c", PROGRAM.format(heavy=HEAVY), str(tmp_path / "run"), *words]
@@ -43,7 +43,7 @@ def test_a_command_line_counts_start_up_from_the_start_of_its_process(tmp_path: 
         "env=cartpole",
         "tuned=none",
         "hardware=cpu",
-        "logger=[]",
+        "logger.only=[]",
         "total_steps=512",
         "eval.episodes=1",
     ]

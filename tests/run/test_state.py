@@ -20,7 +20,7 @@ from rlplug.types import CheckpointError
 
 SMALL = [
     "env=cartpole",
-    "logger=[]",
+    "logger.only=[]",
     "model.hidden=[8]",
     "num_envs=2",
     "rollout_fragment_length=16",

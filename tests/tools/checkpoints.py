@@ -48,7 +48,7 @@ LIMIT_S = 60
 MEMORY = 12 * 1024**3  # of address space, of which a process with torch takes some
 MOST_LINES = 40  # of a message, which has one for each setting that is wrong
 ESCAPES = ("\x1b[31m", "\x1b]0;owned\x07", "\x07\x08", "\u202e", "\x9b2J", "\r", "\u2028", "\x7f", "\ud800")
-SHORT = ("eval.every=0", "eval.episodes=1", "hardware=cpu", "logger=[]", "tuned=none")
+SHORT = ("eval.every=0", "eval.episodes=1", "hardware=cpu", "logger.only=[]", "tuned=none")
 SMALL = ("num_steps_sampled_before_learning_starts=20", "train_batch_size=8", "buffer.capacity=100", "total_steps=120")
 ROLLOUT = ("total_steps=128", "num_envs=2", "algo.sgd_minibatch_size=64", "rollout_fragment_length=32")
 NORMALIZED = ("preprocess.normalize_obs=true", "preprocess.normalize_reward=true", "model.torso.hidden=[8]")

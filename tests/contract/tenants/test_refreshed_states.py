@@ -17,7 +17,7 @@ from tests.contract.tenants.learners import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
 RUN = [
-    *("algo=refreshing", "env=stateless_cartpole", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1"),
+    *("algo=refreshing", "env=stateless_cartpole", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=1"),
     *("model.hidden=16", "model.torso.hidden=[16]", "buffer.capacity=1000"),
 ]
 
