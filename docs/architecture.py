@@ -56,6 +56,7 @@ ROOMS = {
     "envs": "environments as vectors",
     "contract": "checks what components are",
     "registry": "finds installed plugins",
+    "tracking": "what trackers of runs share",
     "buffer": "what buffers are made of",
     "api": "the contracts of a plugin",
     "plan": "what hardware a run takes",

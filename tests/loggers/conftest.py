@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pluggy
 import pytest
 import yaml
 
 from rlplug.api import Loop, VecEnv
+from rlplug.evaluation.video import record
 from rlplug.registry import Events, conf_folder, load
 from rlplug.types import Progress
 
@@ -45,6 +48,7 @@ class LoggedRun:
     logged: int = 0
 
     def __post_init__(self) -> None:
+        (self.run_dir / "manifest.json").write_text(json.dumps({"run": "a" * 32, "git": {"commit": "c" * 40}}))
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
 
@@ -78,6 +82,20 @@ def run(tmp_path: Path) -> LoggedRun:
     folder = tmp_path / "sac-pendulum" / "2030-01-02_03-04-05-s3"
     folder.mkdir(parents=True)
     return LoggedRun(folder)
+
+
+@pytest.fixture
+def evaluated(run: LoggedRun) -> LoggedRun:
+    """A run that is at step 200, with the video of an evaluation and a best checkpoint."""
+    shown = (np.full((16, 16, 3), 10 * i, np.uint8) for i in range(5))
+    record(run.run_dir / "videos" / "step_000000000200.mp4", shown, 25)
+    checkpoint = run.run_dir / "checkpoints" / "step_000000000200"
+    checkpoint.mkdir(parents=True)
+    for name in ("manifest.json", "weights.pt", "learner.pt"):
+        (checkpoint / name).write_text(name)
+    (checkpoint.parent / "best").symlink_to(checkpoint.name)
+    run.progress.env_steps = 200
+    return run
 
 
 @pytest.fixture

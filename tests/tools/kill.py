@@ -38,7 +38,7 @@ from rlplug.registry import load
 from rlplug.testing.comparing import compare_runs
 from rlplug.types import CheckpointError, ConfigError, RunError
 
-DEFAULTS = {"hardware": "cpu", "logger": "[]"}
+DEFAULTS = {"hardware": "cpu", "logger.only": "[]"}
 LIFETIME = (0.05, 1.5)  # seconds that a process of `continuous` lives
 TRIES = 100  # to hit a checkpoint that is being written
 RANKS_END_S = 60  # also those that are still importing torch
