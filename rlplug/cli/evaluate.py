@@ -12,17 +12,18 @@ from rlplug.cli.meant import require_run
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, Mode
 
-USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--explore | --random] [key=value ...]
+USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--record] [--explore | --random] [key=value ...]
 
 Plays greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of
 the given one (as checkpoints/best). --json prints one JSON object. --explore draws actions from the policy,
---random as before learning starts, both without exploration modules. Writes nothing, unless record.path is given.
+--random as before learning starts, both without exploration modules. --record also writes a video of a greedy
+episode, or of eval.record=3 of them, to videos/ of the run folder. Nothing else is written, unless record.path is given.
 
   eval.episodes=100        how many episodes; as in the run, if not given
   eval.max_episode_steps=1000
                            steps after which an episode is cut; as in the run, if not given
   seed=7                   other episodes; as in the run, these are those of its own evaluation at that step
-  hardware=cpu             where; if not given, as in the run, or the processor where that is not available
+  hardware=cpu             where; if not given, as in the run, or the CPU where that is not available
   record.path=data/expert  write the episodes down, for data.path of other runs; see docs/data.md
   env.max_episode_steps=50, +env.kwargs.g=9.8
                            change the environment, as long as its spaces stay the same"""
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     modes: list[Mode] = [mode for mode in ("explore", "random") if f"--{mode}" in arguments]
     if len(modes) > 1:
         raise ConfigError("", "evaluate takes one of --explore and --random")
-    known = ("--json", *(f"--{mode}" for mode in modes))
+    known = ("--json", "--record", *(f"--{mode}" for mode in modes))
     path, *overrides = [argument for argument in arguments if argument not in known] or [""]
     if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
         raise ConfigError("", f"evaluate takes no flag {flags[0]}; see rlplug evaluate --help")
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.agent import evaluate  # here, because torch takes seconds to import
 
-    result = evaluate(path, overrides, tell, *modes)
+    result = evaluate(path, overrides, tell, *(modes or ["greedy"]), video="--record" in arguments)
     say(json.dumps(result) if "--json" in arguments else table(result))
     return 0
 
@@ -69,4 +70,5 @@ def table(result: Mapping[str, Any]) -> str:
     }
     own = {key.removeprefix("eval/"): x for key, x in result.items() if key.startswith("eval/")}  # any algorithm's
     rows |= {key: f"{x:,.4g}" for key, x in own.items() if not key.startswith(("return_", "length_"))}
+    rows |= {"video": result["video"]} if "video" in result else {}
     return "\n".join(f"{name:<11} {value}" for name, value in rows.items())

@@ -202,7 +202,8 @@ BAD |= {  # what is right in another program, or said in another way
     "--experimental-rerun job.pickle": "--experimental-rerun is not for runs; resume continues one",
     "-sc query=bash": "--shell-completion query= is for the shell, which says what was typed; see install=",
     # verbs
-    "play": f"unknown verb 'play'; {PLAYS}",
+    "eval": f"unknown verb 'eval'; {PLAYS}",
+    "enjoy": "unknown verb 'enjoy'; play shows a run in a window: play <run folder>",
     "test runs/x": f"unknown verb 'test'; {PLAYS}",
     "plot": "unknown verb 'plot'; the numbers of a run are in its metrics.csv, and "
     "tensorboard --logdir runs draws them",

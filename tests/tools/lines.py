@@ -224,7 +224,7 @@ def generate(count: int, seed: int) -> list[list[str]]:
 
     def word() -> list[str]:
         verb = rng.choice(
-            ["resume", "evaluate", "estimate", "data", "plugins", "new", "check", "profile", "play", "plot"]
+            ["resume", "evaluate", "estimate", "data", "plugins", "new", "check", "profile", "play", "watch", "plot"]
         )
         said = [verb, *(rng.choice([*PLACES, *value(), *key()]) for _ in range(rng.randint(0, 3)))]
         return said if verb != "profile" else [*said, "algo=nope"]

@@ -1,5 +1,6 @@
 """Runs that are logged to Trackio's local database, which is read back."""
 
+import csv
 import json
 import sqlite3
 import subprocess
@@ -9,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import trackio
-import trackio.artifact
-import trackio.sqlite_storage
-import trackio.utils
 from rlplug import ConfigError, resume, testing, train
 from rlplug_trackio.logger import Trackio
 
@@ -43,8 +41,6 @@ def curve(metric):
 
 def table(folder):
     """Return step and metrics of the rows of metrics.csv."""
-    import csv
-
     with (folder / "metrics.csv").open(newline="") as file:
         return [{name: float(x) for name, x in row.items() if x} for row in csv.DictReader(file)]
 
