@@ -65,6 +65,7 @@ ROOMS = {
     "functional": "pure tensor functions",
     "nn": "parts of networks",
     "tree": "operations on nested dicts",
+    "terminal": "progress on a terminal",
     "host": "what may be read at no cost",
     "packages": "what packages declare",
     "types": "the stream rule, batch keys",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,6 @@ from rlplug.envs.spaces import batched, execute, observe
 from rlplug.envs.spec_json import from_json, mismatch, to_json
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator
-from rlplug.evaluation.video import ALONE, check_pictures, pictures, record
 from rlplug.functional.returns import episode_metrics
 from rlplug.registry.installed import check_installed, versions
 from rlplug.trainer.normalize import Normalizer
@@ -162,13 +161,9 @@ def load(path: str | Path, device: str | torch.device = "cpu", seed: int | None 
 
 
 def evaluate(
-    path: str | Path,
-    overrides: Sequence[str] = (),
-    tell: Callable[[str], None] = warnings.warn,
-    mode: Mode = "greedy",
-    video: bool = False,
+    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn, mode: Mode = "greedy"
 ) -> dict[str, Any]:
-    """Play episodes in a run's environment, without writing files unless ``record.path`` or ``video`` asks for some.
+    """Play episodes in a run's environment, without writing files unless ``record.path`` is given.
 
     With the run's ``seed`` and ``eval.episodes``, they are the episodes of its evaluation at the checkpoint's step.
     They are played on one device of the run's hardware, or on the CPU if that is not available.
@@ -178,18 +173,15 @@ def evaluate(
         overrides: as on the command line: ``eval.episodes=100``, ``seed=7``, ``hardware=cpu``, ``+env.kwargs.g=9.8``.
         tell: called with each line for the user.
         mode: ``greedy``; ``explore``, which samples from the policy without exploration modules; or ``random``.
-        video: also record ``eval.record`` greedy episodes, or one, in ``videos/`` of the run folder.
 
     Returns:
-        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` the metrics ``eval/...`` and the file ``video``.
+        ``checkpoint``, ``env_steps``, ``updates``, ``episodes``, ``seed`` and the metrics ``eval/...``.
 
     Raises:
         ConfigError: see ``load``; or the overrides are invalid, or change the environment's spaces.
     """
-    checkpoint, raw, core, algorithm, ctx, normalize, make = _stage(path, overrides, tell)
-    manifest, keys, files, shown = checkpoint.manifest, None, None, dict[str, str]()
-    if video:
-        check_pictures(make(ALONE, True))
+    checkpoint, raw, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
+    manifest, keys, files = checkpoint.manifest, None, None
     if core.record.path is not None:
         about = {"spec": to_json(ctx.spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
         about |= {"seed": core.seed, "checkpoint": str(checkpoint.path), "mode": mode}
@@ -206,30 +198,12 @@ def evaluate(
             metrics = episode_metrics(played)
             if files is not None:
                 files.add_all(played)
-    if video:
-        env, folder = make(ALONE, True), checkpoint.path.parents[1] / "videos"
-        shown["video"] = str(folder / f"evaluation_{checkpoint.steps:012d}_s{core.seed}.mp4")
-        images = pictures(env, algorithm, ctx, max(core.eval.record, 1), normalize)
-        record(Path(shown["video"]), images, env.traits.render_fps)
     extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
-    return _about(checkpoint, core, len(played["return"])) | metrics | extremes | shown
+    return _about(checkpoint, core, len(played["return"])) | metrics | extremes
 
 
-def play(
-    path: str | Path, overrides: Sequence[str] = (), tell: Callable[[str], None] = warnings.warn
-) -> tuple[Iterator[np.ndarray], float, Path]:
-    """Return images ``[H, W, 3]`` uint8 of ``eval.episodes`` greedy episodes, how many a second shows, the checkpoint.
-
-    Args, raises: see ``evaluate``; ``ConfigError`` also for an environment that renders no images.
-    """
-    checkpoint, _, core, algorithm, ctx, normalize, make = _stage(path, overrides, tell)
-    env = make(ALONE, True)
-    images = pictures(env, algorithm, ctx, core.eval.episodes, normalize)
-    return images, env.traits.render_fps, checkpoint.path
-
-
-def _stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None]) -> tuple[Any, ...]:
-    """Return checkpoint, settings, algorithm, context, normalization and a function that makes environments."""
+def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None]) -> tuple[Any, ...]:
+    """Return checkpoint, settings, core settings, algorithm, context, normalization, and ``make(shard, render)``."""
     checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
     if raw["env"]["name"] == checkpoint.manifest["config"]["env"]["name"]:
         check_installed({"env": checkpoint.manifest["plugins"]["env"]})

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlplug.cli import say, tell
 from rlplug.cli.meant import require_run
+from rlplug.cli.play import video
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, Mode
 
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.agent import evaluate  # here, because torch takes seconds to import
 
-    result = evaluate(path, overrides, tell, *(modes or ["greedy"]), video="--record" in arguments)
+    shown = {"video": str(video(path, overrides))} if "--record" in arguments else {}
+    result = evaluate(path, overrides, tell, *modes) | shown
     say(json.dumps(result) if "--json" in arguments else table(result))
     return 0
 

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,38 @@ def main(arguments: Sequence[str]) -> int:
         return _page(path, overrides)
     window = _Window(path)
 
-    from rlplug.agent import play  # here, because torch takes seconds to import
-
-    images, fps, _ = play(path, overrides, tell)
+    images, fps, _ = episodes(path, overrides)
     window.show(images, fps)
     return 0
+
+
+def episodes(path: str, overrides: Sequence[str], n: Callable[[Any], int] = lambda eval: eval.episodes) -> Any:
+    """Return images ``[H, W, 3]`` uint8 of greedy episodes, how many a second shows, and the file for their video.
+
+    Args:
+        n: returns the number of episodes for the settings ``eval``.
+
+    Raises:
+        ConfigError: see ``agent.evaluate``.
+    """
+    from rlplug.agent import stage  # here, because torch takes seconds to import
+    from rlplug.evaluation.video import ALONE, pictures
+
+    checkpoint, _, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
+    env = make(ALONE, True)
+    name = f"evaluation_{checkpoint.steps:012d}_s{core.seed}.mp4"
+    images = pictures(env, algorithm, ctx, n(core.eval), normalize)
+    return images, env.traits.render_fps, checkpoint.path.parents[1] / "videos" / name
+
+
+def video(path: str, overrides: Sequence[str]) -> Path:
+    """Write a video of ``eval.record`` greedy episodes, or one, to ``videos/`` of the run folder; return the file."""
+    images, fps, file = episodes(path, overrides, lambda eval: max(eval.record, 1))
+
+    from rlplug.evaluation.video import record
+
+    record(file, images, fps)
+    return file
 
 
 class _Window:
@@ -111,16 +138,15 @@ def _page(path: str, overrides: Sequence[str]) -> int:
     """Write a page with a video, print its path, and open it where there is a browser."""
     import html
 
-    from rlplug.agent import play
     from rlplug.checkpointing import atomic
     from rlplug.evaluation.video import record
 
-    once = [] if any(word.startswith("eval.episodes=") for word in overrides) else ["eval.episodes=1"]
-    images, fps, checkpoint = play(path, [*once, *overrides], tell)
+    asked = any(word.startswith("eval.episodes=") for word in overrides)
+    images, fps, file = episodes(path, overrides, lambda eval: eval.episodes if asked else 1)
     with tempfile.TemporaryDirectory() as folder:
         record(video := Path(folder) / "play.mp4", images, fps)
         shown = base64.b64encode(video.read_bytes()).decode()
-    page = checkpoint.parents[1] / "videos" / "play.html"
+    page = file.with_name("play.html")
     page.parent.mkdir(exist_ok=True)
     atomic.replace(page, PAGE.format(title=html.escape(f"rlplug play {path}"), video=shown).encode())
     say(page)

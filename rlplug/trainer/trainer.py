@@ -56,6 +56,14 @@ class Trainer(Run):
         return self.reports.logged
 
     @property
+    def evaluated(self) -> tuple[int, int] | None:
+        return self.reports.evaluation.evaluator.player.ended
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        return self.clock.spent
+
+    @property
     def steps(self) -> int:
         return getattr(self.progress, self.loop.unit)
 

@@ -15,8 +15,8 @@ import pytest
 from imageio_ffmpeg import read_frames
 
 import rlplug
-from rlplug import agent
 from rlplug.cli import main
+from rlplug.cli.play import episodes
 
 SHORT = ("algo=ppo", "env=cartpole", "tuned=none", "total_steps=512", "num_envs=2", "rollout_fragment_length=64",
          "algo.sgd_minibatch_size=64", "eval.every=0", "eval.episodes=2", "logger.only=[]", "hardware=cpu")  # fmt: skip
@@ -41,12 +41,12 @@ def test_evaluate_records_a_video_of_the_episodes_that_it_plays(run: Path, capsy
     result = json.loads(capsys.readouterr().out)
     video = Path(result["video"])
     assert video.parent == run / "videos"
-    images, fps, checkpoint = agent.play(run, ["seed=3", "eval.episodes=2"])
+    images, fps, file = episodes(str(run), ["seed=3", "eval.episodes=2"])
     shown = list(images)
-    assert (fps, checkpoint.parent) == (50, run / "checkpoints")
+    assert (fps, file) == (50, video)
     assert (shown[0].shape, shown[0].dtype) == ((400, 600, 3), np.uint8)
     assert length(video) == len(shown)
-    other = list(agent.play(run, ["seed=3", "eval.episodes=1"])[0])
+    other = list(episodes(str(run), ["seed=3", "eval.episodes=1"])[0])
     assert 8 < len(other) < len(shown)
     assert all(np.array_equal(a, b) for a, b in zip(other, shown, strict=False))
     new = {path for path in run.rglob("*") if path.stat().st_mtime_ns != before.get(path)}
@@ -66,7 +66,7 @@ def test_the_page_holds_the_video_and_nothing_from_elsewhere(run: Path, capsys: 
     (found,) = re.findall(r'src="([^"]*)"', text)
     assert "http" not in text.replace(found, "")
     (run / "shown.mp4").write_bytes(base64.b64decode(found.removeprefix("data:video/mp4;base64,"), validate=True))
-    assert length(run / "shown.mp4") == len(list(agent.play(run, ["seed=3", "eval.episodes=1"])[0]))
+    assert length(run / "shown.mp4") == len(list(episodes(str(run), ["seed=3", "eval.episodes=1"])[0]))
 
 
 def play(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -25,6 +25,7 @@ class Config:
     total_steps: int = 1000
     algo: Any = None
     env: Any = field(default_factory=lambda: SimpleNamespace(cls=VecEnv))
+    checkpoint: Any = field(default_factory=lambda: SimpleNamespace(every="5min"))
     data: Any = None
     estimate: Any = None
     raw: dict[str, Any] = field(
@@ -46,6 +47,9 @@ class LoggedRun:
     progress: Progress = field(default_factory=Progress)
     loop: type[Loop] = Loop
     logged: int = 0
+    evaluated: tuple[int, int] | None = None
+    spent: dict[str, float] = field(default_factory=dict)
+    collector: Any = None
 
     def __post_init__(self) -> None:
         (self.run_dir / "manifest.json").write_text(json.dumps({"run": "a" * 32, "git": {"commit": "c" * 40}}))
