@@ -33,7 +33,16 @@ from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import CheckpointError, ConfigError, Mode
 
 # keys that may change for an evaluation
-EVALUABLE = ("eval.episodes", "eval.max_episode_steps", "eval.record", "seed", "env", "hardware", "deterministic", "record")
+EVALUABLE = (
+    "eval.episodes",
+    "eval.max_episode_steps",
+    "eval.record",
+    "seed",
+    "env",
+    "hardware",
+    "deterministic",
+    "record",
+)
 ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
 

@@ -75,9 +75,13 @@ class Status:
         if self.evaluating and (room := width - cell_len(GAP.join(scores)) - len(GAP)) >= LEAST_BAR:
             scores.append(bar(self.evaluating[0] / max(self.evaluating[1], 1), min(room, 20)))
         whole = sum(self.spent.values())
-        phases = [f"{name} {spent / whole:.0%}" for name, spent in self.spent.items() if whole and spent / whole >= 0.005]
+        phases = [
+            f"{name} {spent / whole:.0%}" for name, spent in self.spent.items() if whole and spent / whole >= 0.005
+        ]
         phases += [f"memory {size(self.memory)}"] if self.memory else []
-        return [line for part in (words, scores, phases, [self.checkpoint, self.actors]) for line in wrapped(part, width)]
+        return [
+            line for part in (words, scores, phases, [self.checkpoint, self.actors]) for line in wrapped(part, width)
+        ]
 
 
 def wrapped(words: Sequence[str], width: int) -> Iterator[str]:

@@ -308,7 +308,9 @@ class GoneLogger(CSV):
 @pytest.fixture
 def counting(install: Install, tmp_path: Path) -> Path:  # noqa: F811
     install("rlplug-gone", "rlplug_gone", GONE)
-    return trained(tmp_path / "counting", "algo=counting", "env=home", "logger.only=[]", "eval.episodes=2", "eval.every=0")
+    return trained(
+        tmp_path / "counting", "algo=counting", "env=home", "logger.only=[]", "eval.episodes=2", "eval.every=0"
+    )
 
 
 def uninstall(site: Path, name: str = "rlplug-gone", module: str = "rlplug_gone") -> None:  # noqa: F811
@@ -542,7 +544,14 @@ class Undecided(Counting):
 def test_even_of_a_policy_that_draws(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
     files = GONE | {"rlplug_gone/__init__.py": GONE["rlplug_gone/__init__.py"].replace(":Counting", ":Undecided")}
     install("rlplug-gone", "rlplug_gone", files)
-    settings = ["algo=counting", "env=home", "logger.only=[]", "eval.episodes=2", "eval.every=20", "checkpoint.every=20"]
+    settings = [
+        "algo=counting",
+        "env=home",
+        "logger.only=[]",
+        "eval.episodes=2",
+        "eval.every=20",
+        "checkpoint.every=20",
+    ]
     run = trained(tmp_path / "run", *settings)
     steps = [path.name for path in checkpoints(run)]
     assert len(steps) == 2  # and an evaluation at each; the second one does not depend on the first

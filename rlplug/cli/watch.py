@@ -57,6 +57,8 @@ def main(arguments: Sequence[str]) -> int:
         every = float(value)
     require_run(path)
     folder = Folder(Path(path))
+    if not (folder.path / "manifest.json").exists():
+        raise CheckpointError(f"{path} {'holds no run' if folder.path.exists() else 'does not exist'}")
     if (summary := folder.summary()) is None and not folder.is_running():
         raise CheckpointError(f"{path} is not being trained; rlplug resume {path} continues it")
     try:
@@ -153,7 +155,9 @@ class Folder:
     def _checkpoint(self) -> str:
         every, names = self._raw["checkpoint"]["every"], [path.name for path in self.path.glob("checkpoints/step_*")]
         last = max((int(name[5:]) for name in names if name[5:].isdigit()), default=None)
-        following = f"then every {every}" if isinstance(every, str) else f"every {every:,} steps" if every else "at the end"
+        following = (
+            f"then every {every}" if isinstance(every, str) else f"every {every:,} steps" if every else "at the end"
+        )
         return f"checkpoint {following}" if last is None else f"checkpoint {last:,}, {following}"
 
 

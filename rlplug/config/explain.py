@@ -105,7 +105,12 @@ def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
         group, name = "/".join(parts[:end]), "/".join(parts[end:])
         if options := option_names(group, overrides):
             meant = next(
-                (to for word, to in peers("options").get(group.removesuffix(".only"), {}).items() if word.lower() == name.lower()), None
+                (
+                    to
+                    for word, to in peers("options").get(group.removesuffix(".only"), {}).items()
+                    if word.lower() == name.lower()
+                ),
+                None,
             )
             said = f"unknown option {name!r}"
             if (declares := owners().get((group, name), ())) and not origins.is_selected(group, name):  # type: ignore[call-overload]

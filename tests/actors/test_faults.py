@@ -260,7 +260,14 @@ def test_the_open_row_of_a_lost_actor():
 def test_a_busy_learner_ends_no_actor(capfd: pytest.CaptureFixture[str]):
     """While the learner is busy it gets no heartbeats, and the actors play on."""
     words = ("algo=dqn", "env=cartpole", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.seconds=0.1")
-    words = (*words, "env.vectorization=list", "num_envs=2", "model.hidden=[16]", "logger.only=[]", "total_steps=10_000")
+    words = (
+        *words,
+        "env.vectorization=list",
+        "num_envs=2",
+        "model.hidden=[16]",
+        "logger.only=[]",
+        "total_steps=10_000",
+    )
     words = (*words, "rollout_fragment_length=64", "loop.in_flight=2")
 
     def disturb(played: int, trainer: Trainer) -> None:

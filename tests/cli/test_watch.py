@@ -52,7 +52,13 @@ def test_a_terminal_shows_the_run_until_it_ends(columns: int, tmp_path: Path):
     view = "  ".join(lines[at - 4 : at])
     summary = json.loads((folder / "summary.json").read_text())
     score = f"{summary['eval/return_mean']:,.1f} ± {summary['eval/return_std']:,.1f}"
-    for piece in ("100%", r"[\d,]+/20,000 steps", r"return [\d.]+ [▁-█]+", "collect .*%  update .*%", "checkpoint 20,0"):
+    for piece in (
+        "100%",
+        r"[\d,]+/20,000 steps",
+        r"return [\d.]+ [▁-█]+",
+        "collect .*%  update .*%",
+        "checkpoint 20,0",
+    ):
         assert re.search(piece, view) or (piece.startswith("checkpoint") and "checkpoint 19," in view), piece
     assert f"eval {score}" in view
     assert lines[at : at + 2] == ["status      finished", f"evaluation  {score}"]

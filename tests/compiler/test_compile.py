@@ -80,7 +80,13 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
     assert not learner.steps.compiler.active
 
 
-WORLD = ("env=cartpole", "env.id=rlplug.testing.worlds:World-v0", "env.vectorization=list", "logger.only=[]", "num_envs=4")
+WORLD = (
+    "env=cartpole",
+    "env.id=rlplug.testing.worlds:World-v0",
+    "env.vectorization=list",
+    "logger.only=[]",
+    "num_envs=4",
+)
 SEGMENTS = ("rollout_fragment_length=8", "train_batch_size=32")
 ALGORITHMS = {
     "ppo": ("algo=ppo", "rollout_fragment_length=8", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=1"),

@@ -135,8 +135,7 @@ BAD = {
     "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "eval={episode:3}": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "log.every.x=3": "log.every.x: unknown key: log.every is a single value and has no keys",
-    "logger.wandb.mode=online": "logger.wandb: is not among what is chosen; "
-    "add it: logger=[wandb]",
+    "logger.wandb.mode=online": "logger.wandb: is not among what is chosen; add it: logger=[wandb]",
     "model@critic=mlp": "critic: unknown key; did you mean critic_model? There are: ",
     "hardware=cpuu": "hardware: unknown option 'cpuu'; did you mean cpu? There are: ",
     "hardware=3": "hardware: unknown option '3'; there are: ",

@@ -70,4 +70,6 @@ def test_every_tracker_has_each_metric_once_per_step(tmp_path: Path, monkeypatch
     own = Counter({key: n for key, n in found["wandb"].items() if key[0] != "env_steps" and "video" not in key[0]})
     assert own == found["csv"]
     videos = {int(video.stem.removeprefix("step_")) for video in (folder / "videos").iterdir()}
-    assert {step: n for (name, step), n in found["wandb"].items() if name == "eval/video/path"} == dict.fromkeys(videos, 1)
+    assert {step: n for (name, step), n in found["wandb"].items() if name == "eval/video/path"} == dict.fromkeys(
+        videos, 1
+    )

@@ -12,7 +12,13 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-SHORT = ["env=gymnasium", "env.id=tests.resume.test_hanging:Hanging-v0", "env.timeout_s=1", "logger.only=[]", "num_envs=2"]
+SHORT = [
+    "env=gymnasium",
+    "env.id=tests.resume.test_hanging:Hanging-v0",
+    "env.timeout_s=1",
+    "logger.only=[]",
+    "num_envs=2",
+]
 SHORT = [
     *SHORT,
     "rollout_fragment_length=64",

@@ -153,7 +153,9 @@ def test_200_kills_during_continuous_checkpointing(tmp_path: Path):
 
 
 def test_runs_that_differ_are_told_apart(tmp_path: Path):
-    one, other = ([*CONFIGS["sac"], *length(150, 100), f"seed={seed}", "hardware=cpu", "logger.only=[]"] for seed in (0, 1))
+    one, other = (
+        [*CONFIGS["sac"], *length(150, 100), f"seed={seed}", "hardware=cpu", "logger.only=[]"] for seed in (0, 1)
+    )
     assert main([*one, f"hydra.run.dir={tmp_path / 'a'}"]) == 0
     assert main([*other, f"hydra.run.dir={tmp_path / 'b'}"]) == 0
     different = {name.partition(":")[0] for name in differences_of_runs(tmp_path / "a", tmp_path / "b")}

@@ -192,7 +192,13 @@ def test_schedules_follow_the_environment_steps(tmp_path):
 
 
 def test_a_round_is_explored_with_the_schedule_of_its_first_step(tmp_path):
-    small = ["algo=dqn", "tuned=none", "total_steps=200", "num_steps_sampled_before_learning_starts=100", "logger.only=[]"]
+    small = [
+        "algo=dqn",
+        "tuned=none",
+        "total_steps=200",
+        "num_steps_sampled_before_learning_starts=100",
+        "logger.only=[]",
+    ]
     trainer = build(
         compose([*small, "exploration.epsilon_greedy.epsilon=[[0,1],[200,0]]", "model.hidden=[8]"]), tmp_path
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trackio
 from rlplug import ConfigError, resume, testing, train
+
 from rlplug_trackio.logger import Trackio
 
 RUN = ["algo=ppo", "env=cartpole", "tuned=none", "num_envs=2", "rollout_fragment_length=64", "total_steps=1024"]

@@ -30,7 +30,9 @@ class MLflow:
 
     @settings
     class Config:
-        tracking_uri: str | None = option("Folder, or URI of a database or server; null: MLFLOW_TRACKING_URI, or mlruns.")
+        tracking_uri: str | None = option(
+            "Folder, or URI of a database or server; null: MLFLOW_TRACKING_URI, or mlruns."
+        )
         experiment: str = option("Experiment of the run.")
         run_name: str | None = option("Name of the run; null: its folder.")
         tags: dict[str, str] = option("Tags of the run.")

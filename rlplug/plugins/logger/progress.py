@@ -135,8 +135,8 @@ class State:
             following = f"next in {clock(max(left, 0))}"
         else:
             following = f"next at {min((steps // every + 1) * every, self.run.config.total_steps):,}" if every else ""
-        words = [self._saved, following or "at the end"]
-        return f"checkpoint {', '.join(word for word in words if word)}"
+        words = [self._saved, "" if self.run.steps >= self.run.config.total_steps else following or "at the end"]
+        return f"checkpoint {', '.join(filter(None, words)) or 'at the end'}"
 
     def _actors(self) -> str:
         pool = getattr(self.run.collector, "pool", None)  # of Ray
