@@ -17,8 +17,8 @@ USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--record] [--exp
 
 Plays greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of
 the given one (as checkpoints/best). --json prints one JSON object. --explore draws actions from the policy,
---random as before learning starts, both without exploration modules. --record also writes a video of a greedy
-episode, or of eval.record=3 of them, to videos/ of the run folder. Nothing else is written, unless record.path is given.
+--random as before learning starts, both without exploration modules. --record also writes a video of one greedy
+episode, or of eval.record=3, to videos/ of the run folder. Nothing else is written, unless record.path is given.
 
   eval.episodes=100        how many episodes; as in the run, if not given
   eval.max_episode_steps=1000

@@ -59,8 +59,7 @@ class Player:
         self.make, self.algorithm, self.ctx, self.entropy = make, algorithm, ctx, entropy
         self.role: Role = role
         self.keys, self.normalize, self.exploration, self.name = keys, normalize, dict(exploration or {}), name
-        self._envs: dict[tuple[int, ...], VecEnv] = {}
-        self.ended: tuple[int, int] | None = None  # episodes of the job in progress that have ended, and all
+        self._envs, self.ended = dict[tuple[int, ...], VecEnv](), (0, 0)  # of the last job: ended episodes, and all
 
     def env(self, shard: EnvShard) -> VecEnv:
         """Return the environments of a shard; the first call creates them."""
@@ -110,7 +109,6 @@ class Player:
             while recorder.left.any():
                 if recorder.waits:
                     seeds = begin(seeds)
-                self.ended = len(recorder.played), int(quota.sum())
                 if stop():
                     raise Stopped
                 segment = collector.collect(CHUNK, job.mode, stop, acting)
@@ -122,7 +120,7 @@ class Player:
                     times, ended = collector.failed_episodes, f"{len(recorder.played)} of {quota.sum()}"
                     raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
                 recorder.add(on_cpu(segment if whole else keep(segment)))
-        self.ended = None
+                self.ended = len(recorder.played), int(quota.sum())
         rows, numbers = recorder.batch()
         if whole:
             with torch.inference_mode(), self.ctx.acting(shard):

@@ -51,7 +51,8 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
             if chooses:  # keep interpolations in the group's YAML, which refer to the run
                 words = (f"logger{ONLY}=[]", str(override.input_line), "~algo", "tuned=none")
                 value = OmegaConf.to_container(composed(words)[key], resolve=False)
-                value |= config[key] if override.key_or_group == "logger" else {}  # adds to the run's loggers
+                if override.key_or_group == "logger":  # adds to the run's loggers
+                    value = {**value, **config.logger}  # type: ignore[dict-item]
             OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
         except (ConfigKeyError, ConfigAttributeError) as error:
             raise no_such_key_of(config, str(error.full_key)) from None

@@ -56,12 +56,8 @@ class Trainer(Run):
         return self.reports.logged
 
     @property
-    def evaluated(self) -> tuple[int, int] | None:
+    def evaluated(self) -> tuple[int, int]:
         return self.reports.evaluation.evaluator.player.ended
-
-    @property
-    def spent(self) -> Mapping[str, float]:
-        return self.clock.spent
 
     @property
     def steps(self) -> int:

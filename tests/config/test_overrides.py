@@ -58,8 +58,11 @@ def test_options_of_a_group_come_from_its_yaml_and_csv_stays():
         "project": "rlplug",
         "entity": None,
         "group": None,
+        "job_type": "train",
         "run_name": None,
         "tags": ["a", "b, c", None],
+        "notes": None,
+        "log_model": True,
     }
     assert list(resumed("logger.only=wandb")["logger"]) == ["csv", "wandb"]
 

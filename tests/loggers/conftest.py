@@ -47,8 +47,8 @@ class LoggedRun:
     progress: Progress = field(default_factory=Progress)
     loop: type[Loop] = Loop
     logged: int = 0
-    evaluated: tuple[int, int] | None = None
-    spent: dict[str, float] = field(default_factory=dict)
+    evaluated: tuple[int, int] = (0, 0)
+    clock: Any = field(default_factory=lambda: SimpleNamespace(spent={}))
     collector: Any = None
 
     def __post_init__(self) -> None:

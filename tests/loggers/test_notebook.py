@@ -26,4 +26,5 @@ def test_a_notebook_has_one_line(tmp_path):
         shown.data["text/plain"],
     )
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert [line.split()[0] for line in printed.splitlines()][:2] == ["run", "status"]
+    lines = [line for line in printed.splitlines() if not line.startswith("rlplug: ")]
+    assert [line.split()[0] for line in lines] == ["run", "status", "evaluation", "steps", "wall", "run", "next"]

@@ -37,7 +37,7 @@ def play(run, logger, **options) -> None:
 
 
 class Terminal:
-    """A pseudo-terminal in place of stdout and stderr, and the screen that a terminal shows of what is written to it."""
+    """A pseudo-terminal in place of stdout and stderr, and the screen that it shows."""
 
     def __init__(self, columns: int = 80, lines: int = 40) -> None:
         self.screen = pyte.HistoryScreen(columns, lines, history=1000)
@@ -175,7 +175,7 @@ def test_an_evaluation_is_told_once(run, logger, capsys):
 
 @pytest.mark.parametrize("columns", [80, 130])
 def test_a_terminal_is_redrawn_in_place(columns, run, logger):
-    run.spent = {"collect": 60.0, "update": 35.0, "evaluate": 5.0, "checkpoint": 0.01}
+    run.clock.spent = {"collect": 60.0, "update": 35.0, "evaluate": 5.0, "checkpoint": 0.01}
     with Terminal(columns) as terminal:
         play(run, logger)
     lines = terminal.lines()
@@ -194,7 +194,7 @@ def test_a_terminal_is_redrawn_in_place(columns, run, logger):
 @pytest.mark.parametrize("columns", [80, 130])
 def test_nothing_is_cut_and_every_line_fits(columns, run, logger):
     run.config.total_steps, run.progress.env_steps = 1_000_000_000, 123_456_789
-    run.spent = dict.fromkeys(("collect", "update", "evaluate", "checkpoint", "estimate", "wait", "sample"), 10.0)
+    run.clock.spent = dict.fromkeys(("collect", "update", "evaluate", "checkpoint", "estimate", "wait", "sample"), 10.0)
     names = ["PLAYING"] * 3 + ["RESTARTING", "LOST", "STARTING"]
     handles = [SimpleNamespace(status=SimpleNamespace(name=name)) for name in names]
     run.collector = SimpleNamespace(pool=SimpleNamespace(handles=handles))
@@ -210,7 +210,7 @@ def test_nothing_is_cut_and_every_line_fits(columns, run, logger):
         "12%  123,456,789/1,000,000,000 steps",
         "return -1,234,567.8",
         "eval -1,234,567.8 ± 1,234,567.8",
-        *(f"{name} 14%" for name in run.spent),
+        *(f"{name} 14%" for name in run.clock.spent),
         "checkpoint 123,000,000, next in 0:0",
         "6 actors: 3 playing, 1 restarting, 1 lost, 1 starting",
     ):
@@ -227,7 +227,7 @@ def test_an_evaluation_shows_its_own_progress_and_does_not_count(run, logger):
         during = terminal.wait_for("evaluating 3/20 episodes  ━━━─")
         time.sleep(0.3)
         later = terminal.lines()
-        run.evaluated = None
+        run.evaluated = (20, 20)
         run.end()
     (speed,), (same,) = ([re.findall(r"500/1,000.*", line)[0] for line in lines if "500/1,000" in line]
                          for lines in (during, later))  # fmt: skip
@@ -239,7 +239,7 @@ def test_the_time_of_evaluations_is_not_in_the_speed(run):
     run.progress.env_steps = 100
     state._samples = deque([(state._active() - 1.0, 0)])
     before = state.status().speed
-    run.spent["evaluate"] = 5.0
+    run.clock.spent["evaluate"] = 5.0
     state._samples = deque([(state._active() - 1.0, 0)])
     assert state.status().speed == pytest.approx(before, rel=0.2)
 

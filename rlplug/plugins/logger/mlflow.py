@@ -56,8 +56,9 @@ class MLflow:
             self._experiment = found.experiment_id if found else self._client.create_experiment(cfg.experiment)
         except Exception as error:  # of any of its stores
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            said = f"{uri} cannot be opened ({reason:.200}); take a folder to log offline: logger.mlflow.tracking_uri=mlruns"
-            raise ConfigError("logger.mlflow.tracking_uri", said) from None
+            said = f"{uri} cannot be opened ({reason:.200})"
+            way = "take a folder to log offline: logger.mlflow.tracking_uri=mlruns"
+            raise ConfigError("logger.mlflow.tracking_uri", f"{said}; {way}") from None
         finally:
             if given is None:
                 del os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]

@@ -105,21 +105,27 @@ class State:
             speed=self._rate(),
             returns=[*self._returns],
             evaluation=evaluation(self.metrics),
-            evaluating=run.evaluated,
-            spent=dict(run.spent),
+            evaluating=self._evaluating(),
+            spent=dict(run.clock.spent),
             memory=self.process.memory_info().rss,
             checkpoint=self._checkpoint(),
             actors=self._actors(),
         )
 
+    def _evaluating(self) -> tuple[int, int] | None:
+        ended, planned = self.run.evaluated
+        return (ended, planned) if ended < planned else None
+
     def _active(self) -> float:
         """Return a clock in seconds that stands still during evaluations."""
-        return time.monotonic() - self.run.spent.get("evaluate", 0.0)
+        return time.monotonic() - self.run.clock.spent.get("evaluate", 0.0)
 
     def _rate(self) -> float:
         """Return steps per second over the last ``WINDOW_S``, without evaluations."""
-        if self.run.evaluated is None:
+        if self._evaluating() is None:
             now, steps = self._active(), self.run.steps
+            while len(self._samples) > 1 and self._samples[-1][0] > now:  # from within an evaluation
+                self._samples.pop()
             self._samples.append((now, steps))
             while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_S:
                 self._samples.popleft()

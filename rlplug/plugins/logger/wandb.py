@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import wandb
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from rlplug import hookimpl, tracking
 from rlplug.api import Context, Run
