@@ -12,27 +12,28 @@ from rlplug.registry.discovery import unknown
 from rlplug.types import CheckpointError, ConfigError
 
 VERBS = {
-    "test": "evaluate plays a run: evaluate <run folder>",
-    "eval": "evaluate plays a run: evaluate <run folder>",
+    "test": "evaluate runs episodes: evaluate <run folder>",
+    "eval": "evaluate runs episodes: evaluate <run folder>",
     "enjoy": "play shows a run in a window: play <run folder>",
     "render": "play shows a run in a window: play <run folder>",
     "video": "evaluate --record writes a video: evaluate <run folder> --record; eval.record=1 one of every evaluation",
     "tail": "watch shows a run that another process trains: watch <run folder>",
     "attach": "watch shows a run that another process trains: watch <run folder>",
     "continue": "resume continues a run: resume <run folder>",
-    "plot": "the numbers of a run are in its metrics.csv, and tensorboard --logdir runs draws them",
-    "list": "plugins lists what is installed: plugins [kind [name]]",
+    "list": "plugins lists what is installed: plugins [kind [name]]; runs lists runs",
+    "ls": "runs lists runs: runs [filters]",
+    "compare": "diff compares two runs, and report any number of them: report <runs>",
     "help": "see --help",
     "version": "see --version",
     "sweep": "-m sweeps over values: -m algo=ppo,sac seed=1,2,3",
     "tune": "-m sweeps over values: -m algo.lr=1e-3,3e-4",
-    "run": "train is what happens without a verb: algo=ppo env=cartpole",
+    "run": "training needs no verb: algo=ppo env=cartpole",
 }
 """verbs of other programs, and their equivalents"""
 
 FLAGS = {
-    "dry_run": "check shows what would run, and trains nothing: check algo=ppo env=cartpole",
-    "n": "check shows what would run, and trains nothing: check algo=ppo env=cartpole",
+    "dry_run": "check shows what would run, without training: check algo=ppo env=cartpole",
+    "n": "check shows what would run, without training: check algo=ppo env=cartpole",
     "list": VERBS["list"],
     "l": VERBS["list"],
     "v": "--version prints the version; a run prints more lines with logger.progress.every=1",
@@ -101,7 +102,7 @@ def require_run(path: str) -> None:
         return
     newest = max(_runs(folder if exists else Path("runs")), key=lambda found: found[0], default=None)
     if newest is not None:
-        what, where = ("holds no run", "in it") if exists else ("does not exist", "here")
+        what, where = ("contains no run", "in it") if exists else ("does not exist", "here")
         raise CheckpointError(f"{path} {what}; the newest run {where} is {newest[1]}")
 
 

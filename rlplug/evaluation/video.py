@@ -93,5 +93,5 @@ def _picture(env: Any) -> np.ndarray:
     except NotImplementedError:  # it supports only other modes, such as human
         shown = None
     if shown is None:
-        raise ConfigError("eval.record", "this environment shows no pictures of itself (rgb_array); 0 records none")
+        raise ConfigError("eval.record", "this environment cannot render rgb_array images; use 0")
     return np.ascontiguousarray(shown, np.uint8)

@@ -21,6 +21,7 @@ import rlplug
 from rlplug import registry, testing
 from rlplug.agent import ESTIMABLE, EVALUABLE
 from rlplug.cli import main
+from rlplug.cli.arguments import parsed
 from rlplug.cli.sweep import check_sweep
 from rlplug.config import parse
 from rlplug.config.changes import change, resumed
@@ -248,8 +249,10 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
         elif arguments and arguments[0].startswith(".testing."):
             subprocess.run([sys.executable, "-m", f"rlplug{arguments[0]}", "--help"], check=True, capture_output=True)
             rlplug.compose([argument for argument in arguments[1:] if "=" in argument])
-        elif arguments[:1] == ["data"]:
+        elif arguments[:1] in (["data"], ["runs"], ["diff"]):
             continue
+        elif arguments[:1] in (["plot"], ["report"]):
+            parsed(arguments[0], arguments[1:], importlib.import_module(f"rlplug.cli.{arguments[0]}").FLAGS)
         elif arguments and arguments[0] in MAY:
             arguments = [argument for argument in arguments if argument not in ("--explore", "--random")]
             raw, verb, words = rlplug.compose(["algo=sac"]).raw, arguments[0], arguments[2:]
@@ -270,21 +273,3 @@ def test_the_quoted_mistakes_are_refused_in_these_words(capsys: pytest.CaptureFi
     for command, message in quoted:
         assert main(shlex.split(command)) == 2
         assert capsys.readouterr().err.startswith(message)
-
-
-def test_the_curves_of_a_run_are_drawn(tmp_path: Path):
-    for seed in (1, 2):
-        (tmp_path / f"s{seed}").mkdir()
-        rows = [f"{step},{seed * step},{'' if step % 20 else step}" for step in range(10, 101, 10)]
-        (tmp_path / f"s{seed}" / "metrics.csv").write_text("\n".join(["step,episode/return,eval/return_mean", *rows]))
-    command = [sys.executable, DOCS / "curves.py", "try", tmp_path / "s1", tmp_path / "s2", "--out", tmp_path]
-    (tmp_path / "peer.csv").write_text("step,return\n10,5\n100,150\n")
-    command += ["--published", "others, 1M steps=250", "--beside", f"peer={tmp_path / 'peer.csv'}", "--smooth", "2"]
-    subprocess.run(command, check=True, capture_output=True)
-    picture = (tmp_path / "try.svg").read_text()
-    assert picture.count("<polygon") == 2
-    assert "try: return, 2 runs" in picture
-    assert "others, 1M steps: 250" in picture
-    assert ">peer<" in picture
-    best = re.findall(r'<polygon points="(\S+)', picture)
-    assert len(best) == 2

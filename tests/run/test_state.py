@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
+from rlplug import tree
 from rlplug.api import Plan
 from rlplug.checkpointing.format import Checkpoint, folder_of, write
 from rlplug.config import compose, parse
@@ -65,6 +67,22 @@ def test_another_kind_of_device_draws_anew_and_says_so(saved, tmp_path):
 def test_the_state_of_something_else_is_refused(saved, tmp_path, other, words):
     _, _, written = saved
     with closing(build(compose([*SMALL, *other]), tmp_path)) as trainer, pytest.raises(CheckpointError, match=words):
+        restore(trainer, written())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("maximize", 0), ("eps", [1e-5]), ("weight_decay", "0"), ("betas", [0.9, "1"])]
+)
+def test_options_of_an_optimizer_keep_their_types(saved, tmp_path, option, value):
+    _, snapshot, written = saved
+    found = [leaf for path, leaf in tree.items(snapshot.trees["learner"]) if path[-1] == "param_groups"]
+    assert found
+    for group in found[0]:
+        group[option] = value
+    with (
+        closing(build(compose(SMALL), tmp_path)) as trainer,
+        pytest.raises(CheckpointError, match=re.escape(f"{option} of an optimizer is {value!r}")),
+    ):
         restore(trainer, written())
 
 

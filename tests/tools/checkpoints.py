@@ -191,7 +191,7 @@ def tensors(rng: random.Random, x: Any) -> Any:
         other += [
             flat.expand(10**12),
             flat.expand(10**6, 10**6),
-            x.to_sparse() if x.numel() else x,
+            x.float().to_sparse() if x.numel() else x,
             torch.empty(2**40, device="meta"),
         ]
         other += [
@@ -202,7 +202,7 @@ def tensors(rng: random.Random, x: Any) -> Any:
         ]
         other += [torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8), torch.randint(-(2**62), 2**62, x.shape)]
     elif isinstance(x, int | float) and not isinstance(x, bool):
-        other += [2**63, -(2**63), 1e308, x + 1, -x, str(x), torch.tensor(x), [x]]
+        other += [2**63, -(2**63), 1e308, x + 1, -x, str(x), torch.tensor(x % 2**31), [x]]
     elif isinstance(x, str):
         other += [x + "\x00", "\ud800", x * 10**6]
     return rng.choice(other)

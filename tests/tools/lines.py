@@ -224,7 +224,10 @@ def generate(count: int, seed: int) -> list[list[str]]:
 
     def word() -> list[str]:
         verb = rng.choice(
-            ["resume", "evaluate", "estimate", "data", "plugins", "new", "check", "profile", "play", "watch", "plot"]
+            [
+                *("resume", "evaluate", "estimate", "data", "plugins", "new", "check", "profile", "play", "watch"),
+                *("runs", "diff", "plot", "report"),
+            ]
         )
         said = [verb, *(rng.choice([*PLACES, *value(), *key()]) for _ in range(rng.randint(0, 3)))]
         return said if verb != "profile" else [*said, "algo=nope"]
