@@ -84,7 +84,7 @@ def test_without_imageio_ffmpeg_a_run_is_refused_before_it_starts(tmp_path: Path
 
 def test_an_environment_without_pictures_is_refused_before_the_run(tmp_path: Path):
     words = [*SHORT[:2], "env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "eval.record=1"]
-    with pytest.raises(ConfigError, match=r"^eval.record: .*World-v0 shows no pictures of itself; use 0"):
+    with pytest.raises(ConfigError, match=r"^eval.record: .*World-v0 cannot render; use 0"):
         rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 
