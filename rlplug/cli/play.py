@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     path, *overrides = [argument for argument in arguments if argument != "--page"] or [""]
     if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
-        raise ConfigError("", f"play takes no flag {flags[0]}; see rlplug play --help")
+        raise ConfigError("", f"play has no flag {flags[0]}; see rlplug play --help")
     if not path or ("=" in path and not os.path.exists(path)):
         raise ConfigError("", "play takes a run folder or a checkpoint first; see rlplug play --help")
     require_run(path)

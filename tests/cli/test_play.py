@@ -94,8 +94,8 @@ def test_a_window_shows_the_episodes_and_closes(run: Path):
     ("words", "says"),
     {
         "play": "play takes a run folder or a checkpoint first; see rlplug play --help",
-        "play --full": "play takes no flag --full; see rlplug play --help",
-        "play {run} --page algo.gamma=0.9": "algo.gamma: cannot be changed: an evaluation may change ",
+        "play --full": "play has no flag --full; see rlplug play --help",
+        "play {run} --page algo.gamma=0.9": "algo.gamma: cannot be changed: an evaluation can change ",
         "evaluate {run} --record eval.record=-1": "eval.record: ",
     }.items(),
 )
@@ -110,5 +110,5 @@ def test_an_environment_without_pictures_is_refused_before_it_is_played(tmp_path
     rlplug.train(words)
     assert main(["evaluate", str(tmp_path / "run"), "--record"]) == 2
     printed = capsys.readouterr()
-    assert "environments on a device show no pictures of themselves" in printed.err
+    assert "environments on a device cannot render" in printed.err
     assert printed.out == ""
