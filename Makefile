@@ -4,7 +4,7 @@ PYTHON ?= .venv/bin/python
 
 install:  ## install everything that developing needs into .venv
 	python3 -m venv .venv
-	.venv/bin/python -m pip install -c constraints.txt -e '.[dev]' -e plugins/rlplug-reinforce -e plugins/rlplug-deepsea -e plugins/rlplug-bitflip
+	.venv/bin/python -m pip install -c constraints.txt -e '.[dev]' -e plugins/rlplug-reinforce -e plugins/rlplug-deepsea -e plugins/rlplug-bitflip -e plugins/rlplug-trackio
 
 check:  ## style, spelling, types, dependency rule
 	$(PYTHON) -m pytest tests/test_quality.py

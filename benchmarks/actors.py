@@ -50,7 +50,7 @@ from rlplug.types import Batch
 
 RESULTS = Path(__file__).parent / "results" / "actors.json"
 NEW = {"address": None, "object_store_memory": None, "num_cpus": 1, "num_gpus": 0, "placement_strategy": "PACK"}
-QUIET = ("hardware=cpu", "logger=[]", "tuned=none")
+QUIET = ("hardware=cpu", "logger.only=[]", "tuned=none")
 
 
 def actors(count: int) -> tuple[str, ...]:
@@ -263,7 +263,7 @@ def faults(rounds: int, total_steps: int = 200_000, seconds: float = 10.0) -> di
                 "hardware.actors.timeout_s=10",
                 "hardware.actors.max_restarts=100",
                 f"total_steps={total_steps}",
-                "logger=[]",
+                "logger.only=[]",
             ),
         )
         killer.start()

@@ -36,7 +36,14 @@ LAST = 1_000  # rounds over which the regret a round is averaged at the end
 
 def run(folder: Path, algo: str, seed: str) -> Path:
     """Make one run; return its folder."""
-    words = [f"algo={algo}", "env=linear_bandit", f"seed={seed}", f"log.every={EVERY}", "logger=[]", "eval.every=0"]
+    words = [
+        f"algo={algo}",
+        "env=linear_bandit",
+        f"seed={seed}",
+        f"log.every={EVERY}",
+        "logger.only=[]",
+        "eval.every=0",
+    ]
     return trained(folder / f"{algo}-s{seed}", words)
 
 

@@ -55,7 +55,7 @@ class Wide(gymnasium.Env[np.ndarray, np.ndarray]):
 
 def make(rows: int, folder: Path) -> Trainer:
     gymnasium.register("Wide-v0", Wide, max_episode_steps=1000)
-    settings = [f"buffer.capacity={rows}", f"total_steps={2 * rows}", "hardware=cpu", "logger=[]"]
+    settings = [f"buffer.capacity={rows}", f"total_steps={2 * rows}", "hardware=cpu", "logger.only=[]"]
     return build(compose(["algo=sac", "env=gymnasium", "env.id=Wide-v0", *settings]), folder)
 
 

@@ -92,7 +92,7 @@ def make(env: str, name: str, folder: Path = FOLDER) -> dict[str, Any]:
     target = folder / env / name
     if not (done := folder / env / f"{name}.json").exists():
         for behavior, episodes in SETS[env].episodes[name].items():
-            how, quiet = SETS[env].behaviors[behavior], ("logger=[]", "eval.every=0", "hardware=cpu", "seed=100")
+            how, quiet = SETS[env].behaviors[behavior], ("logger.only=[]", "eval.every=0", "hardware=cpu", "seed=100")
             run = trained(folder / env / "behaviors" / behavior, [*how.line.split(), *quiet])
             rlplug("evaluate", str(run), how.mode, f"eval.episodes={episodes}", "seed=100", f"record.path={target}")
         data = Recording([str(target)], Reading())

@@ -40,7 +40,7 @@ def train(folder: Path) -> list[Path]:
     """Train the run unless it is there; return its checkpoints in order."""
     if not (folder / "summary.json").exists():
         often = (f"checkpoint.every={EVERY}", "checkpoint.keep_last=100", "eval.every=0", "eval.episodes=1")
-        rlplug.train([*TRAIN, *often, "logger=[]", "hardware=cpu", f"hydra.run.dir={folder}"])
+        rlplug.train([*TRAIN, *often, "logger.only=[]", "hardware=cpu", f"hydra.run.dir={folder}"])
     return sorted((folder / "checkpoints").glob("step_*"))
 
 

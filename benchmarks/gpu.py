@@ -28,7 +28,7 @@ import torch
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 WARM_UP = 0.3
-QUIET = ("logger=[]", "eval.every=0", "checkpoint.every=0")
+QUIET = ("logger.only=[]", "eval.every=0", "checkpoint.every=0")
 
 
 class Case(NamedTuple):

@@ -280,7 +280,7 @@ def main() -> int:
     if unknown := [word for word in asked if not any(fnmatch(name, word) for name in PROOFS)]:
         parser.error(f"no such proof: {', '.join(unknown)}; there are {', '.join(PROOFS)}")
     results, short = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}, False
-    overrides = ["logger=[]", *([] if args.keep else ["eval.every=0"]), *args.override]
+    overrides = ["logger.only=[]", *([] if args.keep else ["eval.every=0"]), *args.override]
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as pool:
         folder = args.keep.absolute() if args.keep else Path(temporary)
         names, seeds = [name for name in PROOFS if any(fnmatch(name, word) for word in asked)], args.seeds.split(",")

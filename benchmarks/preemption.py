@@ -31,7 +31,7 @@ def measure(ranks: int, loop: str, folder: Path) -> dict[str, float]:
         *("algo=ddppo", loop, "env=cartpole", "env.id=rlplug.testing.worlds:SlowCartPole-v0", *slow, "tuned=none"),
         *("hardware=cpu", f"hardware.devices={ranks}", f"num_envs={ranks}", f"rollout_fragment_length={ROWS}"),
         *(f"total_steps={ROUNDS * ROWS * ranks}", "algo.sgd_minibatch_size=64", "algo.num_sgd_iter=2"),
-        *("logger=[]", "eval.every=0", "eval.episodes=1", "checkpoint.every=0", "model.hidden=[16]"),
+        *("logger.only=[]", "eval.every=0", "eval.episodes=1", "checkpoint.every=0", "model.hidden=[16]"),
     )
     train(compose(words), folder)
     summary = json.loads((folder / "summary.json").read_text())

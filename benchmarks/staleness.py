@@ -30,7 +30,7 @@ RESULTS, PAGE, PICTURE = HERE / "results" / "staleness.json", DOCS / "impala.md"
 LAG = 8
 STEPS = 150_000
 LINE = (
-    *("algo=impala", "env=cartpole", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "log.every=2_000"),
+    *("algo=impala", "env=cartpole", "tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0", "log.every=2_000"),
     *("rollout_fragment_length=32", "train_batch_size=256", "preprocess.scale_reward=0.02", f"total_steps={STEPS}"),
     *(f"algo.lr=[[0,2.0e-3],[{STEPS},0.0]]", "algo.lambda_=0.95", "algo.grad_clip=0.5"),
 )

@@ -75,7 +75,7 @@ def measure(data: Path, updates: int, capacity: int, fragment: int, limit: int) 
     from rlplug.cli.train import train
 
     with tempfile.TemporaryDirectory() as folder:
-        words = ["algo=iql", "env=recorded", f"env.path={data}", f"data.path={data}", "hardware=cpu", "logger=[]"]
+        words = ["algo=iql", "env=recorded", f"env.path={data}", f"data.path={data}", "hardware=cpu", "logger.only=[]"]
         words += [f"loop.stream={str(fragment > 0).lower()}", f"rollout_fragment_length={fragment or 1000}"]
         words += [f"buffer.capacity={capacity}"]
         words += [f"num_steps_sampled_before_learning_starts={capacity // 2}", "checkpoint.every=0"]

@@ -30,7 +30,7 @@ LINES = {
     "PPO": ("algo=ppo", "hardware=cpu"),
     "APPO": ("algo=appo", "hardware=cpu", "hardware.actors.count=2", "hardware.actors.num_cpus=0.5"),
 }
-ALL = ("env=halfcheetah", "logger=[]", "eval.every=100_000", "log.every=10_000")
+ALL = ("env=halfcheetah", "logger.only=[]", "eval.every=100_000", "log.every=10_000")
 POINTS = 100  # of a curve
 WINDOW = 0.5  # minutes over which returns are averaged
 

@@ -33,7 +33,16 @@ from rlplug.trainer.optimizer import refuse_nan
 from rlplug.types import CheckpointError, ConfigError, Mode
 
 # keys that may change for an evaluation
-EVALUABLE = ("eval.episodes", "eval.max_episode_steps", "seed", "env", "hardware", "deterministic", "record")
+EVALUABLE = (
+    "eval.episodes",
+    "eval.max_episode_steps",
+    "eval.record",
+    "seed",
+    "env",
+    "hardware",
+    "deterministic",
+    "record",
+)
 ESTIMABLE = ("estimate", "estimate_model", "data", "seed", "hardware", "deterministic")  # and for an estimate
 
 
@@ -180,21 +189,8 @@ def evaluate(
     Raises:
         ConfigError: see ``load``; or the overrides are invalid, or change the environment's spaces.
     """
-    checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
-    manifest = checkpoint.manifest
-    if raw["env"]["name"] == manifest["config"]["env"]["name"]:
-        check_installed({"env": manifest["plugins"]["env"]})
-    env = choose("env", "env", raw["env"])
-    algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
-
-    def make(shard: EnvShard) -> VecEnv:
-        made = env.build(ctx.derive(shard=shard))
-        if difference := mismatch(ctx.spec, replace(made.spec, max_episode_steps=ctx.spec.max_episode_steps)):
-            made.close()
-            raise ConfigError("env", f"is not the environment of {checkpoint.path}: {difference}")
-        return made
-
-    normalize, keys, files = normalizer if normalizer.obs else None, None, None
+    checkpoint, raw, core, algorithm, ctx, normalize, make = stage(path, overrides, tell)
+    manifest, keys, files = checkpoint.manifest, None, None
     if core.record.path is not None:
         about = {"spec": to_json(ctx.spec), "versions": versions(), "algo": raw["algo"]["name"], "env": raw["env"]}
         about |= {"seed": core.seed, "checkpoint": str(checkpoint.path), "mode": mode}
@@ -213,6 +209,24 @@ def evaluate(
                 files.add_all(played)
     extremes = {f"eval/return_{name}": getattr(played["return"], name)().item() for name in ("min", "max")}
     return _about(checkpoint, core, len(played["return"])) | metrics | extremes
+
+
+def stage(path: str | Path, overrides: Sequence[str], tell: Callable[[str], None]) -> tuple[Any, ...]:
+    """Return checkpoint, settings, core settings, algorithm, context, normalization, and ``make(shard, render)``."""
+    checkpoint, raw, core, plan = _opened(path, overrides, EVALUABLE, tell, "an evaluation")
+    if raw["env"]["name"] == checkpoint.manifest["config"]["env"]["name"]:
+        check_installed({"env": checkpoint.manifest["plugins"]["env"]})
+    env = choose("env", "env", raw["env"])
+    algorithm, ctx, normalizer = _restored(checkpoint, torch.device(plan.accelerator), core, tell)
+
+    def make(shard: EnvShard, render: bool = False) -> VecEnv:
+        made = env.build(ctx.derive(shard=shard, render=render))
+        if difference := mismatch(ctx.spec, replace(made.spec, max_episode_steps=ctx.spec.max_episode_steps)):
+            made.close()
+            raise ConfigError("env", f"is not the environment of {checkpoint.path}: {difference}")
+        return made
+
+    return checkpoint, raw, core, algorithm, ctx, normalizer if normalizer.obs else None, make
 
 
 def estimate(

@@ -29,7 +29,7 @@ from rlplug.types import CheckpointError, ConfigError
 from tests.checkpointing.runs import punctual
 from tests.installing import Install, install, install_into, manifest, site  # noqa: F401  fixtures
 
-SHORT = ["logger=[]", "model.hidden=[8]", "eval.every=0", "eval.episodes=3", "checkpoint.every=100"]
+SHORT = ["logger.only=[]", "model.hidden=[8]", "eval.every=0", "eval.episodes=3", "checkpoint.every=100"]
 SMALL = ["total_steps=64", "rollout_fragment_length=16", "num_envs=4", "algo.sgd_minibatch_size=64"]
 SAC = ["algo=sac", "env=pendulum", "total_steps=200", "num_steps_sampled_before_learning_starts=150", *SHORT]
 PPO = ["algo=ppo", "env=cartpole", "tuned=none", *SMALL, *SHORT]
@@ -285,7 +285,9 @@ class GoneLogger(CSV):
 @pytest.fixture
 def counting(install: Install, tmp_path: Path) -> Path:  # noqa: F811
     install("rlplug-gone", "rlplug_gone", GONE)
-    return trained(tmp_path / "counting", "algo=counting", "env=home", "logger=[]", "eval.episodes=2", "eval.every=0")
+    return trained(
+        tmp_path / "counting", "algo=counting", "env=home", "logger.only=[]", "eval.episodes=2", "eval.every=0"
+    )
 
 
 def uninstall(site: Path, name: str = "rlplug-gone", module: str = "rlplug_gone") -> None:  # noqa: F811
@@ -387,7 +389,7 @@ def test_what_does_not_go_with_the_episodes_is_refused(counting: Path):
 def test_only_algorithm_and_models_need_be_installed(install: Install, site: Path, tmp_path: Path):  # noqa: F811
     install("rlplug-gone", "rlplug_gone", GONE)
     gone = [f"{kind}=gone" for kind in ("env", "loop", "buffer", "hardware")]
-    run = trained(tmp_path / "run", *PPO, *gone, "logger=[gone]")
+    run = trained(tmp_path / "run", *PPO, *gone, "logger.only=[gone]")
     before = load(run).act(np.full((3, 4), 0.1))
     uninstall(site)
     with pytest.raises(ConfigError, match="unknown env 'gone'"):
@@ -491,7 +493,14 @@ class Undecided(Counting):
 def test_even_of_a_policy_that_draws(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
     files = GONE | {"rlplug_gone/__init__.py": GONE["rlplug_gone/__init__.py"].replace(":Counting", ":Undecided")}
     install("rlplug-gone", "rlplug_gone", files)
-    settings = ["algo=counting", "env=home", "logger=[]", "eval.episodes=2", "eval.every=20", "checkpoint.every=20"]
+    settings = [
+        "algo=counting",
+        "env=home",
+        "logger.only=[]",
+        "eval.episodes=2",
+        "eval.every=20",
+        "checkpoint.every=20",
+    ]
     run = trained(tmp_path / "run", *settings)
     steps = [path.name for path in checkpoints(run)]
     assert len(steps) == 2  # and an evaluation at each; the second one does not depend on the first

@@ -20,7 +20,7 @@ ENVS |= {"PongNoFrameskip-v4": "pong"}
 def words(case: dict[str, Any], steps: int) -> list[str]:
     """Return the command line."""
     env = ENVS[case["env"]]
-    said = [f"algo={case['algo']}", f"env={env}", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0"]
+    said = [f"algo={case['algo']}", f"env={env}", "tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0"]
     said += ["eval.episodes=1", f"total_steps={steps}", f"num_envs={case['envs']}", f"algo.gamma={case['gamma']}"]
     hidden = f"model.hidden={[*case['hidden']]}".replace(" ", "")
     mlp = ["model=mlp", hidden, "model.activation=tanh", "algo.vf_share_layers=false"]

@@ -22,6 +22,8 @@ class Run(Protocol):
     loop: Loop
     steps: int  # progress in the unit of the loop
     logged: int  # rows of metrics so far; a resumed run continues after those of its checkpoint
+    evaluated: tuple[int, int]  # finished and planned episodes of the last evaluation, which may be in progress
+    clock: Any  # ``spent``: seconds by phase: collect, update, evaluate ...
     algorithm: Algorithm
     collector: Collector
     learner: Learner

@@ -15,8 +15,8 @@ from rlplug import registry
 from rlplug.distributed.output import outlive_readers
 from rlplug.types import ConfigError, RunError, printable
 
-VERBS = ("train", "resume", "fork", "evaluate", "estimate", "check", "data", "profile", "plugins", "new")
-VERBS += ("runs", "diff", "plot", "report")
+VERBS = ("train", "resume", "watch", "fork", "evaluate", "play", "estimate", "check", "data", "profile", "plugins")
+VERBS += ("new", "runs", "diff", "plot", "report")
 """modules of this package with a function ``main(arguments) -> exit code``"""
 
 PRINT = ("check", "data", "diff", "plugins", "runs")

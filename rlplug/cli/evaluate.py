@@ -9,14 +9,16 @@ from typing import Any
 
 from rlplug.cli import say, tell
 from rlplug.cli.meant import require_run
+from rlplug.cli.play import video
 from rlplug.registry import warn_broken
 from rlplug.types import ConfigError, Mode
 
-USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--explore | --random] [key=value ...]
+USAGE = """rlplug evaluate <run folder or checkpoint> [--json] [--record] [--explore | --random] [key=value ...]
 
 Runs greedy episodes in the run's environment, with the weights of the run's newest good checkpoint or of
 the given one (such as checkpoints/best). --json prints one JSON object. --explore samples actions from the policy,
---random as before learning starts, both without exploration modules. Writes no files unless record.path is set.
+--random as before learning starts, both without exploration modules. --record also writes a video of one greedy
+episode, or of eval.record=3, to videos/ of the run folder. Writes no other files unless record.path is set.
 
   eval.episodes=100        number of episodes; default: as in the run
   eval.max_episode_steps=1000
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     modes: list[Mode] = [mode for mode in ("explore", "random") if f"--{mode}" in arguments]
     if len(modes) > 1:
         raise ConfigError("", "evaluate takes one of --explore and --random")
-    known = ("--json", *(f"--{mode}" for mode in modes))
+    known = ("--json", "--record", *(f"--{mode}" for mode in modes))
     path, *overrides = [argument for argument in arguments if argument not in known] or [""]
     if flags := [argument for argument in (path, *overrides) if argument.startswith("-")]:
         raise ConfigError("", f"evaluate has no flag {flags[0]}; see rlplug evaluate --help")
@@ -51,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
 
     from rlplug.agent import evaluate  # here, because torch takes seconds to import
 
-    result = evaluate(path, overrides, tell, *modes)
+    shown = {"video": str(video(path, overrides))} if "--record" in arguments else {}
+    result = evaluate(path, overrides, tell, *modes) | shown
     say(json.dumps(result) if "--json" in arguments else table(result))
     return 0
 
@@ -69,4 +72,5 @@ def table(result: Mapping[str, Any]) -> str:
     }
     own = {key.removeprefix("eval/"): x for key, x in result.items() if key.startswith("eval/")}  # any algorithm's
     rows |= {key: f"{x:,.4g}" for key, x in own.items() if not key.startswith(("return_", "length_"))}
+    rows |= {"video": result["video"]} if "video" in result else {}
     return "\n".join(f"{name:<11} {value}" for name, value in rows.items())

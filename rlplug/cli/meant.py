@@ -12,10 +12,13 @@ from rlplug.registry.discovery import unknown
 from rlplug.types import CheckpointError, ConfigError
 
 VERBS = {
-    "play": "evaluate runs episodes: evaluate <run folder>, with eval.record=1 in training for videos",
     "test": "evaluate runs episodes: evaluate <run folder>",
     "eval": "evaluate runs episodes: evaluate <run folder>",
-    "enjoy": "evaluate runs episodes: evaluate <run folder>",
+    "enjoy": "play shows a run in a window: play <run folder>",
+    "render": "play shows a run in a window: play <run folder>",
+    "video": "evaluate --record writes a video: evaluate <run folder> --record; eval.record=1 one of every evaluation",
+    "tail": "watch shows a run that another process trains: watch <run folder>",
+    "attach": "watch shows a run that another process trains: watch <run folder>",
     "continue": "resume continues a run: resume <run folder>",
     "list": "plugins lists what is installed: plugins [kind [name]]; runs lists runs",
     "branch": "fork continues from a checkpoint with other settings: fork <run folder>@<step> key=value",
@@ -39,8 +42,8 @@ FLAGS = {
     "debug": "a run prints more lines with logger.progress.every=1; --cfg job shows every setting",
     "config": "--cfg job shows every setting; settings are written key=value",
     "resume": VERBS["continue"],
-    "play": VERBS["play"],
-    "render": VERBS["play"],
+    "play": VERBS["enjoy"],
+    "render": VERBS["enjoy"],
     "help_all": "see --help",
 }
 """flags of other programs, without dashes, and their equivalents"""

@@ -40,7 +40,7 @@ WORDS: Mapping[Kind, str] = {
     "env": "algo=ppo env={name}",
     "loop": "algo=ppo env=cartpole loop={name}",
     "hardware": "algo=ppo env=cartpole hardware={name}",
-    "logger": "algo=ppo env=cartpole 'logger=[progress,{name}]'",
+    "logger": "algo=ppo env=cartpole 'logger=[{name}]'",
 }
 """command line to select a component of each kind"""
 

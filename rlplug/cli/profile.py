@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("", f"profile needs pyinstrument ({error}): pip install 'rlplug[profile]'") from None
     warn_broken()
     said = " ".join(given.words)
-    words = [*(word for word in ("eval.every=0", "logger=[]") if word.split("=")[0] not in said), *given.words]
+    words = [*(word for word in ("eval.every=0", "logger.only=[]") if word.split("=")[0] not in said), *given.words]
     config = composed(words)
     run, pair = validated(config, config.hydra, words)
     if pair:

@@ -29,12 +29,10 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: Hydra rejects it.
     """
-    from hydra.core.plugins import Plugins
-
-    from rlplug.config.origins import PluginConfigs
+    from rlplug.config import origins
 
     warn_broken()
-    Plugins.instance().register(PluginConfigs)
+    origins.register()
     flags = _flags(arguments)
     if flags.help:
         say(_help(flags.overrides))

@@ -59,7 +59,7 @@ class Player:
         self.make, self.algorithm, self.ctx, self.entropy = make, algorithm, ctx, entropy
         self.role: Role = role
         self.keys, self.normalize, self.exploration, self.name = keys, normalize, dict(exploration or {}), name
-        self._envs: dict[tuple[int, ...], VecEnv] = {}
+        self._envs, self.ended = dict[tuple[int, ...], VecEnv](), (0, 0)  # of the last job: ended episodes, and all
 
     def env(self, shard: EnvShard) -> VecEnv:
         """Return the environments of a shard; the first call creates them."""
@@ -120,6 +120,7 @@ class Player:
                     times, ended = collector.failed_episodes, f"{len(kept.played)} of {quota.sum()}"
                     raise RunError(f"the environments of {self.name} failed in {times} episodes, and ended {ended}")
                 kept.add(on_cpu(segment if whole else keep(segment)))
+                self.ended = len(kept.played), int(quota.sum())
         rows, numbers = kept.batch()
         if whole:
             with torch.inference_mode(), self.ctx.acting(shard):

@@ -20,6 +20,7 @@ from rlplug.types import ConfigError
 
 STRETCH = "schedules=stretch"
 ABSENT = object()
+ONLY = ".only"  # of logger.only=[wandb]
 
 
 def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str], why: str) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
     settings: dict[str, Any] = _literal(raw)
     config = OmegaConf.create(settings, flags={"struct": True})
     for override in sorted(parsed, key=_chooses, reverse=True):
-        key = override.package or override.key_or_group  # critic_model for model@critic_model=mlp
+        key = override.package or override.key_or_group.removesuffix(ONLY)  # critic_model for model@critic_model=mlp
         refuse(_refusals(override, key, raw, may, why))
         value, chooses = override.value(), _chooses(override)
         if override.is_add() and value_at(config, key) is not None and not isinstance(value, dict):
@@ -48,7 +49,10 @@ def change(raw: Mapping[str, Any], overrides: Sequence[str], may: Sequence[str],
             raise no_such_key_of(config, key)
         try:
             if chooses:  # keep interpolations in the group's YAML, which refer to the run
-                value = OmegaConf.to_container(composed([f"{override.input_line}", "~algo", "tuned=none"])[key])
+                words = (f"logger{ONLY}=[]", f"{override.input_line}", "~algo", "tuned=none")
+                value = OmegaConf.to_container(composed(words)[key])
+                if override.key_or_group == "logger":  # adds to the run's loggers
+                    value = {**value, **config.logger}  # type: ignore[dict-item]
             OmegaConf.update(config, key, value, merge=not chooses, force_add=add or chooses)
         except (ConfigKeyError, ConfigAttributeError) as error:
             raise no_such_key_of(config, str(error.full_key)) from None
@@ -122,7 +126,7 @@ def _refusals(override: Override, key: str, raw: Mapping[str, Any], may: Sequenc
     yield override.is_delete(), key, f"cannot be removed from a run; {line} works only when a run starts"
     yield (override.is_sweep_override(), key, lambda:
            f"{override.get_value_string()} is several values: give one, or write a list [a,b]")
-    yield several and override.key_or_group not in SEVERAL, key, "should be exactly one option"
+    yield several and key not in SEVERAL, key, "should be exactly one option"
     if f"{key}.".startswith(tuple(f"{one}." for one in may)):
         return
     yield key.startswith(("hydra.", "hydra/")), key, "is fixed when a run starts and cannot be changed"
@@ -133,4 +137,4 @@ def _refusals(override: Override, key: str, raw: Mapping[str, Any], may: Sequenc
 
 
 def _chooses(override: Override) -> bool:
-    return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
+    return override.key_or_group.removesuffix(ONLY) in GROUPS and not isinstance(override.value(), dict)

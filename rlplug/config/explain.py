@@ -22,6 +22,7 @@ from rlplug.registry.discovery import unknown
 from rlplug.types import ConfigError
 
 GROUPS = (*KINDS, "tuned", "experiment")
+NOTHING = {"exploration": "exploration=[]", "logger": "logger.only=[]", "logger.only": "logger.only=[]"}
 EXISTS = "exists already: write {}=<value>, without +"
 SAID = {
     r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)=(.*?)'": r"\2 is several values: add -m to sweep over "
@@ -103,13 +104,13 @@ def unknown_option(path: str, overrides: Sequence[str]) -> ConfigError:
     for end in range(len(parts) - 1, 0, -1):
         group, name = "/".join(parts[:end]), "/".join(parts[end:])
         if options := option_names(group, overrides):
-            terms = {term.lower(): option for term, option in peers("options").get(group, {}).items()}
-            meant = terms.get(name.lower())
+            others = peers("options").get(group.removesuffix(".only"), {})
+            meant = {term.lower(): option for term, option in others.items()}.get(name.lower())
             said = f"unknown option {name!r}"
             if (declares := owners().get((group, name), ())) and not origins.is_selected(group, name):  # type: ignore[call-overload]
                 said = f"{declares[0]} has no conf/{group}/{name}.yaml to select its {group} {name!r}"
-            nothing = group in SEVERAL and name.lower() in ("none", "null", "false")
-            if words := [f"{group}=[]"] if nothing else [] if meant else chosen_as(name, {}, without=group):
+            nothing = group in NOTHING and name.lower() in ("none", "null", "false")
+            if words := [NOTHING[group]] if nothing else [] if meant else chosen_as(name, {}, without=group):
                 return ConfigError(group, f"{said}; did you mean {' or '.join(words)}?")
             return ConfigError(group, f"{said}; {unknown(name, options, '', True, meant)}")
     return ConfigError("", f"there is no configuration {path!r} in the search path; see --info searchpath")
@@ -131,7 +132,7 @@ def not_chosen(kind: str, name: str, nodes: Iterable[str]) -> ConfigError:
 
 
 def _together(kind: str, name: str, nodes: Iterable[str]) -> str:
-    """Return ``logger=[progress,wandb]``: the current choices, except permanent ones, and one more."""
+    """Return ``exploration=[gaussian,icm]``: the current choices, except those of every run, and one more."""
     always = loaded([f"{kind}=[]"])[kind]
     return f"{kind}=[{','.join([*(other for other in nodes if other not in always), name])}]"
 

@@ -11,6 +11,7 @@ from typing import Any
 import hydra
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
@@ -30,8 +31,10 @@ from rlplug.types import ConfigError
 PRIMARY = "config"
 VERSION_BASE = "1.3"
 GLOBAL = "_global_"
-VALUE = re.compile(r"[+~]*(?!hydra\b)((\w+(\.\w+)+|(num|replay|rollout|total|train)_\w+|seed)(=|$)|\w+=\{)")
-"""overrides that set a value: no group has a name with a dot, or is called as a setting of the run"""
+VALUE = re.compile(
+    r"[+~]*(?!hydra\b|logger\.only=)((\w+(\.\w+)+|(num|replay|rollout|total|train)_\w+|seed)(=|$)|\w+=\{)"
+)
+"""overrides that set a value: no group but logger.only has a name with a dot, or is called as a setting of the run"""
 
 
 class PluginConfigs(SearchPathPlugin):
@@ -40,13 +43,37 @@ class PluginConfigs(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for plugin in plugins():
             if plugin.conf:
-                search_path.append(provider=plugin.distribution, path=f"file://{plugin.conf}")
+                search_path.append(provider=plugin.distribution, path=f"{Configs.scheme()}://{plugin.conf}")
+
+
+class Configs(FileConfigSource):
+    """A package's folder. The group ``logger.only`` has the options of ``logger``."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "rlplug"
+
+    @staticmethod
+    def _normalize_file_name(filename: str) -> str:
+        return FileConfigSource._normalize_file_name(filename).replace("logger.only/", "logger/")
+
+    def is_group(self, config_path: str) -> bool:
+        return super().is_group(re.sub(r"logger\.only$", "logger", config_path))
+
+    def list(self, config_path: str, results_filter: Any) -> list[str]:
+        return super().list(re.sub(r"logger\.only$", "logger", config_path), results_filter)
+
+
+def register() -> None:
+    """Make the packages' groups known to Hydra, in this process only."""
+    Plugins.instance().register(PluginConfigs)
+    Plugins.instance().register(Configs)
 
 
 @contextmanager
 def session() -> Iterator[ConfigLoader]:
     """Initialize Hydra for ``hydra.compose``, and restore the state of a running Hydra program afterwards."""
-    Plugins.instance().register(PluginConfigs)  # for this process only
+    register()
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

@@ -65,7 +65,7 @@ class Eval:
     every: NonNegativeInt = option("Steps between evaluations; 0: only at the end.")
     episodes: PositiveInt = option("Episodes of one evaluation.")
     max_episode_steps: PositiveInt = option("Cut evaluation episodes after this many steps; the run reports it.")
-    record: NonNegativeInt = option("Episodes per evaluation to record as a video of at most 1000 frames; 0: none.")
+    record: NonNegativeInt = option("Episodes per evaluation to record as a video (MP4); 0: none.")
 
 
 def _interval(value: Any) -> Any:

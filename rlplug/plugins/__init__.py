@@ -66,6 +66,7 @@ def rlplug_components() -> list[Component]:
         Component("hardware", "slurm", "rlplug.plugins.hardware.machine:Slurm"),
         Component("hardware", "auto", "rlplug.plugins.hardware.machine:Auto"),
         Component("logger", "csv", "rlplug.plugins.logger.csv:CSV"),
+        Component("logger", "mlflow", "rlplug.plugins.logger.mlflow:MLflow"),
         Component("logger", "progress", "rlplug.plugins.logger.progress:ProgressLine"),
         Component("logger", "tensorboard", "rlplug.plugins.logger.tensorboard:TensorBoard"),
         Component("logger", "wandb", "rlplug.plugins.logger.wandb:WandB"),

@@ -17,7 +17,7 @@ from rlplug.collection.play import Stopped
 from rlplug.context import ResolvedRun
 from rlplug.estimation.estimator import Estimator
 from rlplug.evaluation.evaluator import Evaluator, evaluates_itself, shares_of, side_by_side
-from rlplug.evaluation.video import ALONE, record_video
+from rlplug.evaluation.video import ALONE, pictures, record
 from rlplug.functional.schedule import due
 from rlplug.trainer.policy import BehaviorPolicy
 from rlplug.trainer.trainer import Trainer
@@ -145,9 +145,9 @@ class Evaluation(Schedule):
         with trainer.clock.phase("evaluate"):
             metrics, _ = self.evaluator.evaluate(partial(self._play, trainer))
             if self.cfg.record and trainer.ctx.rank == 0:
-                path, env = trainer.run_dir / "videos" / f"step_{steps:012d}.gif", policy.env(ALONE, render=True)
-                stop, normalize = lambda: bool(trainer.agreement.asked), policy.normalize
-                record_video(env, path, policy.algorithm, policy.ctx, self.cfg.record, normalize, stop)
+                env, stop = policy.env(ALONE, render=True), lambda: bool(trainer.agreement.asked)
+                shown = pictures(env, policy.algorithm, policy.ctx, self.cfg.record, policy.normalize, stop)
+                record(trainer.run_dir / "videos" / f"step_{steps:012d}.mp4", shown, env.traits.render_fps)
         return metrics
 
     def _play(self, trainer: Trainer, job: Job, weights: Mapping[str, Weights] | None) -> Batch:

@@ -56,6 +56,10 @@ class Trainer(Run):
         return self.reports.logged
 
     @property
+    def evaluated(self) -> tuple[int, int]:
+        return self.reports.evaluation.evaluator.player.ended
+
+    @property
     def steps(self) -> int:
         return getattr(self.progress, self.loop.unit)
 

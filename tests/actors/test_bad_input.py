@@ -20,8 +20,8 @@ from rlplug.distributed.fabric import free_port
 from rlplug.run import launch
 from rlplug.types import ConfigError, RunError
 
-SAC = ("algo=sac", "env=pendulum", "num_envs=2", "logger=[]")
-PPO = ("algo=ppo", "env=cartpole", "tuned=none", "num_envs=4", "logger=[]")
+SAC = ("algo=sac", "env=pendulum", "num_envs=2", "logger.only=[]")
+PPO = ("algo=ppo", "env=cartpole", "tuned=none", "num_envs=4", "logger.only=[]")
 CORES = os.cpu_count()
 CASES = {
     "more actors than environments": (

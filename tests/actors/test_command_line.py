@@ -18,7 +18,7 @@ from rlplug.testing.comparing import differences_of_runs
 from tests.hardware.test_command_line import rank
 
 PPO = (
-    *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[16]", "logger=[]"),
+    *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[16]", "logger.only=[]"),
     *("total_steps=2400", "rollout_fragment_length=40", "algo.sgd_minibatch_size=40", "algo.num_sgd_iter=2"),
     *("log.every=400", "eval.every=800", "eval.episodes=2", "checkpoint.every=800", "hardware=cpu"),
     *("hardware.actors.count=2", "hardware.actors.num_cpus=0.5"),

@@ -15,10 +15,10 @@ from rlplug.testing.checks.runs import flat
 from tests.actors.conftest import TWO, play
 
 SAC = (
-    *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "train_batch_size=16", "logger=[]"),
+    *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "train_batch_size=16", "logger.only=[]"),
     "num_steps_sampled_before_learning_starts=20",
 )
-LISTS = ("env=cartpole", "env.vectorization=list", "num_envs=4", "logger=[]", "rollout_fragment_length=16")
+LISTS = ("env=cartpole", "env.vectorization=list", "num_envs=4", "logger.only=[]", "rollout_fragment_length=16")
 PPO = (*LISTS, "algo=ppo", "algo.sgd_minibatch_size=16", "algo.num_sgd_iter=2")
 NORMAL = ("preprocess.normalize_obs=true", "preprocess.normalize_reward=true")
 SLOW = ("dqn", "parameter", "device")

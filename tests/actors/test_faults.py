@@ -24,7 +24,7 @@ from rlplug.types import Batch, RunError
 from tests.actors.conftest import TWO, play, processes
 
 PPO = (
-    *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[16]", "logger=[]"),
+    *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[16]", "logger.only=[]"),
     *("rollout_fragment_length=32", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=2", "total_steps=100_000"),
 )
 FAULTY = (*PPO, "env.id=rlplug.testing.worlds:FaultyCartPole-v0")
@@ -137,7 +137,7 @@ def test_several_rounds_in_flight(tmp_path: Path):
     A checkpoint notes that it does not hold these rounds.
     """
     words = (
-        *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "train_batch_size=16", "logger=[]"),
+        *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[16]", "train_batch_size=16", "logger.only=[]"),
         *("num_steps_sampled_before_learning_starts=20", "rollout_fragment_length=5", "total_steps=120"),
         *(*TWO, "loop.in_flight=2", "loop.broadcast_interval=3"),
     )
@@ -250,7 +250,14 @@ def test_the_open_row_of_a_lost_actor():
 def test_a_busy_learner_ends_no_actor(capfd: pytest.CaptureFixture[str]):
     """While the learner is busy it gets no heartbeats, and the actors play on."""
     words = ("algo=dqn", "env=cartpole", "env.id=rlplug.testing.worlds:SlowCartPole-v0", "+env.kwargs.seconds=0.1")
-    words = (*words, "env.vectorization=list", "num_envs=2", "model.hidden=[16]", "logger=[]", "total_steps=10_000")
+    words = (
+        *words,
+        "env.vectorization=list",
+        "num_envs=2",
+        "model.hidden=[16]",
+        "logger.only=[]",
+        "total_steps=10_000",
+    )
     words = (*words, "rollout_fragment_length=64", "loop.in_flight=2")
 
     def disturb(played: int, trainer: Trainer) -> None:

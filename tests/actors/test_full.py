@@ -16,7 +16,7 @@ import pytest
 STORE = 80_000_000  # about the least that Ray takes
 SMALL = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "model=mlp", "num_envs=2", "algo.num_sgd_iter=1"),
-    *("rollout_fragment_length=64", "algo.sgd_minibatch_size=64", "total_steps=128", "logger=[]", "eval.every=0"),
+    *("rollout_fragment_length=64", "algo.sgd_minibatch_size=64", "total_steps=128", "logger.only=[]", "eval.every=0"),
     *("hardware.actors.count=2", "hardware.actors.num_cpus=0.5", f"hardware.ray.object_store_memory={STORE}"),
 )
 WEIGHTS = (*SMALL, "model.hidden=[6000,4000]")  # 96 MB

@@ -21,12 +21,12 @@ from tests.actors.conftest import TWO, processes
 from tests.collection.test_play import NO_TASKS
 
 PPO = (
-    *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=2", "model.hidden=[8]", "logger=[]"),
+    *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=2", "model.hidden=[8]", "logger.only=[]"),
     *("rollout_fragment_length=16", "algo.sgd_minibatch_size=16", "algo.num_sgd_iter=1"),
     "preprocess.normalize_obs=true",
 )
 SAC = (
-    *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[8]", "train_batch_size=16", "logger=[]"),
+    *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[8]", "train_batch_size=16", "logger.only=[]"),
     *("exploration=[parameter_noise]", "num_steps_sampled_before_learning_starts=4", "rollout_fragment_length=4"),
 )
 JOBS = [Job(k, episodes=1 + k % 3, max_steps=60, mode=mode) for k, mode in enumerate(("explore", "greedy") * 4)]

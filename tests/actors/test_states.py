@@ -32,7 +32,7 @@ from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 from tests.actors.conftest import TWO
 
-SAC = ("algo=sac", "env=pendulum", "num_envs=4", "logger=[]", "eval.episodes=2")
+SAC = ("algo=sac", "env=pendulum", "num_envs=4", "logger.only=[]", "eval.episodes=2")
 CONFIG = compose((*SAC, "model.hidden=[8]", "exploration=[parameter_noise]", "preprocess.normalize_obs=true"))
 CPU = torch.device("cpu")
 Kind = TypeVar("Kind", bound=RemotePolicy)

@@ -12,7 +12,7 @@ from rlplug import compose
 from rlplug.checkpointing.manager import CheckpointManager
 from rlplug.run import launch
 
-SHORT = ("model.hidden=[8]", "eval.every=0", "eval.episodes=1", "hardware=cpu", "logger=[]")
+SHORT = ("model.hidden=[8]", "eval.every=0", "eval.episodes=1", "hardware=cpu", "logger.only=[]")
 SAC = (
     *("algo=sac", "env=pendulum", "total_steps=200", "num_steps_sampled_before_learning_starts=40"),
     *("train_batch_size=8", "buffer.capacity=170", "log.every=40", "checkpoint.every=50", "checkpoint.keep_last=4"),

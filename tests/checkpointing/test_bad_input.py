@@ -434,11 +434,11 @@ def test_a_logger_that_is_no_longer_installed_can_be_left_out(
         "rlplug_gone/conf/logger/gone.yaml": "# @package logger.gone\nname: gone\n",
     }
     install("rlplug-gone", "rlplug_gone", files, version="3.1")
-    run = trained("ppo", tmp_path / "run", ["logger=[gone]", "total_steps=128"])
+    run = trained("ppo", tmp_path / "run", ["logger.only=[gone]", "total_steps=128"])
     shutil.rmtree(site)
     site.mkdir()
     rlplug.registry.refresh()
     message = refused(capsys, run, "resume", run, "total_steps=192")
     assert message.startswith("logger.gone: the run used logger 'gone' of rlplug-gone 3.1, which is not installed")
-    lines = goes_on(capsys, run, "logger=[]", "total_steps=192")
+    lines = goes_on(capsys, run, "logger.only=[]", "total_steps=192")
     assert lines[:2] == ["total_steps: 128 -> 192", "- logger.gone"]

@@ -18,7 +18,7 @@ from rlplug.run.build import build
 from rlplug.types import ConfigError
 
 ACTORS = "hardware.actors.count=2 hardware.actors.num_cpus=0.5"
-WANDB = "logger=[progress,tensorboard,wandb]"
+WANDB = "logger=[wandb]"
 SETTINGS = {  # words of single values are in tests/config/test_messages.py, names of other libraries in test_peers.py
     # options
     "exploration=[gausian]": "exploration: unknown option 'gausian'; did you mean gaussian? There are: ",
@@ -33,7 +33,7 @@ SETTINGS = {  # words of single values are in tests/config/test_messages.py, nam
     "experiment=ppo_pong algo=sac": "algo: sac cannot replace ppo, whose settings experiment=ppo_pong sets; ",
     "algo=rainbow": "algo: unknown option 'rainbow'; did you mean experiment=rainbow_cartpole or ",
     "algo=icm": "algo: unknown option 'icm'; did you mean exploration=[icm]?",
-    "logger=none": "logger: unknown option 'none'; did you mean logger=[]?",
+    "logger=none": "logger: unknown option 'none'; did you mean logger.only=[]?",
     # keys
     "algoo=sac": "algoo: unknown key; did you mean algo? There are: ",
     "algo.gama=0.9": "algo.gama: unknown key; did you mean algo.gamma? There are: ",
@@ -164,7 +164,8 @@ BAD = {
     # verbs and flags
     "algo=sac train": "cannot read 'train': should be key=value",
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, diff, estimate, ",
-    "play": f"unknown verb 'play'; {PLAYS}",
+    "eval": f"unknown verb 'eval'; {PLAYS}",
+    "enjoy": "unknown verb 'enjoy'; play shows a run in a window: play <run folder>",
     "test runs/x": f"unknown verb 'test'; {PLAYS}",
     "ls": "unknown verb 'ls'; runs lists runs: runs [filters]",
     "compare runs/a runs/b": "unknown verb 'compare'; diff compares two runs, and report any number of them",
@@ -239,7 +240,7 @@ gymnasium.register("Broken-v0", Broken)
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_an_environment_that_fails(where: str, tmp_path: Path, capsys):
     """At its first reset there is nothing yet to keep; later the way back stands on a line of its own."""
-    assert main(["env=gymnasium", "env.id=Broken-v0", f"+env.kwargs.where={where}", "logger=[]"]) == 1
+    assert main(["env=gymnasium", "env.id=Broken-v0", f"+env.kwargs.where={where}", "logger.only=[]"]) == 1
     *_, error, last = capsys.readouterr().err.splitlines()
     if where == "reset":
         assert last == "rlplug: OSError: no field to play on"

@@ -22,7 +22,7 @@ from tests.checkpointing.runs import punctual
 
 SMALL = Path(testing.__file__).parent / "cartpole.npz"  # without log-probabilities
 FEW = ("estimate.iterations=2", "estimate.updates=4", "estimate.batch_size=16")
-QUIET = ("tuned=none", "model.hidden=[8]", "logger=[]", "hardware=cpu", "eval.episodes=2", *FEW)
+QUIET = ("tuned=none", "model.hidden=[8]", "logger.only=[]", "hardware=cpu", "eval.episodes=2", *FEW)
 BC = ("algo=bc", *QUIET, "total_steps=6", "eval.every=2", "train_batch_size=3", "log.every=2")
 
 

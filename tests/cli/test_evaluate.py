@@ -19,7 +19,7 @@ SETTINGS = [
     "num_steps_sampled_before_learning_starts=150",
     "eval.every=0",
 ]
-SETTINGS += ["eval.episodes=3", "checkpoint.every=100", "model.hidden=[8]", "logger=[]"]
+SETTINGS += ["eval.episodes=3", "checkpoint.every=100", "model.hidden=[8]", "logger.only=[]"]
 
 
 @pytest.fixture(scope="module")

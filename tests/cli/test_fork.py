@@ -17,7 +17,7 @@ from rlplug.cli import main
 from rlplug.testing.comparing import differences_of_runs
 
 STEPS = 600
-SMALL = ("hardware=cpu", "logger=csv", "model.hidden=[8]", "eval.episodes=2", "log.every=100", "num_envs=1")
+SMALL = ("hardware=cpu", "logger.only=csv", "model.hidden=[8]", "eval.episodes=2", "log.every=100", "num_envs=1")
 SMALL = (*SMALL, f"total_steps={STEPS}", "checkpoint.every=100", "checkpoint.keep_last=10", "tuned=none")
 RUNS = {
     "sac": (

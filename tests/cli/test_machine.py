@@ -69,7 +69,7 @@ sys.exit(main(sys.argv[2:]))
 """
 SAC = [
     *("algo=sac", "env=pendulum", "model.hidden=[8]", "num_steps_sampled_before_learning_starts=50"),
-    *("train_batch_size=16", "total_steps=100", "eval.every=0", "eval.episodes=1", "hardware=cpu", "logger=[]"),
+    *("train_batch_size=16", "total_steps=100", "eval.every=0", "eval.episodes=1", "hardware=cpu", "logger.only=[]"),
 ]
 
 

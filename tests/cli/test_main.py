@@ -15,7 +15,7 @@ from tests.cli.scores import Scores
 from tests.installing import Install, install_into, manifest
 
 SMALL = ["num_envs=2", "rollout_fragment_length=32", "algo.sgd_minibatch_size=64", "algo.num_sgd_iter=1"]
-SHORT = ["env=cartpole", "tuned=none", "total_steps=64", *SMALL, "eval.episodes=1", "eval.every=0", "logger=[]"]
+SHORT = ["env=cartpole", "tuned=none", "total_steps=64", *SMALL, "eval.episodes=1", "eval.every=0", "logger.only=[]"]
 
 
 def summaries() -> dict[str, float]:

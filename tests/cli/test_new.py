@@ -140,9 +140,9 @@ def test_all_kinds_in_one_environment(site: Path, capsys: pytest.CaptureFixture[
         else:
             rlplug.compose(arguments)
     together = ["algo=my_algo", "env=my_env", "model=my_model", "loop=my_loop", "hardware=my_hardware"]
-    assert rlplug.train([*together, "logger=[my_logger]", *SHORT, "hydra.run.dir=run"]) >= 0
+    assert rlplug.train([*together, "logger.only=[my_logger]", *SHORT, "hydra.run.dir=run"]) >= 0
     assert Path("run/my_logger.jsonl").stat().st_size > 0
-    drawn = ["algo=dqn", "buffer=my_buffer", "exploration=[my_exploration]", "env=cartpole", "logger=[]"]
+    drawn = ["algo=dqn", "buffer=my_buffer", "exploration=[my_exploration]", "env=cartpole", "logger.only=[]"]
     assert rlplug.train([*drawn, *SHORT, "num_steps_sampled_before_learning_starts=480", "hydra.run.dir=drawn"]) > 0
 
 

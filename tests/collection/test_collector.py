@@ -141,7 +141,9 @@ def test_noise_of_actors_does_not_depend_on_other_columns():
 )
 def test_a_restored_source_continues_the_same_stream(env, algo, tmp_path):
     def made():
-        config = compose([f"algo={algo}", f"env={env}", "num_envs=3", "tuned=none", "total_steps=20_000", "logger=[]"])
+        config = compose(
+            [f"algo={algo}", f"env={env}", "num_envs=3", "tuned=none", "total_steps=20_000", "logger.only=[]"]
+        )
         return build(config, tmp_path)
 
     def follow(trainer, n):

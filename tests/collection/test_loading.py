@@ -53,7 +53,7 @@ def same_step() -> ShardCollector:
 def made(name: str, folder: Path) -> Collector | ShardCollector:
     if name == "same step":
         return same_step()
-    options = ("tuned=none", "num_envs=3", "total_steps=20_000", "logger=[]", "hardware=cpu")
+    options = ("tuned=none", "num_envs=3", "total_steps=20_000", "logger.only=[]", "hardware=cpu")
     return build(compose([*RUNS[name], *options]), folder).collector
 
 
@@ -159,7 +159,7 @@ def test_numbers_that_the_policy_cannot_act_on(
     options: tuple[str, ...], path: tuple[str, ...], value: Any, tmp_path: Path
 ):
     """They fail while the state is loaded, and not in the first rollout."""
-    collector = build(compose([*options, "total_steps=20_000", "logger=[]", "hardware=cpu"]), tmp_path).collector
+    collector = build(compose([*options, "total_steps=20_000", "logger.only=[]", "hardware=cpu"]), tmp_path).collector
     collector.submit(ROLLOUT)
     state = decode(encode(copy_to_host(collector.state())))
     node = state

@@ -80,7 +80,7 @@ FILES = {
 @pytest.fixture
 def flawed(install):  # noqa: F811
     install("rlplug-flawed", "rlplug_flawed", FILES)
-    return ["algo=flawed", "total_steps=160", "eval.every=0", "eval.episodes=1", "log.every=40", "logger=[]"]
+    return ["algo=flawed", "total_steps=160", "eval.every=0", "eval.episodes=1", "log.every=40", "logger.only=[]"]
 
 
 def rows(folder):
@@ -155,7 +155,7 @@ def test_skipped_steps_are_counted_and_leave_the_means_alone(flawed, tmp_path):
 
 
 def test_ppo_reads_the_kl_of_skipped_steps(tmp_path):
-    options = ["algo.kl_stop=0.5", "algo.kl_coeff=0.2", "algo.sgd_minibatch_size=16", "logger=[]", "on_nan=skip"]
+    options = ["algo.kl_stop=0.5", "algo.kl_coeff=0.2", "algo.sgd_minibatch_size=16", "logger.only=[]", "on_nan=skip"]
     small = ["tuned=none", "num_envs=2", "rollout_fragment_length=32"]
     trainer = build(compose(["algo=ppo", "env=cartpole", *small, *options]), tmp_path)
     trainer.collect()
@@ -328,7 +328,7 @@ class Faulty(gymnasium.Env):
 
 gymnasium.register("NotFinite-v0", Faulty)
 
-QUIET = ["logger=[]", "eval.every=0", "eval.episodes=1", "env.max_episode_steps=100"]
+QUIET = ["logger.only=[]", "eval.every=0", "eval.episodes=1", "env.max_episode_steps=100"]
 FAULTS = {
     "undefined": "obs{part} of environment 1 is NaN at environment step 22",
     "unbounded": "obs{part} of environment 1 is infinite at environment step 22",
@@ -416,7 +416,7 @@ TOLD = (
 
 def words_beyond(*more):
     small = ["rollout_fragment_length=16", "algo.sgd_minibatch_size=32", "model.hidden=[8]", "env.vectorization=list"]
-    return [*BEYOND, *small, "total_steps=512", "eval.every=128", "eval.episodes=2", "logger=[]", *more]
+    return [*BEYOND, *small, "total_steps=512", "eval.every=128", "eval.episodes=2", "logger.only=[]", *more]
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from rlplug.testing.rank_pool import ranks
 from rlplug.types import ConfigError, RunError
 
 SMALL = ("algo=ppo", "num_envs=2", "model.hidden=[8]", "rollout_fragment_length=16", "algo.sgd_minibatch_size=16")
-NUMBERED = (*SMALL, "env=gymnasium", "env.id=tests.contract.tenants.asynchronous:Numbered-v0", "logger=[]")
-POLE = (*SMALL, "env=cartpole", "logger=[]")
+NUMBERED = (*SMALL, "env=gymnasium", "env.id=tests.contract.tenants.asynchronous:Numbered-v0", "logger.only=[]")
+POLE = (*SMALL, "env=cartpole", "logger.only=[]")
 NORMAL = ("preprocess.normalize_obs=true", "preprocess.normalize_reward=true")
-WORLD = (*SMALL, "env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "logger=[]")
+WORLD = (*SMALL, "env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "logger.only=[]")
 KINDS = {
     "list": (*POLE, "env.vectorization=list"),
     "native": (*POLE, "env.vectorization=native"),
@@ -81,7 +81,7 @@ def test_shorter_episodes_repeat_their_final_row(words):
     ("words", "most"),
     [
         *[(words, 5) for words in KINDS.values()],
-        *[((*SMALL, "env=pendulum", "env.max_episode_steps=100000", "logger=[]"), most) for most in (32, 40)],
+        *[((*SMALL, "env=pendulum", "env.max_episode_steps=100000", "logger.only=[]"), most) for most in (32, 40)],
     ],
     ids=[*KINDS, "endless, to the end of a segment", "endless"],
 )
@@ -115,7 +115,7 @@ def test_a_job_does_not_depend_on_what_was_played_before():
 
 
 NOISY = (
-    *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[8]", "train_batch_size=16", "logger=[]"),
+    *("algo=sac", "env=pendulum", "num_envs=2", "model.hidden=[8]", "train_batch_size=16", "logger.only=[]"),
     *("exploration=[parameter_noise]", "num_steps_sampled_before_learning_starts=20"),
 )
 

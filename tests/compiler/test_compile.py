@@ -57,7 +57,13 @@ def test_what_cannot_be_compiled_runs_eagerly_and_says_so():
     assert not learner.steps.compiler.active
 
 
-WORLD = ("env=cartpole", "env.id=rlplug.testing.worlds:World-v0", "env.vectorization=list", "logger=[]", "num_envs=4")
+WORLD = (
+    "env=cartpole",
+    "env.id=rlplug.testing.worlds:World-v0",
+    "env.vectorization=list",
+    "logger.only=[]",
+    "num_envs=4",
+)
 SEGMENTS = ("rollout_fragment_length=8", "train_batch_size=32")
 ALGORITHMS = {
     "ppo": ("algo=ppo", "rollout_fragment_length=8", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=1"),
@@ -147,7 +153,7 @@ def test_one_graph_serves_minibatches_of_every_size(model):
 
 def test_a_part_that_is_due_less_often_leaves_the_steps_of_others_alone():
     """TD3's critic moves alone, and with the policy: in two graphs, which share the state of its optimizer."""
-    words = ("algo=td3", "env=pendulum", "tuned=none", "logger=[]", "model.hidden=[16]", "algo.policy_delay=2")
+    words = ("algo=td3", "env=pendulum", "tuned=none", "logger.only=[]", "model.hidden=[16]", "algo.policy_delay=2")
     words = (*words, "num_steps_sampled_before_learning_starts=40", "train_batch_size=32", "num_envs=1")
     found = []
     for compile in ("off", "max"):

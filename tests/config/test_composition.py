@@ -59,11 +59,28 @@ def test_an_experiment_wins_over_its_algorithm_and_the_command_line_over_it(expe
 
 
 def test_several_explorations_and_loggers():
-    run = compose(["algo=sac", "exploration=[gaussian,ornstein_uhlenbeck]", "logger=[]"])
+    run = compose(["algo=sac", "exploration=[gaussian,ornstein_uhlenbeck]", "logger.only=[]"])
     assert list(run.exploration) == ["gaussian", "ornstein_uhlenbeck"]
     assert list(run.logger) == ["csv"]
-    assert set(compose(["logger=wandb"]).logger) == {"csv", "wandb"}
-    assert set(compose().logger) == {"csv", "progress", "tensorboard"}
+    assert list(compose().logger) == ["csv", "progress", "tensorboard"]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    {
+        "logger=wandb": ["csv", "progress", "tensorboard", "wandb"],
+        "logger=[wandb] logger.wandb.tags=[a]": ["csv", "progress", "tensorboard", "wandb"],
+        "logger=[progress,wandb]": ["csv", "progress", "tensorboard", "wandb"],
+        "logger=[]": ["csv", "progress", "tensorboard"],
+        "logger.only=wandb": ["csv", "wandb"],
+        "logger.only=[wandb] logger.wandb.tags=[a]": ["csv", "wandb"],
+        "logger.only=[] logger=[wandb]": ["csv", "wandb"],
+        "logger.only=[]": ["csv"],
+        "~logger.tensorboard": ["csv", "progress"],
+    }.items(),
+)
+def test_loggers_are_added_to_the_default_ones_or_replace_them(words, names):
+    assert list(compose(words.split()).logger) == names
 
 
 def test_an_empty_slot_holds_the_model():

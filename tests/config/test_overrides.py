@@ -38,7 +38,8 @@ def test_nothing_changes_without_a_command_line():
         ("hardware=cpu", [("hardware.name", "auto", "cpu")]),
         ("hardware.threads=2 hardware=auto", [("hardware.threads", 1, 2)]),
         ("logger=[progress,tensorboard]", []),
-        ("logger=[progress]", [("logger.tensorboard", RAW["logger"]["tensorboard"], None)]),
+        ("logger.only=[progress]", [("logger.tensorboard", RAW["logger"]["tensorboard"], None)]),
+        ("logger=[]", []),
         ("logger={}", []),
     ],
 )
@@ -49,7 +50,7 @@ def test_what_changes(line: str, changed: list):
 
 
 def test_options_of_a_group_come_from_its_yaml_and_csv_stays():
-    new = resumed("logger.wandb.tags=[a,'b, c',null]", "logger=[progress,wandb]", "logger.wandb.mode=disabled")
+    new = resumed("logger.wandb.tags=[a,'b, c',null]", "logger.only=[progress,wandb]", "logger.wandb.mode=disabled")
     assert list(new["logger"]) == ["csv", "progress", "wandb"]
     assert new["logger"]["wandb"] == {
         "name": "wandb",
@@ -57,11 +58,22 @@ def test_options_of_a_group_come_from_its_yaml_and_csv_stays():
         "project": "rlplug",
         "entity": None,
         "group": None,
+        "job_type": "train",
         "run_name": None,
         "tags": ["a", "b, c", None],
+        "notes": None,
+        "log_model": True,
     }
-    assert list(resumed("logger=wandb")["logger"]) == ["csv", "wandb"]
-    assert list(resumed("logger=[]")["logger"]) == ["csv"]
+    assert list(resumed("logger.only=wandb")["logger"]) == ["csv", "wandb"]
+
+
+def test_loggers_are_added_to_those_of_the_run_which_keep_their_settings():
+    raw = resumed("logger.only=[wandb]", "logger.wandb.project=mine")
+    new = change(raw, ["logger=[wandb,progress]"], RESUMABLE, WHY)
+    assert sorted(new["logger"]) == ["csv", "progress", "wandb"]
+    assert new["logger"]["wandb"] == raw["logger"]["wandb"]
+    assert new["logger"]["progress"] == RAW["logger"]["progress"]
+    assert list(resumed("logger.only=[]")["logger"]) == ["csv"]
 
 
 def test_what_the_yaml_says_now_does_not_matter(install):  # noqa: F811
@@ -85,7 +97,7 @@ def test_what_the_yaml_says_now_does_not_matter(install):  # noqa: F811
 
 def test_the_configuration_that_was_given_stays_as_it_is():
     before = json.dumps(RAW)
-    resumed("eval.every=3", "logger=[]", "+env.kwargs.a=3", may=(*RESUMABLE, "env"))
+    resumed("eval.every=3", "logger.only=[]", "+env.kwargs.a=3", may=(*RESUMABLE, "env"))
     assert json.dumps(RAW) == before
 
 
@@ -126,7 +138,7 @@ BAD = {
     "eval.episode=3": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "eval={episode:3}": "eval.episode: unknown key; did you mean eval.episodes? There are: episodes, every",
     "log.every.x=3": "log.every.x: unknown key: log.every is a single value and has no keys",
-    "logger.wandb.mode=online": "logger.wandb: is not selected; add it: logger=[progress,tensorboard,wandb]",
+    "logger.wandb.mode=online": "logger.wandb: is not selected; add it: logger=[wandb]",
     "model@critic=mlp": "critic: unknown key; did you mean critic_model? There are: ",
     "hardware=cpuu": "hardware: unknown option 'cpuu'; did you mean cpu? There are: ",
     "hardware=3": "hardware: unknown option '3'; there are: ",

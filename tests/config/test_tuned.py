@@ -93,7 +93,7 @@ def test_a_folder_of_ones_own_brings_them_too(tmp_path):
 
 
 def test_every_job_of_a_sweep_has_those_of_its_pair(tmp_path, capsys):
-    quick = ["total_steps=512", "num_envs=2", "rollout_fragment_length=128", "logger=[]", "eval.every=0"]
+    quick = ["total_steps=512", "num_envs=2", "rollout_fragment_length=128", "logger.only=[]", "eval.every=0"]
     quick += ["num_steps_sampled_before_learning_starts=100", "eval.episodes=1"]
     assert main(["-m", "algo=dqn,ppo", "env=cartpole", *quick, f"hydra.sweep.dir={tmp_path}"]) == 0
     said = capsys.readouterr().err

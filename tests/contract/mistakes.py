@@ -494,7 +494,7 @@ FILES = {"rlplug_mistakes.py": MANIFEST}
 @cache
 def _base(*words: str) -> dict[str, Any]:
     """A small run's configuration, as Hydra composes it."""
-    few = ["tuned=none", "num_envs=2", "rollout_fragment_length=8", "total_steps=64", "logger=[]", "hardware=cpu"]
+    few = ["tuned=none", "num_envs=2", "rollout_fragment_length=8", "total_steps=64", "logger.only=[]", "hardware=cpu"]
     return compose([*words, *few]).raw
 
 

@@ -27,7 +27,7 @@ from tests.data.episodes import as_hdf5, as_lines, as_npz, as_table, plain, writ
 
 ENV = gymnasium.make("CartPole-v1")
 SPEC = single_agent(ENV.observation_space, ENV.action_space, 500)
-QUIET = ("env=cartpole", "hardware=cpu", "logger=[]", "tuned=none", "model.hidden=[8]", "eval.every=0")
+QUIET = ("env=cartpole", "hardware=cpu", "logger.only=[]", "tuned=none", "model.hidden=[8]", "eval.every=0")
 QUIET = (*QUIET, "eval.episodes=1")
 SMALL = Path(testing.__file__).parent / "cartpole.npz"  # 12 episodes, 206 steps
 BC = ("algo=bc", *QUIET, f"data.path={SMALL}", "total_steps=6", "log.every=1", "train_batch_size=3")
@@ -224,7 +224,7 @@ def test_without_an_environment_nothing_is_evaluated(tmp_path, capsys):
     assert main(["resume", str(run)]) == 0
     assert "has finished: 6 updates, no evaluation" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"env: recorded has only a dataset: set data.path=<files>"):
-        build(compose(["algo=ppo", "env=recorded", f"env.path={path}", "hardware=cpu", "logger=[]"]), Path())
+        build(compose(["algo=ppo", "env=recorded", f"env.path={path}", "hardware=cpu", "logger.only=[]"]), Path())
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -198,7 +198,15 @@ class Absorbing(gymnasium.Env[Any, Any]):
 gymnasium.register("Absorbing-v0", "tests.data.test_order:Absorbing", max_episode_steps=20)
 WORDS = (
     *("algo=dqn", "env=gymnasium", "env.id=tests.data.test_order:Absorbing-v0", "loop=offline", "exploration=[]"),
-    *("hardware=cpu", "logger=[]", "tuned=none", "eval.every=0", "eval.episodes=1", "model.hidden=[16]", "compile=off"),
+    *(
+        "hardware=cpu",
+        "logger.only=[]",
+        "tuned=none",
+        "eval.every=0",
+        "eval.episodes=1",
+        "model.hidden=[16]",
+        "compile=off",
+    ),
     *("algo.gamma=0.9", "algo.hiddens=[]", "algo.lr=0.01", "algo.td_error_loss_fn=mse", "train_batch_size=64"),
     *("algo.target_network_update_freq=10", "total_steps=700", "data.unfinished=truncate", "buffer.capacity=2000"),
 )

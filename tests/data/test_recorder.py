@@ -27,7 +27,7 @@ from tests.contract.tenants.population import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 from tests.tools.kill import Process, warm_up
 
-QUIET = ("hardware=cpu", "logger=[]", "tuned=none", "model.hidden=[8]", "eval.every=0", "eval.episodes=1")
+QUIET = ("hardware=cpu", "logger.only=[]", "tuned=none", "model.hidden=[8]", "eval.every=0", "eval.episodes=1")
 PPO = ("algo=ppo", *QUIET, "num_envs=3", "rollout_fragment_length=16", "algo.sgd_minibatch_size=16")
 WORLD = ("env=gymnasium", "env.id=rlplug.testing.worlds:World-v0")
 ENVS = {

@@ -28,7 +28,7 @@ from rlplug.trainer.trainer import Trainer
 from rlplug.types import ConfigError
 
 SMALL = ("num_envs=4", "rollout_fragment_length=16", "env.vectorization=list", "model.hidden=[8]", "tuned=none")
-RUN = ("algo=ddppo", "env=cartpole", *SMALL, "algo.sgd_minibatch_size=16", "logger=[]", "eval.every=0")
+RUN = ("algo=ddppo", "env=cartpole", *SMALL, "algo.sgd_minibatch_size=16", "logger.only=[]", "eval.every=0")
 ROUNDS, ROWS = 3, 16
 
 

@@ -88,7 +88,7 @@ def test_every_component_stands_in_a_table():
     ],
 )
 def test_every_metric_is_explained(algo: str, overrides: list[str], tmp_path: Path):
-    budget = ["log.every=256", "eval.every=512", "eval.episodes=2", "logger=[]", "model.hidden=[8]"]
+    budget = ["log.every=256", "eval.every=512", "eval.episodes=2", "logger.only=[]", "model.hidden=[8]"]
     rlplug.train([f"algo={algo}", *overrides, *budget, f"hydra.run.dir={tmp_path}"])
     with (tmp_path / "metrics.csv").open() as file:
         columns = set(next(csv.reader(file))) - {"step"}
@@ -165,7 +165,7 @@ def test_the_callback_in_the_docs_works(install: Install, tmp_path: Path):
     package = files(TEXT[DOCS / "hooks.md"])
     assert set(package) == {"rlplug_best/__init__.py", "rlplug_best/callback.py", "rlplug_best/conf/logger/best.yaml"}
     install("rlplug-best", "rlplug_best", package)
-    short = ["algo=ppo", "total_steps=1024", "eval.episodes=1", "model.hidden=[8]", "logger=[best]"]
+    short = ["algo=ppo", "total_steps=1024", "eval.episodes=1", "model.hidden=[8]", "logger.only=[best]"]
     rlplug.train([*short, "logger.best.file=policy.pt", f"hydra.run.dir={tmp_path / 'run'}"])
     assert (tmp_path / "run" / "policy.pt").stat().st_size > 0
     assert "best" in yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["logger"]

@@ -137,7 +137,7 @@ def test_they_reach_an_algorithm_that_names_them(vectorization, tmp_path, monkey
 
     monkeypatch.setattr(PPO, "needs", classmethod(more))
     monkeypatch.setattr(PPO, "prepare", look)
-    words = ["algo=ppo", "env=gymnasium", f"env.id='{WINDY}'", "env.info_keys=[wind,steps]", "logger=[]"]
+    words = ["algo=ppo", "env=gymnasium", f"env.id='{WINDY}'", "env.info_keys=[wind,steps]", "logger.only=[]"]
     words += ["num_envs=3", "rollout_fragment_length=11", "algo.sgd_minibatch_size=11", "total_steps=66"]
     with closing(build(compose([*words, f"env.vectorization={vectorization}"]), tmp_path)) as trainer:
         for _ in range(2):

@@ -16,7 +16,7 @@ pytest.importorskip("minigrid")
 COLORS = ("blue", "green", "grey", "purple", "red", "yellow")
 FETCH = "MiniGrid-Fetch-5x5-N2-v0"
 SMALL = ("algo=ppo", "num_envs=2", "rollout_fragment_length=8", "algo.sgd_minibatch_size=16", "model.hidden=[8]")
-SHORT = ("total_steps=32", "eval.every=0", "eval.episodes=1", "env.max_episode_steps=10", "logger=[]")
+SHORT = ("total_steps=32", "eval.every=0", "eval.episodes=1", "env.max_episode_steps=10", "logger.only=[]")
 
 
 def build(id, n=2, option="minigrid", **changes):

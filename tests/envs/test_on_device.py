@@ -152,7 +152,7 @@ def test_it_stays_on_an_accelerator(name):
 # ---- collection ------------------------------------------------------------------------------------------------------
 
 RUN = (
-    *("algo=ppo", "hardware=cpu", "logger=[]", "tuned=none"),
+    *("algo=ppo", "hardware=cpu", "logger.only=[]", "tuned=none"),
     *("rollout_fragment_length=40", "algo.sgd_minibatch_size=80"),
 )
 

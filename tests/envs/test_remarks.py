@@ -41,7 +41,7 @@ gymnasium.register("Wide-v0", Wide)
 @pytest.mark.parametrize(("what", "algo"), [("image", "ppo"), ("number", "ppo"), ("id", "ppo"), ("id", "dqn")])
 def test_a_run_tells_it_once(what, algo, tmp_path: Path, capsys):
     words = [f"algo={algo}", "env=gymnasium", "env.id=Wide-v0", f"+env.kwargs.what={what}", "eval.episodes=1"]
-    words += ["eval.every=0", "num_envs=1", "rollout_fragment_length=256", "model.hidden=[4]", "logger=[]"]
+    words += ["eval.every=0", "num_envs=1", "rollout_fragment_length=256", "model.hidden=[4]", "logger.only=[]"]
     words += ["hardware=cpu", "compile=off", f"total_steps={256 if algo == 'ppo' else 1280}"]
     assert main([*words, *["buffer.capacity=2000"] * (algo == "dqn"), f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     told = [line for line in "".join(capsys.readouterr()).splitlines() if "observation: " in line]

@@ -100,6 +100,6 @@ def test_columns_of_a_vector_that_are_seeded_one_by_one():
 
 
 def test_a_run_says_what_to_set(tmp_path: Path, capsys):
-    assert main(["env=gymnasium", "env.id=Signed-v0", "logger=[]", f"hydra.run.dir={tmp_path / 'run'}"]) == 1
+    assert main(["env=gymnasium", "env.id=Signed-v0", "logger.only=[]", f"hydra.run.dir={tmp_path / 'run'}"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].endswith("set env.seed_bits=31")
     assert not (tmp_path / "run").exists()

@@ -37,7 +37,7 @@ def endless(**kwargs):
 
 gymnasium.register("NeverEnds-v0", endless)
 WORDS = ["env=gymnasium", "env.id=tests.evaluation.test_cuts:NeverEnds-v0", "total_steps=256", "num_envs=1",
-         "rollout_fragment_length=256", "model.hidden=[4]", "algo.num_sgd_iter=1", "logger=[]", "hardware=cpu",
+         "rollout_fragment_length=256", "model.hidden=[4]", "algo.num_sgd_iter=1", "logger.only=[]", "hardware=cpu",
          "eval.episodes=2"]  # fmt: skip
 SAID = "rlplug: eval.max_episode_steps=40 truncates episodes of an evaluation; "
 
@@ -99,7 +99,7 @@ def test_actors_that_evaluate_cut_too(tmp_path: Path, capfd):
 @pytest.mark.parametrize("vectorization", ["list", "native"])  # columns that are independent, and columns that are not
 def test_two_ranks_play_the_episodes_of_one(tmp_path, vectorization):
     words = ["algo=ppo", "env=cartpole", f"env.vectorization={vectorization}", "total_steps=1100", "model.hidden=[8]"]
-    train(compose([*words, "eval.episodes=5", "eval.every=0", "hardware=2cpu", "logger=[]"]), tmp_path)
+    train(compose([*words, "eval.episodes=5", "eval.every=0", "hardware=2cpu", "logger.only=[]"]), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     alone = evaluate(tmp_path, ["hardware=cpu"])
     for name in ("eval/return_mean", "eval/return_std", "eval/length_mean"):

@@ -4,22 +4,25 @@ import csv
 import json
 import os
 import signal
+import sys
+import weakref
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from PIL import Image
+from imageio_ffmpeg import read_frames as frames
 
 import rlplug
 from rlplug.config import compose
+from rlplug.evaluation.video import record
 from rlplug.run import launch
-from rlplug.types import ConfigError
+from rlplug.types import ConfigError, RunError
 
 SHORT = ("algo=ppo", "env=cartpole", "total_steps=512", "num_envs=2", "rollout_fragment_length=64", "hardware=cpu",
-         "algo.sgd_minibatch_size=64", "eval.every=256", "eval.episodes=2", "logger=[]")  # fmt: skip
+         "algo.sgd_minibatch_size=64", "eval.every=256", "eval.episodes=2", "logger.only=[]")  # fmt: skip
 
 
 def test_every_evaluation_is_recorded_and_the_run_stays_the_same(tmp_path: Path):
@@ -33,18 +36,53 @@ def test_every_evaluation_is_recorded_and_the_run_stays_the_same(tmp_path: Path)
     videos = sorted((tmp_path / "run1" / "videos").iterdir())
     steps = [int(row["step"]) for row in metrics[1] if row["eval/return_mean"]]
     assert len(steps) == 2
-    assert [video.name for video in videos] == [f"step_{step:012d}.gif" for step in steps]
-    with Image.open(videos[-1]) as video:
-        assert video.n_frames > 8  # a pole takes as long to fall
-        assert video.info["duration"] % 20 == 0  # CartPole's 50 pictures a second; equal ones are one
-        first = np.asarray(video.convert("RGB"))
-        video.seek(video.n_frames - 1)
-        assert not np.array_equal(first, np.asarray(video.convert("RGB")))
+    assert [video.name for video in videos] == [f"step_{step:012d}.mp4" for step in steps]
+    video = frames(videos[-1])
+    about = next(video)
+    assert about["fps"] == 50  # CartPole's
+    shown = [np.frombuffer(frame, np.uint8).reshape(400, 600, 3) for frame in video]
+    assert len(shown) > 8  # a pole takes as long to fall
+    assert [*shown[0][0, 0]] == [255, 255, 255]
+    assert not np.array_equal(shown[0], shown[-1])
+
+
+def test_pictures_of_an_odd_size_are_written_one_by_one_and_without_scaling(tmp_path: Path):
+    rng, alive = np.random.default_rng(0), list[Any]()
+    first = np.kron(rng.integers(0, 255, (5, 7, 3)), np.ones((15, 15, 1))).astype(np.uint8)
+
+    def shown():
+        for i in range(60):
+            picture = np.roll(first, i, 1)
+            alive.append(weakref.ref(picture))
+            yield picture
+            assert sum(one() is not None for one in alive) < 4  # none is kept
+
+    record(tmp_path / "new" / "a.mp4", shown(), 25)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.mp4"]
+    video = frames(tmp_path / "new" / "a.mp4")
+    assert next(video)["size"] == (106, 76)
+    read = [np.frombuffer(frame, np.uint8).reshape(76, 106, 3) for frame in video]
+    assert len(read) == 60
+    assert np.abs(read[0][:75, :105].astype(float) - first).mean() < 12  # it is compressed
+
+
+def test_a_video_that_cannot_be_written_says_so(tmp_path: Path):
+    (tmp_path / "a.partial").symlink_to(tmp_path / "none" / "a.partial")
+    with pytest.raises(RunError, match=r"a\.mp4 cannot be written: "):
+        record(tmp_path / "a.mp4", iter([np.zeros((8, 8, 3), np.uint8)] * 3), 25)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_without_imageio_ffmpeg_a_run_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ConfigError, match=r"^eval.record: videos need imageio-ffmpeg .*pip install 'rlplug\[video\]'$"):
+        rlplug.train([*SHORT, "eval.record=1", f"hydra.run.dir={tmp_path / 'run'}"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_environment_without_pictures_is_refused_before_the_run(tmp_path: Path):
     words = [*SHORT[:2], "env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "eval.record=1"]
-    with pytest.raises(ConfigError, match=r"^eval.record: .*World-v0 shows no pictures of itself; use 0"):
+    with pytest.raises(ConfigError, match=r"^eval.record: .*World-v0 cannot render; use 0"):
         rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
 

@@ -22,7 +22,7 @@ def without(settings: dict[str, str], *prefixes: str) -> dict[str, str]:
 ALWAYS = words(
     """
     tuned=none seed=0 total_steps=100000 hardware=cpu hardware.threads=1 hardware.float32_matmul_precision=highest
-    logger=[] eval.every=0 compile=off env.vectorization=list
+    logger.only=[] eval.every=0 compile=off env.vectorization=list
     """
 )
 MODEL = words("model=mlp model.hidden=[32,32] model.activation=tanh model.layer_norm=false model.init=orthogonal")

@@ -27,7 +27,7 @@ from rlplug.testing.comparing import compare_runs
 PPO = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "hardware=2cpu", "model.hidden=[16]"),
     *("total_steps=1600", "rollout_fragment_length=20", "algo.sgd_minibatch_size=20", "algo.num_sgd_iter=2"),
-    *("log.every=200", "eval.every=400", "eval.episodes=2", "checkpoint.every=400", "logger=[]"),
+    *("log.every=200", "eval.every=400", "eval.episodes=2", "checkpoint.every=400", "logger.only=[]"),
     "preprocess.normalize_reward=true",
 )
 """20 rounds, which leaves time to disturb them"""
@@ -84,7 +84,7 @@ def test_killed_while_ranks_preempt_each_other(victim: str, tmp_path: Path):
         *("algo=ddppo", "env=gymnasium", "env.id=tests.contract.tenants.asynchronous:Jittery-v0", "num_envs=4"),
         *("env.vectorization=list", "tuned=none", "hardware=2cpu", "model.hidden=[8]", "rollout_fragment_length=64"),
         *("algo.sgd_minibatch_size=64", "algo.num_sgd_iter=2", "total_steps=6000", "checkpoint.every=500"),
-        *("log.every=100", "eval.every=0", "eval.episodes=1", "logger=[]", f"record.path={data}"),
+        *("log.every=100", "eval.every=0", "eval.episodes=1", "logger.only=[]", f"record.path={data}"),
     )
     code, _ = disturb(run, words, lambda program: program.kill() if victim == "run" else rank(program, 1).kill())
     assert code == (-signal.SIGKILL if victim == "run" else 1)

@@ -41,7 +41,7 @@ RUNS = {
     "ppo on device": ("algo=ppo", *ON_DEVICE),
     "a2c": ("algo=a2c", "env=cartpole", "tuned=none", "num_envs=4", "algo.opt_type=adam"),
 }
-CUDA = ("hardware=1gpu", "logger=[]", "eval.every=0", "deterministic=true", "total_steps=1_000_000")
+CUDA = ("hardware=1gpu", "logger.only=[]", "eval.every=0", "deterministic=true", "total_steps=1_000_000")
 
 
 def history(words, compile, rounds=16):
@@ -154,7 +154,7 @@ KILLED = {
 @pytest.mark.parametrize("run", KILLED)
 def test_a_killed_run_is_continued_to_the_bit(run, tmp_path):
     line = [sys.executable, "-m", "rlplug"]
-    words = [*KILLED[run], "hardware=1gpu", "logger=[]", "eval.every=0", "deterministic=true", "seed=1"]
+    words = [*KILLED[run], "hardware=1gpu", "logger.only=[]", "eval.every=0", "deterministic=true", "seed=1"]
     subprocess.run([*line, *words, f"hydra.run.dir={tmp_path / 'whole'}"], check=True)
     process = subprocess.Popen([*line, *words, f"hydra.run.dir={tmp_path / 'killed'}"])
     checkpoints = tmp_path / "killed" / "checkpoints"

@@ -17,7 +17,7 @@ from rlplug.testing.checks.runs import flat
 from rlplug.testing.rank_pool import ranks
 
 SAC = (
-    *("algo=sac", "env=pendulum", "model.hidden=[32]", "total_steps=10_000", "train_batch_size=64", "logger=[]"),
+    *("algo=sac", "env=pendulum", "model.hidden=[32]", "total_steps=10_000", "train_batch_size=64", "logger.only=[]"),
     "num_steps_sampled_before_learning_starts=80",
 )
 PPO = (

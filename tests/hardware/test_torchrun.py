@@ -13,7 +13,7 @@ import pytest
 PPO = (
     *("algo=ppo", "env=cartpole", "num_envs=4", "hardware=cpu", "hardware.num_nodes=2", "model.hidden=[16]"),
     *("total_steps=1024", "rollout_fragment_length=64", "algo.sgd_minibatch_size=64", "eval.every=0"),
-    *("eval.episodes=2", "logger=[]"),
+    *("eval.episodes=2", "logger.only=[]"),
 )
 
 

@@ -10,7 +10,7 @@ from rlplug.config import compose
 from rlplug.plugins.algo.sac import SAC
 from rlplug.run.launch import train
 
-QUIET = ["logger=[]", "eval.every=0"]
+QUIET = ["logger.only=[]", "eval.every=0"]
 
 
 def test_ppo_balances_the_pole(tmp_path):

@@ -1,16 +1,21 @@
 """A run as loggers see it, and the door through which they come in."""
 
+from __future__ import annotations
+
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pluggy
 import pytest
 import yaml
 
 from rlplug.api import Loop, VecEnv
+from rlplug.evaluation.video import record
 from rlplug.registry import Events, conf_folder, load
 from rlplug.types import Progress
 
@@ -20,6 +25,7 @@ class Config:
     total_steps: int = 1000
     algo: Any = None
     env: Any = field(default_factory=lambda: SimpleNamespace(cls=VecEnv))
+    checkpoint: Any = field(default_factory=lambda: SimpleNamespace(every="5min"))
     data: Any = None
     estimate: Any = None
     raw: dict[str, Any] = field(
@@ -41,8 +47,12 @@ class LoggedRun:
     progress: Progress = field(default_factory=Progress)
     loop: type[Loop] = Loop
     logged: int = 0
+    evaluated: tuple[int, int] = (0, 0)
+    clock: Any = field(default_factory=lambda: SimpleNamespace(spent={}))
+    collector: Any = None
 
     def __post_init__(self) -> None:
+        (self.run_dir / "manifest.json").write_text(json.dumps({"run": "a" * 32, "git": {"commit": "c" * 40}}))
         self.hooks = pluggy.PluginManager("rlplug")
         self.hooks.add_hookspecs(Events)
 
@@ -76,6 +86,20 @@ def run(tmp_path: Path) -> LoggedRun:
     folder = tmp_path / "sac-pendulum" / "2030-01-02_03-04-05-s3"
     folder.mkdir(parents=True)
     return LoggedRun(folder)
+
+
+@pytest.fixture
+def evaluated(run: LoggedRun) -> LoggedRun:
+    """A run that is at step 200, with the video of an evaluation and a best checkpoint."""
+    shown = (np.full((16, 16, 3), 10 * i, np.uint8) for i in range(5))
+    record(run.run_dir / "videos" / "step_000000000200.mp4", shown, 25)
+    checkpoint = run.run_dir / "checkpoints" / "step_000000000200"
+    checkpoint.mkdir(parents=True)
+    for name in ("manifest.json", "weights.pt", "learner.pt"):
+        (checkpoint / name).write_text(name)
+    (checkpoint.parent / "best").symlink_to(checkpoint.name)
+    run.progress.env_steps = 200
+    return run
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_nothing_but_the_table_is_left_in_the_folder(run, logger):
     for step in range(5):
         run.log(step, {f"train/{step}": 1.0})
     run.end()
-    assert [path.name for path in run.run_dir.iterdir()] == ["metrics.csv"]
+    assert sorted(path.name for path in run.run_dir.iterdir()) == ["manifest.json", "metrics.csv"]
 
 
 def test_a_continued_run_drops_what_lies_behind_its_checkpoint_and_a_half_written_line(run, logger):

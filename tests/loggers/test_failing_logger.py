@@ -15,7 +15,7 @@ __all__ = ["install", "site"]
 
 RUN = ["algo=ppo", "env=cartpole", "num_envs=4", "model.hidden=[8]", "total_steps=1024", "rollout_fragment_length=32"]
 RUN += ["tuned=none", "algo.sgd_minibatch_size=64", "log.every=256", "eval.every=0", "eval.episodes=1"]
-RUN += ["checkpoint.every=256", "logger=[bad,csv]"]
+RUN += ["checkpoint.every=256", "logger.only=[bad,csv]"]
 
 
 ENDING = """
@@ -82,7 +82,7 @@ SAVED = ("checkpoint.every=512", "eval.every=512")
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert main([*RUN, *SAVED, "logger=[csv]", f"hydra.run.dir={folder}"]) == 0
+    assert main([*RUN, *SAVED, "logger.only=[csv]", f"hydra.run.dir={folder}"]) == 0
     return folder
 
 

@@ -1,6 +1,10 @@
 """Runs of W&B's own client, offline; what it wrote is read back from its transaction log."""
 
+from __future__ import annotations
+
+import contextlib
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,8 +38,14 @@ def records(file: Path) -> Iterator[Record]:
 
 def read(folder: Path) -> list[Record]:
     wandb.teardown()  # waits for the process that writes: `finish` may return before it has
-    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    return list(records(file))
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.parent.name)
+    return [record for file in files for record in records(file)]
+
+
+def history(log: list[Record]) -> list[dict[str, Any]]:
+    """Return the rows that were logged, without W&B's own values."""
+    rows = [items(record.history.item) for record in log if record.HasField("history")]
+    return [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
 
 
 def items(updates: Any) -> dict[str, Any]:
@@ -60,18 +70,16 @@ def play(run, logger, status: str = "finished", **options: Any) -> list[Record]:
 
 
 def test_an_offline_run_holds_the_configuration_and_metrics_at_their_steps(run, logger):
-    log = play(run, logger, project="pendulum", group="sweep", tags=["a", "b"])
-    assert [record.exit.exit_code for record in log if record.HasField("exit")] == [0]
+    log = play(run, logger, project="pendulum", group="sweep", job_type="search", tags=["a", "b"], notes="why")
 
     (about,) = [record.run for record in log if record.HasField("run")]
     config = items(about.config.update)
     assert {key: config[key] for key in run.config.raw} == run.config.raw
     assert (about.project, about.run_group, list(about.tags)) == ("pendulum", "sweep", ["a", "b"])
+    assert (about.job_type, about.notes, about.git.commit) == ("search", "why", "c" * 40)
     assert about.display_name == "sac-pendulum/2030-01-02_03-04-05-s3"
 
-    history = [items(record.history.item) for record in log if record.HasField("history")]
-    metrics = [{key: value for key, value in row.items() if not key.startswith("_")} for row in history]
-    assert metrics == [
+    assert history(log) == [
         {"env_steps": 100, "train/critic": 0.5},
         {"env_steps": 200, "train/critic": 0.25, "episode/return": -1200.0},
         {"env_steps": 200, "eval/return_mean": -300.25, "eval/return_std": 40.0},
@@ -86,26 +94,109 @@ def test_an_offline_run_holds_the_configuration_and_metrics_at_their_steps(run, 
     assert summary["eval/return_mean"] == -300.25
 
 
-@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("interrupted", 255)])
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("failed", 1), ("interrupted", 255)])
 def test_the_exit_code_says_how_the_run_ended(run, logger, status, code):
     assert [record.exit.exit_code for record in play(run, logger, status) if record.HasField("exit")] == [code]
 
 
-def test_a_continued_run_has_the_same_id(run, logger):
-    (first,) = [record.run.run_id for record in play(run, logger) if record.HasField("run")]
+def test_a_continued_run_is_the_same_run_with_every_metric_once_per_step(run, logger):
+    """The first process is killed: what it had not sent before its checkpoint is sent by the second one."""
+    first, table = logger("wandb"), logger("csv")
+    run.start(table, first)
+    run.log(100, {"train/critic": 0.5})
+    run.log(200, {"train/critic": 0.25})
+    run.evaluate(-300.25, 40.0)
+    run.log(300, {"train/critic": 0.125})
+    first._run.finish()
     time.sleep(1)  # W&B names its folders by id and second
+
     again = type(run)(run.run_dir)
-    again.start(logger("wandb"))
+    again.progress.env_steps, again.logged = 200, 3
+    again.start(logger("csv"), logger("wandb"))
+    again.log(300, {"train/critic": 0.125})
+    again.log(400, {"train/critic": 0.1})
     again.end()
-    files = list(run.run_dir.glob("wandb/offline-run-*/*.wandb"))
-    assert [file.stem for file in files] == [f"run-{first}"] * 2
+    log = read(run.run_dir)
+    assert {record.run.run_id for record in log if record.HasField("run")} == {"a" * 32}
+    assert len([*run.run_dir.glob("wandb/offline-run-*")]) == 2
+    assert history(log) == [
+        {"env_steps": 100, "train/critic": 0.5},
+        {"env_steps": 200, "train/critic": 0.25},
+        {"env_steps": 200, "eval/return_mean": -300.25, "eval/return_std": 40.0},
+        {"env_steps": 300, "train/critic": 0.125},
+        {"env_steps": 400, "train/critic": 0.1},
+    ]
+
+
+def test_a_log_that_a_kill_cut_off_is_completed(run, logger):
+    first, table = logger("wandb"), logger("csv")
+    run.start(table, first)
+    for step in range(1, 40):
+        run.log(step, {"train/critic": float(step)})
+    first._run.finish()
+    wandb.teardown()
+    (file,) = run.run_dir.glob("wandb/offline-run-*/*.wandb")
+    for size in (len(file.read_bytes()) // 2, 7, 3):  # within a record, no records, not even the head
+        with file.open("r+b") as log:
+            log.truncate(size)
+        again = type(run)(run.run_dir)
+        again.progress.env_steps, again.logged = 39, 39
+        time.sleep(1)
+        again.start(logger("csv"), logger("wandb"))
+        again.end()
+        wandb.teardown()
+        files = sorted(run.run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.parent.name)
+        rows = [row for one in files for row in history(_readable(one))]
+        assert [row["env_steps"] for row in rows] == [*range(1, 40)]
+        for other in files[1:]:
+            shutil.rmtree(other.parent)
+
+
+def _readable(file: Path) -> list[Record]:
+    found: list[Record] = []
+    with contextlib.suppress(Exception):  # the cut record
+        for record in records(file):
+            found.append(record)
+    return found
+
+
+def test_the_video_and_the_best_weights_are_there(evaluated, logger):
+    run = evaluated
+    run.start(logger("wandb"))
+    run.log(200, {"train/critic": 0.25})
+    run.evaluate(-300.25, 40.0)
+    run.end()
+    log = read(run.run_dir)
+    (shown,) = [row for row in history(log) if "eval/video/path" in row]
+    assert (shown["env_steps"], shown["eval/video/_type"]) == (200, "video-file")
+    (copied,) = run.run_dir.glob(f"wandb/offline-run-*/files/{shown['eval/video/path']}")
+    assert copied.read_bytes() == (run.run_dir / "videos" / "step_000000000200.mp4").read_bytes()
+    (weights,) = [record.artifact for record in log if record.HasField("artifact")]
+    assert (weights.name, weights.type, sorted(weights.aliases)) == (f"{'a' * 32}-best", "model", ["best", "latest"])
+    assert sorted(entry.path for entry in weights.manifest.contents) == ["manifest.json", "weights.pt"]
+    assert json.loads(weights.metadata) == {"checkpoint": "step_000000000200"}
+
+    time.sleep(1)
+    again = type(run)(run.run_dir)  # killed before its first checkpoint
+    again.start(logger("csv"), logger("wandb", log_model=False))
+    again.log(200, {"train/critic": 0.25})
+    again.evaluate(-300.25, 40.0)
+    again.end()
+    rows = history(read(run.run_dir))
+    assert [sum(name in row for row in rows) for name in ("train/critic", "eval/video/path")] == [1, 1]
+
+
+def test_no_weights_on_request(evaluated, logger):
+    evaluated.start(logger("wandb", log_model=False))
+    evaluated.end()
+    assert not [record for record in read(evaluated.run_dir) if record.HasField("artifact")]
 
 
 def test_disabled_writes_nothing(run, logger):
     run.start(logger("wandb", mode="disabled"))
     run.log(100, {"train/critic": 0.5})
     run.end()
-    assert list(run.run_dir.iterdir()) == []
+    assert [path.name for path in run.run_dir.iterdir()] == ["manifest.json"]
 
 
 def test_online_without_credentials_is_refused_before_the_run_and_never_asks(logger):

@@ -159,7 +159,7 @@ def test_what_a_policy_says_is_precise_under_autocast(space, kind, noise):
 
 @pytest.mark.parametrize("words", [["algo=ppo"], ["algo=dqn", "algo.dueling=true"], ["algo=dqn", "algo.noisy=true"]])
 def test_values_are_precise_under_autocast(words, tmp_path):
-    with closing(build(compose([*words, "env=cartpole", "logger=[]"]), tmp_path)) as trainer:
+    with closing(build(compose([*words, "env=cartpole", "logger.only=[]"]), tmp_path)) as trainer:
         rows = {"obs": torch.randn(5, 4), "is_first": torch.zeros(5, dtype=torch.bool)}
         algo = trainer.algorithm
         with torch.autocast("cpu", torch.bfloat16):

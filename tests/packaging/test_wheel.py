@@ -168,7 +168,7 @@ def test_an_installed_plugin_is_listed(refused: subprocess.CompletedProcess[str]
 
 
 def test_an_installed_plugin_trains(refused: subprocess.CompletedProcess[str], empty: Empty):
-    folder = empty.trained("algo=reinforce", "tuned=none", "total_steps=2048", "logger=[]")
+    folder = empty.trained("algo=reinforce", "tuned=none", "total_steps=2048", "logger.only=[]")
     assert folder.parent.name == "reinforce-cartpole"
     assert json.loads((folder / "summary.json").read_text())["updates"] == 4
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
@@ -180,7 +180,7 @@ def test_an_installed_environment_and_exploration_train(empty: Empty, wheels: di
     assert refused.returncode == 2
     assert refused.stderr.startswith("rlplug: env: unknown option 'deepsea'; there are: ")
     empty.install(wheels["rlplug_deepsea"])
-    folder = empty.trained("algo=ppo", "env=deepsea", "exploration=[counts]", "total_steps=2048", "logger=[]")
+    folder = empty.trained("algo=ppo", "env=deepsea", "exploration=[counts]", "total_steps=2048", "logger.only=[]")
     assert folder.parent.name == "ppo-deepsea"
     plugins = json.loads((folder / "manifest.json").read_text())["plugins"]
     assert {plugins[key]["distribution"] for key in ("env", "exploration.counts")} == {"rlplug-deepsea"}

@@ -23,7 +23,7 @@ from tests.plugins import acting
 from tests.plugins.acting import B, T, learner_of, move, segment, weights
 
 SMALL = ("num_envs=4", "rollout_fragment_length=8", "model.hidden=[8]", "algo.lr=0.01", "tuned=none")
-RUN = ("algo=a3c", "env=cartpole", *SMALL, "train_batch_size=16", "hardware=cpu", "logger=[]", "eval.every=0")
+RUN = ("algo=a3c", "env=cartpole", *SMALL, "train_batch_size=16", "hardware=cpu", "logger.only=[]", "eval.every=0")
 
 
 @cache

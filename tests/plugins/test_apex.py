@@ -189,7 +189,7 @@ def test_their_returns_are_logged(tmp_path):
     env, words = RUNS["apex_dqn"]
     words = [*words, "algo=apex_dqn", f"env={env}", "algo.lr=0.0", "exploration.ape_x_epsilon_greedy.epsilon=0.8"]
     words += ["total_steps=2000", "num_steps_sampled_before_learning_starts=16", "eval.every=0", "eval.episodes=1"]
-    train(compose([*words, "log.every=2000", "logger=[]"]), tmp_path)
+    train(compose([*words, "log.every=2000", "logger.only=[]"]), tmp_path)
     with (tmp_path / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["episode/return"]]
     all_of_them, least = (float(rows[-1][f"episode/return{end}"]) for end in ("", "_least_exploring"))

@@ -23,7 +23,7 @@ from rlplug.types import ConfigError
 from tests.plugins.test_impala import column
 
 SMALL = ("rollout_fragment_length=8", "train_batch_size=64", "tuned=none")
-RUN = ["algo=impala", "env=cartpole", *SMALL, "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1"]
+RUN = ["algo=impala", "env=cartpole", *SMALL, "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=1"]
 
 
 def refusal(*words: str) -> str:

@@ -26,7 +26,7 @@ from rlplug.types import ConfigError, EnvSpec, Group
 from tests.hardware.test_ranks import play
 from tests.plugins.acting import learner_of
 
-RUN = ("env=linear_bandit", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "checkpoint.every=0")
+RUN = ("env=linear_bandit", "tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0", "checkpoint.every=0")
 
 
 def spec(*obs: int, arms: int = 2, extras=None, **more) -> EnvSpec:

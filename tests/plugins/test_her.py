@@ -275,7 +275,7 @@ def test_an_environment_that_computes_nothing_or_wants_more_is_refused():
 
 gymnasium.register("HindsightLine-v0", entry_point=Line, max_episode_steps=20)
 GOALS = ["algo=dqn", "env=gymnasium", "env.id=HindsightLine-v0"]
-LINE = ["buffer=her", "total_steps=64", "logger=[]", "eval.every=0", "hardware=cpu"]
+LINE = ["buffer=her", "total_steps=64", "logger.only=[]", "eval.every=0", "hardware=cpu"]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,15 @@ def test_a_recurrent_model_is_unrolled_from_the_beginning(name):
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 WORDS = (
-    *("env=cartpole", "hardware=cpu", "logger=[]", "tuned=none", "model.hidden=[8]", "eval.every=0", "eval.episodes=2"),
+    *(
+        "env=cartpole",
+        "hardware=cpu",
+        "logger.only=[]",
+        "tuned=none",
+        "model.hidden=[8]",
+        "eval.every=0",
+        "eval.episodes=2",
+    ),
     *(f"data.path={SMALL}", "total_steps=8", "train_batch_size=3", "algo.sgd_minibatch_size=16"),
 )
 

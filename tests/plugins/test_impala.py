@@ -18,7 +18,7 @@ from rlplug.testing.checks.runs import Case, play
 from rlplug.types import ConfigError
 from tests.plugins.acting import make, move, segment
 
-RUN = ["algo=impala", "env=cartpole", "tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1"]
+RUN = ["algo=impala", "env=cartpole", "tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=1"]
 RUN += ["rollout_fragment_length=8", "train_batch_size=64", "log.every=512"]
 
 

@@ -143,7 +143,7 @@ def test_chunks_without_a_transition_are_not_learned_from(tmp_path):
     """5 rows in chunks of 4: the second chunk is often a final observation alone."""
     words = ["algo=ppo", "model=lstm", "env=gymnasium", "env.id=rlplug.testing.worlds:World-v0", "num_envs=1"]
     words += ["env.vectorization=list", "rollout_fragment_length=5", "algo.max_seq_len=4"]
-    words += ["algo.sgd_minibatch_size=4", "total_steps=100", "eval.every=0", "eval.episodes=1", "logger=[]"]
+    words += ["algo.sgd_minibatch_size=4", "total_steps=100", "eval.every=0", "eval.episodes=1", "logger.only=[]"]
     rlplug.train([*words, f"hydra.run.dir={tmp_path / 'run'}"])
 
 

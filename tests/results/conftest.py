@@ -14,7 +14,15 @@ import yaml
 
 from rlplug.cli import main
 
-TINY = ("env=cartpole", "tuned=none", "hardware=cpu", "logger=[]", "compile=off", "model.hidden=[8]", "log.every=64")
+TINY = (
+    "env=cartpole",
+    "tuned=none",
+    "hardware=cpu",
+    "logger.only=[]",
+    "compile=off",
+    "model.hidden=[8]",
+    "log.every=64",
+)
 SWEEP = ("-m", "algo=a2c,dqn", "seed=1,2", *TINY, "total_steps=320", "eval.every=80", "eval.episodes=2")
 SWEEP += ("num_steps_sampled_before_learning_starts=100",)
 

@@ -14,7 +14,7 @@ from rlplug.checkpointing.format import Checkpoint, sealed
 from rlplug.checkpointing.serialize import write_tree
 from rlplug.cli import main
 
-SHORT = ["env=cartpole", "total_steps=1024", "eval.episodes=1", "eval.every=0", "logger=[]", "model.hidden=[8]"]
+SHORT = ["env=cartpole", "total_steps=1024", "eval.episodes=1", "eval.every=0", "logger.only=[]", "model.hidden=[8]"]
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
@@ -119,7 +119,7 @@ def test_weights_that_are_nan_are_not_played(run: Path, capsys):
 
 def test_a_pipe_for_the_metrics_is_replaced(run: Path, capsys):
     pipe(run / "metrics.csv")
-    assert main(["resume", "run", "total_steps=2048", "schedules=stretch", "logger=csv"]) == 0
+    assert main(["resume", "run", "total_steps=2048", "schedules=stretch", "logger.only=csv"]) == 0
     assert (run / "metrics.csv").is_file()
 
 

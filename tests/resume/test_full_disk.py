@@ -184,7 +184,7 @@ def test_the_message_of_a_process(disk: Disk):
 def test_full_under_tensorboard(disk: Disk):
     """Its files are written by a thread of its own, which has nothing else to say."""
     run = disk.path / "run"
-    words = [*RUN, "total_steps=100000", "checkpoint.every=1000000", "eval.every=100", "logger=[tensorboard]"]
+    words = [*RUN, "total_steps=100000", "checkpoint.every=1000000", "eval.every=100", "logger.only=[tensorboard]"]
     command = [sys.executable, "-m", "rlplug", *words, "logger.tensorboard.flush_secs=1", f"hydra.run.dir={run}"]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not checkpoints(run) and program.poll() is None:  # of the first evaluation

@@ -135,7 +135,7 @@ def test_killed_five_times(name: str, tmp_path: Path):
 @pytest.mark.parametrize("name", RECORDED)
 def test_killed_five_times_while_it_learns_from_a_recording(name: str, tmp_path: Path):
     data = f"{tmp_path / 'data'}"
-    played = [*CONFIGS["sac"], "hardware=cpu", "logger=[]", "num_envs=5", "total_steps=2000", "eval.every=0"]
+    played = [*CONFIGS["sac"], "hardware=cpu", "logger.only=[]", "num_envs=5", "total_steps=2000", "eval.every=0"]
     assert main([*played, f"record.path={data}", f"hydra.run.dir={tmp_path / 'played'}"]) == 0
     prove(tmp_path, [*RECORDED[name], f"data.path={data}", *length(4000, 250)], kills=5, while_writing=2)
 
@@ -153,7 +153,9 @@ def test_200_kills_during_continuous_checkpointing(tmp_path: Path):
 
 
 def test_runs_that_differ_are_told_apart(tmp_path: Path):
-    one, other = ([*CONFIGS["sac"], *length(150, 100), f"seed={seed}", "hardware=cpu", "logger=[]"] for seed in (0, 1))
+    one, other = (
+        [*CONFIGS["sac"], *length(150, 100), f"seed={seed}", "hardware=cpu", "logger.only=[]"] for seed in (0, 1)
+    )
     assert main([*one, f"hydra.run.dir={tmp_path / 'a'}"]) == 0
     assert main([*other, f"hydra.run.dir={tmp_path / 'b'}"]) == 0
     different = {name.partition(":")[0] for name in differences_of_runs(tmp_path / "a", tmp_path / "b")}

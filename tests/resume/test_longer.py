@@ -25,7 +25,7 @@ from rlplug.types import ConfigError
 
 COMMON = [
     *("model.hidden=[8]", "tuned=none", "checkpoint.keep_best=0", "checkpoint.keep_last=99", "log.every=37"),
-    *("eval.every=90", "eval.episodes=1", "hardware=cpu", "logger=[]"),
+    *("eval.every=90", "eval.episodes=1", "hardware=cpu", "logger.only=[]"),
 ]
 SAC = [
     *("algo=sac", "env=pendulum", "buffer.capacity=200", "train_batch_size=8", "checkpoint.every=110"),

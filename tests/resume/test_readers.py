@@ -13,7 +13,7 @@ RUN = (
     *("algo=ppo", "env=cartpole", "env.vectorization=list", "num_envs=4", "model.hidden=[8]", "total_steps=1600"),
     *("rollout_fragment_length=20", "algo.sgd_minibatch_size=20", "algo.num_sgd_iter=2"),
     *("log.every=200", "eval.every=400", "eval.episodes=2", "checkpoint.every=400"),
-    *("logger=[progress,csv]", "logger.progress.every=0.1"),
+    *("logger.only=[progress,csv]", "logger.progress.every=0.1"),
 )
 
 

@@ -48,7 +48,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, float]:
     folder = tmp_path_factory.mktemp("run") / "deep" / "run"
-    loggers = "logger=[tensorboard,wandb]"
+    loggers = "logger.only=[tensorboard,wandb]"
     return folder, train(compose([*PPO, loggers]), folder, ["python", "-m", "rlplug", *PPO])
 
 
@@ -100,7 +100,7 @@ def test_wandb_holds_the_configuration_and_every_metric_at_its_step(finished):
 
 
 def test_evaluation_plays_exactly_its_episodes_and_disturbs_nothing(tmp_path):
-    trainer = build(compose([*PPO, "logger=[]"]), tmp_path)
+    trainer = build(compose([*PPO, "logger.only=[]"]), tmp_path)
     before = [generator.get_state() for generator in trainer.ctx.generators.values()], torch.get_rng_state()
     forty = replace(trainer.config.eval, episodes=40)
     evaluator = Evaluator(trainer.policy.env, trainer.algorithm, trainer.ctx, forty)
@@ -131,7 +131,7 @@ class Witness:
 
 
 def tempo(overrides: list[str], tmp_path: Path) -> list[tuple[str, Any]]:
-    trainer, witness = build(compose([*overrides, "logger=[]", "eval.every=0"]), tmp_path), Witness()
+    trainer, witness = build(compose([*overrides, "logger.only=[]", "eval.every=0"]), tmp_path), Witness()
     trainer.hooks.register(witness)
     trainer.loop.run(trainer)
     return witness.seen
@@ -153,14 +153,20 @@ def test_a_rollout_is_learnt_from_once(tmp_path):
 
 
 def test_schedules_follow_the_environment_steps(tmp_path):
-    trainer = build(compose(["algo.lr=[[0,1e-3],[4096,0]]", "total_steps=4096", "logger=[]"]), tmp_path)
+    trainer = build(compose(["algo.lr=[[0,1e-3],[4096,0]]", "total_steps=4096", "logger.only=[]"]), tmp_path)
     trainer.collect()
     trainer.update()
     assert float(trainer.algorithm.lr) == pytest.approx(1e-3 * (1 - trainer.progress.env_steps / 4096))
 
 
 def test_a_round_is_explored_with_the_schedule_of_its_first_step(tmp_path):
-    small = ["algo=dqn", "tuned=none", "total_steps=200", "num_steps_sampled_before_learning_starts=100", "logger=[]"]
+    small = [
+        "algo=dqn",
+        "tuned=none",
+        "total_steps=200",
+        "num_steps_sampled_before_learning_starts=100",
+        "logger.only=[]",
+    ]
     trainer = build(
         compose([*small, "exploration.epsilon_greedy.epsilon=[[0,1],[200,0]]", "model.hidden=[8]"]), tmp_path
     )
@@ -179,7 +185,7 @@ def test_a_round_is_explored_with_the_schedule_of_its_first_step(tmp_path):
 
 def test_deterministic_runs_use_deterministic_kernels(tmp_path):
     try:
-        build(compose(["deterministic=true", "logger=[]"]), tmp_path)
+        build(compose(["deterministic=true", "logger.only=[]"]), tmp_path)
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
@@ -216,7 +222,7 @@ def test_a_buffer_on_the_device_has_to_fit_there(tmp_path, monkeypatch):
 
 
 def test_a_run_makes_its_steps_and_learns_from_whole_rollouts_only(tmp_path):
-    train(compose(["tuned=none", "total_steps=3000", "logger=[]", "eval.every=0", "eval.episodes=1"]), tmp_path)
+    train(compose(["tuned=none", "total_steps=3000", "logger.only=[]", "eval.every=0", "eval.episodes=1"]), tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert 3000 - 8 < summary["env_steps"] <= 3000
     assert summary["updates"] == 2
@@ -225,7 +231,7 @@ def test_a_run_makes_its_steps_and_learns_from_whole_rollouts_only(tmp_path):
 
 def test_an_episode_without_end_is_evaluated_as_it_stands(tmp_path):
     endless = ["env=gymnasium", "env.id=Pendulum-v1", "env.max_episode_steps=100000", "total_steps=1024"]
-    trainer = build(compose([*endless, "logger=[]", "eval.episodes=2", "eval.max_episode_steps=100"]), tmp_path)
+    trainer = build(compose([*endless, "logger.only=[]", "eval.episodes=2", "eval.max_episode_steps=100"]), tmp_path)
     evaluator = trainer.reports.evaluation.evaluator
     assert evaluator.play(evaluator.job, 0)["length"].tolist() == [100, 100]
     with pytest.raises(KeyboardInterrupt):
@@ -242,7 +248,7 @@ def test_an_evaluation_whose_environments_fail_too_often_ends(tmp_path):
 
 
 def test_a_resumed_run_says_which_libraries_are_others_now(tmp_path):
-    train(compose([*BRIEF, "logger=[]", "eval.episodes=1"]), tmp_path)
+    train(compose([*BRIEF, "logger.only=[]", "eval.episodes=1"]), tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["versions"]["torch"] = "1.0"
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
@@ -315,7 +321,7 @@ class Opaque(CartPoleVectorEnv):
 
 def test_a_run_whose_environments_cannot_be_saved_says_so_and_goes_on(tmp_path):
     gymnasium.register("Opaque-v0", vector_entry_point=Opaque, max_episode_steps=500)
-    config = compose(["env=gymnasium", "env.id=Opaque-v0", "total_steps=2048", "logger=[]", "eval.episodes=1"])
+    config = compose(["env=gymnasium", "env.id=Opaque-v0", "total_steps=2048", "logger.only=[]", "eval.episodes=1"])
     train(config, tmp_path)
     lost = "the environments: their state cannot be read, so new episodes begin"
     assert find(tmp_path).manifest["not_restored"] == [lost]
@@ -348,7 +354,7 @@ print(json.dumps([name for name in {heavy} if name in sys.modules]))
 def test_a_run_of_one_process_imports_nothing_that_it_does_not_use(algo: str, tmp_path: Path):
     """Checkpoints and a resumed run included."""
     words = [f"algo={algo}", "env=cartpole", "tuned=none", "hardware=cpu", "total_steps=512", "eval.episodes=1"]
-    words += ["logger=csv", "rollout_fragment_length=8"] + (
+    words += ["logger.only=csv", "rollout_fragment_length=8"] + (
         ["algo.sgd_minibatch_size=32"] if algo == "ppo" else ["num_steps_sampled_before_learning_starts=256"]
     )
     command = [sys.executable, "-c", PROGRAM.format(heavy=HEAVY), str(tmp_path / "run"), *words]
@@ -364,7 +370,7 @@ def test_a_command_line_counts_start_up_from_the_start_of_its_process(tmp_path: 
         "env=cartpole",
         "tuned=none",
         "hardware=cpu",
-        "logger=[]",
+        "logger.only=[]",
         "total_steps=512",
         "eval.episodes=1",
     ]

@@ -18,7 +18,7 @@ from rlplug.testing.checks.runs import Case
 from rlplug.testing.rank_pool import ranks
 from rlplug.types import CheckpointError
 
-SMALL = ["env=cartpole", "logger=[]", "model.hidden=[8]", "num_envs=2", "rollout_fragment_length=16"]
+SMALL = ["env=cartpole", "logger.only=[]", "model.hidden=[8]", "num_envs=2", "rollout_fragment_length=16"]
 SMALL += ["algo.sgd_minibatch_size=8"]
 
 

@@ -37,7 +37,7 @@ from rlplug.types import ConfigError
 from tests.tools.asking import ESCAPES, ask, main
 from tests.tools.damage import NONSENSE, Planted, Scene, chosen, copied
 
-SHORT = ("eval.every=0", "eval.episodes=1", "hardware=cpu", "logger=[]", "tuned=none")
+SHORT = ("eval.every=0", "eval.episodes=1", "hardware=cpu", "logger.only=[]", "tuned=none")
 SMALL = ("num_steps_sampled_before_learning_starts=20", "train_batch_size=8", "buffer.capacity=100", "total_steps=120")
 ROLLOUT = ("total_steps=128", "num_envs=2", "algo.sgd_minibatch_size=64", "rollout_fragment_length=32")
 NORMALIZED = ("preprocess.normalize_obs=true", "preprocess.normalize_reward=true", "model.torso.hidden=[8]")

@@ -5,7 +5,7 @@
 
 The words after the options are the command line of a training run, so any installed plugin can be tried. Every run is a
 process of its own, which SIGKILL ends. Compared, bit for bit, are weights, optimizers, counters, generators,
-environments, the buffer's rows, the metrics file and the evaluation. ``hardware=cpu`` and ``logger=[]`` are the
+environments, the buffer's rows, the metrics file and the evaluation. ``hardware=cpu`` and ``logger.only=[]`` are the
 defaults; on other hardware runs are only as equal as its kernels are deterministic. Choose a ``checkpoint.every`` that
 is not a multiple of ``log.every``, so that every checkpoint holds metrics that were not logged yet.
 
@@ -36,7 +36,7 @@ from rlplug.registry import load
 from rlplug.testing.comparing import compare_runs
 from rlplug.types import CheckpointError, ConfigError, RunError
 
-DEFAULTS = {"hardware": "cpu", "logger": "[]"}
+DEFAULTS = {"hardware": "cpu", "logger.only": "[]"}
 LIFETIME = (0.05, 1.5)  # seconds that a process of `continuous` lives
 TRIES = 100  # to hit a checkpoint that is being written
 RANKS_END_S = 60  # also those that are still importing torch
@@ -299,7 +299,7 @@ def _starts(run: Path) -> list[int]:
 
 
 def with_defaults(overrides: Sequence[str]) -> list[str]:
-    """Return a command line with ``hardware=cpu`` and ``logger=[]``, unless it sets them itself."""
+    """Return a command line with ``hardware=cpu`` and ``logger.only=[]``, unless it sets them itself."""
     given = {override.partition("=")[0] for override in overrides}
     return [*(f"{key}={value}" for key, value in DEFAULTS.items() if key not in given), *overrides]
 

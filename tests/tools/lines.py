@@ -135,7 +135,7 @@ def generate(count: int, seed: int) -> list[list[str]]:
     def word() -> list[str]:
         verb = rng.choice(
             [
-                *("resume", "evaluate", "estimate", "data", "plugins", "new", "check", "profile", "play"),
+                *("resume", "evaluate", "estimate", "data", "plugins", "new", "check", "profile", "play", "watch"),
                 *("runs", "diff", "plot", "report"),
             ]
         )

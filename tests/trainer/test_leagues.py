@@ -16,7 +16,7 @@ from rlplug.testing.rank_pool import ranks
 from rlplug.types import RunError
 
 WORDS = (
-    *("algo=ppo", "env=gymnasium", "env.id=tests.contract.tenants.asynchronous:Numbered-v0", "logger=[]"),
+    *("algo=ppo", "env=gymnasium", "env.id=tests.contract.tenants.asynchronous:Numbered-v0", "logger.only=[]"),
     *("model.hidden=[8]", "rollout_fragment_length=16", "algo.sgd_minibatch_size=16", "algo.num_sgd_iter=2"),
 )
 SAMPLES = 2  # rounds, each with an update

@@ -176,7 +176,7 @@ def test_what_is_no_batch_stays_as_it_is():
         assert seen.get("pre", seen)["reward"].tolist() == [[-1.0]] * 2
 
 
-WORDS = ("hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=2", "preprocess.normalize_obs=true")
+WORDS = ("hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=2", "preprocess.normalize_obs=true")
 
 
 def trainer(*words: str):
@@ -236,7 +236,7 @@ def test_a_batch_that_a_loop_gives_is_seen_as_a_sample_is(form):
 def test_evaluation_leaves_the_moments_alone_and_a_loaded_agent_has_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["algo=ppo", "env=pendulum", "num_envs=4", "rollout_fragment_length=64", "total_steps=1024"]
-    launch.train(compose([*WORDS, *words, "logger=[]"]), tmp_path / "run")
+    launch.train(compose([*WORDS, *words, "logger.only=[]"]), tmp_path / "run")
     agent = rlplug.load(tmp_path / "run")
     assert agent._normalize.obs["obs"].seen[0] == 1024  # and none of the evaluation's
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -15,7 +15,7 @@ from tests.trainer.test_learner import CASES, close, learner_of, three_steps
 
 PPO = ["algo=ppo", "total_steps=1024", "algo.normalize_advantage=false"]
 SAC = ["algo=sac", "env=pendulum", "total_steps=120", "num_steps_sampled_before_learning_starts=100"]
-QUIET = ["logger=[]", "eval.every=0", "eval.episodes=1"]
+QUIET = ["logger.only=[]", "eval.every=0", "eval.episodes=1"]
 
 
 def run(trainer):

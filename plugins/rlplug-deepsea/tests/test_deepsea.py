@@ -58,7 +58,7 @@ def test_a_slip_drifts_to_the_left_and_costs_what_was_tried():
 def test_counting_finds_the_treasure_and_chance_does_not(tmp_path, monkeypatch):
     """Random dives of 10 steps find it with probability 1/1024, and PPO first learns to avoid the cost."""
     monkeypatch.chdir(tmp_path)
-    run = ["algo=ppo", "env=deepsea", "total_steps=20_000", "seed=1", "logger=[]", "eval.every=0", "hardware=cpu"]
+    run = ["algo=ppo", "env=deepsea", "total_steps=20_000", "seed=1", "logger.only=[]", "eval.every=0", "hardware=cpu"]
     assert rlplug.train([*run, "hydra.run.dir=with"]) > 0.9
     assert rlplug.train([*run, "hydra.run.dir=without", "exploration=[]"]) < 0.1
 

@@ -133,7 +133,7 @@ def test_forbidden_actions_are_neither_taken_nor_learned():
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 def test_it_trains_and_two_runs_are_equal(env, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    budget = ["tuned=none", "total_steps=2048", "eval.every=0", "eval.episodes=2", "logger=[]"]
+    budget = ["tuned=none", "total_steps=2048", "eval.every=0", "eval.episodes=2", "logger.only=[]"]
     scores = [rlplug.train(["algo=reinforce", f"env={env}", *budget, f"hydra.run.dir={run}"]) for run in ("a", "b")]
     assert scores[0] == scores[1]
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
@@ -147,7 +147,7 @@ def test_it_trains_and_two_runs_are_equal(env, tmp_path, monkeypatch):
 def test_it_learns_to_balance(tmp_path, monkeypatch):
     """Compare with a random policy, which balances the pole for 22 steps."""
     monkeypatch.chdir(tmp_path)
-    assert rlplug.train(["algo=reinforce", "env=cartpole", "total_steps=30_000", "eval.every=0", "logger=[]"]) > 80
+    assert rlplug.train(["algo=reinforce", "env=cartpole", "total_steps=30_000", "eval.every=0", "logger.only=[]"]) > 80
 
 
 def test_the_package_is_small_and_uses_the_public_api():

@@ -6,29 +6,26 @@ import math
 import shlex
 import sys
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from threading import Event, Lock, Thread
+from collections import Counter, deque
+from collections.abc import Mapping
+from os import environ
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+import psutil
 
 from rlplug import hookimpl
 from rlplug.api import Algorithm, Context, Run
 from rlplug.settings import PositiveFloat, option, settings
+from rlplug.terminal import Live, Notebook, Plain, Status, clock, in_notebook
 from rlplug.types import STEP
 
 NEXT = {"finished": "evaluate", "interrupted": "resume"}
 WINDOW_S = 30.0  # averaging window of steps per second, in seconds
+RETURNS = 64  # rows of metrics whose returns are kept
 
 
 class ProgressLine:
-    """Shows a bar on a terminal; elsewhere prints a line every ``every`` seconds and after each evaluation.
+    """Shows a view on a terminal, and one line in a notebook; elsewhere prints a line every ``every`` seconds.
 
     A thread reads the run's counters and prints; the training loop does no work for it.
     """
@@ -41,117 +38,120 @@ class ProgressLine:
 
     def __init__(self, cfg: Config, ctx: Context) -> None:
         self.cfg = cfg
-        self._view: _Live | _Plain | None = None
+        self._view: Live | Plain | Notebook | None = None
+        self._state: State | None = None
 
     @hookimpl
     def rlplug_started(self, run: Run) -> None:
-        console = Console(stderr=True, highlight=False, markup=False)
-        state = State(run)
-        live = self.cfg.live and sys.stderr.isatty() and not console.is_dumb_terminal
-        console.print(f"run folder  {run.run_dir}", soft_wrap=True)
-        self._view = _Live(console, state, self.cfg.refresh) if live else _Plain(console, state, self.cfg.every)
+        _say(f"run folder  {run.run_dir}")
+        self._state = State(run)
+        if self.cfg.live and in_notebook():
+            self._view = Notebook(self._state.status, self.cfg.refresh)
+        elif self.cfg.live and sys.stderr.isatty() and environ.get("TERM") not in ("dumb", "unknown"):
+            self._view = Live(sys.stderr, self._state.status, self.cfg.refresh)
+        else:
+            self._view = Plain(sys.stderr, self._state.status, self.cfg.every)
 
     @hookimpl
-    def rlplug_logged(self, run: Run, metrics: Mapping[str, float], step: int) -> None:
-        if self._view:
-            self._view.state.metrics |= metrics
+    def rlplug_logged(self, metrics: Mapping[str, float]) -> None:
+        if self._state:
+            self._state.logged(metrics)
 
     @hookimpl
-    def rlplug_evaluated(self, run: Run, metrics: Mapping[str, float]) -> None:
-        if self._view:
-            self._view.state.metrics |= metrics
+    def rlplug_evaluated(self, metrics: Mapping[str, float]) -> None:
+        if self._state:
+            self._state.metrics |= metrics
+        if isinstance(self._view, Plain):
             self._view.evaluated()
+
+    @hookimpl
+    def rlplug_checkpoint(self, path: str) -> None:
+        if self._state:
+            self._state.saved(path)
 
     @hookimpl
     def rlplug_ended(self, run: Run, summary: Mapping[str, Any]) -> None:
         if self._view:
             self._view.close()
-            self._view.console.print(report(run, summary), soft_wrap=True)
+            _say(report(run, summary))
 
 
 class State:
-    """Progress values, and their texts."""
+    """What is known of the run in this process."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self.run, self.process = run, psutil.Process()
         self.metrics: dict[str, float] = {}
-        self.unit = STEP[run.loop.unit] + "s"
-        self._samples = deque([(time.monotonic(), run.steps)])
+        self._returns = deque[float](maxlen=RETURNS)
+        self._samples = deque([(self._active(), run.steps)])
+        self._speed, self._saved, self._saved_at = 0.0, "", (run.steps, time.monotonic())
 
-    @property
-    def fraction(self) -> float:
-        return min(self.run.steps / self.run.config.total_steps, 1.0)
+    def logged(self, metrics: Mapping[str, float]) -> None:
+        self.metrics |= metrics
+        if "episode/return" in metrics:
+            self._returns.append(metrics["episode/return"])
 
-    def speed(self) -> list[str]:
-        """Return steps done, steps per second over the last ``WINDOW_S``, and the remaining time."""
-        now, steps, total = time.monotonic(), self.run.steps, self.run.config.total_steps
-        self._samples.append((now, steps))
-        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_S:
-            self._samples.popleft()
-        then, before = self._samples[0]
-        rate = (steps - before) / max(now - then, 1e-9)
-        left = f"{_clock(max(total - steps, 0) / rate)} left" if rate else "-:--:-- left"
-        return [f"{steps:,}/{total:,} {self.unit}", f"{rate:,.0f} {self.unit}/s", left]
+    def saved(self, path: str) -> None:
+        name = path.rpartition("_")[2]
+        self._saved = f"{int(name):,}" if name.isdigit() else ""
+        self._saved_at = self.run.steps, time.monotonic()
 
-    def training(self) -> list[str]:
-        """Return the mean return of the last training episodes."""
-        return [f"return {self.metrics['episode/return']:,.1f}"] if "episode/return" in self.metrics else []
+    def status(self) -> Status:
+        run = self.run
+        return Status(
+            steps=run.steps,
+            total=run.config.total_steps,
+            unit=STEP[run.loop.unit] + "s",
+            speed=self._rate(),
+            returns=[*self._returns],
+            evaluation=evaluation(self.metrics),
+            evaluating=self._evaluating(),
+            spent=dict(run.clock.spent),
+            memory=self.process.memory_info().rss,
+            checkpoint=self._checkpoint(),
+            actors=self._actors(),
+        )
 
-    def scores(self) -> list[str]:
-        """Return the mean return of the last training episodes, and of the last evaluation."""
-        evaluation = _evaluation(self.metrics)
-        return self.training() + ([f"eval {evaluation}"] if evaluation else [])
+    def _evaluating(self) -> tuple[int, int] | None:
+        ended, planned = self.run.evaluated
+        return (ended, planned) if ended < planned else None
+
+    def _active(self) -> float:
+        """Return a clock in seconds that stands still during evaluations."""
+        return time.monotonic() - self.run.clock.spent.get("evaluate", 0.0)
+
+    def _rate(self) -> float:
+        """Return steps per second over the last ``WINDOW_S``, without evaluations."""
+        if self._evaluating() is None:
+            now, steps = self._active(), self.run.steps
+            while len(self._samples) > 1 and self._samples[-1][0] > now:  # from within an evaluation
+                self._samples.pop()
+            self._samples.append((now, steps))
+            while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_S:
+                self._samples.popleft()
+            then, before = self._samples[0]
+            self._speed = (steps - before) / max(now - then, 1e-9)
+        return self._speed
+
+    def _checkpoint(self) -> str:
+        """Return the last and the next checkpoint."""
+        every, (steps, at) = self.run.config.checkpoint.every, self._saved_at
+        if isinstance(every, str):
+            left = 60 * float(every.removesuffix("min")) - (time.monotonic() - at)
+            following = f"next in {clock(max(left, 0))}"
+        else:
+            following = f"next at {min((steps // every + 1) * every, self.run.config.total_steps):,}" if every else ""
+        words = [self._saved, "" if self.run.steps >= self.run.config.total_steps else following or "at the end"]
+        return f"checkpoint {', '.join(filter(None, words)) or 'at the end'}"
+
+    def _actors(self) -> str:
+        pool = getattr(self.run.collector, "pool", None)  # of Ray
+        states = Counter(handle.status.name.lower() for handle in pool.handles) if pool else {}
+        return f"{sum(states.values())} actors: {', '.join(f'{n} {s}' for s, n in states.items())}" if states else ""
 
 
-class _Live:
-    """A bar and a line below it, redrawn in place."""
-
-    def __init__(self, console: Console, state: State, refresh: float) -> None:
-        self.console, self.state = console, state
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=refresh)
-        self._live.start()
-
-    def _draw(self) -> Group:
-        table = Table.grid(padding=(0, 2), expand=True)
-        table.add_column(ratio=1)
-        percent = f"{self.state.fraction:4.0%}"
-        words = [percent, *self.state.speed()]
-        for _ in words:
-            table.add_column(no_wrap=True)
-        table.add_row(ProgressBar(total=1.0, completed=self.state.fraction), *words)
-        return Group(table, Text(" · ".join(self.state.scores()) or "no episode has ended yet", no_wrap=True))
-
-    def evaluated(self) -> None:
-        """Do nothing: the next redraw shows it."""
-
-    def close(self) -> None:
-        self._live.stop()
-
-
-class _Plain:
-    """Plain lines, for files, pipes and CI logs."""
-
-    def __init__(self, console: Console, state: State, every: float) -> None:
-        self.console, self.state = console, state
-        self._every, self._over, self._lock = every, Event(), Lock()
-        self._thread = Thread(target=self._tick, name="progress", daemon=True)
-        self._thread.start()
-
-    def _tick(self) -> None:
-        while not self._over.wait(self._every):
-            self._print(self.state.training())
-
-    def evaluated(self) -> None:
-        self._print(self.state.scores())
-
-    def _print(self, scores: Sequence[str]) -> None:
-        with self._lock:
-            words = [f"{self.state.fraction:4.0%}", *self.state.speed(), *scores]
-            self.console.print(" · ".join(words), soft_wrap=True)
-
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join()
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def report(run: Run, summary: Mapping[str, Any]) -> str:
@@ -159,9 +159,9 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
     wall, unit = summary["wall_s"], run.loop.unit
     rows = {
         "status": summary["status"],
-        "evaluation": _evaluation(summary) or "none",
+        "evaluation": evaluation(summary) or "none",
         f"{STEP[unit]}s": f"{summary[unit]:,} of {run.config.total_steps:,}",
-        "wall time": f"{_clock(wall)}",
+        "wall time": f"{clock(wall)}",
         "run folder": str(run.run_dir),
     }
     verb = NEXT.get(summary["status"])
@@ -175,14 +175,7 @@ def report(run: Run, summary: Mapping[str, Any]) -> str:
     return "\n".join(f"{key:<12}{value}" for key, value in rows.items())
 
 
-def _evaluation(metrics: Mapping[str, Any]) -> str:
+def evaluation(metrics: Mapping[str, Any]) -> str:
     """Format as ``-151.3 ± 80.2``; empty without an evaluation."""
     mean = metrics.get("eval/return_mean", math.nan)
     return "" if math.isnan(mean) else f"{mean:,.1f} ± {metrics['eval/return_std']:,.1f}"
-
-
-LONGEST = 10**9  # longest remaining time shown, in seconds
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(min(seconds, LONGEST))))

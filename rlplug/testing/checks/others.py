@@ -27,7 +27,7 @@ def check_logger(name: str, *overrides: str) -> None:
     events = {event for event in vars(Events) if event.startswith("rlplug_")}
     mine = {hook for hook in dir(load("logger", name)) if hook.startswith("rlplug_")}
     require(mine & events, f"it implements no event of a run; there are {', '.join(sorted(events))}")
-    words = [*CPU, f"logger=[{options('logger', name)[0]}]", f"total_steps={STEPS}", "log.every=500", *overrides]
+    words = [*CPU, f"logger.only=[{options('logger', name)[0]}]", f"total_steps={STEPS}", "log.every=500", *overrides]
     config = compose([*words, "eval.every=1000"])
     hooks = pluggy.PluginManager("rlplug")
     hooks.add_hookspecs(Events)

@@ -19,7 +19,7 @@ from rlplug.testing.checks.settings import MISSING
 from rlplug.testing.checks.words import accepted
 from rlplug.types import ConfigError
 
-HERE = ("hardware=cpu", "logger=[]", "compile=off")
+HERE = ("hardware=cpu", "logger.only=[]", "compile=off")
 
 
 def of(distribution: str | None) -> Iterator[Preset]:

@@ -32,7 +32,7 @@ from rlplug.types import Batch, Weights, groups_of
 UPDATES = 2
 """learner steps of a short run"""
 WARM_UP, FEW = "num_steps_sampled_before_learning_starts", 64
-CPU = ("tuned=none", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=1", "compile=off")
+CPU = ("tuned=none", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=1", "compile=off")
 
 
 def require(holds: Any, message: str) -> None:

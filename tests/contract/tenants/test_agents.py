@@ -32,7 +32,7 @@ from tests.contract.tenants.agents import FILES
 from tests.contract.tenants.teams import Columns, MaskedSignals, Signals
 from tests.installing import install, site  # noqa: F401  fixtures
 
-QUIET = ("hardware=cpu", "logger=[]", "eval.every=0")
+QUIET = ("hardware=cpu", "logger.only=[]", "eval.every=0")
 KILLED = """
 import os, signal, sys
 from rlplug.checkpointing.manager import CheckpointManager

@@ -18,7 +18,7 @@ from tests.contract.tenants.asynchronous import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
 COMMON = (
-    *("env=uneven", "loop=async", "hardware=cpu", "logger=[]", "model.hidden=[16]", "train_batch_size=16"),
+    *("env=uneven", "loop=async", "hardware=cpu", "logger.only=[]", "model.hidden=[16]", "train_batch_size=16"),
     *("rollout_fragment_length=10", "eval.every=0", "eval.episodes=1", "log.every=200", "num_envs=2"),
     *("num_steps_sampled_before_learning_starts=0", "hardware.actors.num_cpus=0.25", "hardware.actors.backoff_s=0.1"),
 )
@@ -84,7 +84,7 @@ def test_age_and_idle_shares_are_measured_and_steps_are_exact(uneven, tmp_path, 
 def test_what_is_older_than_the_bound_is_left_out(uneven, tmp_path):
     """The slow actor's segments are always too old: the fast one makes several updates meanwhile."""
     run = tmp_path / "run"
-    words = (*SEGMENTS, *ACTORS, "logger=[diary]", "env.factor=20.0", "loop.max_staleness=1", "total_steps=2000")
+    words = (*SEGMENTS, *ACTORS, "logger.only=[diary]", "env.factor=20.0", "loop.max_staleness=1", "total_steps=2000")
     assert main([*words, f"hydra.run.dir={run}"]) == 0
     assert max(column(run, "train/too_stale")) > 0
     assert max(column(run, "train/age")) <= 1.0
@@ -132,7 +132,7 @@ def test_ranks_update_together_although_one_leaves_out_more(uneven, tmp_path):
 )
 def test_killed_no_step_is_lost_or_doubled(uneven, tmp_path, victim, words):
     run = tmp_path / "run"
-    words = ("env.id=tests.contract.tenants.asynchronous:Numbered-v0", *words, *ACTORS, "logger=[diary]")
+    words = ("env.id=tests.contract.tenants.asynchronous:Numbered-v0", *words, *ACTORS, "logger.only=[diary]")
     words = (*words, "total_steps=1000", "checkpoint.every=100", f"hydra.run.dir={run}")
     said = (tmp_path / "stderr").open("w+")  # no pipe: processes of Ray would keep it open for a while
     program = subprocess.Popen([sys.executable, "-m", "rlplug", *words], env=uneven, stderr=said)

@@ -19,7 +19,7 @@ from rlplug.types import ConfigError
 from tests.contract.tenants.cloning import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
-CLONE = ("algo=cloning", "env=cartpole", "hardware=cpu", "logger=[]", "model.hidden=[32]", "eval.episodes=10")
+CLONE = ("algo=cloning", "env=cartpole", "hardware=cpu", "logger.only=[]", "model.hidden=[32]", "eval.episodes=10")
 RANDOM = 22.0  # return of random actions
 
 
@@ -122,5 +122,5 @@ REFUSED = {
 @pytest.mark.parametrize(("words", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_does_not_fit_is_said(cloning, words, said):
     with pytest.raises(ConfigError) as refused:
-        resolve(compose([*words, "env=cartpole", "hardware=cpu", "logger=[]"]))
+        resolve(compose([*words, "env=cartpole", "hardware=cpu", "logger.only=[]"]))
     assert str(refused.value) == said

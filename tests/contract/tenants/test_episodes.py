@@ -18,7 +18,7 @@ from rlplug.testing.checks.runs import Case, play
 from tests.contract.tenants.learners import FILES
 from tests.installing import install, site  # noqa: F401  fixtures
 
-RUN = ["algo=montecarlo", "env=cartpole", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=20"]
+RUN = ["algo=montecarlo", "env=cartpole", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=20"]
 
 
 @pytest.fixture(autouse=True)

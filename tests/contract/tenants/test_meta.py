@@ -18,7 +18,7 @@ from tests.contract import worlds
 from tests.contract.tenants import meta
 from tests.installing import install, site  # noqa: F401  fixtures
 
-MAML = ("algo=maml", "env=goals", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=20")
+MAML = ("algo=maml", "env=goals", "hardware=cpu", "logger.only=[]", "eval.every=0", "eval.episodes=20")
 TWO = ("num_envs=2", "hardware.actors.count=2", "hardware.actors.num_cpus=0.5")
 
 

@@ -22,7 +22,7 @@ from tests.contract.tenants import planning
 from tests.contract.tenants.planning import FILES, CartPoleModel
 from tests.installing import install, site  # noqa: F401  fixtures
 
-WORDS = ("algo=lookahead", "env=modeled", "hardware=cpu", "logger=[]", "rollout_fragment_length=8")
+WORDS = ("algo=lookahead", "env=modeled", "hardware=cpu", "logger.only=[]", "rollout_fragment_length=8")
 
 
 @pytest.fixture(autouse=True)

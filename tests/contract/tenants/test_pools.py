@@ -67,7 +67,7 @@ class League(PPO):
 
 RUN = (
     *("algo=league", "env=cartpole", "hardware=cpu", "num_envs=2", "model.hidden=[8]", "rollout_fragment_length=32"),
-    *("logger=[]", "eval.every=0", "eval.episodes=2", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=1"),
+    *("logger.only=[]", "eval.every=0", "eval.episodes=2", "algo.sgd_minibatch_size=32", "algo.num_sgd_iter=1"),
 )
 
 

@@ -15,7 +15,15 @@ from tests.contract.tenants import population
 from tests.contract.tenants.population import FILES, centered_ranks
 from tests.installing import install, site  # noqa: F401  fixtures
 
-ES = ("algo=es", "env=cartpole", "model.hidden=[16]", "hardware=cpu", "logger=[]", "eval.every=0", "eval.episodes=20")
+ES = (
+    "algo=es",
+    "env=cartpole",
+    "model.hidden=[16]",
+    "hardware=cpu",
+    "logger.only=[]",
+    "eval.every=0",
+    "eval.episodes=20",
+)
 TWO = ("num_envs=2", "hardware.actors.count=2", "hardware.actors.num_cpus=0.5")
 
 

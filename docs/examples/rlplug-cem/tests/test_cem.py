@@ -52,10 +52,19 @@ def test_actions_that_it_cannot_choose_are_refused():
 @pytest.mark.slow
 def test_it_balances_the_pole(tmp_path):
     for seed in (1, 2):
-        assert rlplug.train(["algo=cem", f"seed={seed}", "logger=[]", f"hydra.run.dir={tmp_path / str(seed)}"]) == 500
+        assert (
+            rlplug.train(["algo=cem", f"seed={seed}", "logger.only=[]", f"hydra.run.dir={tmp_path / str(seed)}"]) == 500
+        )
 
 
 def test_it_begins_to_balance_the_pole(tmp_path):
     """A random policy balances the pole for 22 steps."""
-    words = ["algo=cem", "total_steps=8_000", "train_batch_size=32", "eval.every=0", "eval.episodes=5", "logger=[]"]
+    words = [
+        "algo=cem",
+        "total_steps=8_000",
+        "train_batch_size=32",
+        "eval.every=0",
+        "eval.episodes=5",
+        "logger.only=[]",
+    ]
     assert rlplug.train([*words, f"hydra.run.dir={tmp_path}"]) > 100

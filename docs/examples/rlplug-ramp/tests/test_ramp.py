@@ -24,7 +24,15 @@ def test_without_a_ratio_it_is_refused():
 
 
 def test_it_makes_the_updates_that_it_foresees(tmp_path):
-    words = ["algo=dqn", "loop=ramp", "loop.ramp_steps=400", "tuned=none", "total_steps=600", "logger=[]", "num_envs=2"]
+    words = [
+        "algo=dqn",
+        "loop=ramp",
+        "loop.ramp_steps=400",
+        "tuned=none",
+        "total_steps=600",
+        "logger.only=[]",
+        "num_envs=2",
+    ]
     words += ["num_steps_sampled_before_learning_starts=100", "eval.episodes=1", f"hydra.run.dir={tmp_path}"]
     rlplug.train([*words, "replay_ratio=0.1"])
     summary = json.loads((tmp_path / "summary.json").read_text())
