@@ -108,7 +108,9 @@ def page(every: dict[str, Found]) -> str:
 
 
 def _select(name: str, options: Sequence[str]) -> str:
-    return f"<label>{name} <select>{''.join(f'<option>{escape(option)}</option>' for option in options)}</select></label>"
+    return (
+        f"<label>{name} <select>{''.join(f'<option>{escape(option)}</option>' for option in options)}</select></label>"
+    )
 
 
 def _section(of: Found) -> Iterator[str]:
@@ -134,7 +136,9 @@ def _table(of: Found, rows: Sequence[tuple[str, str]], columns: Sequence[tuple[s
     for one in rows:
         before = columns[: columns.index(one)] if one in columns else columns
         cells = [_cell(of, frozenset([one, other])) if other in before else ("", "") for other in columns]
-        said = (f'<td class="no" title="{escape(why)}">{cell}</td>' if why else f"<td>{cell}</td>" for cell, why in cells)
+        said = (
+            f'<td class="no" title="{escape(why)}">{cell}</td>' if why else f"<td>{cell}</td>" for cell, why in cells
+        )
         yield f"<tr><th>{label(*one)}</th>{''.join(said)}</tr>"
     yield "</tbody></table>"
 

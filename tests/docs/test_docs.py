@@ -192,7 +192,13 @@ def test_the_environment_in_the_docs_can_be_trained_on(tmp_path: Path, monkeypat
     write(tmp_path, files(TEXT[DOCS / "custom_env.md"]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    small = ["total_steps=1024", "eval.episodes=2", "model.hidden=[8]", "logger=[]", f"hydra.run.dir={tmp_path / 'run'}"]
+    small = [
+        "total_steps=1024",
+        "eval.episodes=2",
+        "model.hidden=[8]",
+        "logger=[]",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
     assert -200 < rlplug.train(["algo=ppo", "env=target", "hydra.searchpath=[file://conf]", *small]) < 0
 
 

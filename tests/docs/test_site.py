@@ -59,7 +59,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_marker_is_left(built: Path):
     pages = {page: page.read_text(encoding="utf-8") for page in built.rglob("*.html")}
     assert len(pages) > 80
-    assert [page for page, text in pages.items() if re.search(r"<!-- (options|matrix)|\barithmatex\b|<p>:::", text)] == []
+    assert [
+        page for page, text in pages.items() if re.search(r"<!-- (options|matrix)|\barithmatex\b|<p>:::", text)
+    ] == []
     assert "<code>algo.clip_param</code>" in pages[built / "ppo.html"]
     assert pages[built / "ppo.html"].count("<math") > 3
     assert pages[built / "matrix.html"].count("<section data-name=") > 15
@@ -79,7 +81,9 @@ def test_every_public_name_is_in_the_reference(built: Path):
 def test_no_page_loads_anything_from_the_network(built: Path):
     pages = [*built.rglob("*.html")]
     assert sum(len(Loaded(page).addresses) for page in pages) > 500
-    assert {address for page in pages for address in Loaded(page).addresses if re.match(r"(https?:)?//", address)} == set()
+    assert {
+        address for page in pages for address in Loaded(page).addresses if re.match(r"(https?:)?//", address)
+    } == set()
     styles = "".join(style.read_text(encoding="utf-8") for style in built.rglob("*.css"))
     assert re.findall(r"url\(\"?(?:https?:)?//", styles) == []
 
@@ -89,7 +93,9 @@ def test_the_search_finds_what_newcomers_look_for(built: Path):
     done = node(command, return_completed_process=True, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    wrong = {query: found[query][:3] for query, page in QUERIES.items() if not re.search(page, " ".join(found[query][:3]))}
+    wrong = {
+        query: found[query][:3] for query, page in QUERIES.items() if not re.search(page, " ".join(found[query][:3]))
+    }
     assert wrong == {}
 
 
