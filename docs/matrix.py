@@ -41,7 +41,7 @@ SCRIPT = """<script>
         for (const row of table.tBodies[0].rows) {
           const all = chosen === "any" || row.cells[0].textContent === chosen
           for (const cell of row.cells) cell.hidden = !all && ![0, column].includes(cell.cellIndex)
-          row.hidden = !all && column < 0
+          row.hidden = chosen !== "any" && ![...row.cells].slice(1).some((cell) => !cell.hidden && cell.textContent)
         }
         for (const cell of table.tHead.rows[0].cells) {
           const shown = [...table.tBodies[0].rows].some((row) => !row.hidden && !row.cells[cell.cellIndex].hidden)

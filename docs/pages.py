@@ -15,10 +15,11 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -55,7 +56,19 @@ titles: dict[str, tuple[str, str]] = {}
 
 def math(source: str, *rest: Any, **more: Any) -> str:
     """Format a block of code in the language ``math``, as GitHub does."""
-    return convert(source.strip(), display="block")
+    return mathml(source, "block")
+
+
+def mathml(source: str, display: Literal["block", "inline"] = "inline") -> str:
+    """Convert TeX to MathML; a mark on primes lets site.css choose a font in which they have the right size.
+
+    Raises:
+        PluginError: a command is not supported.
+    """
+    text = convert(source.strip(), display=display)
+    if unknown := re.search(r"\\[a-zA-Z]+", text):
+        raise PluginError(f"{unknown[0]} is not supported in equations: {source}")
+    return text.replace("<mi>&#x02032;</mi>", '<mo class="prime">&#x02032;</mo>')
 
 
 # ---- events of MkDocs ------------------------------------------------------------------------------------------------
@@ -100,7 +113,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     titles[page.file.src_uri] = str(page.title), page.url
     return re.sub(
         r'<span class="arithmatex">\\\((.*?)\\\)</span>',
-        lambda found: convert(html.unescape(found[1])),
+        lambda found: mathml(html.unescape(found[1])),
         content,
         flags=re.DOTALL,
     )
