@@ -288,7 +288,7 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
         if arguments[:1] == ["new"]:
             assert main(arguments) == 0
             install_project(site, tmp_path / f"rlplug-{arguments[2]}")
-        elif "plugins" in arguments:
+        elif arguments[:1] in (["plugins"], ["schema"]):
             assert main(arguments) == 0
         elif arguments and arguments[0].startswith(".testing."):
             subprocess.run([sys.executable, "-m", f"rlplug{arguments[0]}", "--help"], check=True, capture_output=True)
@@ -303,6 +303,8 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
             parse(resumed(raw, words) if verb == "resume" else change(raw, words, MAY[verb], ""))
         elif "-m" in arguments:
             check_sweep(arguments[1:])
+        elif arguments[:1] == ["check"] and "--json" in arguments:
+            assert main(arguments) == 0
         elif any(argument.startswith("--") for argument in arguments):  # Hydra prints, and sets up logging
             subprocess.run([sys.executable, "-m", "rlplug", *arguments], check=True, capture_output=True, cwd=ROOT)
         else:
