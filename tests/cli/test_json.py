@@ -56,7 +56,7 @@ def test_check(capsys: pytest.CaptureFixture[str]):
         (["check", "algo.gama=0.9"], "algo.gama", "algo.gamma"),
         (["check", "algo=sacc"], "algo", "sac"),
         (["check", "algo.gamma=2"], "algo.gamma", "should be less than or equal to 1"),
-        (["check", "algo=a3c", "buffer=replay"], "buffer", "take buffer=queue"),
+        (["check", "algo=a3c", "buffer=replay"], "buffer", "use buffer=queue"),
         (["plugins", "algo", "saac"], "algo.name", "sac"),
         (["chekc"], "", "check"),
     ],
