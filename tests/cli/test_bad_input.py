@@ -110,7 +110,7 @@ BAD = {
     "algo=[ppo,sac]": "algo: should be exactly one option of ",
     # verbs and flags
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, estimate, evaluate, "
-    "new, plugins, profile, resume, train",
+    "new, plugins, profile, resume, schema, train",
     "--bogus": "there is no flag --bogus; see --help",
     "algo=ppo -m seed=1,2": "unrecognized arguments: seed=1,2; flags such as -m come before the settings; see --help",
     "--cfg jobs": "argument --cfg/-c: invalid choice: 'jobs'",

@@ -58,7 +58,7 @@ def test_check(capsys: pytest.CaptureFixture[str]):
         (["check", "algo.gamma=2"], "algo.gamma", "should be less than or equal to 1"),
         (["check", "algo=a3c", "buffer=replay"], "buffer", "use buffer=queue"),
         (["plugins", "algo", "saac"], "algo.name", "sac"),
-        (["chekc"], "", "check"),
+        (["plugin"], "", "plugins"),
     ],
 )
 def test_refusals(arguments: list[str], key: str, suggestion: str, capsys: pytest.CaptureFixture[str]):

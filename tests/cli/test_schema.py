@@ -51,7 +51,7 @@ def test_every_file_fits_its_schema(found: dict[str, Draft7Validator]):
         ("experiment", {"exploration": {"icm": {"name": "icm", "eta": "much"}}}),
         ("env", {"name": "gymnasium", "id": 3}),
         ("env", {"frame_stack": 0}),
-        ("model", {"name": "lstm", "torso": {"name": "mlp", "hiden": [8]}}),
+        ("model", {"name": "lstm", "torso": {"name": "mlp", "hidde": [8]}}),
         ("buffer", {"name": "replay", "capacity": "10"}),
         ("logger", {"name": "wandb", "mode": "sometimes"}),
         ("config", {"checkpoint": {"keep_last": 0}}),
