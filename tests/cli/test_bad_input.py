@@ -164,7 +164,6 @@ BAD = {
     # verbs and flags
     "algo=sac train": "cannot read 'train': should be key=value",
     "trian algo=sac": "unknown verb 'trian'; did you mean train? There are: check, data, diff, estimate, ",
-    "new, plugins, profile, resume, train",
     "play": f"unknown verb 'play'; {PLAYS}",
     "test runs/x": f"unknown verb 'test'; {PLAYS}",
     "ls": "unknown verb 'ls'; runs lists runs: runs [filters]",

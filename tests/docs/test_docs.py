@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import importlib
 import inspect
 import re
 import runpy
