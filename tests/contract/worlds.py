@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from rlplug.api import Algorithm, Context, Losses, Model, Trainable
+from rlplug.api import Algorithm, Context, Model, Trainable
 from rlplug.config import Chosen
 from rlplug.context import RunContext
 from rlplug.distributed.fabric import one_rank
