@@ -18,6 +18,7 @@ VERBS = {
     "enjoy": "evaluate runs episodes: evaluate <run folder>",
     "continue": "resume continues a run: resume <run folder>",
     "list": "plugins lists what is installed: plugins [kind [name]]; runs lists runs",
+    "branch": "fork continues from a checkpoint with other settings: fork <run folder>@<step> key=value",
     "ls": "runs lists runs: runs [filters]",
     "compare": "diff compares two runs, and report any number of them: report <runs>",
     "help": "see --help",

@@ -289,6 +289,9 @@ def test_commands_are_right(page: Path, install: Install, site: Path, tmp_path: 
             rlplug.compose([argument for argument in arguments[1:] if "=" in argument])
         elif arguments[:1] in (["data"], ["runs"], ["diff"]):
             continue
+        elif arguments[:1] == ["fork"]:
+            raw = rlplug.compose(["algo=dqn"]).raw
+            parse(change(raw, arguments[2:], list(raw), ""))
         elif arguments[:1] in (["plot"], ["report"]):
             parsed(arguments[0], arguments[1:], importlib.import_module(f"rlplug.cli.{arguments[0]}").FLAGS)
         elif arguments and arguments[0] in MAY:
